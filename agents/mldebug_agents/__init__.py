@@ -1,0 +1,1 @@
+"""The agent: the only code that looks at a machine."""

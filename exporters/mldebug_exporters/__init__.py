@@ -1,0 +1,1 @@
+"""The tellers: Prometheus, files, mail, chat."""

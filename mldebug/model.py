@@ -1,0 +1,471 @@
+"""The nouns: everything mldebug knows is a value of one of these types.
+
+Immutable `msgspec` structs without behaviour beyond small properties. Captures and reports are stored as their JSON.
+Units: seconds, bytes, unix time (float, UTC). `rank` is always the global rank.
+"""
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+REPORT_SCHEMA = "mldebug.report/1"
+CAPTURE_SCHEMA = "mldebug.capture/1"
+
+MAIN_THREAD = "MainThread"
+
+
+class Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of what is measured: compact on the wire (defaults left out), unknown fields ignored."""
+
+
+class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what a report says: every field is always written."""
+
+
+# --- who -----------------------------------------------------------------------------------------
+
+
+class RankIdentity(Noun):
+    """One rank process, as found on this node. Read once, then cached."""
+
+    rank: int
+    world_size: int
+    pid: int
+    start_ticks: int = 0  # /proc/PID/stat field 22: with pid it survives PID reuse
+    started_at: float = 0.0
+    node: str = ""
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    uid: int = 0
+    user: str = ""
+    launcher: str = "environment"  # name of the clusters/ plugin that recognised it
+    launcher_pid: int | None = None
+    run_id: str = ""
+    attempt: int = 0
+    master: str = ""  # "addr:port"
+    script: str = ""
+    argv: tuple[str, ...] = ()  # redacted
+    namespace_pid: int | None = None  # pid inside its own pid namespace, when that differs
+    container: str = ""
+
+
+class LostRank(Noun):
+    """A rank that should be on this node and has no living process."""
+
+    rank: int
+    pid: int | None = None  # of the zombie, where one is left
+    exit_status: int | None = None  # wait(2) status word, where the kernel still tells it
+    reason: str = "exit unknown"
+    leftovers: tuple[int, ...] = ()  # living children it left behind
+
+
+class Job(Noun):
+    """One attempt of one run on this node (or, after merging, on all nodes)."""
+
+    id: str  # short and stable: derived from run id, master and first start
+    name: str
+    launcher: str
+    attempt: int = 0
+    world_size: int = 1
+    launcher_pid: int | None = None
+    uid: int = 0
+    user: str = ""
+    started_at: float = 0.0
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[RankIdentity, ...] = ()  # sorted by rank
+    lost: tuple[LostRank, ...] = ()
+
+
+class Remark(Noun):
+    """Something odd that discovery saw and that is nobody's stall: duplicate ranks, impossible environments."""
+
+    kind: str
+    message: str
+    pids: tuple[int, ...] = ()
+
+
+class Gap(Noun):
+    """Evidence that could not be had: what, why, and how to get it next time."""
+
+    what: str
+    reason: str
+    rank: int | None = None
+    pid: int | None = None
+    way_out: str = ""
+
+
+# --- what was seen -------------------------------------------------------------------------------
+
+
+class Frame(Noun):
+    """One call. `line` is 0 for native code; `path` is the full file name (or the shared object)."""
+
+    function: str
+    file: str  # short: as much of the path as a person needs
+    line: int = 0
+    path: str = ""
+    native: bool = False
+
+    @property
+    def label(self) -> str:
+        """`train (megatron/training.py:915)`, the form py-spy prints."""
+        return f"{self.function} ({self.file}:{self.line})" if self.line else f"{self.function} ({self.file})"
+
+
+class ThreadStack(Noun):
+    """The stack of one Python thread; `frames` are innermost first."""
+
+    tid: int
+    name: str = ""
+    active: bool = False  # py-spy: on a CPU (or its thread state could not be told)
+    owns_gil: bool = False
+    frames: tuple[Frame, ...] = ()
+
+
+class ThreadState(Noun):
+    """/proc/PID/task/TID: what the kernel says of one thread."""
+
+    tid: int
+    name: str = ""
+    state: str = ""  # R S D T t Z X
+    wchan: str = ""
+    syscall: int | None = None  # None: on a CPU, or unreadable
+    syscall_args: tuple[int, ...] = ()
+    cpu_seconds: float = 0.0
+    voluntary_switches: int = 0
+    involuntary_switches: int = 0
+    kernel_stack: tuple[str, ...] = ()
+
+
+class OpenFile(Noun):
+    """One file descriptor. kind: file, pipe, fifo, socket, device, tty, gpu, anon, deleted."""
+
+    fd: int
+    target: str
+    kind: str
+    mode: str = ""  # r, w, rw
+    mount: str = ""  # mount point that holds it, for kinds file, fifo, deleted
+    fstype: str = ""
+
+
+class Io(Noun):
+    """/proc/PID/io, bytes."""
+
+    read_chars: int = 0
+    written_chars: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+class ProcessState(Noun):
+    """/proc/PID: what the kernel says of one process at one moment."""
+
+    pid: int
+    name: str = ""
+    state: str = ""
+    ppid: int = 0
+    start_ticks: int = 0
+    uid: int = 0
+    tracer_pid: int = 0
+    pending_signals: int = 0  # SigPnd | ShdPnd, bit n-1 = signal n
+    caught_signals: int = 0
+    rss_bytes: int = 0
+    exit_status: int | None = None
+    io: Io | None = None
+    threads: tuple[ThreadState, ...] = ()  # main thread first
+    files: tuple[OpenFile, ...] = ()
+
+    @property
+    def main(self) -> ThreadState | None:
+        """The main thread, or None for a zombie or a vanished process."""
+        return next((thread for thread in self.threads if thread.tid == self.pid), None)
+
+
+class Movement(Noun):
+    """What changed over several samples of one process: the difference between frozen and slow."""
+
+    samples: int
+    span_seconds: float
+    same_frames: bool  # the main Python stack was equal in every sample
+    same_function: bool = False  # equal but for line numbers in the innermost frames
+    cpu_ratio: float = 0.0  # main thread: CPU time / wall time, 0..1
+    switches: int = 0  # voluntary context switches of the main thread in the span
+    io_chars: int = 0  # bytes through read and write calls in the span
+
+
+class ProcessCapture(Noun):
+    """Everything taken of one process at one moment."""
+
+    pid: int
+    name: str = ""
+    kind: str = "rank"  # rank, worker (DataLoader), child
+    python: bool = True
+    state: ProcessState | None = None
+    stacks: tuple[ThreadStack, ...] = ()  # py-spy dump --nonblocking
+    native: tuple[ThreadStack, ...] = ()  # py-spy dump --native, where it was safe
+    movement: Movement | None = None
+    source_line: str = ""  # text of the innermost Python line of the main thread
+
+
+class LogTail(Noun):
+    """The last lines a rank wrote, control characters and secrets removed."""
+
+    path: str
+    lines: tuple[str, ...] = ()
+    modified_at: float = 0.0
+    size_bytes: int = 0
+
+
+class RankCapture(Noun):
+    """One rank with its children."""
+
+    identity: RankIdentity
+    process: ProcessCapture
+    children: tuple[ProcessCapture, ...] = ()
+    log: LogTail | None = None
+
+
+class NodeCapture(Noun):
+    """Everything one node took of one job at one moment. Stored as evidence/capture-NODE.json."""
+
+    schema: str = CAPTURE_SCHEMA
+    node: str
+    taken_at: float
+    duration_seconds: float = 0.0
+    job: Job
+    ranks: tuple[RankCapture, ...] = ()  # sorted by rank
+    remarks: tuple[Remark, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    versions: dict[str, str] = {}
+
+
+# --- what it means -------------------------------------------------------------------------------
+
+
+class Role(StrEnum):
+    """What a rank's class says about its part in a stall."""
+
+    WAITING = "waiting"  # only other ranks can end its wait: a victim
+    INERT = "inert"  # it does nothing and nobody in the job can wake it
+    BUSY = "busy"  # it computes
+    EXITED = "exited"
+    MISSING = "missing"  # it never came
+    UNCLEAR = "unclear"  # the evidence does not tell
+
+
+class Verdict(StrEnum):
+    """Why the job stopped; the more specific cause first, which is the precedence where two fit."""
+
+    GPU_FAULT = "gpu_fault"
+    OUT_OF_MEMORY = "out_of_memory"
+    STORAGE_FAULT = "storage_fault"
+    NETWORK_FAULT = "network_fault"
+    NODE_UNREACHABLE = "node_unreachable"
+    RANK_EXITED = "rank_exited"
+    RANK_STOPPED = "rank_stopped"
+    DATALOADER_STALLED = "dataloader_stalled"
+    RANK_BLOCKED_IO = "rank_blocked_io"
+    COLLECTIVE_MISMATCH = "collective_mismatch"
+    INIT_INCOMPLETE = "init_incomplete"
+    RANK_WAITING = "rank_waiting"
+    RANK_BUSY = "rank_busy"
+    JOB_PAUSED = "job_paused"
+    STRAGGLER = "straggler"
+    UNKNOWN = "unknown"
+
+
+class Confidence(StrEnum):
+    """high: direct evidence; medium: stacks and counters agree; low: one sign."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Classification(Noun):
+    """What one rank is doing. `name` is a row of the table in `mldebug.classification`."""
+
+    name: str  # collective, device_sync, store, sleep, lock, blocked_io, dataloader, stopped, busy …
+    role: Role
+    doing: str  # a phrase that follows "rank 3 ": "sleeps in slow_data_loader (train.py:7)"
+    operation: str = ""  # all_reduce, broadcast … for waiting ranks
+    site: str = ""  # innermost user frame: where in the training script
+    direct: bool = False  # the kernel or a native stack says so, not a Python frame alone
+    mount: str = ""
+    path: str = ""
+    worker_pid: int | None = None  # the child that is to blame, where it is one
+    why: tuple[str, ...] = ()  # the facts it rests on, each one short sentence
+
+
+class ClassifiedRank(Noun):
+    """A capture with its class; `capture` is None for a rank that has no process."""
+
+    rank: int
+    node: str
+    pid: int | None
+    is_: Classification
+    capture: RankCapture | None = None
+
+
+class Culprit(Spoken):
+    """What the waiters wait for."""
+
+    kind: Literal["rank", "node", "gpu", "mount", "link", "worker"]
+    rank: int | None
+    node: str
+    pid: int | None
+    reason: str
+
+
+class Finding(Noun):
+    """What one detector concludes from one case."""
+
+    verdict: Verdict
+    culprits: tuple[Culprit, ...]
+    confidence: Confidence
+    summary: str
+    evidence: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+
+
+class Diagnosis(Spoken):
+    """The conclusion: a finding that won, word for word what people read."""
+
+    verdict: Verdict
+    culprits: tuple[Culprit, ...]
+    confidence: Confidence
+    summary: str  # one sentence that names who and why
+    evidence: tuple[str, ...]
+    next_steps: tuple[str, ...]
+
+
+# --- what is written down ------------------------------------------------------------------------
+
+
+class Group(Spoken):
+    """Ranks whose principal stack is the same."""
+
+    ranks: str  # folded: "0-5,7"
+    count: int
+    role: Role
+    class_: str = msgspec.field(name="class")
+    doing: str
+    frames: tuple[str, ...]  # labels, innermost first
+
+
+class TreeNode(Spoken):
+    """One node of the merged prefix tree, outermost frame at the root."""
+
+    frame: str
+    ranks: str
+    count: int
+    children: tuple["TreeNode", ...] = ()
+
+
+class ThreadView(Spoken):
+    """One thread as the report shows it."""
+
+    name: str
+    tid: int
+    state: str  # "S hrtimer_nanosleep", "active+gil" …
+    frames: tuple[str, ...]  # labels, innermost first
+
+
+class RankView(Spoken):
+    """One row of the rank table, small for every rank; threads and log only for culprits and representatives."""
+
+    rank: int
+    node: str
+    pid: int | None
+    class_: str = msgspec.field(name="class")
+    role: Role
+    state: str  # kernel state and wchan of the main thread: "S futex_do_wait"
+    cpu_ratio: float | None
+    group: int | None  # index into Report.groups
+    last_collective: str
+    doing: str
+    culprit: bool
+    threads: tuple[ThreadView, ...] = ()
+    log: tuple[str, ...] = ()
+
+
+class JobView(Spoken):
+    """The job as a report names it."""
+
+    id: str
+    name: str
+    attempt: int
+    world_size: int
+    launcher: str
+    nodes: tuple[str, ...]
+    user: str
+    started_at: str
+
+
+class NodeView(Spoken):
+    """One node that answered (or did not)."""
+
+    node: str
+    ranks: str
+    taken_at: str
+    duration_seconds: float
+
+
+class Stall(Spoken):
+    """How long it took until it counted as a stall, and why that long; null fields for a manual capture."""
+
+    timeout_seconds: float | None
+    why: str
+
+
+class TimelineEvent(Spoken):
+    """Something that happened, in the order it happened."""
+
+    at: str
+    what: str
+
+
+class CaptureView(Spoken):
+    """One moment at which evidence was taken."""
+
+    at: str
+    duration_seconds: float
+    ranks: int
+    note: str
+
+
+class GapView(Spoken):
+    """Evidence that could not be had."""
+
+    what: str
+    reason: str
+    rank: int | None
+    pid: int | None
+    way_out: str
+
+
+class Report(Spoken):
+    """An incident written down: report.json. Times are RFC 3339, UTC."""
+
+    schema: str
+    id: str  # sorts by time
+    node: str
+    versions: dict[str, str]
+    job: JobView
+    kind: Literal["stall", "abnormal_end", "manual"]
+    trigger: Literal["stall", "exit", "manual", "api", "alert"]
+    state: Literal["open", "recovered", "ended"]
+    stalled_since: str | None
+    detected_at: str
+    reported_at: str
+    stall: Stall
+    timeline: tuple[TimelineEvent, ...]
+    captures: tuple[CaptureView, ...]
+    diagnosis: Diagnosis
+    groups: tuple[Group, ...]
+    tree: tuple[TreeNode, ...]
+    ranks: tuple[RankView, ...]
+    nodes: tuple[NodeView, ...]
+    remarks: tuple[str, ...]
+    gaps: tuple[GapView, ...]
