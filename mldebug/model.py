@@ -26,7 +26,7 @@ class Spoken(msgspec.Struct, frozen=True, kw_only=True):
 # --- who -----------------------------------------------------------------------------------------
 
 
-class RankIdentity(Noun):
+class RankIdentity(Noun, frozen=True, kw_only=True):
     """One rank process, as found on this node. Read once, then cached."""
 
     rank: int
@@ -50,7 +50,7 @@ class RankIdentity(Noun):
     container: str = ""
 
 
-class LostRank(Noun):
+class LostRank(Noun, frozen=True, kw_only=True):
     """A rank that should be on this node and has no living process."""
 
     rank: int
@@ -60,7 +60,7 @@ class LostRank(Noun):
     leftovers: tuple[int, ...] = ()  # living children it left behind
 
 
-class Job(Noun):
+class Job(Noun, frozen=True, kw_only=True):
     """One attempt of one run on this node (or, after merging, on all nodes)."""
 
     id: str  # short and stable: derived from run id, master and first start
@@ -77,7 +77,7 @@ class Job(Noun):
     lost: tuple[LostRank, ...] = ()
 
 
-class Remark(Noun):
+class Remark(Noun, frozen=True, kw_only=True):
     """Something odd that discovery saw and that is nobody's stall: duplicate ranks, impossible environments."""
 
     kind: str
@@ -85,7 +85,7 @@ class Remark(Noun):
     pids: tuple[int, ...] = ()
 
 
-class Gap(Noun):
+class Gap(Noun, frozen=True, kw_only=True):
     """Evidence that could not be had: what, why, and how to get it next time."""
 
     what: str
@@ -98,7 +98,7 @@ class Gap(Noun):
 # --- what was seen -------------------------------------------------------------------------------
 
 
-class Frame(Noun):
+class Frame(Noun, frozen=True, kw_only=True):
     """One call. `line` is 0 for native code; `path` is the full file name (or the shared object)."""
 
     function: str
@@ -113,7 +113,7 @@ class Frame(Noun):
         return f"{self.function} ({self.file}:{self.line})" if self.line else f"{self.function} ({self.file})"
 
 
-class ThreadStack(Noun):
+class ThreadStack(Noun, frozen=True, kw_only=True):
     """The stack of one Python thread; `frames` are innermost first."""
 
     tid: int
@@ -123,7 +123,7 @@ class ThreadStack(Noun):
     frames: tuple[Frame, ...] = ()
 
 
-class ThreadState(Noun):
+class ThreadState(Noun, frozen=True, kw_only=True):
     """/proc/PID/task/TID: what the kernel says of one thread."""
 
     tid: int
@@ -138,7 +138,7 @@ class ThreadState(Noun):
     kernel_stack: tuple[str, ...] = ()
 
 
-class OpenFile(Noun):
+class OpenFile(Noun, frozen=True, kw_only=True):
     """One file descriptor. kind: file, pipe, fifo, socket, device, tty, gpu, anon, deleted."""
 
     fd: int
@@ -149,7 +149,7 @@ class OpenFile(Noun):
     fstype: str = ""
 
 
-class Io(Noun):
+class Io(Noun, frozen=True, kw_only=True):
     """/proc/PID/io, bytes."""
 
     read_chars: int = 0
@@ -158,7 +158,7 @@ class Io(Noun):
     written_bytes: int = 0
 
 
-class ProcessState(Noun):
+class ProcessState(Noun, frozen=True, kw_only=True):
     """/proc/PID: what the kernel says of one process at one moment."""
 
     pid: int
@@ -182,7 +182,7 @@ class ProcessState(Noun):
         return next((thread for thread in self.threads if thread.tid == self.pid), None)
 
 
-class Movement(Noun):
+class Movement(Noun, frozen=True, kw_only=True):
     """What changed over several samples of one process: the difference between frozen and slow."""
 
     samples: int
@@ -194,7 +194,7 @@ class Movement(Noun):
     io_chars: int = 0  # bytes through read and write calls in the span
 
 
-class ProcessCapture(Noun):
+class ProcessCapture(Noun, frozen=True, kw_only=True):
     """Everything taken of one process at one moment."""
 
     pid: int
@@ -208,7 +208,7 @@ class ProcessCapture(Noun):
     source_line: str = ""  # text of the innermost Python line of the main thread
 
 
-class LogTail(Noun):
+class LogTail(Noun, frozen=True, kw_only=True):
     """The last lines a rank wrote, control characters and secrets removed."""
 
     path: str
@@ -217,7 +217,7 @@ class LogTail(Noun):
     size_bytes: int = 0
 
 
-class RankCapture(Noun):
+class RankCapture(Noun, frozen=True, kw_only=True):
     """One rank with its children."""
 
     identity: RankIdentity
@@ -226,7 +226,7 @@ class RankCapture(Noun):
     log: LogTail | None = None
 
 
-class NodeCapture(Noun):
+class NodeCapture(Noun, frozen=True, kw_only=True):
     """Everything one node took of one job at one moment. Stored as evidence/capture-NODE.json."""
 
     schema: str = CAPTURE_SCHEMA
@@ -283,7 +283,7 @@ class Confidence(StrEnum):
     LOW = "low"
 
 
-class Classification(Noun):
+class Classification(Noun, frozen=True, kw_only=True):
     """What one rank is doing. `name` is a row of the table in `mldebug.classification`."""
 
     name: str  # collective, device_sync, store, sleep, lock, blocked_io, dataloader, stopped, busy …
@@ -298,7 +298,7 @@ class Classification(Noun):
     why: tuple[str, ...] = ()  # the facts it rests on, each one short sentence
 
 
-class ClassifiedRank(Noun):
+class ClassifiedRank(Noun, frozen=True, kw_only=True):
     """A capture with its class; `capture` is None for a rank that has no process."""
 
     rank: int
@@ -308,7 +308,7 @@ class ClassifiedRank(Noun):
     capture: RankCapture | None = None
 
 
-class Culprit(Spoken):
+class Culprit(Spoken, frozen=True, kw_only=True):
     """What the waiters wait for."""
 
     kind: Literal["rank", "node", "gpu", "mount", "link", "worker"]
@@ -318,7 +318,7 @@ class Culprit(Spoken):
     reason: str
 
 
-class Finding(Noun):
+class Finding(Noun, frozen=True, kw_only=True):
     """What one detector concludes from one case."""
 
     verdict: Verdict
@@ -329,7 +329,7 @@ class Finding(Noun):
     next_steps: tuple[str, ...] = ()
 
 
-class Diagnosis(Spoken):
+class Diagnosis(Spoken, frozen=True, kw_only=True):
     """The conclusion: a finding that won, word for word what people read."""
 
     verdict: Verdict
@@ -343,7 +343,7 @@ class Diagnosis(Spoken):
 # --- what is written down ------------------------------------------------------------------------
 
 
-class Group(Spoken):
+class Group(Spoken, frozen=True, kw_only=True):
     """Ranks whose principal stack is the same."""
 
     ranks: str  # folded: "0-5,7"
@@ -354,7 +354,7 @@ class Group(Spoken):
     frames: tuple[str, ...]  # labels, innermost first
 
 
-class TreeNode(Spoken):
+class TreeNode(Spoken, frozen=True, kw_only=True):
     """One node of the merged prefix tree, outermost frame at the root."""
 
     frame: str
@@ -363,7 +363,7 @@ class TreeNode(Spoken):
     children: tuple["TreeNode", ...] = ()
 
 
-class ThreadView(Spoken):
+class ThreadView(Spoken, frozen=True, kw_only=True):
     """One thread as the report shows it."""
 
     name: str
@@ -372,7 +372,7 @@ class ThreadView(Spoken):
     frames: tuple[str, ...]  # labels, innermost first
 
 
-class RankView(Spoken):
+class RankView(Spoken, frozen=True, kw_only=True):
     """One row of the rank table, small for every rank; threads and log only for culprits and representatives."""
 
     rank: int
@@ -390,7 +390,7 @@ class RankView(Spoken):
     log: tuple[str, ...] = ()
 
 
-class JobView(Spoken):
+class JobView(Spoken, frozen=True, kw_only=True):
     """The job as a report names it."""
 
     id: str
@@ -403,7 +403,7 @@ class JobView(Spoken):
     started_at: str
 
 
-class NodeView(Spoken):
+class NodeView(Spoken, frozen=True, kw_only=True):
     """One node that answered (or did not)."""
 
     node: str
@@ -412,21 +412,21 @@ class NodeView(Spoken):
     duration_seconds: float
 
 
-class Stall(Spoken):
+class Stall(Spoken, frozen=True, kw_only=True):
     """How long it took until it counted as a stall, and why that long; null fields for a manual capture."""
 
     timeout_seconds: float | None
     why: str
 
 
-class TimelineEvent(Spoken):
+class TimelineEvent(Spoken, frozen=True, kw_only=True):
     """Something that happened, in the order it happened."""
 
     at: str
     what: str
 
 
-class CaptureView(Spoken):
+class CaptureView(Spoken, frozen=True, kw_only=True):
     """One moment at which evidence was taken."""
 
     at: str
@@ -435,7 +435,7 @@ class CaptureView(Spoken):
     note: str
 
 
-class GapView(Spoken):
+class GapView(Spoken, frozen=True, kw_only=True):
     """Evidence that could not be had."""
 
     what: str
@@ -445,7 +445,7 @@ class GapView(Spoken):
     way_out: str
 
 
-class Report(Spoken):
+class Report(Spoken, frozen=True, kw_only=True):
     """An incident written down: report.json. Times are RFC 3339, UTC."""
 
     schema: str
