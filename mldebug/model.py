@@ -469,3 +469,13 @@ class Report(Spoken, frozen=True, kw_only=True):
     nodes: tuple[NodeView, ...]
     remarks: tuple[str, ...]
     gaps: tuple[GapView, ...]
+
+
+class Judgement(Noun, frozen=True, kw_only=True):
+    """All that `mldebug.diagnosis.diagnose` concludes from the captures of one job."""
+
+    diagnosis: Diagnosis
+    ranks: tuple[ClassifiedRank, ...]  # sorted by rank, the lost and missing ones among them
+    groups: tuple[Group, ...]  # suspects first, then by size
+    group_of: dict[int, int] = {}  # rank -> index into groups
+    tree: tuple[TreeNode, ...] = ()
