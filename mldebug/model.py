@@ -110,7 +110,11 @@ class Frame(Noun, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """`train (megatron/training.py:915)`, the form py-spy prints."""
-        return f"{self.function} ({self.file}:{self.line})" if self.line else f"{self.function} ({self.file})"
+        return (
+            f"{self.function} ({self.file}:{self.line})"
+            if self.line
+            else f"{self.function} ({self.file})"
+        )
 
 
 class ThreadStack(Noun, frozen=True, kw_only=True):
@@ -130,7 +134,7 @@ class ThreadState(Noun, frozen=True, kw_only=True):
     name: str = ""
     state: str = ""  # R S D T t Z X
     wchan: str = ""
-    syscall: int | None = None  # None: on a CPU, or unreadable
+    syscall: str = ""  # name: read, openat, futex, syscall_999; "" on a CPU or unreadable
     syscall_args: tuple[int, ...] = ()
     cpu_seconds: float = 0.0
     voluntary_switches: int = 0
@@ -190,6 +194,7 @@ class Movement(Noun, frozen=True, kw_only=True):
     same_frames: bool  # the main Python stack was equal in every sample
     same_function: bool = False  # equal but for line numbers in the innermost frames
     cpu_ratio: float = 0.0  # main thread: CPU time / wall time, 0..1
+    process_cpu_ratio: float = 0.0  # all threads together, may exceed 1
     switches: int = 0  # voluntary context switches of the main thread in the span
     io_chars: int = 0  # bytes through read and write calls in the span
 
@@ -206,6 +211,7 @@ class ProcessCapture(Noun, frozen=True, kw_only=True):
     native: tuple[ThreadStack, ...] = ()  # py-spy dump --native, where it was safe
     movement: Movement | None = None
     source_line: str = ""  # text of the innermost Python line of the main thread
+    blocked_on: OpenFile | None = None  # what the main thread's system call works on, where told
 
 
 class LogTail(Noun, frozen=True, kw_only=True):
@@ -286,7 +292,9 @@ class Confidence(StrEnum):
 class Classification(Noun, frozen=True, kw_only=True):
     """What one rank is doing. `name` is a row of the table in `mldebug.classification`."""
 
-    name: str  # collective, device_sync, store, sleep, lock, blocked_io, dataloader, stopped, busy …
+    name: (
+        str  # collective, device_sync, store, sleep, lock, blocked_io, dataloader, stopped, busy …
+    )
     role: Role
     doing: str  # a phrase that follows "rank 3 ": "sleeps in slow_data_loader (train.py:7)"
     operation: str = ""  # all_reduce, broadcast … for waiting ranks
@@ -479,3 +487,4 @@ class Judgement(Noun, frozen=True, kw_only=True):
     groups: tuple[Group, ...]  # suspects first, then by size
     group_of: dict[int, int] = {}  # rank -> index into groups
     tree: tuple[TreeNode, ...] = ()
+    stalled: bool = False  # somebody is named, or all who were seen wait and nobody moved

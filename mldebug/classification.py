@@ -1,0 +1,444 @@
+"""From one rank's capture to its class: waiting, inert, busy, exited or unclear, and the phrase that says so.
+
+Signs are asked from the most direct to the least: the kernel's process state, wait channels that no Python frame can
+explain away, the Python frames, the native frames, the remaining wait channels, the source line, and last CPU time.
+"""
+
+import re
+from collections.abc import Iterator
+
+from mldebug import classes
+from mldebug.classes import Calls, Sign
+from mldebug.model import (
+    Classification,
+    Frame,
+    OpenFile,
+    ProcessCapture,
+    RankCapture,
+    Role,
+    ThreadStack,
+    ThreadState,
+)
+from mldebug.stacks import inner, is_user, principal, python_frames, site
+
+BUSY_CPU = 0.3
+"""Share of one core above which a process computes."""
+
+READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
+
+
+class Subject:
+    """One process under examination: the capture and the few facts every sign asks for."""
+
+    def __init__(self, capture: ProcessCapture) -> None:
+        self.capture = capture
+        self.stack: ThreadStack | None = principal(capture.stacks, capture.pid)
+        self.native = principal(capture.native, capture.pid)
+        self.frames = python_frames((self.stack or self.native or ThreadStack(tid=0)).frames)
+        self.place: Frame | None = site(self.frames)
+        self.thread: ThreadState = self._thread()
+        self.movement = capture.movement
+
+    def _thread(self) -> ThreadState:
+        """The kernel's view of the thread whose stack speaks; the main one where tids do not match (containers)."""
+        state = self.capture.state
+        if state is None:
+            return ThreadState(tid=0)
+        by_tid = {thread.tid: thread for thread in state.threads}
+        fallback = state.main or ThreadState(tid=state.pid, state=state.state)
+        return by_tid.get(self.stack.tid, fallback) if self.stack else fallback
+
+    @property
+    def at(self) -> str:
+        """The place in the training code, as py-spy prints it."""
+        frame = self.place or (self.frames[0] if self.frames else None)
+        return frame.label if frame else "an unknown place (no Python stack)"
+
+    @property
+    def still(self) -> bool:
+        """True unless samples show that it moved, ran or did I/O between them."""
+        move = self.movement
+        return move is None or (move.same_frames and move.switches == 0 and move.io_chars == 0)
+
+    @property
+    def computes(self) -> bool:
+        """True where CPU time (or, without samples, py-spy's word) says that it runs."""
+        if self.movement is not None:
+            return (
+                max(self.movement.cpu_ratio, min(1.0, self.movement.process_cpu_ratio)) >= BUSY_CPU
+            )
+        if self.capture.state is not None:
+            return self.thread.state == "R"
+        return bool(self.stack and self.stack.active)
+
+    @property
+    def has_gpu(self) -> bool:
+        """True where it holds a GPU device open."""
+        state = self.capture.state
+        return bool(state and any(file.kind == "gpu" for file in state.files))
+
+
+def classify(capture: RankCapture) -> Classification:
+    """Classify one rank; never raises, and answers `unclear` where the evidence does not tell."""
+    subject = Subject(capture.process)
+    for sign in (_gone, _stopped, _storage, _stdin):
+        if found := sign(subject):
+            return found
+    found = _by_calls(subject, capture)
+    if found is None:
+        found = _by_native(subject) or _by_wait_channel(subject) or _by_source(subject)
+    return found or _by_activity(subject)
+
+
+def classify_process(capture: ProcessCapture) -> Classification:
+    """Classify a child (a DataLoader worker): the same signs, without its own children."""
+    subject = Subject(capture)
+    for sign in (_gone, _stopped, _storage, _stdin, _by_native, _by_wait_channel):
+        if found := sign(subject):
+            return found
+    return _by_activity(subject)
+
+
+# --- the kernel's word -----------------------------------------------------------------------------
+
+
+def _gone(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("Z", "X"):
+        return None
+    return Classification(
+        name="exited", role=Role.EXITED, doing="has exited", direct=True, why=("state Z (zombie)",)
+    )
+
+
+def _stopped(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("T", "t"):
+        return None
+    if state.state == "t" or state.tracer_pid:
+        doing = f"is held by a debugger or tracer (pid {state.tracer_pid}) at {subject.at}"
+        return _inert(
+            subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}"
+        )
+    return _inert(
+        subject, "stopped", f"is stopped by a signal at {subject.at}", "state T (stopped)"
+    )
+
+
+def _storage(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    blocked = thread.state == "D" or classes.STORAGE_WAITS.fullmatch(thread.wchan)
+    if not blocked or not subject.still:
+        return None
+    storage = bool(classes.STORAGE_WAITS.fullmatch(thread.wchan))
+    fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
+    target = subject.capture.blocked_on
+    name = "storage" if storage else "uninterruptible"
+    doing = f"is blocked in {_call(thread)}{_on(target)} at {subject.at}"
+    return _inert(subject, name, doing, fact, target)
+
+
+def _stdin(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
+    if not reading or not subject.still:
+        return None
+    if any(
+        call.file.fullmatch(f.file) for f in inner(subject.frames) for call in classes.PYTHON[:1]
+    ):
+        return _inert(
+            subject, "debugger", f"is in a debugger at {subject.at}", "reads standard input"
+        )
+    return _inert(subject, "stdin", f"waits for input on stdin at {subject.at}", "read() on fd 0")
+
+
+# --- stacks ----------------------------------------------------------------------------------------
+
+
+def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
+    """Ask the table of Python calls; the kernel and the native stack then make it direct, or correct it."""
+    match = _match_calls(subject)
+    if match is None:
+        return _backward(subject)
+    row, operation = match
+    if row.name == "dataloader":
+        return _dataloader(subject, row, capture)
+    doing = row.phrase.format(op=operation, site=subject.at)
+    if (
+        row.role is Role.BUSY
+        and not subject.computes
+        and subject.still
+        and not _busy_children(capture)
+    ):
+        return _frozen_work(subject, doing)
+    native = _native_sign(subject)
+    return Classification(
+        name=row.name,
+        role=row.role,
+        doing=doing,
+        operation=operation,
+        site=subject.at,
+        direct=native is not None and native.role is row.role,
+        why=(f"Python frames: {operation} called at {subject.at}", *_activity(subject)),
+    )
+
+
+def _match_calls(subject: Subject) -> tuple[Calls, str] | None:
+    """The first row that matches; the operation is the outermost matching call, as the user wrote it."""
+    region = inner(subject.frames)
+    for row in classes.PYTHON:
+        hits = [
+            f.function
+            for f in region
+            if row.file.fullmatch(f.file) and row.function.fullmatch(f.function)
+        ]
+        if hits:
+            return row, hits[-1]
+    return None
+
+
+def _frozen_work(subject: Subject, doing: str) -> Classification | None:
+    """Work that does not move: the wait channel says why; else it is unclear."""
+    if found := _by_wait_channel(subject):
+        return found
+    why = ("no CPU time, no I/O and the same frames in every sample",)
+    return Classification(
+        name="idle", role=Role.INERT, doing=f"{doing}, without moving", site=subject.at, why=why
+    )
+
+
+def _backward(subject: Subject) -> Classification | None:
+    """`backward()` computes, or waits inside for other ranks: native frames tell, else whether it sleeps."""
+    row = classes.BACKWARD
+    hits = [
+        f
+        for f in inner(subject.frames)
+        if row.file.fullmatch(f.file) and row.function.fullmatch(f.function)
+    ]
+    if not hits:
+        return None
+    if (native := _by_native(subject)) is not None:
+        return native
+    facts = _activity(subject)
+    if subject.computes or not subject.still:
+        return Classification(
+            name="backward",
+            role=Role.BUSY,
+            doing=f"runs backward at {subject.at}",
+            site=subject.at,
+            why=facts,
+        )
+    if not classes.FUTEX_WAITS.fullmatch(subject.thread.wchan):
+        return None
+    doing = f"waits inside backward at {subject.at}"
+    return Classification(
+        name="backward_wait",
+        role=Role.WAITING,
+        doing=doing,
+        operation="backward",
+        site=subject.at,
+        why=facts,
+    )
+
+
+def _native_sign(subject: Subject) -> Sign | None:
+    """The innermost native frame that the table knows, below the innermost Python frame."""
+    if subject.native is None:
+        return None
+    for frame in subject.native.frames:
+        if not frame.native:
+            return None
+        for row in classes.NATIVE:
+            if row.pattern.fullmatch(frame.function):
+                return row
+    return None
+
+
+def _by_native(subject: Subject) -> Classification | None:
+    sign = _native_sign(subject)
+    if sign is None:
+        return None
+    if sign.name == "gil":
+        return _gil(subject)
+    fact = "native stack: " + " < ".join(
+        f.function for f in (subject.native or ThreadStack(tid=0)).frames[:4]
+    )
+    return _from_sign(subject, sign, fact, direct=True)
+
+
+def _gil(subject: Subject) -> Classification:
+    holder = next(
+        (s for s in subject.capture.stacks if s.owns_gil and s is not subject.stack), None
+    )
+    where = site(holder.frames) if holder else None
+    who = f", held by its thread {holder.name or holder.tid}" if holder else ""
+    at = f" in {where.label}" if where else ""
+    return _inert(
+        subject, "gil", f"waits for the GIL at {subject.at}{who}{at}", "native stack: take_gil"
+    )
+
+
+def _dataloader(subject: Subject, row: Calls, capture: RankCapture) -> Classification:
+    """The rank waits for a worker: find the worker that is not simply idle."""
+    doing = row.phrase.format(site=subject.at)
+    guilty = [(child, found) for child, found in _suspicious_workers(capture)]
+    facts = tuple(f"worker {child.pid} {found.doing}" for child, found in guilty)
+    if len(guilty) != 1:
+        return Classification(
+            name="dataloader",
+            role=Role.INERT,
+            doing=doing,
+            site=subject.at,
+            why=(*facts, *_activity(subject)),
+        )
+    child, found = guilty[0]
+    return Classification(
+        name="dataloader",
+        role=Role.INERT,
+        doing=f"{doing}: worker {child.pid} {found.doing}",
+        site=subject.at,
+        direct=found.direct,
+        mount=found.mount,
+        path=found.path,
+        worker_pid=child.pid,
+        why=(*facts, *_activity(subject)),
+    )
+
+
+def _suspicious_workers(capture: RankCapture) -> Iterator[tuple[ProcessCapture, Classification]]:
+    """Workers that do not stand in their own empty index queue."""
+    for child in capture.children:
+        if child.kind != "worker":
+            continue
+        if not _idles_for_work(child) or (child.state and child.state.state in "TtDZ"):
+            yield child, classify_process(child)
+
+
+def _idles_for_work(child: ProcessCapture) -> bool:
+    """True for a DataLoader worker whose innermost frames are `index_queue.get` below `_worker_loop`."""
+    stack = principal(child.stacks, child.pid)
+    if stack is None:
+        return False
+    frames = python_frames(stack.frames)
+    names = [frame.function for frame in frames]
+    loop = names.index("_worker_loop") if "_worker_loop" in names else -1
+    inside = frames[:loop] if loop >= 0 else ()
+    return (
+        loop >= 0
+        and any(f.function == "get" for f in inside)
+        and not any(is_user(f) for f in inside)
+    )
+
+
+def _busy_children(capture: RankCapture) -> bool:
+    """True where a child process computes for the rank: a compiler, for one."""
+    return any(Subject(child).computes for child in capture.children)
+
+
+# --- what remains ----------------------------------------------------------------------------------
+
+
+def _by_wait_channel(subject: Subject) -> Classification | None:
+    if not subject.still and not (subject.movement and subject.movement.same_frames):
+        return None
+    wchan = subject.thread.wchan
+    for row in classes.WAIT_CHANNELS:
+        if row.pattern.fullmatch(wchan):
+            return _from_sign(subject, row, f"wait channel {wchan}", direct=True)
+    return None
+
+
+def _by_source(subject: Subject) -> Classification | None:
+    """A line such as `loss.item()` tells of a wait that leaves no Python frame; C code has released the GIL there."""
+    line = subject.capture.source_line
+    if (
+        not line
+        or (subject.stack and subject.stack.owns_gil)
+        or not subject.frames
+        or not is_user(subject.frames[0])
+    ):
+        return None
+    rows = classes.SOURCE + (classes.GPU_SOURCE if subject.has_gpu else ())
+    for row in rows:
+        if row.pattern.fullmatch(line):
+            return _from_sign(subject, row, f"source line: {line.strip()}", direct=False)
+    return None
+
+
+def _by_activity(subject: Subject) -> Classification:
+    """No name for what it does: CPU time decides between busy and idle."""
+    facts = _activity(subject)
+    holder = next((s for s in subject.capture.stacks if s.owns_gil), None)
+    if subject.computes and _released_gil(subject):
+        doing = f"is in native code at {subject.at}"
+        return Classification(
+            name="native_code", role=Role.UNCLEAR, doing=doing, site=subject.at, why=facts
+        )
+    if subject.computes or (subject.movement and not subject.movement.same_frames):
+        return Classification(
+            name="busy", role=Role.BUSY, doing=f"runs {subject.at}", site=subject.at, why=facts
+        )
+    if not subject.frames:
+        return Classification(name="unclear", role=Role.UNCLEAR, doing="cannot be seen", why=facts)
+    if holder is not None and holder is not subject.stack and subject.still:
+        return _gil(subject)
+    if classes.FUTEX_WAITS.fullmatch(subject.thread.wchan) and is_user(subject.frames[0]):
+        doing = f"waits for a lock at {subject.at}"
+        return Classification(name="lock", role=Role.INERT, doing=doing, site=subject.at, why=facts)
+    name, doing = "idle", f"does nothing at {subject.at}"
+    return Classification(name=name, role=Role.INERT, doing=doing, site=subject.at, why=facts)
+
+
+def _released_gil(subject: Subject) -> bool:
+    """On a CPU, in the same Python line all the time, without the GIL: C code runs, or spins."""
+    frozen = subject.movement is None or subject.movement.same_frames
+    return frozen and bool(subject.stack) and not any(s.owns_gil for s in subject.capture.stacks)
+
+
+def _from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Classification:
+    target = subject.capture.blocked_on
+    return Classification(
+        name=row.name,
+        role=row.role,
+        doing=row.phrase.format(site=subject.at) + (_on(target) if row.role is Role.INERT else ""),
+        site=subject.at,
+        direct=direct,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *_activity(subject)),
+    )
+
+
+def _inert(
+    subject: Subject, name: str, doing: str, fact: str, target: OpenFile | None = None
+) -> Classification:
+    return Classification(
+        name=name,
+        role=Role.INERT,
+        doing=doing,
+        site=subject.at,
+        direct=True,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *_activity(subject)),
+    )
+
+
+def _activity(subject: Subject) -> tuple[str, ...]:
+    """The counters behind a class, as one sentence."""
+    move = subject.movement
+    if move is None:
+        return ()
+    moved = "the same frames" if move.same_frames else "changing frames"
+    cpu = f"{100 * move.process_cpu_ratio:.0f} % CPU"
+    return (
+        f"{moved} in {move.samples} samples over {move.span_seconds:.1f} s, {cpu}, {move.switches} context switches",
+    )
+
+
+def _call(thread: ThreadState) -> str:
+    return f"{thread.syscall}()" if re.fullmatch(r"[a-z]\w*", thread.syscall) else "the kernel"
+
+
+def _on(target: OpenFile | None) -> str:
+    return f" on {target.target}" if target and target.target else ""

@@ -1,0 +1,306 @@
+"""From captures to a conclusion: classify every rank, ask all detectors, let the most specific verdict win.
+
+Pure: the same captures give the same words, on the node, at the coordinator and months later (`mldebug diagnose`).
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mldebug.case import Case, ranks_text, sentence
+from mldebug.classification import classify
+from mldebug.folding import fold_ranks
+from mldebug.model import (
+    Classification,
+    ClassifiedRank,
+    Confidence,
+    Diagnosis,
+    Finding,
+    Group,
+    Job,
+    Judgement,
+    LostRank,
+    NodeCapture,
+    RankCapture,
+    Role,
+    Verdict,
+)
+from mldebug.rooms import create_all
+from mldebug.stacks import labels, merge, principal, python_frames
+
+MIN_INFERRED = 3
+"""Fewest ranks at one line whose common, unexplained stand counts as a wait in native code."""
+
+StandKey = tuple[tuple[str, ...], str, str]
+
+
+def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
+    """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence."""
+    captures = tuple(captures)
+    job = merge_jobs([capture.job for capture in captures])
+    ranks = _infer_native_waits(_share_native([*_classified(captures), *_lost(captures)]))
+    ranks.sort(key=lambda rank: rank.rank)
+    case = Case(job, tuple(ranks))
+    groups, group_of = _groups(case)
+    diagnosis = conclude(case, _findings(case))
+    return Judgement(
+        diagnosis=diagnosis,
+        stalled=_stalled(case, diagnosis),
+        ranks=case.ranks,
+        groups=groups,
+        group_of=group_of,
+        tree=merge((rank.rank, _stand(rank)[0]) for rank in case.ranks),
+    )
+
+
+def merge_jobs(jobs: list[Job]) -> Job:
+    """Join what several nodes know of one job."""
+    first = jobs[0]
+    return msgspec.structs.replace(
+        first,
+        nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
+        ranks=tuple(sorted((r for job in jobs for r in job.ranks), key=lambda r: r.rank)),
+        lost=tuple(lost for job in jobs for lost in job.lost),
+        started_at=min(job.started_at for job in jobs),
+    )
+
+
+# --- classes ---------------------------------------------------------------------------------------
+
+
+def _classified(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
+    return [
+        ClassifiedRank(
+            rank=rank.identity.rank,
+            node=capture.node,
+            pid=rank.identity.pid,
+            is_=classify(rank),
+            capture=rank,
+        )
+        for capture in captures
+        for rank in capture.ranks
+    ]
+
+
+def _lost(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
+    return [
+        ClassifiedRank(rank=lost.rank, node=capture.node, pid=lost.pid, is_=_lost_class(lost))
+        for capture in captures
+        for lost in capture.job.lost
+    ]
+
+
+def _lost_class(lost: LostRank) -> Classification:
+    lived = lost.pid is not None or lost.leftovers
+    why = [lost.reason]
+    if lost.leftovers:
+        why.append(
+            f"its children {', '.join(map(str, lost.leftovers[:5]))} still live and hold its connections"
+        )
+    return Classification(
+        name="exited" if lived else "missing",
+        role=Role.EXITED if lived else Role.MISSING,
+        doing=f"has exited ({lost.reason})" if lived else "has no process on this node",
+        direct=True,
+        why=tuple(why),
+    )
+
+
+def _stand(rank: ClassifiedRank) -> StandKey:
+    """Where a rank stands: its Python stack, and how the kernel sees its main thread."""
+    if rank.capture is None:
+        return (), "", ""
+    process = rank.capture.process
+    stack = principal(process.stacks, process.pid) or principal(process.native, process.pid)
+    frames = labels(python_frames(stack.frames)) if stack else ()
+    main = process.state.main if process.state else None
+    return frames, main.state if main else "", main.wchan if main else ""
+
+
+def _share_native(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+    """What a native stack proved for one rank holds for those with the same stand that had none taken."""
+    proved = {
+        _stand(rank): rank
+        for rank in ranks
+        if rank.capture and rank.capture.process.native and rank.is_.direct
+    }
+    return [_adopt(rank, proved.get(_stand(rank))) for rank in ranks]
+
+
+def _adopt(rank: ClassifiedRank, model: ClassifiedRank | None) -> ClassifiedRank:
+    if (
+        model is None
+        or model.rank == rank.rank
+        or rank.capture is None
+        or rank.is_.direct
+        or rank.capture.process.native
+    ):
+        return rank
+    why = (
+        f"same stack and wait channel as rank {model.rank}, whose native stack was read",
+        *model.is_.why,
+    )
+    return msgspec.structs.replace(rank, is_=msgspec.structs.replace(model.is_, why=why))
+
+
+def _infer_native_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+    """Many ranks on one line, in native code without the GIL, while all others wait: they wait there too.
+
+    The published BLOOM hang is such a case: six ranks at `train (megatron/training.py:915)` without any frame that
+    says why, two in `broadcast`. It is never `direct`, so the verdict stays at medium.
+    """
+    unclear = [rank for rank in ranks if rank.is_.name == "native_code"]
+    stands = {_stand(rank) for rank in unclear}
+    others = [rank for rank in ranks if rank.is_.name != "native_code"]
+    if len(unclear) < max(MIN_INFERRED, len(ranks) // 2 + 1) or len(stands) != 1:
+        return ranks
+    if not others or any(rank.is_.role is not Role.WAITING for rank in others):
+        return ranks
+    if any(rank.capture and rank.capture.process.native for rank in unclear):
+        return ranks  # the native stacks were read and show no wait
+    return [_as_wait(rank) if rank.is_.name == "native_code" else rank for rank in ranks]
+
+
+def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:
+    why = (
+        *rank.is_.why,
+        "on the same line as most ranks, outside Python, without the GIL: taken as a wait",
+    )
+    doing = f"waits in native code at {rank.is_.site}"
+    waits = Classification(
+        name="native_wait", role=Role.WAITING, doing=doing, site=rank.is_.site, why=why
+    )
+    return msgspec.structs.replace(rank, is_=waits)
+
+
+def wants_native(capture: NodeCapture) -> tuple[int, ...]:
+    """Ranks whose native stack would decide something: one representative of each group that Python leaves unclear.
+
+    Only ranks all of whose threads can be interrupted may be asked; that is for the caller to check.
+    """
+    asked: dict[StandKey, int] = {}
+    for rank in _classified((capture,)):
+        if needs_native(rank.is_):
+            asked.setdefault(_stand(rank), rank.rank)
+    return tuple(sorted(asked.values()))
+
+
+def needs_native(found: Classification) -> bool:
+    """True where Python frames and counters leave open whether a rank waits or works."""
+    return not found.direct and found.name in (
+        "native_code",
+        "backward",
+        "backward_wait",
+        "lock",
+        "idle",
+        "device_sync",
+        "busy",
+    )
+
+
+# --- conclusion ------------------------------------------------------------------------------------
+
+
+def _findings(case: Case) -> list[Finding]:
+    return [
+        finding
+        for detector in create_all("detectors")
+        if (finding := detector.judge(case)) is not None
+    ]
+
+
+def conclude(case: Case, findings: list[Finding]) -> Diagnosis:
+    """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named."""
+    precedence = list(Verdict)
+    best = min(
+        findings, key=lambda finding: precedence.index(finding.verdict), default=None
+    ) or _unknown(case)
+    return Diagnosis(
+        verdict=best.verdict,
+        culprits=best.culprits,
+        confidence=best.confidence,
+        summary=best.summary[:1].upper() + best.summary[1:],
+        evidence=best.evidence,
+        next_steps=best.next_steps,
+    )
+
+
+def _unknown(case: Case) -> Finding:
+    summary, steps = _why_unknown(case)
+    evidence = tuple(
+        f"{ranks_text([rank.rank])}: {fact}" for rank in case.ranks[:4] for fact in rank.is_.why
+    )
+    return Finding(
+        verdict=Verdict.UNKNOWN,
+        culprits=(),
+        confidence=Confidence.LOW,
+        summary=summary,
+        evidence=evidence,
+        next_steps=steps,
+    )
+
+
+def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
+    again = "mldebug dump --watch 30s  # again, watching longer"
+    if case.moved:
+        return (
+            f"the job moved while it was watched ({ranks_text(r.rank for r in case.moved)} went on): no stall seen",
+            (again,),
+        )
+    if not case.waiting:
+        return f"no rank waits for another: {sentence(case.ranks)}", (again,)
+    if case.suspects:
+        return f"{sentence(case.suspects)} while {case.victims()}: the evidence names nobody", (
+            "mldebug dump --native",
+        )
+    if not case.complete:
+        elsewhere = case.job.world_size - len(case.ranks)
+        return (
+            f"all {len(case.ranks)} ranks seen wait ({case.victims()}); {elsewhere} ranks of the job are not on this node",
+            ("mldebug dump  # on the other nodes of the job",),
+        )
+    return (
+        f"all {len(case.ranks)} ranks wait ({case.victims()}): stacks alone do not tell who is behind",
+        ("nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?", again),
+    )
+
+
+def _stalled(case: Case, diagnosis: Diagnosis) -> bool:
+    return diagnosis.verdict is not Verdict.UNKNOWN or case.stuck
+
+
+# --- groups ----------------------------------------------------------------------------------------
+
+
+def _groups(case: Case) -> tuple[tuple[Group, ...], dict[int, int]]:
+    """Ranks with one class and one stack, those that do not wait first, then the smaller group first."""
+    members: dict[tuple[str, Role, tuple[str, ...]], list[ClassifiedRank]] = {}
+    for rank in case.ranks:
+        members.setdefault((rank.is_.name, rank.is_.role, _stand(rank)[0]), []).append(rank)
+    ordered = sorted(
+        members.items(),
+        key=lambda item: (item[0][1] is Role.WAITING, len(item[1]), item[1][0].rank),
+    )
+    groups = tuple(_group(key[2], ranks) for key, ranks in ordered)
+    return groups, {rank.rank: index for index, (_, ranks) in enumerate(ordered) for rank in ranks}
+
+
+def _group(frames: tuple[str, ...], ranks: list[ClassifiedRank]) -> Group:
+    first = ranks[0]
+    return Group(
+        ranks=fold_ranks(rank.rank for rank in ranks),
+        count=len(ranks),
+        role=first.is_.role,
+        class_=first.is_.name,
+        doing=first.is_.doing,
+        frames=frames,
+    )
+
+
+def representative_captures(judgement: Judgement) -> tuple[RankCapture, ...]:
+    """The first captured rank of each group."""
+    first: dict[int, RankCapture] = {}
+    for rank in judgement.ranks:
+        if rank.capture is not None:
+            first.setdefault(judgement.group_of.get(rank.rank, -1), rank.capture)
+    return tuple(first.values())
