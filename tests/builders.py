@@ -30,9 +30,13 @@ def frame(text: str) -> Frame:
     return Frame(function=match[1], file=match[2], line=int(match[3] or 0), native=match[3] is None)
 
 
-def stack(*frames: str, tid: int = 100, name: str = "MainThread", active=False, gil=False) -> ThreadStack:
+def stack(
+    *frames: str, tid: int = 100, name: str = "MainThread", active=False, gil=False
+) -> ThreadStack:
     """One thread's stack."""
-    return ThreadStack(tid=tid, name=name, active=active, owns_gil=gil, frames=tuple(map(frame, frames)))
+    return ThreadStack(
+        tid=tid, name=name, active=active, owns_gil=gil, frames=tuple(map(frame, frames))
+    )
 
 
 def process(
@@ -69,25 +73,41 @@ def process(
 def still(samples: int = 8, span: float = 2.0, cpu: float = 0.0) -> Movement:
     """Watched, and nothing moved."""
     return Movement(
-        samples=samples, span_seconds=span, same_frames=True, same_function=True, cpu_ratio=cpu, process_cpu_ratio=cpu
+        samples=samples,
+        span_seconds=span,
+        same_frames=True,
+        same_function=True,
+        cpu_ratio=cpu,
+        process_cpu_ratio=cpu,
     )
 
 
 def moving(cpu: float = 0.5, switches: int = 50) -> Movement:
     """Watched, and the frames changed."""
     return Movement(
-        samples=8, span_seconds=2.0, same_frames=False, cpu_ratio=cpu, process_cpu_ratio=cpu, switches=switches
+        samples=8,
+        span_seconds=2.0,
+        same_frames=False,
+        cpu_ratio=cpu,
+        process_cpu_ratio=cpu,
+        switches=switches,
     )
 
 
-def rank(number: int, what: ProcessCapture, *children: ProcessCapture, world: int = 4) -> RankCapture:
+def rank(
+    number: int, what: ProcessCapture, *children: ProcessCapture, world: int = 4
+) -> RankCapture:
     """A rank with pid 100 + number."""
-    identity = RankIdentity(rank=number, world_size=world, pid=100 + number, local_rank=number, node="n1")
+    identity = RankIdentity(
+        rank=number, world_size=world, pid=100 + number, local_rank=number, node="n1"
+    )
     return RankCapture(identity=identity, process=what, children=children)
 
 
 def capture(*ranks: RankCapture, world: int | None = None, **job) -> NodeCapture:
     """A node's capture of one job."""
     world = world if world is not None else len(ranks) + len(job.get("lost", ()))
-    about = Job(id="j1", name="train.py", launcher="torchrun", world_size=world, nodes=("n1",), **job)
+    about = Job(
+        id="j1", name="train.py", launcher="torchrun", world_size=world, nodes=("n1",), **job
+    )
     return NodeCapture(node="n1", taken_at=1_700_000_000.0, job=about, ranks=ranks)

@@ -59,7 +59,7 @@ class CollectiveMismatch:
             confidence=Confidence.LOW if gpu or not case.complete else Confidence.MEDIUM,
         )
         summary = (
-            f"{sentence(odd)}, but the other {count} ({sentence(rest)}): they took another branch"
+            f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch"
         )
         return msgspec.structs.replace(finding, summary=summary)
 

@@ -11,7 +11,11 @@ from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
 
 H200 = Path(__file__).parent.parent / "fixtures" / "h200"
 
-TRAIN = ("train (megatron/training.py:915)", "pretrain (megatron/training.py:187)", "<module> (pretrain_gpt.py:239)")
+TRAIN = (
+    "train (megatron/training.py:915)",
+    "pretrain (megatron/training.py:187)",
+    "<module> (pretrain_gpt.py:239)",
+)
 LEFT_BEHIND = (
     "broadcast (torch/distributed/distributed_c10d.py:1191)",
     "_aggregate_total_loss (deepspeed/runtime/pipe/engine.py:540)",
@@ -27,9 +31,14 @@ def waiter(**kw) -> ProcessCapture:
     return process(*WAITER, move=still(), **kw)
 
 
-def job_with(odd: ProcessCapture, *children: ProcessCapture, at: int = 3, world: int = 4) -> NodeCapture:
+def job_with(
+    odd: ProcessCapture, *children: ProcessCapture, at: int = 3, world: int = 4
+) -> NodeCapture:
     """`world` ranks in all_reduce, but the one at `at`."""
-    ranks = [rank(n, odd if n == at else waiter(), *(children if n == at else ()), world=world) for n in range(world)]
+    ranks = [
+        rank(n, odd if n == at else waiter(), *(children if n == at else ()), world=world)
+        for n in range(world)
+    ]
     return capture(*ranks)
 
 
@@ -39,13 +48,27 @@ def outcome(taken: NodeCapture) -> tuple[str, list[int | None], str]:
 
 
 HERE = ("load (train.py:7)", "<module> (train.py:50)")
-FUSE = OpenFile(fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="fuse.bindfs")
+FUSE = OpenFile(
+    fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="fuse.bindfs"
+)
 
 ODD_ONES = {
     "sleeps": (process(*HERE, wchan="hrtimer_nanosleep", move=still()), "rank_waiting", "high"),
-    "stopped": (process(*HERE, state="T", wchan="do_signal_stop", move=still()), "rank_stopped", "high"),
-    "traced": (process(*HERE, state="t", wchan="ptrace_stop", move=still()), "rank_stopped", "high"),
-    "fifo": (process(*HERE, wchan="wait_for_partner", syscall="openat", move=still()), "rank_blocked_io", "high"),
+    "stopped": (
+        process(*HERE, state="T", wchan="do_signal_stop", move=still()),
+        "rank_stopped",
+        "high",
+    ),
+    "traced": (
+        process(*HERE, state="t", wchan="ptrace_stop", move=still()),
+        "rank_stopped",
+        "high",
+    ),
+    "fifo": (
+        process(*HERE, wchan="wait_for_partner", syscall="openat", move=still()),
+        "rank_blocked_io",
+        "high",
+    ),
     "full pipe": (
         process(*HERE, wchan="anon_pipe_write", syscall="write", args=(1,), move=still()),
         "rank_blocked_io",
@@ -57,11 +80,17 @@ ODD_ONES = {
         "high",
     ),
     "pdb": (
-        process("readline (pdb.py:3)", "interaction (pdb.py:9)", *HERE, wchan="n_tty_read", move=still()),
+        process(
+            "readline (pdb.py:3)", "interaction (pdb.py:9)", *HERE, wchan="n_tty_read", move=still()
+        ),
         "rank_waiting",
         "medium",
     ),
-    "D state": (process(*HERE, state="D", wchan="kernel_clone", move=still()), "rank_blocked_io", "high"),
+    "D state": (
+        process(*HERE, state="D", wchan="kernel_clone", move=still()),
+        "rank_blocked_io",
+        "high",
+    ),
     "D state on disk, mount unknown": (
         process(*HERE, state="D", wchan="nfs_wait_bit_killable", move=still()),
         "rank_blocked_io",
@@ -74,15 +103,31 @@ ODD_ONES = {
         "rank_waiting",
         "medium",
     ),
-    "loop": (process(*HERE, state="R", wchan="0", gil=True, move=still(cpu=1.0)), "rank_busy", "medium"),
-    "loop over many lines": (process(*HERE, state="R", wchan="0", gil=True, move=moving(1.0)), "rank_busy", "medium"),
-    "C code of its own": (process(*HERE, state="R", wchan="0", move=still(cpu=1.0)), "rank_busy", "low"),
+    "loop": (
+        process(*HERE, state="R", wchan="0", gil=True, move=still(cpu=1.0)),
+        "rank_busy",
+        "medium",
+    ),
+    "loop over many lines": (
+        process(*HERE, state="R", wchan="0", gil=True, move=moving(1.0)),
+        "rank_busy",
+        "medium",
+    ),
+    "C code of its own": (
+        process(*HERE, state="R", wchan="0", move=still(cpu=1.0)),
+        "rank_busy",
+        "low",
+    ),
     "compiles": (
         process("wait (torch/_inductor/async_compile.py:9)", *HERE, move=still(cpu=0.9)),
         "rank_busy",
         "medium",
     ),
-    "checkpoint": (process("save (torch/serialization.py:9)", *HERE, move=moving(0.6)), "rank_busy", "medium"),
+    "checkpoint": (
+        process("save (torch/serialization.py:9)", *HERE, move=moving(0.6)),
+        "rank_busy",
+        "medium",
+    ),
 }
 
 
@@ -105,12 +150,19 @@ def test_a_hung_mount_is_blamed_and_not_the_rank_that_touched_it() -> None:
     odd = process(*HERE, wchan="request_wait_answer", syscall="read", on=FUSE, move=still())
     found = diagnose([job_with(odd)]).diagnosis
 
-    assert (found.verdict, found.culprits[0].kind, found.culprits[0].rank) == (Verdict.STORAGE_FAULT, "mount", 3)
+    assert (found.verdict, found.culprits[0].kind, found.culprits[0].rank) == (
+        Verdict.STORAGE_FAULT,
+        "mount",
+        3,
+    )
     assert "/data/shard-17" in found.summary
 
 
 def test_a_stopped_worker_is_blamed_and_not_its_idle_sibling() -> None:
-    loader = ("_try_get_data (torch/utils/data/dataloader.py:1310)", "__next__ (torch/utils/data/dataloader.py:733)")
+    loader = (
+        "_try_get_data (torch/utils/data/dataloader.py:1310)",
+        "__next__ (torch/utils/data/dataloader.py:733)",
+    )
     idle = process(
         "wait (multiprocessing/connection.py:930)",
         "get (multiprocessing/queues.py:113)",
@@ -119,9 +171,14 @@ def test_a_stopped_worker_is_blamed_and_not_its_idle_sibling() -> None:
     )  # fmt: skip
     stopped = process("__getitem__ (data.py:4)", "_worker_loop (torch/utils/data/_utils/worker.py:349)",
                       pid=901, kind="worker", state="T", wchan="do_signal_stop")  # fmt: skip
-    found = diagnose([job_with(process(*loader, *HERE, wchan="do_poll", move=still()), idle, stopped)]).diagnosis
+    found = diagnose(
+        [job_with(process(*loader, *HERE, wchan="do_poll", move=still()), idle, stopped)]
+    ).diagnosis
 
-    assert (found.verdict, [(c.kind, c.pid) for c in found.culprits]) == (Verdict.DATALOADER_STALLED, [("worker", 901)])
+    assert (found.verdict, [(c.kind, c.pid) for c in found.culprits]) == (
+        Verdict.DATALOADER_STALLED,
+        [("worker", 901)],
+    )
     assert found.confidence == "high"
 
 
@@ -159,7 +216,9 @@ def test_a_tie_is_a_split_and_never_a_name() -> None:
 
 
 def test_pipeline_stages_differ_legitimately() -> None:
-    odd = process("recv (torch/distributed/distributed_c10d.py:2500)", "recv_forward (p2p.py:3)", move=still())
+    odd = process(
+        "recv (torch/distributed/distributed_c10d.py:2500)", "recv_forward (p2p.py:3)", move=still()
+    )
 
     assert outcome(job_with(odd)) == ("unknown", [], "low")
 
@@ -172,7 +231,9 @@ def test_a_minority_on_one_node_of_many_is_only_low() -> None:
 
 
 def test_all_wait_here_and_the_rest_of_the_job_is_elsewhere() -> None:
-    found = diagnose([capture(*[rank(n, waiter(), world=16) for n in range(8)], world=16)]).diagnosis
+    found = diagnose(
+        [capture(*[rank(n, waiter(), world=16) for n in range(8)], world=16)]
+    ).diagnosis
 
     assert (found.verdict, found.culprits) == (Verdict.UNKNOWN, ())
     assert "8 ranks of the job are not on this node" in found.summary
@@ -180,11 +241,17 @@ def test_all_wait_here_and_the_rest_of_the_job_is_elsewhere() -> None:
 
 def test_a_job_that_moves_is_not_stuck_whoever_sleeps() -> None:
     """A snapshot of a healthy job: one rank loads data, the others are in all_reduce for some milliseconds."""
-    restless = process(*WAITER, move=Movement(samples=8, span_seconds=2.0, same_frames=True, switches=80))
+    restless = process(
+        *WAITER, move=Movement(samples=8, span_seconds=2.0, same_frames=True, switches=80)
+    )
     ranks = [rank(n, restless if n < 3 else ODD_ONES["sleeps"][0]) for n in range(4)]
     judged = diagnose([capture(*ranks)])
 
-    assert (judged.diagnosis.verdict, judged.diagnosis.culprits, judged.stalled) == (Verdict.UNKNOWN, (), False)
+    assert (judged.diagnosis.verdict, judged.diagnosis.culprits, judged.stalled) == (
+        Verdict.UNKNOWN,
+        (),
+        False,
+    )
 
 
 def test_all_stopped_is_a_pause_and_names_nobody() -> None:
@@ -197,18 +264,32 @@ def test_a_lost_rank_is_named_with_how_it_ended() -> None:
     lost = LostRank(rank=3, pid=77, reason="killed by signal 9 (SIGKILL)")
     found = diagnose([capture(*[rank(n, waiter()) for n in range(3)], lost=(lost,))]).diagnosis
 
-    assert (found.verdict, found.culprits[0].rank, found.culprits[0].pid) == (Verdict.RANK_EXITED, 3, 77)
+    assert (found.verdict, found.culprits[0].rank, found.culprits[0].pid) == (
+        Verdict.RANK_EXITED,
+        3,
+        77,
+    )
     assert "SIGKILL" in found.summary
 
 
-INIT = ("init_process_group (torch/distributed/distributed_c10d.py:1700)", WRAPPER, "<module> (train.py:5)")
+INIT = (
+    "init_process_group (torch/distributed/distributed_c10d.py:1700)",
+    WRAPPER,
+    "<module> (train.py:5)",
+)
 
 
 def test_a_rank_that_never_came_has_no_pid() -> None:
     starting = process(*INIT, wchan="do_poll", move=still())
-    found = diagnose([capture(*[rank(n, starting) for n in range(3)], lost=(LostRank(rank=3),))]).diagnosis
+    found = diagnose(
+        [capture(*[rank(n, starting) for n in range(3)], lost=(LostRank(rank=3),))]
+    ).diagnosis
 
-    assert (found.verdict, found.culprits[0].rank, found.culprits[0].pid) == (Verdict.INIT_INCOMPLETE, 3, None)
+    assert (found.verdict, found.culprits[0].rank, found.culprits[0].pid) == (
+        Verdict.INIT_INCOMPLETE,
+        3,
+        None,
+    )
 
 
 def test_a_rank_that_dawdles_before_init_is_named() -> None:
@@ -218,7 +299,11 @@ def test_a_rank_that_dawdles_before_init_is_named() -> None:
     assert outcome(capture(*ranks)) == ("init_incomplete", [2], "high")
 
 
-BACKWARD = ("_engine_run_backward (torch/autograd/graph.py:979)", "backward (torch/_tensor.py:6)", "step (train.py:40)")
+BACKWARD = (
+    "_engine_run_backward (torch/autograd/graph.py:979)",
+    "backward (torch/_tensor.py:6)",
+    "step (train.py:40)",
+)
 
 
 def test_ddp_waiters_are_told_from_a_rank_that_computes_backward() -> None:
@@ -233,7 +318,12 @@ def test_ddp_waiters_are_told_from_a_rank_that_computes_backward() -> None:
 def test_native_frames_of_one_waiter_hold_for_all_with_its_stand() -> None:
     spins = {"state": "R", "wchan": "0", "move": still(cpu=1.0)}
     line = ("step (train.py:24)", "<module> (train.py:60)")
-    native = ("0x7f76 (libcuda.so)", "cuStreamSynchronize (libcuda.so)", "at::_ops::item::call (libtorch.so)", *line)
+    native = (
+        "0x7f76 (libcuda.so)",
+        "cuStreamSynchronize (libcuda.so)",
+        "at::_ops::item::call (libtorch.so)",
+        *line,
+    )
     ranks = [rank(0, process(*line, native=native, **spins)), rank(1, process(*line, **spins))]
     ranks += [rank(2, process(*line, **spins)), rank(3, ODD_ONES["loop"][0])]
 
@@ -248,7 +338,9 @@ def test_native_is_wanted_once_per_unclear_group_and_never_for_the_clear_ones() 
 
 def recorded(which: str, number: int) -> ProcessCapture:
     data = (H200 / f"hang-{which}" / f"pyspy-{which}-r{number}.json").read_bytes()
-    return ProcessCapture(pid=(620 if which == "sleep" else 860) + number, stacks=parse_pyspy_json(data))
+    return ProcessCapture(
+        pid=(620 if which == "sleep" else 860) + number, stacks=parse_pyspy_json(data)
+    )
 
 
 def test_h200_recording_of_a_sleeping_rank() -> None:
@@ -268,7 +360,11 @@ def test_h200_recording_of_a_desync_of_two_is_a_split() -> None:
     [
         ("sleep", "rank_waiting", [1]),
         ("loop", "rank_busy", [1]),
-        ("kernel", "unknown", []),  # both wait for their GPU: only the GPU can tell which kernel never ends
+        (
+            "kernel",
+            "unknown",
+            [],
+        ),  # both wait for their GPU: only the GPU can tell which kernel never ends
     ],
 )
 def test_h200_native_recordings(fault: str, verdict: str, culprits: list[int]) -> None:
@@ -283,14 +379,20 @@ def test_h200_native_recordings(fault: str, verdict: str, culprits: list[int]) -
 
 def test_a_gil_held_by_another_thread_is_said() -> None:
     holder = stack("crunch (native.py:3)", tid=555, name="Thread-7", gil=True)
-    found = diagnose([job_with(process(*HERE, wchan="futex_do_wait", others=(holder,), move=still()))]).diagnosis
+    found = diagnose(
+        [job_with(process(*HERE, wchan="futex_do_wait", others=(holder,), move=still()))]
+    ).diagnosis
 
     assert (found.verdict, found.culprits[0].rank) == (Verdict.RANK_WAITING, 3)
     assert "held by its thread Thread-7 in crunch (native.py:3)" in found.summary
 
 
 def test_a_job_of_one_rank_can_be_stuck_too() -> None:
-    assert outcome(capture(rank(0, ODD_ONES["fifo"][0], world=1))) == ("rank_blocked_io", [0], "high")
+    assert outcome(capture(rank(0, ODD_ONES["fifo"][0], world=1))) == (
+        "rank_blocked_io",
+        [0],
+        "high",
+    )
 
 
 def test_a_rank_without_any_evidence_is_not_named() -> None:

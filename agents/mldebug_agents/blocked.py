@@ -1,0 +1,52 @@
+"""What a blocked system call works on: the file behind its descriptor, or the path in its arguments."""
+
+from collections.abc import Callable
+
+from mldebug.model import OpenFile, ProcessState, ThreadState
+from mldebug.redact import clean
+
+ON_DESCRIPTOR = {
+    "read", "write", "readv", "writev", "pread64", "pwrite64", "preadv", "pwritev", "fsync", "fdatasync", "ftruncate",
+    "fstat", "getdents64", "ioctl", "flock", "fcntl", "recvfrom", "sendto", "recvmsg", "sendmsg", "fallocate", "lseek",
+    "fstatfs", "sync_file_range", "copy_file_range", "sendfile",
+}  # fmt: skip
+PATH_ARGUMENT = {
+    "open": 0, "stat": 0, "lstat": 0, "access": 0, "statfs": 0, "mkdir": 0, "rmdir": 0, "unlink": 0, "rename": 0,
+    "readlink": 0, "chdir": 0, "creat": 0, "truncate": 0, "execve": 0,
+    "openat": 1, "openat2": 1, "newfstatat": 1, "statx": 1, "faccessat": 1, "faccessat2": 1, "mkdirat": 1,
+    "unlinkat": 1, "renameat": 1, "renameat2": 1, "readlinkat": 1,
+}  # fmt: skip
+MAX_PATH = 512
+
+ReadMemory = Callable[[int, int, int], bytes]
+MountOf = Callable[[int, str], tuple[str, str]]
+
+
+def blocked_on(
+    state: ProcessState | None, read_memory: ReadMemory, mount_of: MountOf
+) -> OpenFile | None:
+    """The file that the main thread's system call waits for, or None where that cannot be told.
+
+    `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount point and type.
+    """
+    thread = state.main if state else None
+    if state is None or thread is None or not thread.syscall_args:
+        return None
+    if thread.syscall in ON_DESCRIPTOR:
+        return next((file for file in state.files if file.fd == thread.syscall_args[0]), None)
+    if thread.syscall in PATH_ARGUMENT:
+        return _by_path(state.pid, thread, read_memory, mount_of)
+    return None
+
+
+def _by_path(
+    pid: int, thread: ThreadState, read_memory: ReadMemory, mount_of: MountOf
+) -> OpenFile | None:
+    index = PATH_ARGUMENT[thread.syscall]
+    address = thread.syscall_args[index] if index < len(thread.syscall_args) else 0
+    raw = read_memory(pid, address, MAX_PATH) if address else b""
+    path = clean(raw.partition(b"\0")[0].decode(errors="replace"), MAX_PATH)
+    if not path:
+        return None
+    mount, fstype = mount_of(pid, path) if path.startswith("/") else ("", "")
+    return OpenFile(fd=-1, target=path, kind="file", mount=mount, fstype=fstype)

@@ -1,0 +1,103 @@
+"""Capture all ranks here now, without stopping them, and name the one that holds the others up."""
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from mldebug.config import Config, load_config
+from mldebug.errors import ExitCode, MldebugError, UsageError
+from mldebug.report.text import print_report
+from mldebug.units import parse_duration
+from mldebug_agents.manual import Taken, choose, take
+from mldebug_agents.workbench import Workbench
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("dump")
+@click.option(
+    "--pid",
+    type=click.IntRange(min=1),
+    help="The job of this process (a rank, a worker or a launcher).",
+)
+@click.option("--job", help="The job with this id or name; default: every job on this node.")
+@click.option(
+    "--native/--no-native",
+    default=None,
+    help="C frames of all ranks (each stands still for 0.03 to 1 s).",
+)
+@click.option(
+    "--watch",
+    metavar="DURATION",
+    help="How long to look for movement, 2s by default; 0s: one look.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print report.json, one line per job.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write report.html here too."
+)
+@click.option("--config", type=click.Path(path_type=Path), help="Config file.")
+def dump(
+    pid: int | None,
+    job: str | None,
+    native: bool | None,
+    watch: str | None,
+    as_json: bool,
+    html: Path | None,
+    config: Path | None,
+) -> None:
+    """Capture all ranks here now, without stopping them, and name the one that holds the others up.
+
+    Exit code 0: nothing is stuck; 1: a stall was found; 3: this user may not look at the job.
+    """
+    with Workbench(adjusted(load_config(config), native, watch)) as bench:
+        found = bench.finder.find()
+        jobs = choose(found, pid, job)
+        if html and len(jobs) > 1:
+            raise UsageError(
+                f"--html takes one job, {len(jobs)} run here", f"add --job {jobs[0].id}"
+            )
+        taken = [take(bench, one, found) for one in jobs]
+    for one in taken:
+        _show(one, as_json, html)
+    sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
+
+
+def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:
+    """The config with what the command line says over it."""
+    capture = config.capture
+    if native is not None:
+        capture = msgspec.structs.replace(capture, native="always" if native else "never")
+    if watch is not None:
+        try:
+            capture = msgspec.structs.replace(capture, watch=parse_duration(watch))
+        except ValueError as error:
+            raise UsageError(f"--watch {watch!r}: {error}", "write it like 2s or 1m") from error
+    return msgspec.structs.replace(config, capture=capture)
+
+
+def _show(taken: Taken, as_json: bool, html: Path | None) -> None:
+    if html:
+        try:
+            html.write_text(taken.html, encoding="utf-8")
+        except OSError as error:
+            raise MldebugError(
+                f"{html} cannot be written: {error.strerror}", "give --html another place"
+            ) from error
+    if taken.trouble:
+        click.echo(f"mldebug: {taken.trouble}", err=True)
+    if as_json:
+        click.echo(msgspec.json.encode(taken.report).decode())
+        return
+    print_report(taken.report, Console())
+    if place := html or taken.html_path:
+        click.echo(f"\nFull report: {place}")
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return dump

@@ -1,0 +1,37 @@
+"""The last lines a rank wrote: find the file behind its stdout and stderr, and read its end."""
+
+from collections.abc import Iterable
+
+from mldebug.model import LogTail, OpenFile, ProcessState
+from mldebug.redact import redact, safe_line
+from mldebug_agents.reader import Reader, Unreadable
+
+MAX_BYTES = 64 * 1024
+MAX_LINES = 40
+LOG_NAMES = (".log", ".out", ".err", ".txt")
+
+
+def log_of(states: Iterable[ProcessState | None]) -> tuple[int, OpenFile] | None:
+    """The log of a rank: its own stdout or stderr file, else a file named like a log; then the same of its launcher.
+
+    `states` are the rank and then whoever may hold the reading end of its pipes. Returns (pid, descriptor).
+    """
+    for state in states:
+        if state is None:
+            continue
+        files = [file for file in state.files if file.kind == "file" and "w" in file.mode]
+        streams = [file for file in files if file.fd in (1, 2)]
+        named = [file for file in files if file.target.endswith(LOG_NAMES)]
+        for file in (*streams, *named):
+            return state.pid, file
+    return None
+
+
+def read_log(reader: Reader, pid: int, file: OpenFile, proc: str = "/proc") -> LogTail | Unreadable:
+    """Read the end of that descriptor's file: last lines, cleaned of control characters and secrets."""
+    tail = reader.read_tail(f"{proc}/{pid}/fd/{file.fd}", max_bytes=MAX_BYTES)
+    if isinstance(tail, Unreadable):
+        return tail
+    lines = tail.data.decode(errors="replace").splitlines()[-MAX_LINES:]
+    cleaned = tuple(safe_line(redact(line), 400) for line in lines)
+    return LogTail(path=file.target, lines=cleaned, modified_at=tail.mtime, size_bytes=tail.size)

@@ -1,0 +1,98 @@
+"""A capture by hand: choose the job, capture it now, judge it, write the report down."""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.archive import Archive
+from mldebug.diagnosis import diagnose
+from mldebug.errors import AccessError, MldebugError, UsageError
+from mldebug.model import Job, Judgement, NodeCapture, Report, Stall
+from mldebug.report.build import build_report
+from mldebug.report.html import render_html
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.workbench import Workbench
+
+
+class Taken(NamedTuple):
+    """What one manual capture came to; `html_path` is None where the report could not be stored."""
+
+    report: Report
+    html: str
+    judgement: Judgement
+    html_path: Path | None
+    trouble: str
+
+
+def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, ...]:
+    """The jobs a person asked for; an error that lists what there is otherwise."""
+    jobs = found.jobs
+    if not jobs:
+        raise _nothing_found(found)
+    if pid is not None:
+        jobs = tuple(job for job in jobs if pid in _pids(job, found))
+    if wanted is not None:
+        jobs = tuple(job for job in jobs if job.id.startswith(wanted) or job.name == wanted)
+    if not jobs:
+        have = ", ".join(f"{job.id} ({job.name}, {len(job.ranks)} ranks)" for job in found.jobs[:8])
+        raise UsageError(f"no job here matches {wanted or pid}", f"jobs on this node: {have}")
+    return jobs
+
+
+def _pids(job: Job, found: Discovery) -> set[int]:
+    ranks = {rank.pid for rank in job.ranks}
+    children = {child.pid for pid in ranks for child in found.children.get(pid, ())}
+    return ranks | children | ({job.launcher_pid} if job.launcher_pid else set())
+
+
+def _nothing_found(found: Discovery) -> MldebugError:
+    hidden = [gap for gap in found.gaps if gap.way_out]
+    if hidden:
+        return AccessError(
+            f"no training job can be seen on this node: {hidden[0].reason}", hidden[0].way_out
+        )
+    return MldebugError(
+        "no training job runs on this node",
+        "is it on another node, or in a container? `mldebug status` shows what is seen here",
+    )
+
+
+def take(bench: Workbench, job: Job, found: Discovery) -> Taken:
+    """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
+    detected = time.time()
+    capture = bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+    return write_down(bench, capture, detected)
+
+
+def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken:
+    """Judge, build, render, store."""
+    judgement = diagnose([capture])
+    report = build_report(
+        judgement,
+        (capture,),
+        kind="manual",
+        trigger="manual",
+        detected_at=detected,
+        reported_at=time.time(),
+        stall=Stall(timeout_seconds=None, why="captured by hand: nobody waited for a timeout"),
+        versions=capture.versions,
+    )
+    html = render_html(report)
+    path, trouble = _store(bench, report, html, capture)
+    return Taken(report, html, judgement, path, trouble)
+
+
+def _store(
+    bench: Workbench, report: Report, html: str, capture: NodeCapture
+) -> tuple[Path | None, str]:
+    evidence = {f"capture-{capture.node}.json": msgspec.json.encode(capture)}
+    state_dir = bench.config.agent.state_dir
+    try:
+        archive = Archive(state_dir)
+        folder = archive.save(report, html, evidence, owner_uid=capture.job.uid)
+        archive.prune()
+    except OSError as error:
+        return None, f"the report was not stored in {state_dir}: {error.strerror or error}"
+    return folder / "report.html", ""

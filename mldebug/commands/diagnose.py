@@ -1,0 +1,75 @@
+"""Judge recorded evidence again: a report's folder, or a folder of py-spy dumps."""
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from mldebug.archive import load_captures
+from mldebug.diagnosis import diagnose
+from mldebug.errors import EvidenceError, ExitCode
+from mldebug.evidence import captures_from_dumps
+from mldebug.model import NodeCapture, Report, Stall
+from mldebug.report.build import build_report
+from mldebug.report.html import render_html
+from mldebug.report.text import print_report
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("diagnose")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print report.json.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write report.html here."
+)
+def command(directory: Path, as_json: bool, html: Path | None) -> None:
+    """Judge recorded evidence again.
+
+    DIRECTORY is the folder of a report, its evidence folder, or a folder of `py-spy dump` outputs (text or JSON)
+    whose file names end in the rank: rank0.txt, dump-17.json.
+    """
+    captures = read_evidence(directory)
+    report = judge(captures)
+    if html:
+        html.write_text(render_html(report), encoding="utf-8")
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+    else:
+        print_report(report, Console())
+    sys.exit(ExitCode.FOUND if diagnose(captures).stalled else ExitCode.FINE)
+
+
+def read_evidence(directory: Path) -> tuple[NodeCapture, ...]:
+    """Captures first; a folder without any is taken as a folder of py-spy dumps."""
+    try:
+        return load_captures(directory)
+    except EvidenceError as error:
+        dumps = captures_from_dumps(directory)
+        if not dumps:
+            raise error
+        return dumps
+
+
+def judge(captures: tuple[NodeCapture, ...]) -> Report:
+    """Build the report that these captures give today; its times are those of the captures."""
+    taken = min(capture.taken_at for capture in captures)
+    return build_report(
+        diagnose(captures),
+        captures,
+        kind="manual",
+        trigger="manual",
+        detected_at=taken,
+        reported_at=taken,
+        stall=Stall(timeout_seconds=None, why="recorded evidence, judged again"),
+        versions=captures[0].versions,
+    )
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return command

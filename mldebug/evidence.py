@@ -1,0 +1,76 @@
+"""Evidence that others recorded: a folder of `py-spy dump` outputs, one or more per rank."""
+
+import re
+from pathlib import Path
+
+from mldebug.errors import EvidenceError
+from mldebug.model import Job, NodeCapture, ProcessCapture, RankCapture, RankIdentity, ThreadStack
+from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
+
+MAX_FILES = 100_000
+MAX_BYTES = 32 << 20
+_RANK = re.compile(r"(\d+)$")
+_SUFFIXES = (".txt", ".json", ".out", "")
+
+
+def captures_from_dumps(directory: Path) -> tuple[NodeCapture, ...]:
+    """Read every file whose stem ends in a number (the rank); empty where there is none such.
+
+    Raises EvidenceError for a file that is no py-spy output. Where a rank has several, native stacks fill `native`.
+    """
+    files = sorted(
+        path for path in directory.iterdir() if path.is_file() and path.suffix in _SUFFIXES
+    )[:MAX_FILES]
+    found: dict[int, ProcessCapture] = {}
+    for path in files:
+        if match := _RANK.search(path.stem):
+            rank = int(match[1])
+            process = _read(path)
+            found[rank] = _join(found[rank], process) if rank in found else process
+    if not found:
+        return ()
+    world = max(len(found), max(found) + 1)
+    ranks = tuple(_rank(number, world, process) for number, process in sorted(found.items()))
+    job = Job(
+        id="recorded",
+        name=directory.resolve().name,
+        launcher="recorded",
+        world_size=world,
+        nodes=("recorded",),
+    )
+    taken = min(path.stat().st_mtime for path in files)
+    return (NodeCapture(node="recorded", taken_at=taken, job=job, ranks=ranks),)
+
+
+def _read(path: Path) -> ProcessCapture:
+    if path.stat().st_size > MAX_BYTES:
+        raise EvidenceError(
+            f"{path} is larger than {MAX_BYTES >> 20} MiB", "py-spy dumps are some kilobytes"
+        )
+    data = path.read_bytes()
+    if data.lstrip()[:1] == b"[":
+        return _process(0, parse_pyspy_json(data))
+    dumps = parse_pyspy_text(data.decode(errors="replace"))
+    if not dumps:
+        raise EvidenceError(
+            f"{path} holds no py-spy dump", "each file must be the output of `py-spy dump --pid P`"
+        )
+    return _process(*next(iter(dumps.items())))
+
+
+def _process(pid: int, stacks: tuple[ThreadStack, ...]) -> ProcessCapture:
+    pid = pid or next((stack.tid for stack in stacks if stack.name == "MainThread"), 0)
+    native = any(frame.native for stack in stacks for frame in stack.frames)
+    return ProcessCapture(pid=pid, stacks=stacks, native=stacks if native else ())
+
+
+def _join(one: ProcessCapture, other: ProcessCapture) -> ProcessCapture:
+    plain = one if not one.native else other
+    return ProcessCapture(
+        pid=one.pid or other.pid, stacks=plain.stacks, native=one.native or other.native
+    )
+
+
+def _rank(number: int, world: int, process: ProcessCapture) -> RankCapture:
+    identity = RankIdentity(rank=number, world_size=world, pid=process.pid, node="recorded")
+    return RankCapture(identity=identity, process=process)
