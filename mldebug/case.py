@@ -115,7 +115,7 @@ _PLURALS = {
 
 def _plural(doing: str) -> str:
     first, _, rest = doing.partition(" ")
-    return f"{_PLURALS.get(first, first)} {rest}"
+    return f"{_PLURALS.get(first, first)} {rest}".replace(" its ", " their ")
 
 
 def sentence(ranks: Iterable[ClassifiedRank]) -> str:

@@ -5,13 +5,12 @@ explain away, the Python frames, the native frames, the remaining wait channels,
 """
 
 import re
-from collections.abc import Iterator
 
 from mldebug import classes
 from mldebug.classes import Calls, Sign
+from mldebug.loader import stalled_loader
 from mldebug.model import (
     Classification,
-    Frame,
     OpenFile,
     ProcessCapture,
     RankCapture,
@@ -19,63 +18,10 @@ from mldebug.model import (
     ThreadStack,
     ThreadState,
 )
-from mldebug.stacks import inner, is_user, principal, python_frames, site
-
-BUSY_CPU = 0.3
-"""Share of one core above which a process computes."""
+from mldebug.stacks import bare, inner, is_user, site
+from mldebug.subject import Subject, activity
 
 READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
-
-
-class Subject:
-    """One process under examination: the capture and the few facts every sign asks for."""
-
-    def __init__(self, capture: ProcessCapture) -> None:
-        self.capture = capture
-        self.stack: ThreadStack | None = principal(capture.stacks, capture.pid)
-        self.native = principal(capture.native, capture.pid)
-        self.frames = python_frames((self.stack or self.native or ThreadStack(tid=0)).frames)
-        self.place: Frame | None = site(self.frames)
-        self.thread: ThreadState = self._thread()
-        self.movement = capture.movement
-
-    def _thread(self) -> ThreadState:
-        """The kernel's view of the thread whose stack speaks; the main one where tids do not match (containers)."""
-        state = self.capture.state
-        if state is None:
-            return ThreadState(tid=0)
-        by_tid = {thread.tid: thread for thread in state.threads}
-        fallback = state.main or ThreadState(tid=state.pid, state=state.state)
-        return by_tid.get(self.stack.tid, fallback) if self.stack else fallback
-
-    @property
-    def at(self) -> str:
-        """The place in the training code, as py-spy prints it."""
-        frame = self.place or (self.frames[0] if self.frames else None)
-        return frame.label if frame else "an unknown place (no Python stack)"
-
-    @property
-    def still(self) -> bool:
-        """True unless samples show that it moved, ran or did I/O between them."""
-        move = self.movement
-        return move is None or (move.same_frames and move.switches == 0 and move.io_chars == 0)
-
-    @property
-    def computes(self) -> bool:
-        """True where CPU time (or, without samples, py-spy's word) says that it runs."""
-        if self.movement is not None:
-            return (
-                max(self.movement.cpu_ratio, min(1.0, self.movement.process_cpu_ratio)) >= BUSY_CPU
-            )
-        if self.capture.state is not None:
-            return self.thread.state == "R"
-        return bool(self.stack and self.stack.active)
-
-    @property
-    def has_gpu(self) -> bool:
-        """True where it holds a GPU device open."""
-        state = self.capture.state
-        return bool(state and any(file.kind == "gpu" for file in state.files))
 
 
 def classify(capture: RankCapture) -> Classification:
@@ -162,8 +108,12 @@ def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
         return _backward(subject)
     row, operation = match
     if row.name == "dataloader":
-        return _dataloader(subject, row, capture)
+        return stalled_loader(
+            subject, row.phrase.format(site=subject.at), capture, classify_process
+        )
     doing = row.phrase.format(op=operation, site=subject.at)
+    if row.name == "thread_exit":
+        doing += _other_threads(subject)
     if (
         row.role is Role.BUSY
         and not subject.computes
@@ -179,8 +129,20 @@ def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
         operation=operation,
         site=subject.at,
         direct=native is not None and native.role is row.role,
-        why=(f"Python frames: {operation} called at {subject.at}", *_activity(subject)),
+        why=(f"Python frames: {operation} called at {subject.at}", *activity(subject)),
     )
+
+
+def _other_threads(subject: Subject) -> str:
+    """` (uploader, in push (upload.py:9))`: the threads that are left, with their place."""
+    others = [
+        stack for stack in subject.capture.stacks if stack is not subject.stack and stack.frames
+    ]
+    told = [
+        f"{stack.name or stack.tid}, in {(site(stack.frames) or stack.frames[0]).label}"
+        for stack in others
+    ]
+    return f" ({'; '.join(told[:3])})" if told else ""
 
 
 def _match_calls(subject: Subject) -> tuple[Calls, str] | None:
@@ -188,9 +150,9 @@ def _match_calls(subject: Subject) -> tuple[Calls, str] | None:
     region = inner(subject.frames)
     for row in classes.PYTHON:
         hits = [
-            f.function
+            bare(f)
             for f in region
-            if row.file.fullmatch(f.file) and row.function.fullmatch(f.function)
+            if row.file.fullmatch(f.file) and row.function.fullmatch(bare(f))
         ]
         if hits:
             return row, hits[-1]
@@ -213,13 +175,13 @@ def _backward(subject: Subject) -> Classification | None:
     hits = [
         f
         for f in inner(subject.frames)
-        if row.file.fullmatch(f.file) and row.function.fullmatch(f.function)
+        if row.file.fullmatch(f.file) and row.function.fullmatch(bare(f))
     ]
     if not hits:
         return None
     if (native := _by_native(subject)) is not None:
         return native
-    facts = _activity(subject)
+    facts = activity(subject)
     if subject.computes or not subject.still:
         return Classification(
             name="backward",
@@ -278,58 +240,6 @@ def _gil(subject: Subject) -> Classification:
     )
 
 
-def _dataloader(subject: Subject, row: Calls, capture: RankCapture) -> Classification:
-    """The rank waits for a worker: find the worker that is not simply idle."""
-    doing = row.phrase.format(site=subject.at)
-    guilty = [(child, found) for child, found in _suspicious_workers(capture)]
-    facts = tuple(f"worker {child.pid} {found.doing}" for child, found in guilty)
-    if len(guilty) != 1:
-        return Classification(
-            name="dataloader",
-            role=Role.INERT,
-            doing=doing,
-            site=subject.at,
-            why=(*facts, *_activity(subject)),
-        )
-    child, found = guilty[0]
-    return Classification(
-        name="dataloader",
-        role=Role.INERT,
-        doing=f"{doing}: worker {child.pid} {found.doing}",
-        site=subject.at,
-        direct=found.direct,
-        mount=found.mount,
-        path=found.path,
-        worker_pid=child.pid,
-        why=(*facts, *_activity(subject)),
-    )
-
-
-def _suspicious_workers(capture: RankCapture) -> Iterator[tuple[ProcessCapture, Classification]]:
-    """Workers that do not stand in their own empty index queue."""
-    for child in capture.children:
-        if child.kind != "worker":
-            continue
-        if not _idles_for_work(child) or (child.state and child.state.state in "TtDZ"):
-            yield child, classify_process(child)
-
-
-def _idles_for_work(child: ProcessCapture) -> bool:
-    """True for a DataLoader worker whose innermost frames are `index_queue.get` below `_worker_loop`."""
-    stack = principal(child.stacks, child.pid)
-    if stack is None:
-        return False
-    frames = python_frames(stack.frames)
-    names = [frame.function for frame in frames]
-    loop = names.index("_worker_loop") if "_worker_loop" in names else -1
-    inside = frames[:loop] if loop >= 0 else ()
-    return (
-        loop >= 0
-        and any(f.function == "get" for f in inside)
-        and not any(is_user(f) for f in inside)
-    )
-
-
 def _busy_children(capture: RankCapture) -> bool:
     """True where a child process computes for the rank: a compiler, for one."""
     return any(Subject(child).computes for child in capture.children)
@@ -367,7 +277,7 @@ def _by_source(subject: Subject) -> Classification | None:
 
 def _by_activity(subject: Subject) -> Classification:
     """No name for what it does: CPU time decides between busy and idle."""
-    facts = _activity(subject)
+    facts = activity(subject)
     holder = next((s for s in subject.capture.stacks if s.owns_gil), None)
     if subject.computes and _released_gil(subject):
         doing = f"is in native code at {subject.at}"
@@ -405,7 +315,7 @@ def _from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Class
         direct=direct,
         mount=target.mount if target else "",
         path=target.target if target else "",
-        why=(fact, *_activity(subject)),
+        why=(fact, *activity(subject)),
     )
 
 
@@ -420,19 +330,7 @@ def _inert(
         direct=True,
         mount=target.mount if target else "",
         path=target.target if target else "",
-        why=(fact, *_activity(subject)),
-    )
-
-
-def _activity(subject: Subject) -> tuple[str, ...]:
-    """The counters behind a class, as one sentence."""
-    move = subject.movement
-    if move is None:
-        return ()
-    moved = "the same frames" if move.same_frames else "changing frames"
-    cpu = f"{100 * move.process_cpu_ratio:.0f} % CPU"
-    return (
-        f"{moved} in {move.samples} samples over {move.span_seconds:.1f} s, {cpu}, {move.switches} context switches",
+        why=(fact, *activity(subject)),
     )
 
 

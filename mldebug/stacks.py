@@ -71,12 +71,12 @@ def _both_ends(frames: list[_RawFrame]) -> list[_RawFrame]:
     """Cut endless recursion in the middle: where it stands and where it came from both stay."""
     if len(frames) <= MAX_FRAMES:
         return frames
-    hidden = _RawFrame(name=f"… {len(frames) - MAX_FRAMES} frames left out …", filename="<cut>")
+    hidden = _RawFrame(name=f"… {len(frames) - MAX_FRAMES} frames left out …", filename="cut.py")
     return [*frames[:100], hidden, *frames[-49:]]
 
 
 def _frame(raw: _RawFrame) -> Frame:
-    native = raw.line == 0 and not raw.filename.endswith(".py") and not raw.filename.startswith("<")
+    native = raw.module is not None or not (raw.line or raw.filename.endswith(".py"))
     path = clean(raw.module or raw.filename, 512)
     return Frame(
         function=short_function(raw.name) if native else clean(raw.name, MAX_NAME),
@@ -93,6 +93,7 @@ def short_function(name: str) -> str:
     return (cut or clean(name, MAX_NAME))[:MAX_NAME]
 
 
+_NATIVE_SOURCE = (".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".pyx", ".rs")
 _TEXT_PROCESS = re.compile(r"^Process (\d+):")
 _TEXT_THREAD = re.compile(r'^Thread (?:0x)?([0-9A-Fa-f]+) \(([a-z+]+)\)(?:: "(.*)")?')
 _TEXT_FRAME = re.compile(r"^ {4}(.+) \((.+?)(?::(\d+))?\)$")
@@ -121,7 +122,7 @@ def _text_thread(match: re.Match[str]) -> ThreadStack:
 
 
 def _text_frame(match: re.Match[str]) -> Frame:
-    native = match[3] is None
+    native = match[3] is None or match[2].endswith(_NATIVE_SOURCE)
     name = short_function(match[1]) if native else clean(match[1], MAX_NAME)
     return Frame(
         function=name, file=clean(match[2], MAX_NAME), line=int(match[3] or 0), native=native
@@ -144,6 +145,11 @@ def is_user(frame: Frame) -> bool:
     return not _TORCH.search(frame.file) and not _TORCH.search(
         frame.path.partition("site-packages/")[2]
     )
+
+
+def bare(frame: Frame) -> str:
+    """The name without its class: py-spy qualifies names from Python 3.11 on (`Queue.get`)."""
+    return frame.function.rpartition(".")[2]
 
 
 def python_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
@@ -186,7 +192,7 @@ def _only_waits_for_threads(stack: ThreadStack) -> bool:
         "get",
     }
     python = python_frames(stack.frames)
-    return bool(python) and python[0].function in joins and not is_user(python[0])
+    return bool(python) and bare(python[0]) in joins and not is_user(python[0])
 
 
 def _trains(stack: ThreadStack) -> bool:

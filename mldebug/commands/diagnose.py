@@ -48,10 +48,10 @@ def read_evidence(directory: Path) -> tuple[NodeCapture, ...]:
     """Captures first; a folder without any is taken as a folder of py-spy dumps."""
     try:
         return load_captures(directory)
-    except EvidenceError as error:
+    except EvidenceError:
         dumps = captures_from_dumps(directory)
         if not dumps:
-            raise error
+            raise
         return dumps
 
 

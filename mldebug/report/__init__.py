@@ -1,0 +1,1 @@
+"""What people read: an incident written down as data, HTML and text."""

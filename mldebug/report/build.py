@@ -1,0 +1,174 @@
+"""Build a report from a judgement and its captures: pure, data in and data out."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Literal, TypeVar
+
+from msgspec.structs import replace
+
+from mldebug.folding import fold_ranks
+from mldebug.model import (
+    REPORT_SCHEMA,
+    CaptureView,
+    GapView,
+    JobView,
+    Judgement,
+    NodeCapture,
+    NodeView,
+    Report,
+    Stall,
+    TimelineEvent,
+    TreeNode,
+)
+from mldebug.report.ranks import rank_views, shorten_stack
+from mldebug.report.tidy import tidy_report
+
+MAX_DEPTH = 150  # of the tree: encoders and browsers recurse too
+
+_T = TypeVar("_T")
+
+Kind = Literal["stall", "abnormal_end", "manual"]
+Trigger = Literal["stall", "exit", "manual", "api", "alert"]
+State = Literal["open", "recovered", "ended"]
+
+
+def build_report(
+    judgement: Judgement,
+    captures: Sequence[NodeCapture],
+    *,
+    kind: Kind,
+    trigger: Trigger,
+    state: State = "open",
+    detected_at: float,
+    reported_at: float,
+    stall: Stall,
+    timeline: Iterable[TimelineEvent] = (),
+    versions: Mapping[str, str],
+    report_id: str | None = None,
+    stalled_since: float | None = None,
+    node: str | None = None,
+) -> Report:
+    """Write an incident down.
+
+    `captures` is not empty and of one job; of several by one node the latest counts, all are listed.
+    Times are unix seconds. `node` is the one that reports (default: that of the first capture).
+    """
+    job = _job(captures)
+    report = Report(
+        schema=REPORT_SCHEMA,
+        id=report_id or make_id(detected_at, job.id),
+        node=captures[0].node if node is None else node,
+        versions=_versions(captures, versions),
+        job=job,
+        kind=kind,
+        trigger=trigger,
+        state=state,
+        stalled_since=None if stalled_since is None else rfc3339(stalled_since),
+        detected_at=rfc3339(detected_at),
+        reported_at=rfc3339(reported_at),
+        stall=stall,
+        timeline=tuple(timeline),
+        captures=tuple(_moments(captures)),
+        diagnosis=judgement.diagnosis,
+        groups=tuple(replace(one, frames=shorten_stack(one.frames)) for one in judgement.groups),
+        tree=tuple(_prune(node, MAX_DEPTH) for node in judgement.tree),
+        ranks=rank_views(judgement),
+        nodes=tuple(_node_view(capture) for capture in _latest(captures)),
+        remarks=tuple(_unique(mark.message for each in captures for mark in each.remarks)),
+        gaps=tuple(_gaps(captures)),
+    )
+    return tidy_report(report)
+
+
+def make_id(at: float, job_id: str) -> str:
+    """Return `20261121T055041Z-<job id>`: sorts by time and is safe as a file name."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_id).strip("-.")[:64]
+    return f"{datetime.fromtimestamp(at, UTC):%Y%m%dT%H%M%SZ}-{safe or 'job'}"
+
+
+def rfc3339(at: float) -> str:
+    """Return unix seconds as RFC 3339 in UTC, to the millisecond."""
+    moment = datetime.fromtimestamp(round(at, 3), UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- the job and its nodes -----------------------------------------------------------------------
+
+
+def _job(captures: Sequence[NodeCapture]) -> JobView:
+    job = captures[0].job
+    seen = [name for each in captures for name in (*each.job.nodes, each.node)]
+    return JobView(
+        id=job.id,
+        name=job.name,
+        attempt=job.attempt,
+        world_size=job.world_size,
+        launcher=job.launcher,
+        nodes=tuple(_unique(seen)),
+        user=job.user,
+        started_at=rfc3339(job.started_at) if job.started_at else "",
+    )
+
+
+def _latest(captures: Iterable[NodeCapture]) -> list[NodeCapture]:
+    latest: dict[str, NodeCapture] = {}
+    for capture in sorted(captures, key=lambda each: each.taken_at):
+        latest[capture.node] = capture
+    return [latest[name] for name in sorted(latest)]
+
+
+def _node_view(capture: NodeCapture) -> NodeView:
+    return NodeView(
+        node=capture.node,
+        ranks=fold_ranks(one.identity.rank for one in capture.ranks),
+        taken_at=rfc3339(capture.taken_at),
+        duration_seconds=capture.duration_seconds,
+    )
+
+
+def _moments(captures: Iterable[NodeCapture]) -> Iterator[CaptureView]:
+    """A moment ends where one of its nodes comes again."""
+    moment: dict[str, NodeCapture] = {}
+    for capture in sorted(captures, key=lambda each: each.taken_at):
+        if capture.node in moment:
+            yield _moment(list(moment.values()))
+            moment = {}
+        moment[capture.node] = capture
+    if moment:
+        yield _moment(list(moment.values()))
+
+
+def _moment(captures: list[NodeCapture]) -> CaptureView:
+    return CaptureView(
+        at=rfc3339(captures[0].taken_at),
+        duration_seconds=max(each.duration_seconds for each in captures),
+        ranks=sum(len(each.ranks) for each in captures),
+        note=captures[0].node if len(captures) == 1 else f"{len(captures)} nodes",
+    )
+
+
+def _versions(captures: Iterable[NodeCapture], versions: Mapping[str, str]) -> dict[str, str]:
+    found = {name: text for each in captures for name, text in each.versions.items()}
+    return dict(sorted((found | dict(versions)).items()))
+
+
+def _gaps(captures: Iterable[NodeCapture]) -> Iterator[GapView]:
+    for gap in _unique(gap for capture in captures for gap in capture.gaps):
+        yield GapView(
+            what=gap.what, reason=gap.reason, rank=gap.rank, pid=gap.pid, way_out=gap.way_out
+        )
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+def _prune(node: TreeNode, depth: int) -> TreeNode:
+    if depth <= 1 and node.children:
+        rest = TreeNode(frame="… deeper frames left out", ranks=node.ranks, count=node.count)
+        return replace(node, children=(rest,))
+    return replace(node, children=tuple(_prune(child, depth - 1) for child in node.children))
+
+
+def _unique(items: Iterable[_T]) -> Iterator[_T]:
+    return iter(dict.fromkeys(items))

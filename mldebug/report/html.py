@@ -1,0 +1,162 @@
+"""The report as one HTML file: readable from disk, on a phone, on paper and without JavaScript."""
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from mldebug.folding import fold_ranks, shorten_ranks
+from mldebug.model import Culprit, GapView, Group, RankView, Report
+from mldebug.report import columns, rankmap, treeview, words
+from mldebug.report.tidy import tidy_report
+
+FOLDER = Path(__file__).with_name("templates")
+TABLE_ROWS = 256  # rows in the file itself; JavaScript shows the others from the data
+MAX_GROUPS = 64
+MAX_GAPS = 200
+SHOWN_FRAMES = 6
+LONG_SENTENCE = 170
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCard:
+    """A group as it is shown; `index` is its number in the table."""
+
+    index: int
+    group: Group
+    look: words.Look
+    ranks: str
+    culprit: bool
+
+
+class GapRow(NamedTuple):
+    """Equal gaps of several ranks, folded."""
+
+    gap: GapView
+    where: str
+
+
+def render_html(report: Report) -> str:
+    """Return the whole file. Nothing in it is loaded from elsewhere and nothing a job wrote is markup."""
+    return _template().render(_view(tidy_report(report)))
+
+
+def policy(style: str, script: str) -> str:
+    """Return the Content-Security-Policy that allows this style and this script, and nothing else."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def embed(value: object) -> Markup:
+    """Encode data so that it cannot leave the script element that holds it."""
+    text = msgspec.json.encode(value).decode()
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)  # noqa: S704 - the loop above is the escaping
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@cache
+def _template() -> Template:
+    world = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    world.filters |= {"plural": words.plural, "moment": words.moment}
+    world.globals |= {"W": words, "SHOWN_FRAMES": SHOWN_FRAMES}
+    return world.get_template("report.html.j2")
+
+
+def _view(report: Report) -> dict[str, Any]:
+    """Everything the template shows, worked out; it only lays out."""
+    style, script = (FOLDER / "report.css").read_text(), (FOLDER / "report.js").read_text()
+    legend = rankmap.kinds(report.ranks)
+    large = len(report.ranks) > rankmap.MAX_CELLS
+    culprits = [one.rank for one in report.ranks if one.culprit]
+    return {
+        "r": report,
+        "style": Markup(style),  # noqa: S704 - our own file
+        "script": Markup(script),  # noqa: S704 - our own file
+        "policy": policy(style, script),
+        "sentence": _sentence(report.diagnosis.summary, report.diagnosis.culprits),
+        "long": len(report.diagnosis.summary) > LONG_SENTENCE,
+        "legend": legend,
+        "tints": {(kind.role, kind.name): kind.css for kind in legend},
+        "described": rankmap.describe(legend),
+        "drawings": rankmap.drawings(report.ranks, legend) if large else [],
+        "cells": [] if large else rankmap.cells(report.ranks, legend),
+        "cards": _cards(report)[:MAX_GROUPS],
+        "branches": treeview.branches(report.tree, culprits, len(report.ranks)),
+        "left_out": treeview.left_out(report.tree),
+        "rows": _rows(report.ranks, large),
+        "detailed": [one for one in report.ranks if one.threads or one.log],
+        "gaps": _gap_rows(report.gaps),
+        "nodes": report.nodes[:TABLE_ROWS],
+        "data": embed(columns.data(report.ranks, legend)),
+    }
+
+
+def _sentence(summary: str, culprits: tuple[Culprit, ...]) -> tuple[str, str, str]:
+    """Split the sentence around the words that name the culprit, which are shown in its colour."""
+    ranks = [one.rank for one in culprits if one.rank is not None]
+    if not ranks:
+        return summary, "", ""
+    name = f"ranks? {re.escape(fold_ranks(ranks))}(?![-,]?\\d)"
+    found = re.search(name, summary, re.IGNORECASE)
+    if found is None:
+        return summary, "", ""
+    return summary[: found.start()], found[0], summary[found.end() :]
+
+
+def _cards(report: Report) -> list[GroupCard]:
+    """Groups with a culprit first, else in the report's own order."""
+    blamed = {one.group for one in report.ranks if one.culprit}
+    found = [
+        GroupCard(
+            index=index,
+            group=group,
+            look=words.ROLES[group.role],
+            ranks=shorten_ranks(group.ranks, 160),
+            culprit=index in blamed,
+        )
+        for index, group in enumerate(report.groups)
+    ]
+    return sorted(found, key=lambda card: not card.culprit)
+
+
+def _rows(ranks: tuple[RankView, ...], large: bool) -> list[RankView]:
+    """Culprits, suspects, then the others; of a large job only those to look at."""
+    order = list(words.ROLES)
+    ordered = sorted(ranks, key=lambda one: (not one.culprit, order.index(one.role), one.rank))
+    if large:
+        ordered = [one for one in ordered if one.culprit or one.role != "waiting"] or ordered[:16]
+    return ordered[:TABLE_ROWS]
+
+
+def _gap_rows(gaps: tuple[GapView, ...]) -> list[GapRow]:
+    same: dict[tuple[str, str, str], list[GapView]] = {}
+    for gap in gaps:
+        same.setdefault((gap.what, gap.reason, gap.way_out), []).append(gap)
+    return [GapRow(mine[0], _where(mine)) for mine in same.values()][:MAX_GAPS]
+
+
+def _where(gaps: list[GapView]) -> str:
+    ranks = {gap.rank for gap in gaps if gap.rank is not None}
+    if ranks:
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {shorten_ranks(fold_ranks(ranks), 60)}"
+    return f"pid {gaps[0].pid}" if gaps[0].pid is not None else ""

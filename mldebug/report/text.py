@@ -1,0 +1,150 @@
+"""The report as plain text: the verdict first, then who stands where, then what to do next."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.text import Text
+
+from mldebug.folding import shorten_ranks
+from mldebug.model import Culprit, Diagnosis, Group, Report
+from mldebug.report.tidy import tidy
+from mldebug.report.words import ROLES, culprit_name, culprit_place, ending, plural, title
+
+MAX_CULPRITS = 8
+MAX_GROUPS = 8
+MAX_FRAMES = 5
+MIN_WIDTH = 40
+MAX_LABEL = 120  # characters of a frame, a name
+MAX_SENTENCE = 400
+
+
+class Line(NamedTuple):
+    """One line without its end, at most as wide as asked, and the style a terminal may give it."""
+
+    text: str
+    style: str = ""
+
+
+def report_lines(report: Report, width: int = 80) -> Iterator[str]:
+    """Yield the report line by line, each at most `width` (≥ 40) columns, without control characters."""
+    for line in _lines(report, max(width, MIN_WIDTH)):
+        yield line.text
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the lines, with colours where the console is a terminal; text from jobs is never markup."""
+    for line in _lines(report, max(console.width, MIN_WIDTH)):
+        style = line.style if console.is_terminal else ""
+        console.print(Text(line.text, style=style), highlight=False, soft_wrap=True)
+
+
+def _lines(report: Report, width: int) -> Iterator[Line]:
+    yield from _verdict(report, width)
+    yield from _culprits(report.diagnosis.culprits, width)
+    yield from _groups(report, width)
+    yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
+    yield from _listed("Next", "", report.diagnosis.next_steps, width, "cyan")
+    yield from _gaps(report, width)
+
+
+def _verdict(report: Report, width: int) -> Iterator[Line]:
+    diagnosis = report.diagnosis
+    words = (title(diagnosis.verdict), f"confidence {diagnosis.confidence}", ending(report))
+    headline = " · ".join(word for word in words if word)
+    yield from _wrap(headline, width, "", "", _headline_style(diagnosis))
+    yield from _wrap(diagnosis.summary, width, style="bold")
+    job = report.job
+    where = plural(len(job.nodes), "node")
+    yield from _wrap(
+        f"{tidy(job.name, 40)} · {plural(job.world_size, 'rank')} on {where} · {report.id}",
+        width,
+        style="dim",
+    )
+
+
+def _headline_style(diagnosis: Diagnosis) -> str:
+    return "bold red" if diagnosis.culprits else "bold yellow"
+
+
+def _culprits(culprits: tuple[Culprit, ...], width: int) -> Iterator[Line]:
+    yield Line("")
+    yield Line("Culprits" if len(culprits) > 1 else "Culprit", "underline")
+    if not culprits:
+        yield from _wrap("nobody is named: the evidence does not tell", width, "  ")
+    for culprit in culprits[:MAX_CULPRITS]:
+        place = tidy(culprit_place(culprit), MAX_LABEL)
+        text = f"{culprit_name(culprit)} · {place} · {tidy(culprit.reason, MAX_SENTENCE)}"
+        yield from _wrap(text, width, "> ", "  ", "bold red")
+    if len(culprits) > MAX_CULPRITS:
+        yield Line(f"  … and {len(culprits) - MAX_CULPRITS:,} more")
+
+
+def _groups(report: Report, width: int) -> Iterator[Line]:
+    groups = report.groups
+    blamed = {one.group for one in report.ranks if one.culprit}
+    if groups:
+        yield Line("")
+        yield Line("Who stands where", "underline")
+    ordered = sorted(enumerate(groups), key=lambda pair: pair[0] not in blamed)
+    for index, group in ordered[:MAX_GROUPS]:
+        yield from _group(group, index in blamed, width)
+    if len(groups) > MAX_GROUPS:
+        yield Line(f"  … and {plural(len(groups) - MAX_GROUPS, 'more group')}")
+
+
+def _group(group: Group, blamed: bool, width: int) -> Iterator[Line]:
+    look = ROLES[group.role]
+    mark, style = ("> ", "bold red") if blamed else ("  ", look.style)
+    ranks = f"{'rank' if group.count == 1 else 'ranks'} {shorten_ranks(group.ranks, 30)}"
+    count = "" if group.count == 1 else f" ({group.count:,})"
+    doing = tidy(group.doing, MAX_LABEL)
+    head = f"{look.letter} {ranks}{count}: {doing} [{group.role}]"
+    yield from _wrap(head, width, mark, "    ", style)
+    for label in group.frames[:MAX_FRAMES]:
+        yield from _wrap(tidy(label, MAX_LABEL), width, "      ", "        ")
+    if len(group.frames) > MAX_FRAMES:
+        yield Line(f"      … {plural(len(group.frames) - MAX_FRAMES, 'more frame')}", "dim")
+
+
+def _listed(
+    heading: str, bullet: str, items: tuple[str, ...], width: int, style: str = ""
+) -> Iterator[Line]:
+    if not items:
+        return
+    yield Line("")
+    yield Line(heading, "underline")
+    for item in items:
+        yield from _wrap(tidy(item, MAX_SENTENCE), width, f"  {bullet}", "    ", style)
+
+
+def _gaps(report: Report, width: int) -> Iterator[Line]:
+    if report.gaps:
+        first = report.gaps[0]
+        yield Line("")
+        count = plural(len(report.gaps), "piece")
+        yield from _wrap(f"Gaps: {count} of evidence could not be had.", width)
+        yield from _wrap(tidy(f"{first.what}: {first.reason}", MAX_SENTENCE), width, "  ", "    ")
+        if first.way_out:
+            yield from _wrap(tidy(f"way out: {first.way_out}", MAX_SENTENCE), width, "  ", "    ")
+
+
+def _wrap(
+    text: str, width: int, first: str = "", later: str | None = None, style: str = ""
+) -> Iterator[Line]:
+    """Break tidied text at spaces into lines of at most `width` columns (wide characters take two)."""
+    line = first
+    empty = True
+    for word in _pieces(tidy(text, 1_000), width - max(len(first), len(later or first))):
+        joined = line + word if empty else f"{line} {word}"
+        if not empty and cell_len(joined) > width:
+            yield Line(line, style)
+            joined = (first if later is None else later) + word
+        line, empty = joined, False
+    yield Line(line, style)
+
+
+def _pieces(text: str, width: int) -> Iterator[str]:
+    for word in text.split(" "):
+        yield from chop_cells(word, width) if cell_len(word) > width else (word,)

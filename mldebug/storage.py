@@ -1,0 +1,129 @@
+"""Bytes on disk, read and written with care.
+
+Written files are fsynced and a folder appears under its name all at once, so a reader sees all of it or nothing.
+A folder may belong to a user who puts anything there: reading follows no symlink, waits for no FIFO, trusts no size.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.errors import EvidenceError
+
+MAX_FILE_BYTES = 64 << 20
+TAKE_ANOTHER = "take a new one with: mldebug dump"
+
+_T = TypeVar("_T")
+
+
+def read_struct(file: Path, wanted: type[_T]) -> _T:
+    """Read one JSON file as a struct; `EvidenceError` when it cannot be had or is malformed."""
+    return _decode(read_bytes(file), wanted, file)
+
+
+def read_bytes(file: Path) -> bytes:
+    """Read a regular file of bounded size; neither it nor its folder may be a symlink."""
+    try:
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            handle = os.open(
+                file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise EvidenceError(f"cannot read {file}: {error.strerror}", TAKE_ANOTHER) from error
+    with open(handle, "rb") as stream:
+        return _read_bounded(stream.fileno(), file)
+
+
+def _read_bounded(handle: int, file: Path) -> bytes:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise EvidenceError(f"{file} is not a regular file", TAKE_ANOTHER)
+    if status.st_size > MAX_FILE_BYTES:
+        raise EvidenceError(
+            f"{file} has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}", TAKE_ANOTHER
+        )
+    return _drain(handle, MAX_FILE_BYTES)
+
+
+def _drain(handle: int, limit: int) -> bytes:
+    parts: list[bytes] = []
+    while limit > 0 and (part := os.read(handle, min(limit, 1 << 20))):
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)
+
+
+def _decode(content: bytes, wanted: type[_T], file: Path) -> _T:
+    try:
+        return msgspec.json.decode(content, type=wanted)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise EvidenceError(f"{file} is malformed: {str(error)[:200]}", TAKE_ANOTHER) from error
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    (folder / "evidence").mkdir(mode=0o700)
+    for name, content in contents.items():
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(handle)
+    _sync_folder(folder / "evidence")
+    _sync_folder(folder)
+
+
+def give(folder: Path, owner_uid: int | None) -> None:
+    """Hand the files over, the outermost folder last: until then nobody else can get in."""
+    if owner_uid is None or os.geteuid() != 0:
+        return
+    for path in (*folder.glob("evidence/*"), *folder.glob("*"), folder):
+        os.chown(path, owner_uid, -1, follow_symlinks=False)
+
+
+def replace_folder(temporary: Path, target: Path) -> None:
+    """Put the new folder in place of the old one; a directory that is not empty cannot be renamed over."""
+    if os.path.lexists(target):
+        old = temporary.with_name(f"{temporary.name}.old")
+        os.rename(target, old)
+        os.rename(temporary, target)
+        _remove(old)
+    else:
+        os.rename(temporary, target)
+    _sync_folder(target.parent)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder, following no link."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total

@@ -1,0 +1,70 @@
+"""One process under examination: its capture, and the few facts that every sign asks for."""
+
+from mldebug.model import Frame, ProcessCapture, ThreadStack, ThreadState
+from mldebug.stacks import principal, python_frames, site
+
+BUSY_CPU = 0.3
+"""Share of one core above which a process computes."""
+
+
+class Subject:
+    """One process under examination: the capture and the few facts every sign asks for."""
+
+    def __init__(self, capture: ProcessCapture) -> None:
+        self.capture = capture
+        self.stack: ThreadStack | None = principal(capture.stacks, capture.pid)
+        self.native = principal(capture.native, capture.pid)
+        self.frames = python_frames((self.stack or self.native or ThreadStack(tid=0)).frames)
+        self.place: Frame | None = site(self.frames)
+        self.thread: ThreadState = self._thread()
+        self.movement = capture.movement
+
+    def _thread(self) -> ThreadState:
+        """The kernel's view of the thread whose stack speaks; the main one where tids do not match (containers)."""
+        state = self.capture.state
+        if state is None:
+            return ThreadState(tid=0)
+        by_tid = {thread.tid: thread for thread in state.threads}
+        fallback = state.main or ThreadState(tid=state.pid, state=state.state)
+        return by_tid.get(self.stack.tid, fallback) if self.stack else fallback
+
+    @property
+    def at(self) -> str:
+        """The place in the training code, as py-spy prints it."""
+        frame = self.place or (self.frames[0] if self.frames else None)
+        return frame.label if frame else "an unknown place (no Python stack)"
+
+    @property
+    def still(self) -> bool:
+        """True unless samples show that it moved, ran or did I/O between them."""
+        move = self.movement
+        return move is None or (move.same_frames and move.switches == 0 and move.io_chars == 0)
+
+    @property
+    def computes(self) -> bool:
+        """True where CPU time (or, without samples, py-spy's word) says that it runs."""
+        if self.movement is not None:
+            return (
+                max(self.movement.cpu_ratio, min(1.0, self.movement.process_cpu_ratio)) >= BUSY_CPU
+            )
+        if self.capture.state is not None:
+            return self.thread.state == "R"
+        return bool(self.stack and self.stack.active)
+
+    @property
+    def has_gpu(self) -> bool:
+        """True where it holds a GPU device open."""
+        state = self.capture.state
+        return bool(state and any(file.kind == "gpu" for file in state.files))
+
+
+def activity(subject: Subject) -> tuple[str, ...]:
+    """The counters behind a class, as one sentence."""
+    move = subject.movement
+    if move is None:
+        return ()
+    moved = "the same frames" if move.same_frames else "changing frames"
+    cpu = f"{100 * move.process_cpu_ratio:.0f} % CPU"
+    return (
+        f"{moved} in {move.samples} samples over {move.span_seconds:.1f} s, {cpu}, {move.switches} context switches",
+    )

@@ -1,0 +1,29 @@
+"""What all tests share: golden files with one switch to update them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--update-golden`."""
+    parser.addoption("--update-golden", action="store_true", help="write what the tests get")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return `check(name, text)`: `text` has to be what `tests/golden/<name>` holds."""
+    update = request.config.getoption("--update-golden")
+
+    def check(name: str, text: str) -> None:
+        file = GOLDEN / name
+        if update:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert file.exists(), f"{file} is missing; make it with: pytest --update-golden"
+        assert text == file.read_text(encoding="utf-8")
+
+    return check

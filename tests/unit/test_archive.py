@@ -1,0 +1,281 @@
+"""Incidents on disk."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+import samples
+from mldebug import storage
+from mldebug.archive import DAY, Archive, load_captures
+from mldebug.errors import AccessError, EvidenceError
+from mldebug.model import NodeCapture, Report
+from mldebug.report.build import make_id
+
+NOW = samples.TAKEN_AT + 60
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path, clock=lambda: NOW)
+
+
+def made(report_id: str = "", days_ago: float = 0.0) -> Report:
+    report = samples.report(samples.sleeping())
+    if days_ago:
+        return replace(report, id=make_id(NOW - days_ago * DAY, "job"))
+    return replace(report, id=report_id) if report_id else report
+
+
+def evidence() -> dict[str, bytes]:
+    captures = samples.sleeping().captures
+    return {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
+
+
+def test_what_was_saved_comes_back(archive: Archive) -> None:
+    folder = archive.save(made(), "<html>", evidence())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "evidence",
+        "report.html",
+        "report.json",
+    ]
+    assert archive.load("latest") == made()
+    assert archive.evidence("latest") == samples.sleeping().captures
+    assert load_captures(folder) == load_captures(folder / "evidence")
+
+
+def test_only_the_owner_may_look(archive: Archive) -> None:
+    folder = archive.save(made(), "<html>", evidence())
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
+    assert modes.pop(folder.name) == modes.pop("evidence") == 0o700
+    assert set(modes.values()) == {0o600}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_gives_the_report_to_the_owner_of_the_job(archive: Archive) -> None:
+    folder = archive.save(made(), "<html>", evidence(), owner_uid=12345)
+    owners = {path.stat().st_uid for path in (folder, *folder.rglob("*"))}
+    assert owners == {12345}
+    assert archive.folder.stat().st_uid == 0
+    assert archive.folder.stat().st_mode & 0o777 == 0o711
+
+
+def test_the_same_id_replaces(archive: Archive) -> None:
+    archive.save(made(), "first", evidence())
+    ended = replace(made(), state="ended")
+    folder = archive.save(ended, "second", {})
+    assert archive.load(ended.id).state == "ended"
+    assert (folder / "report.html").read_text() == "second"
+    assert [path.name for path in archive.folder.iterdir()] == [ended.id]
+
+
+def test_a_failed_save_leaves_nothing_half(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        archive.save(made(), "<html>", {})
+    assert list(archive.folder.iterdir()) == []
+    assert archive.list() == ()
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("a file")
+    with pytest.raises(AccessError) as caught:
+        Archive(tmp_path).save(made(), "", {})
+    assert "state_dir" in caught.value.way_out
+
+
+def test_newest_first_and_broken_ones_are_listed(archive: Archive) -> None:
+    for days in (3, 1, 2):
+        archive.save(made(days_ago=days), "", {})
+    broken = archive.folder / "20300101T000000Z-x"
+    broken.mkdir()
+    (broken / "report.json").write_text('{"schema": ')
+    (archive.folder / "20310101T000000Z-y").mkdir()
+    entries = archive.list()
+    assert [entry.id for entry in entries] == sorted((one.id for one in entries), reverse=True)
+    assert [bool(entry.broken) for entry in entries] == [True, True, False, False, False]
+    good = entries[2]
+    assert (good.verdict, good.confidence, good.job) == ("rank_waiting", "high", "train.py")
+    assert good.sentence.startswith("rank 3 ")
+    assert archive.load("latest").id == good.id
+
+
+def test_a_prefix_is_enough_when_it_is_clear(archive: Archive) -> None:
+    archive.save(made("20260101T000000Z-a"), "", {})
+    archive.save(made("20260102T000000Z-b"), "", {})
+    assert archive.load("20260102").id == "20260102T000000Z-b"
+    with pytest.raises(EvidenceError, match="fits 2 reports"):
+        archive.load("2026")
+    with pytest.raises(EvidenceError) as caught:
+        archive.load("1999")
+    assert "reports list" in caught.value.way_out
+
+
+def test_an_exact_id_wins_over_a_longer_one(archive: Archive) -> None:
+    archive.save(made("20260101T000000Z-a"), "", {})
+    archive.save(made("20260101T000000Z-ab"), "", {})
+    assert archive.load("20260101T000000Z-a").id == "20260101T000000Z-a"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc", "", ".", "..", "a/b", "a\0b", "é", "x" * 200])
+def test_names_never_leave_the_folder(archive: Archive, name: str) -> None:
+    with pytest.raises(EvidenceError):
+        archive.load(name)
+    with pytest.raises(EvidenceError):
+        archive.save(made(name or "."), "", {})
+    with pytest.raises(EvidenceError):
+        archive.save(made(), "", {name: b""})
+    assert archive.list() == ()
+
+
+def test_no_archive_is_an_empty_one(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "never" / "made")
+    assert archive.list() == ()
+    assert archive.prune() == ()
+    with pytest.raises(EvidenceError) as caught:
+        archive.load("latest")
+    assert "mldebug dump" in caught.value.way_out
+
+
+# --- what the owner of a folder may have put there ----------------------------------------------
+
+
+def test_a_symlink_is_not_followed(archive: Archive, tmp_path: Path) -> None:
+    folder = archive.save(made(), "", evidence())
+    secret = tmp_path / "secret.json"
+    secret.write_bytes((folder / "report.json").read_bytes())
+    (folder / "report.json").unlink()
+    (folder / "report.json").symlink_to(secret)
+    assert archive.list()[0].broken
+    with pytest.raises(EvidenceError, match="cannot read"):
+        archive.load(made().id)
+
+
+def test_a_folder_that_is_a_symlink_is_no_report(archive: Archive, tmp_path: Path) -> None:
+    folder = archive.save(made(), "", evidence())
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert archive.list() == ()
+
+
+def test_an_evidence_folder_that_is_a_symlink_is_refused(archive: Archive, tmp_path: Path) -> None:
+    folder = archive.save(made(), "", evidence())
+    (folder / "evidence").rename(tmp_path / "moved")
+    (folder / "evidence").symlink_to(tmp_path / "moved")
+    with pytest.raises(EvidenceError):
+        archive.evidence("latest")
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_does_not_block(archive: Archive) -> None:
+    folder = archive.save(made(), "", evidence())
+    for name in ("report.json", "evidence/capture-gpu-17.json"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+    assert "not a regular file" in archive.list()[0].broken
+    with pytest.raises(EvidenceError, match="not a regular file"):
+        archive.evidence(made().id)
+
+
+def test_a_huge_file_is_not_read(archive: Archive) -> None:
+    folder = archive.save(made(), "", evidence())
+    os.truncate(folder / "report.json", storage.MAX_FILE_BYTES + 1)
+    assert "more than" in archive.list()[0].broken
+
+
+def test_pruning_does_not_leave_the_folder(archive: Archive, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "keep").write_text("me")
+    old = archive.save(made(days_ago=200), "", {})
+    (old / "evidence" / "link").symlink_to(outside)
+    archive.save(made(), "", {})
+    assert archive.prune() == (old.name,)
+    assert (outside / "keep").read_text() == "me"
+
+
+# --- captures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[1]", b'{"node": 7}', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"null"],
+)
+def test_malformed_captures_are_sentences(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "capture-x.json").write_bytes(content)
+    with pytest.raises(EvidenceError) as caught:
+        load_captures(tmp_path)
+    assert "capture-x.json" in caught.value.message
+    assert caught.value.way_out
+
+
+def test_a_capture_of_another_schema_is_refused(tmp_path: Path) -> None:
+    capture = replace(samples.sleeping().captures[0], schema="mldebug.capture/2")
+    (tmp_path / "capture-x.json").write_bytes(msgspec.json.encode(capture))
+    with pytest.raises(EvidenceError, match="capture/2"):
+        load_captures(tmp_path)
+
+
+def test_captures_come_in_order_of_name(tmp_path: Path) -> None:
+    captures = samples.huge(24, 3).captures
+    for one in reversed(captures):
+        (tmp_path / f"capture-{one.node}.json").write_bytes(msgspec.json.encode(one))
+    (tmp_path / "notes.txt").write_text("not ours")
+    found = load_captures(tmp_path)
+    assert found == captures
+    assert all(isinstance(one, NodeCapture) for one in found)
+
+
+def test_an_empty_folder_has_no_captures(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(EvidenceError, match=r"no capture-\*\.json"):
+            load_captures(folder)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_old_reports_go_but_the_newest_stays(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, max_age_days=10, clock=lambda: NOW)
+    for days in (30, 20, 11):
+        archive.save(made(days_ago=days), "", {})
+    assert len(archive.prune()) == 2
+    assert [entry.id for entry in archive.list()] == [made(days_ago=11).id]
+
+
+def test_too_many_reports_go_oldest_first(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, max_reports=2, clock=lambda: NOW)
+    for days in (4, 3, 2, 1):
+        archive.save(made(days_ago=days), "", {})
+    assert set(archive.prune()) == {made(days_ago=4).id, made(days_ago=3).id}
+    assert archive.prune() == ()
+
+
+def test_too_many_bytes_go_oldest_first(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, max_bytes=250_000, clock=lambda: NOW)
+    for days in (3, 2, 1):
+        archive.save(made(days_ago=days), "x" * 100_000, {})
+    assert archive.prune() == (made(days_ago=3).id,)
+
+
+def test_a_single_report_larger_than_the_bound_stays(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, max_bytes=10, clock=lambda: NOW)
+    archive.save(made(), "x" * 100, {})
+    assert archive.prune() == ()
+
+
+def test_leftovers_of_a_crash_are_swept(archive: Archive) -> None:
+    archive.save(made(), "", {})
+    for name, age in ((".tmp-1-old", 7200), (".tmp-2-new", 60)):
+        (archive.folder / name).mkdir()
+        os.utime(archive.folder / name, (NOW - age, NOW - age))
+    archive.prune()
+    assert sorted(path.name for path in archive.folder.glob(".tmp-*")) == [".tmp-2-new"]
+    assert len(archive.list()) == 1
