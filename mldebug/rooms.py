@@ -30,7 +30,9 @@ def load(room: str, name: str) -> ModuleType:
     for package in ROOMS[room]:
         if name in _modules(package):
             return import_module(f"{package}.{name}")
-    raise UsageError(f"there is no {room} plugin named {name!r}", f"choose from: {', '.join(names(room))}")
+    raise UsageError(
+        f"there is no {room} plugin named {name!r}", f"choose from: {', '.join(names(room))}"
+    )
 
 
 def create_all(room: str) -> list[Any]:
@@ -47,4 +49,6 @@ def summary(room: str, name: str) -> str:
 def _modules(package: str) -> list[str]:
     spec = find_spec(package)
     places = spec.submodule_search_locations if spec else None
-    return [module.name for module in pkgutil.iter_modules(places) if not module.name.startswith("_")]
+    return [
+        module.name for module in pkgutil.iter_modules(places) if not module.name.startswith("_")
+    ]

@@ -58,9 +58,7 @@ class CollectiveMismatch:
             (show_source(odd[0]), show_source(rest[0])),
             confidence=Confidence.LOW if gpu or not case.complete else Confidence.MEDIUM,
         )
-        summary = (
-            f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch"
-        )
+        summary = f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch"
         return msgspec.structs.replace(finding, summary=summary)
 
 

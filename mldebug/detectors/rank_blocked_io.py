@@ -20,8 +20,7 @@ class RankBlockedIo:
         blocked = case.named(*CLASSES)
         if (
             not blocked
-            or (not case.stuck
-            and not all(rank.is_.direct for rank in blocked))
+            or (not case.stuck and not all(rank.is_.direct for rank in blocked))
             or case.moved
         ):
             return None

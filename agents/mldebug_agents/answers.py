@@ -1,0 +1,94 @@
+"""What the reader child answers, as the main process takes it in: requests out, answers in, reasons in words."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from socket import socket
+
+import msgspec
+
+from mldebug_agents.reading import ANSWER, Refusal
+from mldebug_agents.spawn import Worker
+
+_REASONS = {
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENOENT: "no such file",
+    errno.ENOTDIR: "no such file",
+    errno.ESRCH: "no such process",
+    errno.ELOOP: "a symbolic link, which is not followed",
+}
+_REFUSALS = {
+    Refusal.NOT_REGULAR: "not a regular file",
+    Refusal.TOO_LARGE: "larger than allowed",
+    Refusal.NO_SUCH_LINE: "no such line",
+}
+_CHUNK = 1 << 18
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """Why a path gave nothing. `stuck`: it did not answer, which is evidence by itself."""
+
+    reason: str
+    stuck: bool = False
+    errno: int | None = None
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """The end of a file, its whole size (bytes) and its modification time (unix)."""
+
+    data: bytes
+    size: int
+    mtime: float
+
+
+class Answer(msgspec.Struct):
+    """What came of one path: its data, the file's size (bytes) and modification time (unix) where it was opened."""
+
+    data: bytes
+    size: int = 0
+    mtime: float = 0.0
+
+
+def converse(worker: Worker, request: bytes, timeout: float) -> Iterator[Answer | Unreadable]:
+    """Send a request and yield its answers in order; TimeoutError when nothing comes for `timeout` seconds."""
+    connection = worker.socket
+    connection.settimeout(timeout)
+    connection.sendall(request)
+    incoming = bytearray()
+    while True:
+        _fill(connection, incoming, ANSWER.size)
+        status, length, size, mtime = ANSWER.unpack_from(incoming)
+        end = ANSWER.size + length
+        _fill(connection, incoming, end)
+        answer = Answer(bytes(incoming[ANSWER.size : end]), size, mtime)
+        del incoming[:end]
+        yield judge(status, answer)
+
+
+def _fill(connection: socket, incoming: bytearray, size: int) -> None:
+    while len(incoming) < size:
+        chunk = connection.recv(_CHUNK)
+        if not chunk:
+            raise ConnectionResetError(errno.ECONNRESET, "it hung up")
+        incoming += chunk
+
+
+def judge(status: int, answer: Answer) -> Answer | Unreadable:
+    """Turn the status of an answer (0, an errno, a `Refusal`) into the answer or its reason."""
+    if status == 0:
+        return answer
+    if status > 0:
+        return Unreadable(_REASONS.get(status) or os.strerror(status), errno=status)
+    return Unreadable(_REFUSALS[Refusal(status)])
+
+
+def encode(path: str, answers: dict[str, Answer | Unreadable]) -> bytes | None:
+    """Return the path as the kernel takes it; one that cannot be a path gets its answer here."""
+    with contextlib.suppress(UnicodeEncodeError):
+        raw = os.fsencode(path)
+        if b"\0" not in raw:
+            return raw
+    answers[path] = Unreadable("not a path")
+    return None

@@ -1,0 +1,58 @@
+"""How a program is asked for, and how it ended: what `spawn` and its fake have in common."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """How one program ended. `error` says why it did not run or cannot be judged; "" if it ran to an end."""
+
+    argv: tuple[str, ...] = ()
+    pid: int | None = None
+    returncode: int | None = (
+        None  # negative: the signal that ended it; None: never started, or still there
+    )
+    stdout: bytes = b""
+    stderr: bytes = b""
+    seconds: float = 0.0
+    timed_out: bool = False
+    truncated: bool = False  # it wrote more than max_output and was killed for it
+    abandoned: bool = False  # it outlived SIGKILL (state D), or must not be killed where it is
+    error: str = ""
+
+
+class Starter(Protocol):
+    """Whatever runs a program: the real `Spawner`, or `FakeSpawner` in tests."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        max_output: int = 16 << 20,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run a program to its end or its deadline (seconds); never raises for what the program does."""
+        ...
+
+
+class FakeSpawner:
+    """A `Starter` for tests: a function answers for the programs; `calls` lists what was asked for."""
+
+    def __init__(self, answer: Callable[[tuple[str, ...]], Completed]) -> None:
+        self._answer = answer
+        self.calls: list[tuple[str, ...]] = []
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        max_output: int = 16 << 20,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Record the call and return what the function makes of it."""
+        self.calls.append(tuple(argv))
+        return self._answer(tuple(argv))

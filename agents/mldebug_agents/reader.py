@@ -1,0 +1,260 @@
+"""Read files that may never answer: paths that a job chose, and /proc files of a process that holds its own locks.
+
+One reader child (`reading`) serves all of them, in order, so when no answer comes in time it is known which path is to
+blame. That child is left where it is: a blocked read is evidence, and its return is the only sure sign that the path
+works again. The path and its folder are *stuck* until then, at once and without another try; a new child reads the rest.
+"""
+
+import errno
+import threading
+from collections.abc import Mapping, Sequence
+from posixpath import dirname
+from typing import Protocol, Self
+
+from mldebug_agents.answers import Answer, Tail, Unreadable, converse, encode, judge
+from mldebug_agents.reading import (
+    MAX_SOURCE,
+    REQUEST,
+    Operation,
+    Refusal,
+    Refused,
+    pick_line,
+)
+from mldebug_agents.spawn import Worker
+
+__all__ = ["FakeReader", "Reader", "Tail", "Unreadable"]
+
+MAX_STUCK = 16
+TIMEOUT = 2.0  # seconds for one path
+
+
+class WorkerStarter(Protocol):
+    """The part of a `Spawner` that a `Reader` needs."""
+
+    def fork_worker(self, name: str) -> Worker:
+        """Fork the worker of that name; raises OSError when there is none to be had."""
+        ...
+
+
+class Reader:
+    """Reads through the reader child. Any thread may call; calls take turns.
+
+    All paths are absolute. Below `/proc/PID/root/` links resolve inside that root. A final symbolic link is refused,
+    except by `exists` and `executable`. `timeout` is per path, in seconds.
+    """
+
+    def __init__(self, spawner: WorkerStarter) -> None:
+        self._spawner = spawner
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._stuck: dict[str, Worker] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the reader child and all that are stuck."""
+        with self._lock:
+            for worker in filter(None, [self._worker, *self._stuck.values()]):
+                worker.kill()
+            self._worker = None
+            self._stuck.clear()
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """The paths whose reader has not come back yet."""
+        with self._lock:
+            self._forgive()
+            return tuple(self._stuck)
+
+    def read_many(
+        self, paths: Sequence[str], *, max_bytes: int, timeout: float = TIMEOUT
+    ) -> dict[str, bytes | Unreadable]:
+        """Read the first `max_bytes` of each kernel file (/proc, /sys); every path has an entry in the result."""
+        answers = self._ask(Operation.KERNEL, paths, limit=max_bytes, timeout=timeout)
+        return {path: _data(answer) for path, answer in answers.items()}
+
+    def read_file(
+        self, path: str, *, max_bytes: int, timeout: float = TIMEOUT
+    ) -> bytes | Unreadable:
+        """Read all of a regular file that a job chose; one larger than `max_bytes` is refused."""
+        return _data(self._ask_one(Operation.FILE, path, limit=max_bytes, timeout=timeout))
+
+    def read_tail(
+        self, path: str, *, max_bytes: int, timeout: float = TIMEOUT
+    ) -> Tail | Unreadable:
+        """Read the last `max_bytes` of a regular file; `/proc/PID/fd/N` stands for the open file, even if deleted."""
+        answer = self._ask_one(Operation.TAIL, path, limit=max_bytes, timeout=timeout)
+        return (
+            answer
+            if isinstance(answer, Unreadable)
+            else Tail(answer.data, answer.size, answer.mtime)
+        )
+
+    def read_line(self, path: str, line: int, timeout: float = TIMEOUT) -> str | Unreadable:
+        """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""
+        data = _data(
+            self._ask_one(
+                Operation.LINE, path, limit=MAX_SOURCE, line=max(0, line), timeout=timeout
+            )
+        )
+        return data.decode(errors="replace") if isinstance(data, bytes) else data
+
+    def read_memory(
+        self, pid: int, address: int, *, max_bytes: int, timeout: float = TIMEOUT
+    ) -> bytes | Unreadable:
+        """Read a process's memory from `address` on; less than `max_bytes` where the mapping ends."""
+        if not 0 < address < 1 << 63:
+            return Unreadable("not an address")
+        path = f"/proc/{pid}/mem"
+        return _data(
+            self._ask_one(Operation.MEMORY, path, limit=max_bytes, line=address, timeout=timeout)
+        )
+
+    def exists(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
+        """Say whether the path leads to anything; links are followed."""
+        return _truth(self._ask_one(Operation.EXISTS, path, timeout=timeout))
+
+    def executable(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
+        """Say whether the path is a regular file that this user may execute; links are followed."""
+        return _truth(self._ask_one(Operation.EXECUTABLE, path, timeout=timeout))
+
+    def _ask_one(
+        self, operation: Operation, path: str, *, limit: int = 0, line: int = 0, timeout: float
+    ) -> Answer | Unreadable:
+        return self._ask(operation, [path], limit=limit, line=line, timeout=timeout)[path]
+
+    def _ask(
+        self,
+        operation: Operation,
+        paths: Sequence[str],
+        *,
+        limit: int = 0,
+        line: int = 0,
+        timeout: float,
+    ) -> dict[str, Answer | Unreadable]:
+        answers: dict[str, Answer | Unreadable] = {}
+        with self._lock:
+            self._forgive()
+            todo = {path: raw for path in paths if (raw := encode(path, answers)) is not None}
+            while todo := {
+                path: raw for path, raw in todo.items() if not self._known(path, answers)
+            }:
+                try:
+                    worker = self._worker = self._worker or self._spawner.fork_worker("reader")
+                except OSError as error:
+                    lost = Unreadable(f"not read: {error.strerror or error}", errno=error.errno)
+                    return answers | dict.fromkeys(todo, lost)
+                header = REQUEST.pack(
+                    operation, limit, line, sum(map(len, todo.values())) + len(todo) - 1
+                )
+                self._converse(
+                    worker, header + b"\0".join(todo.values()), list(todo), timeout, answers
+                )
+        return answers
+
+    def _converse(
+        self,
+        worker: Worker,
+        request: bytes,
+        paths: list[str],
+        timeout: float,
+        answers: dict[str, Answer | Unreadable],
+    ) -> None:
+        """Ask for all paths and take answers until all are there or one fails to come."""
+        incoming = converse(worker, request, timeout)
+        for path in paths:
+            try:
+                answers[path] = next(incoming)
+            except TimeoutError:
+                answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
+                worker.hang_up()
+                self._stuck[path] = worker
+                self._worker = None
+                return
+            except OSError as error:
+                answers[path] = Unreadable(f"the reader process ended: {error}", errno=error.errno)
+                worker.kill()
+                self._worker = None
+                return
+
+    def _known(self, path: str, answers: dict[str, Answer | Unreadable]) -> bool:
+        """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""
+        if path in answers:
+            return True
+        if len(self._stuck) >= MAX_STUCK:
+            answers[path] = Unreadable(f"not read: {MAX_STUCK} paths are stuck already")
+        elif any(dirname(path) == dirname(stuck) for stuck in self._stuck):
+            answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
+        return path in answers
+
+    def _forgive(self) -> None:
+        for path, worker in list(self._stuck.items()):
+            if worker.gone():
+                worker.kill()
+                del self._stuck[path]
+
+
+class FakeReader(Reader):
+    """A `Reader` for tests over a dict: path -> content, or the `Unreadable` to answer with."""
+
+    def __init__(self, files: Mapping[str, bytes | Unreadable]) -> None:
+        self.files = dict(files)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """The paths that answer as stuck."""
+        return tuple(
+            path for path, it in self.files.items() if isinstance(it, Unreadable) and it.stuck
+        )
+
+    def _ask(
+        self,
+        operation: Operation,
+        paths: Sequence[str],
+        *,
+        limit: int = 0,
+        line: int = 0,
+        timeout: float,
+    ) -> dict[str, Answer | Unreadable]:
+        return {path: self._answer(operation, path, limit, line) for path in paths}
+
+    def _answer(
+        self, operation: Operation, path: str, limit: int, line: int
+    ) -> Answer | Unreadable:
+        data = self.files.get(path)
+        if operation in (Operation.EXISTS, Operation.EXECUTABLE) and not isinstance(
+            data, Unreadable
+        ):
+            return Answer(b"" if data is None else b"1")
+        if data is None:
+            return judge(errno.ENOENT, Answer(b""))
+        if isinstance(data, Unreadable):
+            return data
+        try:
+            return Answer(_piece(operation, data, limit, line), len(data))
+        except Refused as refused:
+            return judge(refused.refusal, Answer(b"", len(data)))
+
+
+def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
+    if operation is Operation.FILE and len(data) > limit:
+        raise Refused(Refusal.TOO_LARGE)
+    if operation is Operation.LINE:
+        return pick_line(data, line)
+    start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
+    return data[start : start + limit]
+
+
+def _data(answer: Answer | Unreadable) -> bytes | Unreadable:
+    return answer if isinstance(answer, Unreadable) else answer.data
+
+
+def _truth(answer: Answer | Unreadable) -> bool | Unreadable:
+    return answer if isinstance(answer, Unreadable) else bool(answer.data)

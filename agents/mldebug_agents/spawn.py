@@ -1,0 +1,259 @@
+"""Start programs that may never come back: nothing else in mldebug starts a process.
+
+Make the `Spawner` first, before threads exist and before anything can hang: it forks the helper (`spawning`) that
+does all the forking later. The main process only waits on pipes, always with a deadline.
+
+    main --(SOCK_SEQPACKET: request + pipe ends)--> helper --fork--> child --exec--> program
+    main <--(one status pipe per child)------------ helper and child
+"""
+
+import contextlib
+import errno
+import itertools
+import math
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+import msgspec
+
+from mldebug_agents import reading
+from mldebug_agents.pipes import Child, Stream
+from mldebug_agents.programs import Completed, FakeSpawner, Starter
+from mldebug_agents.spawning import MAX_REQUEST, Request, Workers, fork_helper
+
+__all__ = ["Completed", "FakeSpawner", "Spawner", "Starter", "Worker"]
+
+MAX_ABANDONED = 16
+GRACE = 0.5  # seconds in which a killed process should be dead
+WORKERS: Workers = {"reader": reading.serve}
+
+_HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+
+
+class Worker:
+    """A forked child that runs one of our own functions and talks through `socket` (a stream)."""
+
+    def __init__(
+        self, child: Child, connection: socket.socket, kill: Callable[[Child], None]
+    ) -> None:
+        self.socket = connection
+        self._child = child
+        self._kill = kill
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's pid, once the helper has told it."""
+        self._child.update()
+        return self._child.pid
+
+    def gone(self) -> bool:
+        """Say whether it has ended; never waits."""
+        self._child.update()
+        return self._child.over
+
+    def hang_up(self) -> None:
+        """Close the connection: an idle worker ends at once, a stuck one when it comes back."""
+        self.socket.close()
+
+    def kill(self) -> None:
+        """Hang up and kill it, without waiting for its death."""
+        self.socket.close()
+        if not self.gone():
+            self._kill(self._child)
+        self._child.close()
+
+
+class Spawner:
+    """Runs programs through one helper process; every method may be called from many threads at once."""
+
+    def __init__(self, workers: Workers = WORKERS) -> None:
+        """Fork the helper now. `workers` are the functions that `fork_worker` knows by name."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
+        self.helper_pid = fork_helper(theirs, workers)
+        theirs.close()
+        self._control.settimeout(1.0)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._abandoned: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def abandoned(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+        """Programs that outlived their kill, as (pid, start ticks, argv); one that ends is forgiven."""
+        with self._lock:
+            for child in self._abandoned:
+                child.update()
+            for child in [child for child in self._abandoned if child.over]:
+                self._abandoned.remove(child)
+                child.close()
+            return tuple(
+                (child.pid or 0, child.start_ticks, child.argv) for child in self._abandoned
+            )
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        max_output: int = 16 << 20,
+        env: Mapping[str, str] | None = None,
+    ) -> Completed:
+        """Run a program without stdin, in a session of its own and in `/`, for at most `timeout` seconds.
+
+        When it ends, is late or floods, its whole process group is killed. `max_output` bounds stdout and stderr each
+        (bytes). `env` replaces the environment. Never raises for a program that fails or cannot be started.
+        """
+        started = time.monotonic()
+        words = tuple(argv)
+        if len(self.abandoned) >= MAX_ABANDONED:
+            reason = (
+                f"{MAX_ABANDONED} programs are stuck in the kernel already, so no more are started"
+            )
+            return Completed(argv=words, error=reason)
+        try:
+            with Stream(max_output) as out, Stream(max_output) as err:
+                request = _program(next(self._numbers), words, env)
+                child = self._launch(request, (out.inlet, err.inlet), words)
+                out.close_inlet()
+                err.close_inlet()
+                return self._supervise(child, (out, err), started, timeout)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            return Completed(argv=words, error=reason, seconds=time.monotonic() - started)
+
+    def fork_worker(self, name: str) -> Worker:
+        """Fork a child that runs the worker function of that name; raises OSError when the helper is gone."""
+        ours, theirs = socket.socketpair()
+        try:
+            request = Request(next(self._numbers), worker=name)
+            child = self._launch(request, (theirs.fileno(),), (name,))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Worker(child, ours, self._kill)
+
+    def close(self) -> None:
+        """End the helper, which kills every child that is left; waits at most a second."""
+        if self._control.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+        with self._lock:
+            while self._abandoned:
+                self._abandoned.pop().close()
+        deadline = time.monotonic() + 1.0
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.helper_pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.002)
+
+    def _launch(self, request: Request, fds: Sequence[int], words: tuple[str, ...]) -> Child:
+        outlet, inlet = os.pipe()
+        os.set_blocking(outlet, False)
+        try:
+            socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [inlet, *fds])
+        except OSError as error:
+            os.close(outlet)
+            raise ConnectionError(self._obituary()) if error.errno in _HUNG_UP else error from None
+        finally:
+            os.close(inlet)
+        return Child(request.number, outlet, words)
+
+    def _supervise(
+        self, child: Child, streams: tuple[Stream, Stream], started: float, timeout: float
+    ) -> Completed:
+        self._follow(child, streams, started + timeout)
+        truncated = any(stream.flooded for stream in streams)
+        timed_out = not child.over and not truncated and time.monotonic() >= started + timeout
+        lost = child.wait_status is None and not child.errno and not timed_out and not truncated
+        if not child.over or lost:
+            self._kill(child)
+            self._follow(child, (), time.monotonic() + GRACE)
+        stdout, stderr = (stream.drain() for stream in streams)
+        completed = Completed(
+            argv=child.argv,
+            pid=child.pid,
+            returncode=_returncode(child),
+            stdout=stdout,
+            stderr=stderr,
+            seconds=time.monotonic() - started,
+            timed_out=timed_out,
+            truncated=truncated or any(stream.flooded for stream in streams),
+            abandoned=not child.over and not lost,
+            error=os.strerror(child.errno) if child.errno else self._obituary() if lost else "",
+        )
+        self._part(child, completed.abandoned)
+        return completed
+
+    def _follow(self, child: Child, streams: Sequence[Stream], deadline: float) -> None:
+        """Read until the child is over, a stream floods, the helper is gone, or the deadline passes."""
+        poll = select.poll()
+        poll.register(child.fd, select.POLLIN)
+        poll.register(self._control, 0)  # only to see it hang up
+        by_fd = {stream.fd: stream for stream in streams}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        while not child.over and (left := deadline - time.monotonic()) > 0:
+            ready = [fd for fd, _ in poll.poll(math.ceil(min(left, 60.0) * 1000))]
+            for stream in [by_fd[fd] for fd in ready if fd in by_fd]:
+                stream.read()
+                if stream.ended:
+                    poll.unregister(stream.fd)  # or poll would return at once for ever
+            child.update()
+            if any(stream.flooded for stream in streams) or self._control.fileno() in ready:
+                return
+
+    def _kill(self, child: Child) -> None:
+        packet = msgspec.msgpack.encode(Request(child.number, kill=True))
+        try:
+            self._control.send(packet)
+        except OSError:  # the helper is gone: its children are ours to end
+            if child.pid and _leads_session(child.pid):
+                with contextlib.suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+
+    def _part(self, child: Child, abandoned: bool) -> None:
+        if not abandoned:
+            child.close()
+            return
+        child.note_start()
+        with self._lock:
+            self._abandoned.append(child)
+
+    def _obituary(self) -> str:
+        return f"the helper process that starts programs (pid {self.helper_pid}) is gone; restart mldebug"
+
+
+def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None) -> Request:
+    if not words:
+        raise ValueError("no program was named")
+    encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
+    return Request(number, argv=[os.fsencode(word) for word in words], env=encoded)
+
+
+def _returncode(child: Child) -> int | None:
+    if child.wait_status is None or child.errno:
+        return None
+    return os.waitstatus_to_exitcode(child.wait_status)
+
+
+def _leads_session(pid: int) -> bool:
+    """Guard against a reused pid: every child of the helper leads its own session."""
+    try:
+        return os.getsid(pid) == pid
+    except OSError:
+        return False

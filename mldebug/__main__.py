@@ -1,0 +1,7 @@
+"""`python -m mldebug` is `mldebug`."""
+
+import sys
+
+from mldebug.cli import main
+
+sys.exit(main())

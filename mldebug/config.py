@@ -1,0 +1,116 @@
+"""The configuration of this node's agent and of every command: one strict YAML file, an empty one is a good one.
+
+Each section is a struct: its fields are the legal keys, their defaults the defaults (`mldebug.settings` reads them).
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from mldebug.errors import ConfigError
+from mldebug.scalars import members, unwrap
+from mldebug.settings import Section, parse
+from mldebug.units import SECONDS, SIZE, Duration, format_duration, format_size
+
+SYSTEM_STATE_DIR = Path("/var/lib/mldebug")
+MAX_BYTES = 256 * 1024
+
+PositiveDuration = Annotated[Duration, msgspec.Meta(gt=0)]
+
+
+def default_state_dir(environ: Mapping[str, str], uid: int) -> Path:
+    """Return where reports go: /var/lib/mldebug for root, else the user's XDG state directory."""
+    xdg, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if uid != 0 and xdg.startswith("/"):
+        return Path(xdg) / "mldebug"
+    if uid != 0 and home.startswith("/"):
+        return Path(home) / ".local/state/mldebug"
+    return SYSTEM_STATE_DIR
+
+
+def _own_state_dir() -> Path:
+    return default_state_dir(os.environ, os.geteuid())
+
+
+class Agent(Section, frozen=True, kw_only=True):
+    """What belongs to the node."""
+
+    # ordinary users: $XDG_STATE_HOME/mldebug or ~/.local/state/mldebug
+    state_dir: Path = msgspec.field(default_factory=_own_state_dir)
+
+
+class Capture(Section, frozen=True, kw_only=True):
+    """How evidence is taken."""
+
+    # auto: beside this Python, then $PATH
+    py_spy: Literal["auto"] | Path = "auto"
+    # for one capture of the whole node
+    deadline: PositiveDuration = 30.0
+    # C frames; they stop a rank for 25 to 150 ms. auto: only where it is safe and says more
+    native: Literal["auto", "never", "always"] = "auto"
+    # the span of the samples that tell frozen from slow
+    watch: Annotated[Duration, msgspec.Meta(ge=0, le=60)] = 2.0
+    # processes dumped at once. auto: as many as cores, at most 4
+    workers: Literal["auto"] | Annotated[int, msgspec.Meta(ge=1, le=64)] = "auto"
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """Everything that can be set."""
+
+    agent: Agent = msgspec.field(default_factory=Agent)
+    capture: Capture = Capture()
+
+
+def load_config(path: Path | None) -> Config:
+    """Return the configuration in a file, or the defaults for None; `ConfigError` lists all problems at once."""
+    return Config() if path is None else parse(_read(path), str(path), Config)
+
+
+def effective_yaml(config: Config) -> str:
+    """Return the whole configuration as YAML that reads back as the same value."""
+    return yaml.safe_dump(
+        _plain(config), sort_keys=False, default_flow_style=False, allow_unicode=True
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            [f"{path}: cannot be read: {error.strerror or error}"], "check the path and its rights"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(
+            [f"{path}: is larger than {MAX_BYTES // 1024} KiB"], "is this the right file?"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            [f"{path}:{line}: is not UTF-8 text"], "save the file as UTF-8"
+        ) from error
+
+
+def _plain(section: msgspec.Struct) -> dict[str, Any]:
+    fields = msgspec.structs.fields(section)
+    return {field.name: _plain_value(getattr(section, field.name), field.type) for field in fields}
+
+
+def _plain_value(value: Any, kind: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _plain(value)
+    if isinstance(value, Path):
+        return str(value)
+    marks = [mark for _, meta in members(*unwrap(kind)) for mark in meta]
+    if isinstance(value, float) and SECONDS in marks:
+        return format_duration(value)
+    if isinstance(value, int) and SIZE in marks:
+        return format_size(value)
+    return [_plain_value(item, None) for item in value] if isinstance(value, tuple) else value

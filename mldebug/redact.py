@@ -1,0 +1,136 @@
+"""Make text that a job wrote harmless: for terminals (`clean`) and for secrets (`redact`, `redact_argv`).
+
+Every function is pure and takes linear time, also on one line of many megabytes: repeats are possessive or bounded,
+and no pattern can start inside its own failed match. Secrets are found by shape (`hf_…`, `AKIA…`, a URL's user and
+password) and by the name in front of them (`WANDB_API_KEY=`, `"password": …`, `--token X`); a wrongly hidden word is
+cheap, a shown key is not. `clean` before `redact`, and cut last: `safe_line` does all three in that order.
+"""
+
+import re
+from collections.abc import Sequence
+
+HIDDEN = "***"
+
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]?"  # CSI: colours, cursor
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])(?:[^\x07\x1b\x9c\n]*+(?:\x07|\x1b\\|\x9c))?"  # OSC, DCS …
+    r"|\x1b[ -/]*+[0-~]?"  # two-character and charset escapes
+)
+_BREAKS = re.compile(r"[\t\n\v\f\r\x85\u2028\u2029]")
+_INVISIBLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+_KEYS = (
+    r"(?:api|access|secret|private|auth|account|encryption|signing|master|shared|session|storage"
+    r"|deploy|service|ssh|license|client|sas)[-_. ]?key"
+)
+_HARMLESS = r"(?![-_.](?:files?|path|dir|count|ids|len|length|type|names?)(?![a-z]))"
+_NAME = (
+    rf"(?:{_KEYS}|passwords?|passwd|passphrase|[-_]pwd|secrets?|credentials?|token)"
+    rf"(?![a-z]){_HARMLESS}(?:[-_.][\w.-]{{0,60}}+)?"
+)
+_SEPARATOR = r"\\{0,3}[\"']?[ \t]{0,4}(?:=>|[=:])[ \t]{0,4}"
+_VALUE = (
+    r"(?:(?P<quote>\"|')(?:\\.|(?!(?P=quote))[^\n\\])*+(?:(?P=quote)|(?=\n|\Z))"
+    r"|[\\\"']{0,4}+(?:[^\s\"'&\\]|\\(?![\"']))++)"
+)
+_NAMED = re.compile(rf"(?P<name>{_NAME}{_SEPARATOR}){_VALUE}", re.IGNORECASE)
+_FLAGGED = re.compile(
+    rf"(?P<name>(?<![\w-])--?(?:[a-z0-9]{{1,20}}+[-_.]){{0,5}}?{_NAME}[ \t]{{1,4}}(?!-)){_VALUE}",
+    re.IGNORECASE,
+)
+_HEADER = re.compile(
+    r"((?:authorization|cookie)\\{0,3}[\"']?\s{0,4}[:=]\s{0,4}[\"']?)[^\"'\n]++", re.IGNORECASE
+)
+_BEARER = re.compile(r"(\bbearer[ \t]{1,4})[\w.~+/=-]{8,}+", re.IGNORECASE)
+_USERINFO = re.compile(r"://(?:[^\s/@\"'<>]*+@)++")
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"(?:hf|api_org)_[A-Za-z0-9]{16,}+"
+    r"|(?:sk|pk|rk)[-_][\w-]{16,}+|nvapi-[\w-]{16,}+|xox[a-z]-[\w-]{10,}+|glpat-[\w-]{16,}+|pypi-[\w-]{16,}+"
+    r"|gh[a-z]_[A-Za-z0-9]{16,}+|github_pat_\w{16,}+|npm_[A-Za-z0-9]{20,}+|wandb_v1_\w{16,}+|dapi[0-9a-f]{32}+"
+    r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}+|AIza[\w-]{30,}+|ya29\.[\w-]{10,}+"
+    r"|(?<![\w-])eyJ[\w-]{10,}+(?:\.[\w-]*+){1,4}"
+    r")"
+)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+
+_OPTION = re.compile(
+    rf"(?P<flag>(?:[-+]{{0,3}}[\w./@-]{{0,200}}?){_NAME})(?:=(?P<value>.*))?",
+    re.IGNORECASE | re.DOTALL,
+)
+# "token=5" counts something; a number after "password" is a password
+_COUNT = re.compile(r"[-+]?\d{1,12}(?:\.\d{0,6})?[,;:)\]}]{0,4}")
+
+
+def clean(text: str, limit: int = 200) -> str:
+    """Return one printable line of at most `limit` characters, ending in `…` where it was cut.
+
+    Line breaks and tabs become spaces; escape sequences, control and zero-width characters, bidirectional overrides
+    and lone surrogates go.
+    """
+    return _cut(_printable(text), limit)
+
+
+def redact(text: str) -> str:
+    """Return the text with every key, token, password and credential that can be recognised replaced by `***`."""
+    text = _PRIVATE_KEY.sub(HIDDEN, text)
+    text = _USERINFO.sub(f"://{HIDDEN}@", text)
+    text = _HEADER.sub(rf"\1{HIDDEN}", text)
+    text = _BEARER.sub(rf"\1{HIDDEN}", text)
+    text = _FLAGGED.sub(_hide_value, text)
+    text = _NAMED.sub(_hide_value, text)
+    return _SHAPES.sub(HIDDEN, text)
+
+
+def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return as many arguments as came in, secrets hidden: `--api-key X`, `--token=X`, `wandb.api_key=X`."""
+    hidden: list[str] = []
+    value_follows = ""
+    for argument in argv:
+        option = _OPTION.fullmatch(argument) if len(argument) < 4096 else None
+        if value_follows and not argument.startswith("--"):
+            hidden.append(argument if _is_count(value_follows, argument) else HIDDEN)
+            value_follows = ""
+            continue
+        waits = option is not None and option["value"] is None and argument.startswith("-")
+        value_follows = argument if waits else ""
+        hidden.append(_hide_option(argument, option))
+    return tuple(hidden)
+
+
+def safe_line(text: str, limit: int = 200) -> str:
+    """Return one line that may be shown to anyone: cleaned, then redacted, then cut."""
+    return _cut(redact(_printable(text)), limit)
+
+
+def _printable(text: str) -> str:
+    return _INVISIBLE.sub("", _BREAKS.sub(" ", _ESCAPES.sub("", text)))
+
+
+def _cut(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    return text[: limit - 1] + "…" if limit > 0 else ""
+
+
+def _hide_value(match: re.Match[str]) -> str:
+    if _is_count(match["name"], match[0][len(match["name"]) :]):
+        return match[0]
+    quote = match["quote"] or ""
+    return f"{match['name']}{quote}{HIDDEN}{quote}"
+
+
+def _hide_option(argument: str, option: re.Match[str] | None) -> str:
+    if option is None or not option["value"] or _is_count(option["flag"], option["value"]):
+        return redact(argument)
+    return f"{option['flag']}={HIDDEN}"
+
+
+def _is_count(name: str, value: str) -> bool:
+    return "token" in name.lower() and _COUNT.fullmatch(value) is not None

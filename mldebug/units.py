@@ -1,0 +1,83 @@
+"""Durations and sizes as people write them: `15s`, `1h30m`, `250ms`, `20GiB`."""
+
+import re
+from typing import Annotated
+
+SECONDS = "seconds"
+SIZE = "bytes"
+
+Duration = Annotated[float, SECONDS]
+"""A field that is written `1m30s` and read as 90.0 seconds; exact to the millisecond."""
+
+Size = Annotated[int, SIZE]
+"""A field that is written `20GiB` and read as bytes."""
+
+_MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_DURATION = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,3})?(?:ms|[smhd])){1,5}")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
+_BYTES = {
+    "B": 1,
+    "kB": 1000,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
+}
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)\s?([kKMGT]?i?B)")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds; ValueError says in words what is wrong."""
+    if _NUMBER.fullmatch(text):
+        raise ValueError(
+            f"{text[:20]} has no unit; write {text[:20]}s for seconds or {text[:20]}m for minutes"
+        )
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is not a duration such as 15s, 4m or 1h30m")
+    parts = _DURATION_PART.findall(text)
+    units = [list(_MILLISECONDS).index(unit) for _, unit in parts]
+    if units != sorted(set(units)):
+        raise ValueError(
+            f"{text[:40]!r} must name its units once and from large to small, such as 1h30m"
+        )
+    return round(sum(float(number) * _MILLISECONDS[unit] for number, unit in parts)) / 1000
+
+
+def format_duration(seconds: float) -> str:
+    """Return the shortest text that `parse_duration` reads back as the same milliseconds."""
+    left = round(seconds * 1000)
+    parts = []
+    for unit, size in _MILLISECONDS.items():
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def parse_size(text: str) -> int:
+    """Return bytes; ValueError says in words what is wrong."""
+    if _NUMBER.fullmatch(text):
+        raise ValueError(
+            f"{text[:20]} has no unit; write {text[:20]}B, {text[:20]}MiB or {text[:20]}GiB"
+        )
+    match = _SIZE.fullmatch(text)
+    if not match or match[2] not in _BYTES:
+        raise ValueError(f"{text[:40]!r} is not a size such as 20GiB or 512MiB")
+    return (
+        round(float(match[1]) * _BYTES[match[2]])
+        if "." in match[1]
+        else int(match[1]) * _BYTES[match[2]]
+    )
+
+
+def format_size(size: int) -> str:
+    """Return the size in the largest binary unit that divides it."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size and size % _BYTES[unit] == 0:
+            return f"{size // _BYTES[unit]}{unit}"
+    return f"{size}B"

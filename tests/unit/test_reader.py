@@ -1,0 +1,459 @@
+"""reader: what may be read, what is refused, and what happens to a path that never answers."""
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hung import HungMount, hung_mount, state, wait_until
+from mldebug_agents import reader as reader_module
+from mldebug_agents import reading
+from mldebug_agents.reader import FakeReader, Reader, Tail, Unreadable
+from mldebug_agents.spawn import Spawner
+
+PATIENT = 20.0  # seconds; a loaded machine must not fail a test that is not about time
+
+
+@pytest.fixture
+def spawner() -> Iterator[Spawner]:
+    with Spawner() as it:
+        yield it
+
+
+@pytest.fixture
+def reader(spawner: Spawner) -> Iterator[Reader]:
+    with Reader(spawner) as it:
+        yield it
+
+
+def reason(answer: object) -> str:
+    assert isinstance(answer, Unreadable), answer
+    assert not answer.stuck
+    return answer.reason
+
+
+# --- job-chosen files ----------------------------------------------------------------------------
+
+
+def test_reads_a_whole_file_up_to_the_limit(tmp_path: Path, reader: Reader) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 200_000)
+    assert reader.read_file(str(path), max_bytes=200_000, timeout=PATIENT) == b"x" * 200_000
+    assert "larger" in reason(reader.read_file(str(path), max_bytes=199_999, timeout=PATIENT))
+
+
+def test_missing_and_odd_paths_are_named(tmp_path: Path, reader: Reader) -> None:
+    def why(path: str) -> str:
+        return reason(reader.read_file(path, max_bytes=10, timeout=PATIENT))
+
+    assert why(str(tmp_path / "none")) == "no such file"
+    assert why("/etc/passwd/below") == "no such file"
+    assert why(str(tmp_path)) == "not a regular file"
+    assert why("/dev/zero") == "not a regular file"
+    assert why("a\0b") == "not a path"
+    assert why("\ud800") == "not a path"
+    assert why("") == "no such file"
+
+
+def test_forbidden_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("secret")
+    path.chmod(0)
+    tmp_path.chmod(0o755)
+    status, size, _, _ = reading.ANSWER.unpack_from(_as_nobody(str(path)))
+    assert (status, size) == (13, 0)
+
+
+def _as_nobody(path: str) -> bytes:
+    """Ask in a process without rights (root may read everything)."""
+    script = (
+        "import os, sys; from mldebug_agents import reading as r\n"
+        "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+        "sys.stdout.buffer.write(r.answer(r.Operation.FILE, os.fsencode(sys.argv[1]), 10, 0))"
+    )
+    return subprocess.run([sys.executable, "-c", script, path], check=True, stdout=-1).stdout
+
+
+def test_final_link_is_refused(tmp_path: Path, reader: Reader) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    for read in (reader.read_file, reader.read_tail):
+        answer = read(str(tmp_path / "link"), max_bytes=1 << 20, timeout=PATIENT)
+        assert "symbolic link" in reason(answer)
+
+
+def test_fifo_is_never_opened(tmp_path: Path, reader: Reader) -> None:
+    """Opening the reading end would wake a rank that waits in open() for a reader: the hang itself would change."""
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    with subprocess.Popen(["/bin/sh", "-c", f"exec 3> {fifo}; echo opened"], stdout=-1) as writer:
+        try:
+            wait_until(lambda: _waits_for_a_reader(writer.pid))
+            assert (
+                reason(reader.read_file(fifo, max_bytes=9, timeout=PATIENT)) == "not a regular file"
+            )
+            assert (
+                reason(reader.read_tail(fifo, max_bytes=9, timeout=PATIENT)) == "not a regular file"
+            )
+            assert reason(reader.read_line(fifo, 1, timeout=PATIENT)) == "not a regular file"
+            many = reader.read_many([fifo], max_bytes=9, timeout=PATIENT)
+            assert reason(many[fifo]) == "not a regular file"
+            assert reader.exists(fifo, timeout=PATIENT) is True
+            assert reader.executable(fifo, timeout=PATIENT) is False
+            assert writer.poll() is None
+            assert state(writer.pid) == "S"
+        finally:
+            writer.kill()
+
+
+def _waits_for_a_reader(pid: int) -> bool:
+    return Path(f"/proc/{pid}/wchan").read_text() in ("wait_for_partner", "fifo_open")
+
+
+def test_tail_gives_the_end_size_and_time(tmp_path: Path, reader: Reader) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    os.utime(path, (5.0, 1234.5))
+    tail = reader.read_tail(str(path), max_bytes=4, timeout=PATIENT)
+    assert tail == Tail(b"6789", 10, 1234.5)
+    assert reader.read_tail(str(path), max_bytes=99, timeout=PATIENT) == Tail(
+        b"0123456789", 10, 1234.5
+    )
+
+
+def test_tail_of_an_open_file_works_after_it_was_deleted(tmp_path: Path, reader: Reader) -> None:
+    with open(tmp_path / "log", "w+b") as file:
+        file.write(b"last words")
+        file.flush()
+        os.unlink(tmp_path / "log")
+        tail = reader.read_tail(
+            f"/proc/{os.getpid()}/fd/{file.fileno()}", max_bytes=5, timeout=PATIENT
+        )
+    assert isinstance(tail, Tail)
+    assert (tail.data, tail.size) == (b"words", 10)
+
+
+def test_tail_of_an_open_pipe_is_refused(reader: Reader) -> None:
+    outlet, inlet = os.pipe()
+    try:
+        tail = reader.read_tail(f"/proc/{os.getpid()}/fd/{outlet}", max_bytes=5, timeout=PATIENT)
+        assert reason(tail) == "not a regular file"
+    finally:
+        os.close(outlet)
+        os.close(inlet)
+
+
+def test_source_line(tmp_path: Path, reader: Reader) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(b"first\r\n\n\xff\xc3\xa9" + b"y" * 500 + b"\nlast\n")
+    assert reader.read_line(str(path), 1, timeout=PATIENT) == "first"
+    assert reader.read_line(str(path), 2, timeout=PATIENT) == ""
+    assert reader.read_line(str(path), 3, timeout=PATIENT) == "\ufffd\u00e9" + "y" * 398
+    assert reader.read_line(str(path), 4, timeout=PATIENT) == "last"
+    for line in (5, 0, -1, 1 << 40):
+        assert reason(reader.read_line(str(path), line, timeout=PATIENT)) == "no such line"
+    path.write_bytes(b"\n" * (reading.MAX_SOURCE + 1))
+    assert "larger" in reason(reader.read_line(str(path), 1, timeout=PATIENT))
+
+
+def test_exists_and_executable(tmp_path: Path, reader: Reader) -> None:
+    plain, program, link = tmp_path / "plain", tmp_path / "program", tmp_path / "link"
+    plain.write_text("")
+    program.write_text("")
+    program.chmod(0o755)
+    link.symlink_to(program)
+    names = [plain, program, link, tmp_path, tmp_path / "none"]
+    assert [reader.exists(str(p), PATIENT) for p in names] == [True, True, True, True, False]
+    assert [reader.executable(str(p), PATIENT) for p in names] == [False, True, True, False, False]
+
+
+# --- inside a job's root -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["openat2", "by hand"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root below a fake /proc, resolved by the kernel and by our own walk."""
+    if request.param == "by hand":
+        monkeypatch.setattr(reading, "open_inside", reading.walk_inside)
+    root = tmp_path / "proc/123/root"
+    (root / "data/logs").mkdir(parents=True)
+    (root / "data/logs/log").write_text("inside")
+    (root / "etc").mkdir()
+    (root / "etc/passwd").write_text("inside")
+    (tmp_path / "proc/123/secret").write_text("outside")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "path"),
+    [
+        ("absolute", "/data/logs", "absolute/log"),
+        ("relative", "data/./logs/", "relative/log"),
+        ("data/up", "../../../../data", "data/up/logs/log"),
+        ("chain", "/data/again", "chain/log"),
+        ("etc2", "/etc", "etc2/passwd"),
+        ("unused", "/", "../../../../../../../etc/passwd"),
+        ("unused", "/", "data//logs/../logs/./log"),
+        ("self", "/", "self/self/data/logs/log"),
+    ],
+)
+def test_links_stay_inside_the_root(root: Path, link: str, target: str, path: str) -> None:
+    (root / "data/again").symlink_to("logs")
+    (root / link).symlink_to(target)
+    with Spawner() as spawner, Reader(spawner) as reader:
+        assert reader.read_file(f"{root}/{path}", max_bytes=99, timeout=PATIENT) == b"inside"
+        assert reader.exists(f"{root}/{path}", PATIENT) is True
+        many = reader.read_many([f"{root}/{path}"], max_bytes=99, timeout=PATIENT)
+        assert list(many.values()) == [b"inside"]
+
+
+def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
+    (root / "up").symlink_to("..")
+    (root / "out").symlink_to("../secret")
+    (root / "host").symlink_to("/usr/bin")
+    (root / "loop").symlink_to("loop")
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("up/secret", "../secret", "out", "host/env", "loop/x", "data/logs/log/x"):
+        for operation in reading.Operation:
+            reply = reading.answer(operation, os.fsencode(f"{root}/{path}"), 99, 1)
+            status, size, _, _ = reading.ANSWER.unpack_from(reply)
+            assert size == 0, (path, operation)
+            assert status or operation in (reading.Operation.EXISTS, reading.Operation.EXECUTABLE)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert reading.look(reading.Operation.EXECUTABLE, b"/usr/bin/env", 0, 0)[0] == b"1"
+
+
+CHROOTED = """
+import os, sys, time
+os.chroot(sys.argv[1]); os.chdir("/")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
+def test_root_of_a_real_process(tmp_path: Path, reader: Reader) -> None:
+    """/proc/PID/root is a magic link: it must be followed, links below it must not lead to the host's files."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/log").write_text("inside")
+    (tmp_path / "var").symlink_to("/logs")
+    (tmp_path / "etc").symlink_to("/etc")
+    argv = [sys.executable, "-c", CHROOTED, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        inside = f"/proc/{process.pid}/root"
+        assert reader.read_file(f"{inside}/var/log", max_bytes=9, timeout=PATIENT) == b"inside"
+        assert "link" in reason(
+            reader.read_file(f"{inside}/etc/passwd", max_bytes=9, timeout=PATIENT)
+        )
+        process.communicate(b"")
+
+
+# --- many kernel files ---------------------------------------------------------------------------
+
+
+def test_many_files_in_one_go(reader: Reader) -> None:
+    paths = [
+        f"/proc/{os.getpid()}/{'./' * i}{name}"
+        for i in range(700)
+        for name in ("environ", "cmdline", "maps")
+    ]
+    before = time.monotonic()
+    answers = reader.read_many(paths, max_bytes=1 << 16, timeout=PATIENT)
+    assert time.monotonic() - before < 10
+    assert list(answers) == paths
+    assert not any(isinstance(answer, Unreadable) for answer in answers.values())
+    assert answers[paths[1]] == Path("/proc/self/cmdline").read_bytes()
+    assert answers[paths[2]]
+
+
+def test_kernel_files_are_cut_and_named(reader: Reader) -> None:
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    paths = ["/proc/self/maps", f"/proc/{gone.pid}/environ", "/proc/self", "/proc/self/maps"]
+    answers = reader.read_many(paths, max_bytes=100, timeout=PATIENT)
+    assert len(answers["/proc/self/maps"]) == 100  # type: ignore[arg-type]
+    assert reason(answers[paths[1]]) == "no such file"
+    assert reason(answers["/proc/self"])
+    assert reader.read_many([], max_bytes=1) == {}
+
+
+def test_memory_of_a_process_up_to_the_end_of_its_mapping(reader: Reader) -> None:
+    pid = os.getpid()
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        page[-5:] = b"path\0"
+        view = ctypes.c_char.from_buffer(page, mmap.PAGESIZE - 5)
+        address = ctypes.addressof(view)
+        assert reader.read_memory(pid, address, max_bytes=5, timeout=PATIENT) == b"path\0"
+        more = reader.read_memory(pid, address, max_bytes=9000, timeout=PATIENT)
+        assert isinstance(more, bytes)
+        assert more.startswith(b"path\0")
+        del view
+    assert reason(reader.read_memory(pid, 8, max_bytes=5, timeout=PATIENT))
+    assert (
+        reason(reader.read_memory(1 << 30, address, max_bytes=5, timeout=PATIENT)) == "no such file"
+    )
+    for odd in (0, -1, 1 << 63, 1 << 70):
+        assert reason(reader.read_memory(pid, odd, max_bytes=5)) == "not an address"
+
+
+def test_threads_take_turns(tmp_path: Path, reader: Reader) -> None:
+    for number in range(20):
+        (tmp_path / str(number)).write_text(str(number))
+
+    def one(number: int) -> bytes | Unreadable:
+        return reader.read_file(str(tmp_path / str(number % 20)), max_bytes=9, timeout=PATIENT)
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(one, range(400))) == [b"%d" % (number % 20) for number in range(400)]
+
+
+# --- what never answers --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[HungMount]:
+    with hung_mount(tmp_path) as it:
+        (it.source / "sub").mkdir()
+        for name in ("file", "other", "sub/file"):
+            (it.source / name).write_text("content")
+        yield it
+
+
+def test_stuck_path_is_named_and_others_are_read(mount: HungMount, reader: Reader) -> None:
+    path, other = str(mount.target / "file"), str(mount.target / "other")
+    assert reader.read_file(path, max_bytes=9, timeout=PATIENT) == b"content"
+    mount.hang()
+    paths = ["/proc/self/status", path, other, "/proc/self/cmdline"]
+    answers = reader.read_many(paths, max_bytes=99, timeout=1.0)
+    assert list(map(type, map(answers.get, paths))) == [bytes, Unreadable, Unreadable, bytes]
+    assert answers[path] == Unreadable("timed out after 1.0 s", stuck=True)
+    assert answers[other] == Unreadable("an earlier read there has not come back", stuck=True)
+    assert reader.stuck == (path,)
+
+    before = time.monotonic()
+    again = reader.read_tail(path, max_bytes=9, timeout=PATIENT)
+    assert isinstance(again, Unreadable)
+    assert again.stuck
+    assert time.monotonic() - before < 1.0
+
+    mount.recover()
+    wait_until(lambda: not reader.stuck)
+    assert reader.read_file(path, max_bytes=9, timeout=PATIENT) == b"content"
+    assert reader.read_file(other, max_bytes=9, timeout=PATIENT) == b"content"
+
+
+def test_every_question_has_its_deadline(mount: HungMount, spawner: Spawner) -> None:
+    asks: list[Callable[[Reader, str], object]] = [
+        lambda reader, path: reader.exists(path, timeout=0.3),
+        lambda reader, path: reader.executable(path, timeout=0.3),
+        lambda reader, path: reader.read_line(path, 1, timeout=0.3),
+        lambda reader, path: reader.read_tail(path, max_bytes=1, timeout=0.3),
+    ]
+    mount.hang()
+    for ask in asks:
+        with Reader(spawner) as reader:
+            answer = ask(reader, str(mount.target / "file"))
+            assert isinstance(answer, Unreadable)
+            assert answer.stuck
+
+
+def test_too_many_stuck_paths_start_no_more(
+    mount: HungMount, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "MAX_STUCK", 2)
+    mount.hang()
+    paths = [str(mount.target / name) for name in ("file", "sub/file")] + ["/proc/self/status"]
+    answers = reader.read_many(paths, max_bytes=9, timeout=0.3)
+    assert [answers[path].stuck for path in paths] == [True, True, False]  # type: ignore[union-attr]
+    assert "stuck already" in reason(answers[paths[2]])
+
+
+def test_close_kills_what_is_stuck(mount: HungMount, spawner: Spawner) -> None:
+    reader = Reader(spawner)
+    mount.hang()
+    reader.read_file(str(mount.target / "file"), max_bytes=9, timeout=0.3)
+    reader.read_file("/etc/passwd", max_bytes=9, timeout=PATIENT)
+    assert len(children(spawner.helper_pid)) == 2
+    reader.close()
+    wait_until(lambda: not children(spawner.helper_pid))
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_dead_reader_costs_one_path(spawner: Spawner, reader: Reader) -> None:
+    reader.exists("/", PATIENT)
+    [pid] = children(spawner.helper_pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not children(spawner.helper_pid))
+    answers = reader.read_many(
+        ["/proc/self/stat", "/proc/self/status"], max_bytes=9, timeout=PATIENT
+    )
+    assert "reader process ended" in reason(answers["/proc/self/stat"])
+    assert isinstance(answers["/proc/self/status"], bytes)
+
+
+def test_dead_helper_is_an_answer(spawner: Spawner, reader: Reader) -> None:
+    os.kill(spawner.helper_pid, signal.SIGKILL)
+    os.waitpid(spawner.helper_pid, 0)
+    answers = reader.read_many(["/proc/self/stat", "/proc/self/maps"], max_bytes=9, timeout=PATIENT)
+    assert ["is gone" in reason(answer) for answer in answers.values()] == [True, True]
+
+
+def test_no_descriptor_leaks(mount: HungMount, spawner: Spawner) -> None:
+    def count() -> list[int]:
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), spawner.helper_pid)]
+
+    assert spawner.run(["/bin/true"], timeout=PATIENT).returncode == 0  # the helper is at work
+    before = count()
+    for _ in range(3):
+        with Reader(spawner) as reader:
+            mount.hang()
+            reader.read_file(str(mount.target / "file"), max_bytes=9, timeout=0.2)
+            reader.read_file("/etc/passwd", max_bytes=99, timeout=PATIENT)
+            mount.recover()
+            wait_until(lambda: not reader.stuck)
+    wait_until(lambda: count() == before)
+
+
+def test_reader_works_while_programs_run(spawner: Spawner, reader: Reader) -> None:
+    thread = threading.Thread(
+        target=spawner.run, args=(["/bin/sleep", "0.5"],), kwargs={"timeout": 20}
+    )
+    thread.start()
+    assert reader.exists("/", PATIENT) is True
+    thread.join()
+
+
+# --- the fake ------------------------------------------------------------------------------------
+
+
+def test_fake_reader_answers_like_the_real_one() -> None:
+    stuck = Unreadable("timed out after 2.0 s", stuck=True)
+    fake = FakeReader({"/a": b"one\ntwo\n", "/hung": stuck})
+    assert fake.read_many(["/a", "/b"], max_bytes=3) == {
+        "/a": b"one",
+        "/b": Unreadable("no such file", errno=2),
+    }
+    assert fake.read_file("/a", max_bytes=8) == b"one\ntwo\n"
+    assert "larger" in reason(fake.read_file("/a", max_bytes=7))
+    assert fake.read_tail("/a", max_bytes=4) == Tail(b"two\n", 8, 0.0)
+    assert fake.read_line("/a", 2) == "two"
+    assert reason(fake.read_line("/a", 3)) == "no such line"
+    assert (fake.exists("/a"), fake.exists("/b"), fake.executable("/b")) == (True, False, False)
+    assert fake.read_file("/hung", max_bytes=1) == fake.exists("/hung") == stuck
+    fake.files["/proc/7/mem"] = b"0123456789"
+    assert fake.read_memory(7, 3, max_bytes=2) == b"34"
+    assert fake.stuck == ("/hung",)
+    fake.close()

@@ -1,0 +1,355 @@
+"""spawn: programs that behave, programs that do not, and the helper between them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hung import frozen_disk, hung_mount, state, wait_until
+from mldebug_agents import spawn
+from mldebug_agents.spawn import Completed, FakeSpawner, Spawner
+from mldebug_agents.spawning import inside_gpu_driver
+
+
+@pytest.fixture
+def spawner() -> Iterator[Spawner]:
+    with Spawner() as it:
+        yield it
+
+
+def sh(spawner: Spawner, script: str, timeout: float = 20.0, **more: Any) -> Completed:
+    return spawner.run(["/bin/sh", "-c", script], timeout=timeout, **more)
+
+
+class Background:
+    """A run in a thread, so that the test can watch it from outside."""
+
+    def __init__(self, spawner: Spawner, argv: list[str], timeout: float) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._future = self._pool.submit(spawner.run, argv, timeout=timeout)
+
+    def result(self) -> Completed:
+        completed = self._future.result(timeout=30)
+        self._pool.shutdown()
+        return completed
+
+
+# --- programs that behave ------------------------------------------------------------------------
+
+
+def test_output_and_exit_code_come_back(spawner: Spawner) -> None:
+    done = sh(spawner, "echo out; echo err >&2; exit 3")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
+    assert (done.error, done.timed_out, done.truncated, done.abandoned) == ("", False, False, False)
+    assert done.pid
+    assert state(done.pid) == ""
+
+
+def test_death_by_signal_is_a_negative_code(spawner: Spawner) -> None:
+    assert sh(spawner, "kill -SEGV $$").returncode == -signal.SIGSEGV
+
+
+def test_output_larger_than_a_pipe_is_complete(spawner: Spawner) -> None:
+    done = sh(spawner, "head -c 3000000 /dev/zero; head -c 1000000 /dev/zero >&2")
+    assert (len(done.stdout), len(done.stderr), done.returncode) == (3_000_000, 1_000_000, 0)
+
+
+def test_program_starts_clean(spawner: Spawner) -> None:
+    """No stdin, no inherited files, no ignored signals, its own session, a directory that no mount can hang."""
+    with open("/etc/passwd") as file:
+        os.set_inheritable(file.fileno(), True)
+        with Spawner() as late:
+            done = late.run(["/bin/ls", "/proc/self/fd"], timeout=20)
+    assert done.stdout.split() == [b"0", b"1", b"2", b"3"]  # 3 is the folder that ls reads
+    done = sh(
+        spawner, "cat; pwd; grep SigIgn /proc/self/status; ps -o sid= -p $$ | tr -d ' '; echo $$"
+    )
+    cwd, ignored, session, pid = done.stdout.decode().splitlines()
+    assert cwd == "/"
+    assert int(ignored.split()[1], 16) == 0
+    assert session == pid
+
+
+def test_environment_is_inherited_or_replaced(
+    monkeypatch: pytest.MonkeyPatch, spawner: Spawner
+) -> None:
+    monkeypatch.setenv("MLDEBUG_TEST", "inherited")
+    with Spawner() as late:
+        assert sh(late, "echo $MLDEBUG_TEST").stdout == b"inherited\n"
+        assert sh(late, "echo $MLDEBUG_TEST$X", env={"X": "y"}).stdout == b"y\n"
+
+
+# --- programs that cannot start ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["/no/such/program"], "No such file or directory"),
+        (["no-such-program-in-path"], "No such file or directory"),
+        (["/etc/passwd"], "Permission denied"),
+        (["/bin/echo", "a\0b"], "Invalid argument"),
+        ([], "no program was named"),
+    ],
+)
+def test_what_cannot_start_says_why(spawner: Spawner, argv: list[str], error: str) -> None:
+    done = spawner.run(argv, timeout=20)
+    assert (done.error, done.returncode, done.timed_out) == (error, None, False)
+
+
+def test_arguments_that_are_too_long_are_an_error(spawner: Spawner) -> None:
+    assert spawner.run(["/bin/echo", "x" * 4_000_000], timeout=20).error
+    assert sh(spawner, "echo still here").stdout == b"still here\n"
+
+
+# --- programs that do not behave -----------------------------------------------------------------
+
+
+def test_deadline_kills_the_whole_group(spawner: Spawner) -> None:
+    done = sh(spawner, "(sleep 1000 & echo $!; wait) & echo $!; wait", timeout=0.5)
+    assert done.timed_out
+    assert (done.returncode, done.abandoned, done.error) == (-signal.SIGKILL, False, "")
+    assert done.seconds < 5
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(state, pids)))
+
+
+def test_what_a_program_leaves_behind_is_killed(spawner: Spawner) -> None:
+    """The leftover holds stdout open: the end of the program counts, not the end of its output."""
+    done = sh(spawner, "sleep 1000 & echo $!")
+    assert (done.returncode, done.timed_out) == (0, False)
+    wait_until(lambda: not state(int(done.stdout)))
+
+
+def test_flood_is_cut_and_ended(spawner: Spawner) -> None:
+    done = spawner.run(["/usr/bin/yes"], timeout=20, max_output=1000)
+    assert (len(done.stdout), done.truncated, done.timed_out) == (1000, True, False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_exactly_the_limit_is_no_flood(spawner: Spawner) -> None:
+    done = sh(spawner, "printf 12345", max_output=5)
+    assert (done.stdout, done.truncated, done.returncode) == (b"12345", False, 0)
+
+
+def test_endless_patience_is_allowed(spawner: Spawner) -> None:
+    assert spawner.run(["/bin/true"], timeout=1e12).returncode == 0
+
+
+def test_closed_outputs_do_not_spin(spawner: Spawner) -> None:
+    before = time.process_time()
+    done = sh(spawner, "exec >&- 2>&-; sleep 1")
+    assert done.returncode == 0
+    assert time.process_time() - before < 0.5
+
+
+def test_program_on_a_hung_mount_does_not_stop_others(tmp_path: Path, spawner: Spawner) -> None:
+    with hung_mount(tmp_path) as mount:
+        shutil.copy("/bin/true", mount.source / "program")
+        program = str(mount.target / "program")
+        assert spawner.run([program], timeout=20).returncode == 0
+        mount.hang()
+        stuck = Background(spawner, [program], timeout=3)
+        others = [spawner.run(["/bin/echo", "hi"], timeout=2) for _ in range(5)]
+        assert [done.stdout for done in others] == [b"hi\n"] * 5
+        done = stuck.result()
+        assert (done.timed_out, done.returncode) == (True, -signal.SIGKILL)
+        assert done.seconds < 3 + 2 * spawn.GRACE
+        mount.recover()
+        assert spawner.run([program], timeout=20).returncode == 0
+
+
+VFORKED = """
+import os, sys
+fifo, started = sys.argv[1:]
+os.mkfifo(fifo)
+with open(started + ".new", "w") as file: file.write(str(os.getpid()))
+os.rename(started + ".new", started)
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, fifo, os.O_RDONLY, 0)])
+"""
+
+
+def test_child_in_state_d_ends_at_the_deadline(tmp_path: Path, spawner: Spawner) -> None:
+    started = tmp_path / "started"
+    argv = [sys.executable, "-S", "-c", VFORKED, str(tmp_path / "fifo"), str(started)]
+    run = Background(spawner, argv, timeout=4)
+    wait_until(lambda: started.exists() and state(int(started.read_text())) == "D")
+    assert sh(spawner, "echo quick").stdout == b"quick\n"
+    done = run.result()
+    assert (done.timed_out, done.abandoned, done.error) == (True, False, "")
+    assert done.seconds < 6
+
+
+def test_unkillable_child_is_abandoned_then_forgiven(tmp_path: Path, spawner: Spawner) -> None:
+    with frozen_disk(tmp_path) as disk:
+        done = sh(spawner, f"echo before; echo x > {disk}/file", timeout=1)
+        assert (done.timed_out, done.abandoned, done.returncode) == (True, True, None)
+        assert done.stdout == b"before\n"
+        assert done.seconds < 4
+        [(pid, ticks, argv)] = spawner.abandoned
+        assert (pid, argv) == (done.pid, done.argv)
+        assert str(ticks) in Path(f"/proc/{pid}/stat").read_text().split()
+        assert sh(spawner, "echo quick").stdout == b"quick\n"
+        subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
+        wait_until(lambda: spawner.abandoned == ())
+        assert state(pid) == ""
+
+
+def test_too_many_abandoned_start_no_more(
+    monkeypatch: pytest.MonkeyPatch, spawner: Spawner
+) -> None:
+    """A stopped helper cannot kill, so the run looks like one that survives its kill."""
+    monkeypatch.setattr(spawn, "MAX_ABANDONED", 1)
+    os.kill(spawner.helper_pid, signal.SIGSTOP)
+    try:
+        done = spawner.run(["/bin/sleep", "1000"], timeout=0.1)
+        assert (done.timed_out, done.abandoned) == (True, True)
+        refused = spawner.run(["/bin/true"], timeout=20)
+        assert "stuck" in refused.error
+        assert refused.seconds < 0.05
+    finally:
+        os.kill(spawner.helper_pid, signal.SIGCONT)
+    wait_until(lambda: spawner.abandoned == ())
+    assert spawner.run(["/bin/true"], timeout=20).returncode == 0
+
+
+# --- the helper ----------------------------------------------------------------------------------
+
+
+def test_death_of_the_helper_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+    with Spawner() as spawner:
+        script = f"echo $$ > {started}.new; mv {started}.new {started}; exec sleep 1000"
+        run = Background(spawner, ["/bin/sh", "-c", script], timeout=60)
+        wait_until(started.exists)
+        os.kill(spawner.helper_pid, signal.SIGKILL)
+        done = run.result()
+        assert "is gone" in done.error
+        assert (done.returncode, done.timed_out, done.abandoned) == (None, False, False)
+        wait_until(lambda: not state(int(started.read_text())))
+        later = spawner.run(["/bin/true"], timeout=20)
+        assert "is gone" in later.error
+        assert later.seconds < 5
+
+
+ORPHANING = """
+import sys, threading, time
+from mldebug_agents.spawn import Spawner
+spawner = Spawner()
+worker = spawner.fork_worker("reader")
+script = "sleep 1000 & echo $$ $! > " + sys.argv[1] + ".new; mv " + sys.argv[1] + ".new " + sys.argv[1] + "; wait"
+threading.Thread(target=spawner.run, args=(["/bin/sh", "-c", script],), kwargs={"timeout": 1000}).start()
+while worker.pid is None: time.sleep(0.01)
+print(spawner.helper_pid, worker.pid, flush=True)
+"""
+
+
+def test_nothing_outlives_a_killed_main_process(tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    argv = [sys.executable, "-c", ORPHANING, str(started)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as main:
+        assert main.stdout
+        pids = [int(word) for word in main.stdout.readline().split()]
+        wait_until(started.exists)
+        pids += [int(word) for word in started.read_text().split()]
+        assert len(pids) == 4
+        assert all(map(state, pids))
+        main.kill()
+    wait_until(lambda: not any(map(state, pids)))
+
+
+def test_close_ends_helper_and_children() -> None:
+    spawner = Spawner()
+    run = Background(spawner, ["/bin/sleep", "1000"], timeout=60)
+    wait_until(lambda: children(spawner.helper_pid))
+    [pid] = children(spawner.helper_pid)
+    spawner.close()
+    spawner.close()
+    assert run.result().error
+    wait_until(lambda: not state(pid))
+    assert state(spawner.helper_pid) == ""
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_many_runs_at_once(spawner: Spawner) -> None:
+    def one(number: int) -> Completed:
+        return spawner.run(["/bin/echo", str(number)], timeout=60)
+
+    with ThreadPoolExecutor(200) as pool:
+        results = list(pool.map(one, range(200)))
+    assert [done.stdout for done in results] == [b"%d\n" % number for number in range(200)]
+    assert [done.returncode for done in results] == [0] * 200
+
+
+def test_no_descriptor_leaks(spawner: Spawner) -> None:
+    def counts() -> list[int]:
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), spawner.helper_pid)]
+
+    spawner.run(["/bin/true"], timeout=20)
+    before = counts()
+    for number in range(300):
+        spawner.run(["/bin/true" if number % 3 else "/no/such/program"], timeout=20)
+    spawner.run(["/bin/sleep", "9"], timeout=0.05)
+    spawner.run(["/usr/bin/yes"], timeout=9, max_output=10)
+    wait_until(lambda: counts() == before)  # the helper closes its end after it told of the death
+    assert children(spawner.helper_pid) == []
+
+
+def test_helper_survives_the_terminal(spawner: Spawner) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(spawner.helper_pid, number)
+    assert sh(spawner, "echo here").stdout == b"here\n"
+    assert os.getsid(spawner.helper_pid) == spawner.helper_pid
+
+
+def test_runs_from_threads_after_start(spawner: Spawner) -> None:
+    """The thread that runs may end while another waits: nothing is tied to a thread."""
+    results: list[Completed] = []
+    thread = threading.Thread(target=lambda: results.append(sh(spawner, "echo one")))
+    thread.start()
+    thread.join(20)
+    assert [done.stdout for done in [*results, sh(spawner, "echo two")]] == [b"one\n", b"two\n"]
+
+
+# --- never kill inside a GPU driver --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("letters", "device", "spared"),
+    [
+        ("SD", "/dev/nvidia0", True),
+        ("D", "/dev/kfd", True),
+        ("SS", "/dev/nvidia0", False),
+        ("D", "/data/file", False),
+    ],
+)
+def test_state_d_with_a_gpu_open_is_spared(
+    tmp_path: Path, letters: str, device: str, spared: bool
+) -> None:
+    (tmp_path / "7/fd").mkdir(parents=True)
+    (tmp_path / "7/fd/2").write_text("not a link: as if it had been closed meanwhile")
+    (tmp_path / "7/fd/3").symlink_to(device)
+    for tid, letter in enumerate(letters, start=7):
+        (tmp_path / f"7/task/{tid}").mkdir(parents=True)
+        (tmp_path / f"7/task/{tid}/stat").write_text(f"{tid} (a ) D b) {letter} 1 7 7 0\n")
+    assert inside_gpu_driver(7, tmp_path) is spared
+    assert inside_gpu_driver(8, tmp_path) is False
+
+
+def test_fake_answers_and_remembers() -> None:
+    fake = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0, stdout=b"x"))
+    assert fake.run(["a", "b"], timeout=1).stdout == b"x"
+    assert fake.calls == [("a", "b")]
