@@ -29,6 +29,7 @@ Exit codes:
   2  wrong usage or config
   3  a permission or a tool is missing
 """
+VERB_WIDTH = 12
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 REPORT_IT = "this is a bug: please report it with what `mldebug --debug …` prints"
@@ -72,7 +73,8 @@ class Verbs(click.Group):
         """Write the verbs by what a person wants, one line each."""
         for title, verbs in _grouped(self.list_commands(ctx)):
             with formatter.section(title):
-                formatter.write_dl([(verb, _one_line(verb)) for verb in verbs], col_spacing=3)
+                rows = [(verb.ljust(VERB_WIDTH), _one_line(verb)) for verb in verbs]
+                formatter.write_dl(rows, col_spacing=2)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes as they stand."""

@@ -10,7 +10,7 @@ refused, and so is a document deeper than `MAX_DEPTH`: nothing here can grow bey
 import difflib
 from collections.abc import Iterator
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 import msgspec
 import yaml
@@ -54,16 +54,13 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = cast(Any, self).peek_event()  # its stub has no types
+        mark = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(
-                None, None, "aliases (*name) are not allowed", event.start_mark
-            )
+            raise yaml.MarkedYAMLError(None, None, "aliases (*name) are not allowed", mark)
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(
-                None, None, f"more than {MAX_DEPTH} levels deep", event.start_mark
-            )
+            raise yaml.MarkedYAMLError(None, None, f"more than {MAX_DEPTH} levels deep", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node

@@ -1,0 +1,48 @@
+# Everything a developer needs. Each target makes its own .venv first; needed: Python >= 3.11, make, git.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-rest test-scenarios check bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## hang a real 4-rank job and name the culprit (ARGS="--fault fifo")
+	$(RUN) -m mldebug demo $(ARGS)
+
+test: $(STAMP) ## unit and golden tests and a few real jobs (under 8 minutes)
+	$(RUN) -m pytest -m "not scenario or smoke" $(ARGS)
+
+test-all: $(STAMP) ## every test, all real jobs included
+	$(RUN) -m pytest $(ARGS)
+
+test-rest: $(STAMP) ## what test-all has more than test
+	$(RUN) -m pytest -m "scenario and not smoke" $(ARGS)
+
+test-scenarios: $(STAMP) ## all real jobs
+	$(RUN) -m pytest -m scenario $(ARGS)
+
+check: $(STAMP) ## lint, format, types, import rules
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(STAMP) ## measure against the serial recipe and against py-spy's own floor
+	PYTHONPATH=tests $(RUN) tests/bench/run.py $(ARGS)
+
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "mldebug needs Python >= 3.11; name one: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,pystack]' --group dev
+	@touch $@

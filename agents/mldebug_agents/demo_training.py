@@ -1,0 +1,145 @@
+"""The training job of `mldebug demo`: a tiny model on a few ranks, until the chosen fault strikes one of them.
+
+torchrun starts this file as a script; nothing imports it. Every rank keeps "STEP LOSS" in FOLDER/progress.RANK and
+creates FOLDER/strike.RANK right before the fault strikes.
+"""
+
+import argparse
+import ctypes
+import datetime
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+FOREVER = datetime.timedelta(hours=1)
+PR_SET_PDEATHSIG = 1
+
+
+def train(options: argparse.Namespace, rank: int) -> None:
+    """Train; at step `--after` the fault strikes rank `--rank` between the backward pass and the gradient average."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+    step = 0
+    while True:
+        loss = forward_backward(model, optimizer)
+        if step == options.after and rank == options.rank:
+            tell(options.folder / f"strike.{rank}", options.fault)
+            FAULTS[options.fault](options.folder, loss)
+        average_gradients(model)
+        optimizer.step()
+        step += 1
+        tell(options.folder / f"progress.{rank}", f"{step} {loss.item():.4f}")
+
+
+def forward_backward(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """One batch of a task that can be learnt; the pause stands for a bigger model."""
+    inputs = torch.randn(64, 8)
+    targets = inputs.sum(dim=1, keepdim=True)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    torch.autograd.backward(loss)
+    time.sleep(0.03)
+    return loss.detach()
+
+
+def average_gradients(model: torch.nn.Module) -> None:
+    """Average the gradients over all ranks: here the healthy ranks wait."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
+
+
+# --- the faults: each never returns ----------------------------------------------------------------
+
+
+def fetch_from_slow_storage(folder: Path, loss: torch.Tensor) -> None:
+    """sleep: the rank waits for something that takes far too long."""
+    time.sleep(3600)
+
+
+def stop(folder: Path, loss: torch.Tensor) -> None:
+    """stopped: somebody sent SIGSTOP."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _aggregate_total_loss(folder: Path, loss: torch.Tensor) -> None:
+    """mismatch: the rank took another branch and calls another collective than its peers."""
+    dist.broadcast(loss, src=dist.get_rank())
+
+
+def read_settings(folder: Path, loss: torch.Tensor) -> None:
+    """fifo: the rank reads a pipe into which nobody writes."""
+    path = folder / "settings.fifo"
+    os.mkfifo(path)
+    path.read_text()
+
+
+def evaluate(folder: Path, loss: torch.Tensor) -> None:
+    """loop: a computation that never ends."""
+    number = 0
+    while True:
+        number = (number * 31 + 7) % 1_000_003
+
+
+def leave(folder: Path, loss: torch.Tensor) -> None:
+    """dead: the rank exits, and a helper it had forked keeps its connections, so that no peer is told."""
+    launcher = Path(f"/proc/{os.getppid()}")
+    if os.fork() == 0:
+        while launcher.exists():
+            time.sleep(0.5)
+    os._exit(0)
+
+
+def update_statistics(folder: Path, loss: torch.Tensor) -> None:
+    """lock: the rank takes a lock that it holds already."""
+    lock = threading.Lock()
+    with lock, lock:
+        pass
+
+
+FAULTS: dict[str, Callable[[Path, torch.Tensor], None]] = {
+    "sleep": fetch_from_slow_storage,
+    "stopped": stop,
+    "mismatch": _aggregate_total_loss,
+    "fifo": read_settings,
+    "loop": evaluate,
+    "dead": leave,
+    "lock": update_statistics,
+}
+
+
+# --- around it ----------------------------------------------------------------------------------------
+
+
+def tell(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def main() -> None:
+    """Join the job and train. The rank dies with its launcher, however it is stuck, so that the demo leaves nothing."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--fault", choices=FAULTS, required=True)
+    parser.add_argument("--rank", type=int, required=True, help="the rank that the fault strikes")
+    parser.add_argument("--after", type=int, required=True, help="the step at which it strikes")
+    options = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    rank = int(os.environ["RANK"])
+    tell(options.folder / f"started.{rank}", f"{os.getpid()} {os.getppid()}")
+    dist.init_process_group("gloo", timeout=FOREVER)
+    train(options, rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Raw reads of this node's /proc, under one movable root. Nothing here raises because a process went away.
+
+Only files that the kernel answers from memory are read: what a job can make hang (`environ`, `cmdline`, `maps`, any
+path that a descriptor points to) goes through a `Paths`, the reader child.
+"""
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from mldebug.model import Io, OpenFile, ProcessState, ThreadState
+from mldebug_agents import procfs
+from mldebug_agents.procfs import Mount, Stat, Status
+from mldebug_agents.syscalls import syscall_name
+
+MAX_FILES = 4096  # descriptors looked at per process
+MAX_BYTES = 1 << 20
+_MAIN_GONE = "ZX"
+
+
+class Failure(Protocol):
+    """Why a path gave nothing; `stuck`: it did not answer in time."""
+
+    @property
+    def reason(self) -> str:
+        """A phrase: "permission denied"."""
+
+    @property
+    def stuck(self) -> bool:
+        """Did the read never come back?"""
+
+    @property
+    def errno(self) -> int | None:
+        """What the kernel answered, where it did."""
+
+
+class Paths(Protocol):
+    """The part of a `Reader` that looks at /proc files which may block."""
+
+    def read_many(
+        self, paths: Sequence[str], *, max_bytes: int, timeout: float = 2.0
+    ) -> Mapping[str, bytes | Failure]:
+        """Read the first `max_bytes` of each; every path has an entry."""
+
+
+class Host:
+    """One node. `root` holds `proc` and `etc`; `clock` gives unix time."""
+
+    def __init__(self, root: str = "/", clock: Callable[[], float] = time.time) -> None:
+        self.root = root.rstrip("/")
+        self.clock = clock
+        self.proc = f"{self.root}/proc"
+        self._machine = os.uname().machine
+        self._boot_time: float | None = None
+        self._users: dict[int, str] | None = None
+
+    # --- all processes -----------------------------------------------------------------------------
+
+    def pids(self) -> list[int]:
+        """Every process that is there now, in ascending order."""
+        return _numbers(self.proc)
+
+    def brief(self, pid: int) -> Stat | None:
+        """One cheap read; None once the process is gone."""
+        return procfs.parse_stat(self.text(pid, "stat"))
+
+    def briefs(self) -> dict[int, Stat]:
+        """`brief` of all processes."""
+        found = ((pid, self.brief(pid)) for pid in self.pids())
+        return {pid: stat for pid, stat in found if stat is not None}
+
+    def children(self) -> dict[int, list[int]]:
+        """Parent pid -> its children, in ascending order."""
+        family: dict[int, list[int]] = defaultdict(list)
+        for pid, stat in self.briefs().items():
+            family[stat.ppid].append(pid)
+        return dict(family)
+
+    # --- the node ----------------------------------------------------------------------------------
+
+    def boot_time(self) -> float:
+        """Unix time at which the kernel started, 0.0 if unknown; read once, because the kernel's answer drifts."""
+        if self._boot_time is None:
+            lines = _read(f"{self.proc}/stat").splitlines()
+            words = next((line.split() for line in lines if line.startswith("btime ")), [])
+            self._boot_time = float(words[1]) if len(words) == 2 else 0.0
+        return self._boot_time
+
+    def started_at(self, start_ticks: int) -> float:
+        """Unix time of a start given in clock ticks since boot."""
+        return self.boot_time() + start_ticks / procfs.TICKS
+
+    def user(self, uid: int) -> str:
+        """The name in /etc/passwd, or the number: a directory service could keep us waiting."""
+        if self._users is None:
+            rows = [line.split(":") for line in _read(f"{self.root}/etc/passwd").splitlines()]
+            self._users = {
+                int(row[2]): row[0] for row in reversed(rows) if len(row) > 2 and row[2].isdecimal()
+            }
+        return self._users.get(uid, str(uid))
+
+    # --- one process -------------------------------------------------------------------------------
+
+    def text(self, pid: int, name: str) -> str:
+        """The text of /proc/PID/NAME, "" where it is gone or not for us."""
+        return _read(f"{self.proc}/{pid}/{name}")
+
+    def link(self, pid: int, name: str) -> str:
+        """Where the link /proc/PID/NAME (exe, ns/net) points to, "" where it is gone or not for us."""
+        try:
+            return os.readlink(f"{self.proc}/{pid}/{name}")
+        except OSError:
+            return ""
+
+    def status(self, pid: int) -> Status:
+        """/proc/PID/status, all defaults once the process is gone."""
+        return procfs.parse_status(self.text(pid, "status"))
+
+    def root_of(self, pid: int) -> str:
+        """The folder that is `/` for this process. What lies below may hang: only for the reader child."""
+        return f"{self.proc}/{pid}/root"
+
+    def mount_of(self, pid: int, path: str) -> tuple[str, str]:
+        """(mount point, file system type) of a path as that process sees it, ("", "") if unknown."""
+        mount = procfs.mount_of(procfs.parse_mountinfo(self.text(pid, "mountinfo")), path)
+        return (mount.point, mount.fstype) if mount else ("", "")
+
+    def process_state(
+        self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
+    ) -> ProcessState | None:
+        """Rung 1 of the capture ladder; None when the process is gone. What may not be read stays at its default."""
+        stat = self.brief(pid)
+        if stat is None:
+            return None
+        status = self.status(pid)
+        its_threads = self._threads(pid, kernel_stacks) if threads else ()
+        state = ProcessState(
+            pid=pid,
+            name=stat.name,
+            state=stat.state,
+            ppid=stat.ppid,
+            start_ticks=stat.start_ticks,
+            uid=status.uid,
+            tracer_pid=status.tracer_pid,
+            pending_signals=status.pending_signals,
+            caught_signals=status.caught_signals,
+            rss_bytes=status.rss_bytes,
+            exit_status=exit_status(stat, status.uid),
+            io=self._io(pid),
+            threads=its_threads,
+            files=self._files(pid, its_threads) if files else (),
+        )
+        after = self.brief(pid)
+        same = after is not None and after.start_ticks == stat.start_ticks
+        return state if same else None  # else parts of it may be of a new process with that pid
+
+    def _io(self, pid: int) -> Io | None:
+        return procfs.parse_io(self.text(pid, "io"))
+
+    # --- threads -----------------------------------------------------------------------------------
+
+    def _threads(self, pid: int, kernel_stacks: bool) -> tuple[ThreadState, ...]:
+        tids = _numbers(f"{self.proc}/{pid}/task")
+        tids.sort(key=lambda tid: (tid != pid, tid))
+        found = (self._thread(f"{self.proc}/{pid}/task/{tid}", kernel_stacks) for tid in tids)
+        return tuple(thread for thread in found if thread is not None)
+
+    def _thread(self, folder: str, kernel_stacks: bool) -> ThreadState | None:
+        stat = procfs.parse_stat(_read(f"{folder}/stat"))
+        if stat is None or stat.state in _MAIN_GONE:
+            return None
+        status = procfs.parse_status(_read(f"{folder}/status"))
+        call = procfs.parse_syscall(_read(f"{folder}/syscall"))
+        stack = _read(f"{folder}/stack") if kernel_stacks else ""
+        return ThreadState(
+            tid=stat.pid,
+            name=stat.name,
+            state=stat.state,
+            wchan=procfs.parse_wchan(_read(f"{folder}/wchan")),
+            syscall=syscall_name(call[0], self._machine) if call else "",
+            syscall_args=call[1] if call else (),
+            cpu_seconds=stat.cpu_seconds,
+            voluntary_switches=status.voluntary_switches,
+            involuntary_switches=status.involuntary_switches,
+            kernel_stack=procfs.parse_kernel_stack(stack),
+        )
+
+    # --- descriptors -------------------------------------------------------------------------------
+
+    def _files(self, pid: int, threads: tuple[ThreadState, ...]) -> tuple[OpenFile, ...]:
+        """Links are read, never followed: a FIFO with a name is known by the thread that waits in it."""
+        mounts = {mount.id: mount for mount in procfs.parse_mountinfo(self.text(pid, "mountinfo"))}
+        piped = {
+            thread.syscall_args[0]
+            for thread in threads
+            if "pipe_" in thread.wchan and thread.syscall_args
+        }
+        numbers = _numbers(f"{self.proc}/{pid}/fd")[:MAX_FILES]
+        found = (self._file(pid, fd, mounts, fd in piped) for fd in numbers)
+        return tuple(file for file in found if file is not None)
+
+    def _file(self, pid: int, fd: int, mounts: dict[int, Mount], in_pipe: bool) -> OpenFile | None:
+        target = self.link(pid, f"fd/{fd}")
+        if not target:
+            return None
+        kind = procfs.fd_kind(target)
+        mode, mount_id = procfs.parse_fdinfo(self.text(pid, f"fdinfo/{fd}"))
+        mount = mounts.get(mount_id) if kind in ("file", "deleted") else None
+        return OpenFile(
+            fd=fd,
+            target=target,
+            kind="fifo" if in_pipe and kind == "file" else kind,
+            mode=mode,
+            mount=mount.point if mount else "",
+            fstype=mount.fstype if mount else "",
+        )
+
+
+def exit_status(stat: Stat, uid: int) -> int | None:
+    """The wait(2) status word of a zombie; None for the living, and where the kernel may have hidden it as 0."""
+    if stat.state not in _MAIN_GONE:
+        return None
+    told = stat.exit_status != 0 or os.geteuid() in (0, uid)
+    return stat.exit_status if told else None
+
+
+def _numbers(folder: str) -> list[int]:
+    with contextlib.suppress(OSError):
+        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+    return []
+
+
+def _read(path: str) -> str:
+    """One file of at most 1 MiB; "" where it is gone or not for us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    data = b""
+    try:
+        while len(data) < MAX_BYTES and (more := os.read(descriptor, 1 << 16)):
+            data += more
+    except OSError:
+        pass  # ESRCH: it exited between open and read; EPERM: opened, but not for us
+    finally:
+        os.close(descriptor)
+    return data.decode(errors="replace")

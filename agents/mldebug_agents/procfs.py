@@ -1,0 +1,244 @@
+"""Parsers of /proc texts: pure, total (a torn or odd text gives defaults, never an exception), no reading here."""
+
+import re
+import signal
+from collections.abc import Iterable
+
+import msgspec
+
+from mldebug.model import Io
+
+FORKED = 0x40  # PF_FORKNOEXEC: a copy of its parent that never called exec
+KERNEL_THREAD = 0x200000  # PF_KTHREAD
+TICKS = 100  # USER_HZ: the unit of /proc times, on every machine we know
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
+_TORCH = re.compile(rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so")
+_INTERPRETER = re.compile(rb"/libpython[0-9.]+[a-z]*\.so")
+_PYTHON = re.compile(r"(?:^|[./-])(?:python|pypy)(?:[0-9][0-9.]*[a-z]{0,2})?(?:-dbg)?(?: \(deleted\))?$")
+_DEVICE = re.compile(r"/dev/(?!shm/|hugepages/|mqueue/)")
+_TTY = re.compile(r"/dev/(?:tty|pts/|console$|ptmx$)")
+_GPU = re.compile(r"/dev/(?:nvidia|kfd$|dri/|accel|habanalabs|davinci|hl\d)")
+
+
+class Stat(msgspec.Struct, frozen=True, kw_only=True):
+    """/proc/PID/stat or /proc/PID/task/TID/stat."""
+
+    pid: int
+    name: str = ""
+    state: str = ""
+    ppid: int = 0
+    pgrp: int = 0
+    session: int = 0
+    flags: int = 0
+    cpu_seconds: float = 0.0
+    threads: int = 1
+    start_ticks: int = 0
+    exit_status: int = 0  # 0 also where we may not know
+    image: tuple[int, ...] = ()  # addresses that every exec draws anew; zeros where we may not know
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """/proc/PID/status."""
+
+    uid: int = 0
+    tracer_pid: int = 0
+    pending_signals: int = 0
+    caught_signals: int = 0
+    rss_bytes: int = 0
+    voluntary_switches: int = 0
+    involuntary_switches: int = 0
+    pids: tuple[int, ...] = ()  # NSpid: one for each nested pid namespace, ours first
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """One line of mountinfo."""
+
+    id: int
+    point: str
+    fstype: str
+
+
+def parse_stat(text: str) -> Stat | None:
+    """Return None for a text that is no stat line. The name may hold spaces, parentheses and newlines."""
+    head, _, rest = text.rpartition(")")
+    pid, _, name = head.partition("(")
+    fields = rest.split()
+    if len(fields) < 20 or not pid.strip().isdecimal():
+        return None
+    numbers = [_integer(field) for field in fields[1:]]
+    numbers += [0] * (50 - len(numbers))  # numbers[n] is field n + 4 of proc(5)
+    return Stat(
+        pid=int(pid),
+        name=name,
+        state=fields[0],
+        ppid=numbers[0],
+        pgrp=numbers[1],
+        session=numbers[2],
+        flags=numbers[5],
+        cpu_seconds=(numbers[10] + numbers[11]) / TICKS,
+        threads=numbers[16],
+        start_ticks=numbers[18],
+        exit_status=numbers[48],
+        image=(numbers[22], numbers[24], numbers[46]),  # start of code, stack, environment
+    )
+
+
+def parse_status(text: str) -> Status:
+    """Read the fields that say something about a hang."""
+    found = dict(line.partition(":")[::2] for line in text.splitlines())
+    values = {key: value.split() for key, value in found.items()}
+
+    def number(key: str, base: int = 10) -> int:
+        return _integer((values.get(key) or ["0"])[0], base)
+
+    return Status(
+        uid=number("Uid"),
+        tracer_pid=number("TracerPid"),
+        pending_signals=number("SigPnd", 16) | number("ShdPnd", 16),
+        caught_signals=number("SigCgt", 16),
+        rss_bytes=number("VmRSS") * 1024,
+        voluntary_switches=number("voluntary_ctxt_switches"),
+        involuntary_switches=number("nonvoluntary_ctxt_switches"),
+        pids=tuple(_integer(pid) for pid in values.get("NSpid", ())),
+    )
+
+
+def parse_io(text: str) -> Io | None:
+    """Return None where the text is empty or torn."""
+    values = {key: _integer(value) for key, _, value in _pairs(text)}
+    if "rchar" not in values:
+        return None
+    return Io(
+        read_chars=values["rchar"],
+        written_chars=values.get("wchar", 0),
+        read_bytes=values.get("read_bytes", 0),
+        written_bytes=values.get("write_bytes", 0),
+    )
+
+
+def parse_syscall(text: str) -> tuple[int, tuple[int, ...]] | None:
+    """Return (number, six arguments); None on a CPU or unreadable, number -1 when blocked outside a call."""
+    words = text.split()
+    if not words or words[0] == "running":
+        return None
+    arguments = words[1:7] if len(words) == 9 else []
+    return _integer(words[0]), tuple(_integer(word, 16) for word in arguments)
+
+
+def parse_kernel_stack(text: str) -> tuple[str, ...]:
+    """`[<0>] pipe_read+0x2f/0x40` -> `pipe_read`, innermost first."""
+    lines = (line.split("] ", 1)[-1].strip() for line in text.splitlines())
+    return tuple(line.partition("+")[0] for line in lines if line)
+
+
+def parse_wchan(text: str) -> str:
+    """Return the kernel function a thread sleeps in, "" where it does not sleep."""
+    name = text.strip()
+    return "" if name == "0" else name
+
+
+def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+    """Return the mounts in the order the kernel lists them; a later one may lie over an earlier one."""
+    mounts = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(" "), right.split(" ")
+        if len(fields) >= 6 and kind[0]:
+            mounts.append(Mount(_integer(fields[0]), _unescape(fields[4]), kind[0]))
+    return tuple(mounts)
+
+
+def mount_of(mounts: Iterable[Mount], path: str) -> Mount | None:
+    """Return the mount that holds an absolute path: the longest mount point, the last one where two are equal."""
+    best: Mount | None = None
+    for mount in mounts:
+        point = mount.point.rstrip("/")
+        inside = path == point or path.startswith(f"{point}/")
+        if inside and (best is None or len(point) >= len(best.point.rstrip("/"))):
+            best = mount
+    return best
+
+
+def parse_fdinfo(text: str) -> tuple[str, int]:
+    """Return (mode r, w, rw or "", mount id or 0)."""
+    values = {key: value.strip() for key, _, value in _pairs(text)}
+    flags = values.get("flags", "")
+    mode = ("r", "w", "rw", "")[_integer(flags, 8) & 3] if flags else ""
+    return mode, _integer(values.get("mnt_id", "0"))
+
+
+def fd_kind(target: str) -> str:
+    """Tell from the link alone: the file itself must not be touched. A FIFO with a name looks like a file here."""
+    for prefix, kind in (("pipe:[", "pipe"), ("socket:[", "socket"), ("anon_inode:", "anon")):
+        if target.startswith(prefix):
+            return kind
+    if target.startswith(("/memfd:", "/dmabuf:", "/[", "/SYSV", "mnt:[", "net:[", "pidfd:")):
+        return "anon"
+    if _DEVICE.match(target):
+        return "tty" if _TTY.match(target) else "gpu" if _GPU.match(target) else "device"
+    return "deleted" if target.endswith(" (deleted)") else "file"
+
+
+def parse_environ(data: bytes) -> dict[str, str]:
+    """Split at the NULs. Where a name comes twice the first counts, as for getenv."""
+    found: dict[str, str] = {}
+    for entry in data.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals and name:
+            found.setdefault(name.decode(errors="replace"), value.decode(errors="replace"))
+    return found
+
+
+def parse_cmdline(data: bytes) -> tuple[str, ...]:
+    """Split at the NULs; a process that renamed itself gives one word with spaces."""
+    text = data.rstrip(b"\0")
+    return tuple(word.decode(errors="replace") for word in text.split(b"\0")) if text else ()
+
+
+def is_python(program: str) -> bool:
+    """Is this file name, path or process name that of a Python interpreter?"""
+    return _PYTHON.search(program) is not None
+
+
+def maps_torch(maps: bytes) -> bool:
+    """Has this process loaded PyTorch?"""
+    return _TORCH.search(maps) is not None
+
+
+def maps_python(maps: bytes) -> bool:
+    """Does this process have a Python interpreter in it?"""
+    return _INTERPRETER.search(maps) is not None or maps_torch(maps)
+
+
+def container_id(cgroup: str) -> str:
+    """Return the first 12 digits of the container id in /proc/PID/cgroup, "" outside of containers."""
+    found = _CONTAINER.findall(cgroup)
+    return found[-1][:12] if found else ""
+
+
+def exit_reason(status: int | None) -> str:
+    """Say in words what a wait(2) status word means; None: the kernel did not tell."""
+    if status is None:
+        return "exit unknown"
+    number = status & 0x7F
+    if not number:
+        return f"exit code {status >> 8 & 0xFF}"
+    name = next((known.name for known in signal.Signals if known == number), "")
+    return f"killed by signal {number}" + (f" ({name})" if name else "")
+
+
+def _pairs(text: str) -> Iterable[tuple[str, str, str]]:
+    return (line.partition(":") for line in text.splitlines())
+
+
+def _integer(text: str, base: int = 10) -> int:
+    try:
+        return int(text, base)
+    except ValueError:
+        return 0
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

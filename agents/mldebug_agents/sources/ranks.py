@@ -1,0 +1,273 @@
+"""Discovery: every training job on this node, its ranks, those that are lost, and the children of each rank."""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from mldebug.model import Gap, Job, RankIdentity, Remark
+from mldebug.redact import clean
+from mldebug_agents.claims import Cluster
+from mldebug_agents.host import Host, Paths
+from mldebug_agents.identity import Process, Registry, named_python
+from mldebug_agents.jobs import Family, Key, Seat, Team, common_parent, find_seats, find_teams
+from mldebug_agents.losses import Losses
+
+MAX_PIDS = 32  # named in one remark
+_GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True):
+    """A descendant of a rank that is no rank."""
+
+    pid: int
+    kind: str = "child"  # worker: a DataLoader worker, as far as can be told; child: anything else
+    name: str = ""
+    python: bool = False
+
+
+class Discovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on this node now. `children` has an entry for every rank, by its pid."""
+
+    jobs: tuple[Job, ...] = ()  # sorted by start
+    remarks: tuple[Remark, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    children: dict[int, tuple[Child, ...]] = {}
+
+
+class _Memory(msgspec.Struct, kw_only=True):
+    """What earlier looks saw of a job that still runs."""
+
+    id: str
+    ranks: dict[int, RankIdentity] = {}
+    children: dict[tuple[int, int], int] = {}  # (pid, start) -> the rank above it
+
+
+class RankFinder:
+    """Finds jobs. Keep one: it remembers who held a rank, so one that dies is known by its pid."""
+
+    def __init__(self, host: Host, reader: Paths, node: str, clusters: Sequence[Cluster]) -> None:
+        self._host = host
+        self._node = node
+        self._registry = Registry(host, reader, clusters)
+        self._memory: dict[Key, _Memory] = {}
+
+    def find(self) -> Discovery:
+        """Look once at all processes of this node."""
+        family = Family(self._host.briefs())
+        processes = self._registry.look(family.stats)
+        seats = find_seats(processes, family)
+        known = {child for memory in self._memory.values() for child in memory.children}
+        teams = find_teams(seats, family, known)
+        alive = [team for team in teams if team.seats]
+        self._memory = {team.key: self._recall(team, family) for team in alive}
+        children = dict(_children(alive, processes, family))
+        self._remember_children(alive, children, family)
+        losses = Losses(self._host, self._registry, family)
+        jobs, gaps = [], list(_unreadable(processes, self._host))
+        for team in alive:
+            job, more = self._job(team, losses, family)
+            jobs.append(job)
+            gaps += more
+        remarks = (*_lies(processes, family), *_oddities(teams))
+        jobs.sort(key=lambda job: (job.started_at, job.id))
+        return Discovery(jobs=tuple(jobs), remarks=remarks, gaps=tuple(gaps), children=children)
+
+    def _recall(self, team: Team, family: Family) -> _Memory:
+        memory = self._memory.get(team.key) or _Memory(id=_job_id(self._node, team, family))
+        launcher = common_parent(team, family)
+        for rank, seat in team.seats.items():
+            memory.ranks[rank] = self._identity(seat, launcher)
+        return memory
+
+    def _remember_children(
+        self, teams: list[Team], children: Mapping[int, tuple[Child, ...]], family: Family
+    ) -> None:
+        for team in teams:
+            memory = self._memory[team.key]
+            memory.children = {
+                key: rank for key, rank in memory.children.items() if _is(key, family)
+            }
+            for rank, seat in team.seats.items():
+                for child in children.get(seat.pid, ()):
+                    memory.children[child.pid, family.stats[child.pid].start_ticks] = rank
+
+    def _job(self, team: Team, losses: Losses, family: Family) -> tuple[Job, list[Gap]]:
+        memory = self._memory[team.key]
+        lost, gaps = losses.of(team, memory.ranks, memory.children)
+        gone_astray = {
+            rank
+            for rank, one in memory.ranks.items()
+            if rank not in team.seats and losses.stranger(one)
+        }
+        memory.ranks = {r: one for r, one in memory.ranks.items() if r not in gone_astray}
+        ranks = tuple(memory.ranks[rank] for rank in sorted(team.seats))
+        first = ranks[0]
+        job = Job(
+            id=memory.id,
+            name=_job_name(first),
+            launcher=first.launcher,
+            attempt=first.attempt,
+            world_size=first.world_size,
+            launcher_pid=first.launcher_pid,
+            uid=first.uid,
+            user=first.user,
+            started_at=min(rank.started_at for rank in memory.ranks.values()),
+            nodes=(self._node,),
+            ranks=ranks,
+            lost=lost,
+        )
+        return job, gaps
+
+    def _identity(self, seat: Seat, launcher: int | None) -> RankIdentity:
+        process, claim = seat.process, seat.claim
+        inside = process.namespace_pid
+        return RankIdentity(
+            rank=claim.rank,
+            world_size=claim.world_size,
+            pid=seat.pid,
+            start_ticks=process.stat.start_ticks,
+            started_at=self._host.started_at(process.stat.start_ticks),
+            node=self._node,
+            local_rank=claim.local_rank,
+            local_world_size=claim.local_world_size,
+            uid=process.uid,
+            user=self._host.user(process.uid),
+            launcher=claim.launcher,
+            launcher_pid=seat.launcher or launcher,
+            run_id=claim.run_id,
+            attempt=claim.attempt,
+            master=claim.master,
+            script=process.script,
+            argv=process.argv,
+            namespace_pid=inside if inside != seat.pid else None,
+            container=process.container,
+        )
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def _job_id(node: str, team: Team, family: Family) -> str:
+    """Eight digits, the same at every look: the launcher's start outlives that of any rank."""
+    oldest = min(seat.process.stat.start_ticks for seat in team.seats.values())
+    launcher = family.stats[team.launchers[0]].start_ticks if team.launchers else oldest
+    text = repr((node, team.key, launcher))
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+
+
+def _job_name(rank: RankIdentity) -> str:
+    """The script, and the run id where a person chose it."""
+    script = rank.script or "python"
+    generic = rank.run_id.lower() in ("", "none", "default", "static", "0")
+    return script if generic or _GENERATED.fullmatch(rank.run_id) else f"{script} {rank.run_id}"
+
+
+# --- children ------------------------------------------------------------------------------------
+
+
+def _children(
+    teams: list[Team], processes: Mapping[int, Process], family: Family
+) -> Iterator[tuple[int, tuple[Child, ...]]]:
+    ranks = {seat.pid for team in teams for seat in team.seats.values()}
+    for pid in sorted(ranks):
+        below = family.descendants(pid, without=ranks)
+        yield pid, tuple(_child(pid, child, processes, family) for child in below)
+
+
+def _child(rank: int, pid: int, processes: Mapping[int, Process], family: Family) -> Child:
+    stat, process = family.stats[pid], processes.get(pid)
+    python = process.python if process else named_python(stat.name)
+    worker = stat.name == "pt_data_worker" or (
+        process is not None
+        and (process.forked or process.spawned)
+        and (stat.ppid == rank or _is_fork_server(processes.get(stat.ppid)))
+    )
+    return Child(
+        pid=pid, kind="worker" if worker else "child", name=clean(stat.name), python=python
+    )
+
+
+def _is_fork_server(process: Process | None) -> bool:
+    return process is not None and process.helper and not process.spawned
+
+
+def _is(key: tuple[int, int], family: Family) -> bool:
+    return key[0] in family.stats and family.stats[key[0]].start_ticks == key[1]
+
+
+# --- what is odd, and what we may not see ----------------------------------------------------------
+
+
+def _lies(processes: Mapping[int, Process], family: Family) -> Iterator[Remark]:
+    """Environments that cannot be true; children that inherited them are not listed."""
+    liars: dict[str, list[int]] = defaultdict(list)
+    for pid, process in sorted(processes.items()):
+        problem = process.problem
+        above = (processes[a].problem for a in family.ancestors(pid) if a in processes)
+        if problem and problem not in above:
+            liars[problem].append(pid)
+    for problem, pids in liars.items():
+        many = f"{len(pids)} processes are" if len(pids) > 1 else f"process {pids[0]} is"
+        yield Remark(
+            kind="impossible_environment",
+            message=f"{problem}: {many} not counted as a rank",
+            pids=tuple(pids[:MAX_PIDS]),
+        )
+
+
+def _oddities(teams: list[Team]) -> Iterator[Remark]:
+    for team in teams:
+        for seat in team.duplicates:
+            kept = team.seats[seat.claim.rank]
+            yield Remark(
+                kind="duplicate_rank",
+                message=f"rank {seat.claim.rank} is claimed by process {kept.pid}, which is older and was kept, "
+                f"and by process {seat.pid}",
+                pids=(kept.pid, seat.pid),
+            )
+        if team.rivals and team.first.claim.master:
+            yield Remark(
+                kind="duplicate_rank",
+                message=f"two launches claim the same ranks of the world at {team.first.claim.master}; "
+                "they are shown as two jobs",
+                pids=tuple(sorted(seat.pid for seat in team.seats.values()))[:MAX_PIDS],
+            )
+        if team.leftovers and not team.seats:
+            yield _outlived(team)
+
+
+def _outlived(team: Team) -> Remark:
+    pids = tuple(sorted(seat.pid for seat in team.leftovers))[:MAX_PIDS]
+    words = "process" if len(pids) == 1 else "processes"
+    numbers = ", ".join(map(str, pids[:5]))
+    return Remark(
+        kind="leftover",
+        message=f"{words} {numbers} outlived the ranks that started them (attempt "
+        f"{team.leftovers[0].claim.attempt})",
+        pids=pids,
+    )
+
+
+def _unreadable(processes: Mapping[int, Process], host: Host) -> Iterator[Gap]:
+    """One gap for each user whose Python processes are closed to us; one for each process that did not answer."""
+    closed: dict[int, list[Process]] = defaultdict(list)
+    for process in processes.values():
+        if process.stuck:
+            yield Gap(
+                what=f"identity of process {process.stat.pid}",
+                reason=f"its environment could not be read: {process.refusal}",
+                pid=process.stat.pid,
+            )
+        elif process.refusal and not process.launcher:
+            closed[process.uid].append(process)
+    for uid, hidden in sorted(closed.items()):
+        user, count = host.user(uid), len(hidden)
+        what = f"{count} Python process{'es' if count > 1 else ''} of user {user}"
+        yield Gap(
+            what=what,
+            reason=f"{what} cannot be read: {hidden[0].refusal}",
+            way_out=f"run mldebug as root or as {user}",
+        )

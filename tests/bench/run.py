@@ -1,0 +1,194 @@
+"""`make bench`: what a capture costs, side by side with the recipe people use today and with py-spy's own floor.
+
+Every comparison alternates its sides in one run and prints medians; this machine's noise hits both sides alike.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from builders import WAITER, process, rank, still
+from builders import capture as node_capture
+from rich.console import Console
+from rich.table import Table
+
+from mldebug.config import Config
+from mldebug.diagnosis import diagnose
+from mldebug.model import NodeCapture, Stall
+from mldebug.report.build import build_report
+from mldebug.report.html import render_html
+from mldebug_agents.manual import choose, write_down
+from mldebug_agents.pyspy import find_binary
+from mldebug_agents.workbench import Workbench
+
+ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "9"))
+
+RANK = """
+import sys, threading, time
+def wait(depth):
+    if depth: return wait(depth - 1)
+    time.sleep(600)
+for _ in range(3): threading.Thread(target=wait, args=(8,), daemon=True).start()
+print("ready", flush=True)
+wait(12)
+"""
+
+GAPS = """
+import sys, time
+print("ready", flush=True)
+worst = total = 0.0
+last = time.monotonic()
+end = last + float(sys.argv[1])
+while last < end:
+    now = time.monotonic()
+    gap = now - last
+    if gap > 0.0003:
+        total += gap
+        worst = max(worst, gap)
+    last = now
+print(total * 1000, worst * 1000)
+"""
+
+
+@contextmanager
+def ranks(count: int) -> Iterator[list[int]]:
+    """`count` rank processes of one plain job, asleep twelve frames deep with four Python threads each."""
+    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
+    started = []
+    for number in range(count):
+        env = {**os.environ, **world, "RANK": str(number), "LOCAL_RANK": str(number)}
+        started.append(subprocess.Popen([sys.executable, "-c", RANK], env=env, stdout=subprocess.PIPE))
+    try:
+        for one in started:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"ready\n"
+        yield [one.pid for one in started]
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+def timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def alternate(sides: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Median seconds of each side, run in turn."""
+    for work in sides.values():
+        work()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, work in sides.items():
+            times[name].append(timed(work))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def floor(pids: list[int]) -> None:
+    """py-spy alone: the same dumps, the same pool, nothing else."""
+
+    def dump(pid: int) -> None:
+        argv = [find_binary(), "dump", "--pid", str(pid), "--json", "--nonblocking"]
+        subprocess.run(argv, capture_output=True, check=False)
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        list(pool.map(dump, pids))
+
+
+def recipe() -> None:
+    """What people type today."""
+    line = f"pgrep -P {os.getpid()} | xargs -I {{}} {find_binary()} dump --pid {{}}"
+    subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False)
+
+
+def capture_rows(count: int) -> Iterator[tuple[str, str, str]]:
+    with tempfile.TemporaryDirectory() as state:
+        config = msgspec.convert({"agent": {"state_dir": state}, "capture": {"watch": 0, "native": "never"}}, Config, strict=False)
+        with Workbench(config) as bench, ranks(count) as pids:
+            bench.finder.find()
+
+            def dumps() -> NodeCapture:
+                found = bench.finder.find()
+                job = choose(found, pids[0], None)[0]
+                return bench.capturer().capture(job, found.children)
+
+            def ours() -> None:
+                taken = write_down(bench, dumps(), time.time())
+                assert len(taken.report.ranks) == count
+
+            found = alternate({"ours": ours, "dumps": dumps, "floor": lambda: floor(pids), "recipe": recipe})
+    yield f"{count} ranks: capture, merge, report on disk", f"{found['ours']:.3f} s", "≤ 1 s for 8"
+    yield f"{count} ranks: capture only (find, /proc, stacks)", f"{found['dumps']:.3f} s", ""
+    yield f"{count} ranks: py-spy floor, same pool", f"{found['floor']:.3f} s", ""
+    yield f"{count} ranks: capture / floor", f"{found['dumps'] / found['floor']:.2f} ×", "≤ 1.3 ×"
+    yield f"{count} ranks: serial recipe (pgrep | xargs py-spy)", f"{found['recipe']:.3f} s", ""
+
+
+def standstill_rows() -> Iterator[tuple[str, str, str]]:
+    """A tight loop measures how long it stands still while it is dumped 20 times."""
+    modes = {"nobody looks": [], "first pass (--nonblocking)": ["--nonblocking"], "default py-spy": [""], "--native": ["--native"]}
+    for name, mode in modes.items():
+        yield f"target stands still, 20 looks: {name}", f"{standstill(mode):.1f} ms in all", ""
+
+
+def standstill(mode: list[str]) -> float:
+    target = subprocess.Popen([sys.executable, "-c", GAPS, "4"], stdout=subprocess.PIPE, text=True)
+    assert target.stdout is not None
+    target.stdout.readline()
+    for _ in range(20 if mode else 0):
+        argv = [find_binary(), "dump", "--pid", str(target.pid), *filter(None, mode)]
+        subprocess.run(argv, capture_output=True, check=False)
+        with suppress(subprocess.TimeoutExpired):
+            target.wait(0.05)
+    return float(target.communicate()[0].split()[0])
+
+
+def big() -> NodeCapture:
+    """8,192 synthetic rank captures: one sleeps, the others wait."""
+    sleeper = process("load (train.py:7)", "<module> (train.py:50)", wchan="hrtimer_nanosleep", move=still())
+    waits = [process(*WAITER, pid=1000 + n, move=still()) for n in range(8192)]
+    return node_capture(*[rank(n, sleeper if n == 4711 else waits[n], world=8192) for n in range(8192)])
+
+
+def scale_rows() -> Iterator[tuple[str, str, str]]:
+    taken = big()
+    judge = statistics.median(timed(lambda: diagnose([taken])) for _ in range(5))
+    judgement = diagnose([taken])
+    assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [4711]
+    stall = Stall(timeout_seconds=None, why="bench")
+
+    def page() -> str:
+        report = build_report(
+            judgement, (taken,), kind="manual", trigger="manual", detected_at=0.0, reported_at=0.0, stall=stall, versions={}
+        )  # fmt: skip
+        return render_html(report)
+
+    seconds, size = statistics.median(timed(page) for _ in range(3)), len(page().encode())
+    yield "8,192 ranks: merge and diagnose", f"{judge:.2f} s", "≤ 2 s"
+    yield "8,192 ranks: report.html, time", f"{seconds:.2f} s", ""
+    yield "8,192 ranks: report.html, size", f"{size / 1e6:.2f} MB", "< 3 MB"
+
+
+def main() -> None:
+    table = Table(title=f"mldebug bench, {os.cpu_count()} cores, median of {ROUNDS} alternating rounds")
+    for title in ("what", "measured", "budget"):
+        table.add_column(title, no_wrap=title != "what")
+    for rows in (capture_rows(8), capture_rows(32), standstill_rows(), scale_rows()):
+        for row in rows:
+            table.add_row(*row)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    main()

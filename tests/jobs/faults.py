@@ -1,0 +1,193 @@
+"""What can go wrong on one rank: each function gets stuck for ever, the way real training scripts do."""
+
+import ctypes
+import mmap
+import os
+import pdb  # noqa: T100
+import re
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+AGES = 1_000_000  # seconds
+
+
+def slow_data_source(job: Any) -> None:
+    time.sleep(AGES)
+
+
+def evaluate(job: Any) -> None:
+    total = 0
+    while True:
+        total = (total * 31 + 7) % 1_000_003
+
+
+def call_c_library(job: Any) -> None:
+    """C code that sleeps and never gives the GIL back."""
+    ctypes.PyDLL(None).sleep(AGES)
+
+
+def parse_log_line(job: Any) -> None:
+    """C code that computes for ages and holds the GIL."""
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def stop_itself(job: Any) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def read_config_pipe(job: Any) -> None:
+    path = job.events / "config.fifo"
+    os.mkfifo(path)
+    path.read_text()
+
+
+def ask_operator(job: Any) -> None:
+    input("continue? ")
+
+
+def inspect_tensor(job: Any) -> None:
+    pdb.set_trace()  # noqa: T100
+
+
+def update_cache_twice(job: Any) -> None:
+    """Take the same lock twice."""
+    lock = threading.Lock()
+    with lock, lock:
+        pass
+
+
+def swap_locks(job: Any) -> None:
+    """Two threads take two locks in opposite order."""
+    first, second = threading.Lock(), threading.Lock()
+    taken = threading.Event()
+
+    def background() -> None:
+        with second:
+            taken.set()
+            first.acquire()
+
+    with first:
+        threading.Thread(target=background, name="prefetch", daemon=True).start()
+        taken.wait()
+        second.acquire()
+
+
+def stop_data_worker(job: Any) -> None:
+    """Stop the DataLoader's only worker; its prefetched batches last a few more steps."""
+    worker = job.batches._workers[0].pid
+    job.announce("worker", str(worker))
+    os.kill(worker, signal.SIGSTOP)
+
+
+def leave_quietly(job: Any) -> None:
+    """Exit with status 0 while a forked helper keeps the sockets, so that no peer notices."""
+    if os.fork() == 0:
+        while True:
+            signal.pause()
+    os._exit(0)
+
+
+def start_program(job: Any) -> None:
+    """Wait in state D: posix_spawn suspends its caller until the child has opened the FIFO."""
+    path = job.events / "spawn.fifo"
+    os.mkfifo(path)
+    opening = (os.POSIX_SPAWN_OPEN, 0, str(path), os.O_RDONLY, 0)
+    os.posix_spawn("/bin/true", ["/bin/true"], {}, file_actions=[opening])
+
+
+def read_shard(job: Any) -> None:
+    """Read a file of a file system whose server stops."""
+    with Path(job.options.path).open("rb", buffering=0) as shard:
+        os.kill(job.options.server_pid, signal.SIGSTOP)
+        shard.read(100)
+
+
+def open_shard(job: Any) -> None:
+    """Open a file of a file system whose server stops."""
+    os.kill(job.options.server_pid, signal.SIGSTOP)
+    Path(job.options.path).with_name("shard-1").read_bytes()
+
+
+def log_everything(job: Any) -> None:
+    """Print more than the pipe holds that nobody reads."""
+    while True:
+        print("debug " * 200, flush=True)
+
+
+def fail_with_live_thread(job: Any) -> None:
+    """Raise while a thread that is no daemon never ends: the interpreter waits for it at exit."""
+    never = threading.Event()
+    threading.Thread(target=never.wait, name="uploader").start()
+    raise RuntimeError("loss is not finite")
+
+
+def lag_behind(job: Any) -> None:
+    """No hang at all: this rank is only slower than the others, every step."""
+    time.sleep(0.05)
+
+
+STRIKES: dict[str, Callable[[Any], None]] = {
+    "sleep": slow_data_source,
+    "loop": evaluate,
+    "gil": call_c_library,
+    "regex": parse_log_line,
+    "stopped": stop_itself,
+    "fifo": read_config_pipe,
+    "input": ask_operator,
+    "pdb": inspect_tensor,
+    "lock": update_cache_twice,
+    "lock_order": swap_locks,
+    "dataloader": stop_data_worker,
+    "dead": leave_quietly,
+    "spawn": start_program,
+    "fuse": read_shard,
+    "fuse_open": open_shard,
+    "full_pipe": log_everything,
+    "slow": lag_behind,
+    "teardown": fail_with_live_thread,
+}
+
+
+class Device:
+    """A pretended GPU: a rank's collective is done when all ranks have launched it; the wait spins."""
+
+    def __init__(self, job: Any) -> None:
+        self.rank, self.world_size = job.rank, job.world_size
+        library = ctypes.CDLL(job.options.library)
+        self.synchronize = library.cudaStreamSynchronize
+        self.launched = 0
+        with (job.events / "device").open("a+b") as file:
+            file.truncate(8 * self.world_size)
+            self.counts = mmap.mmap(file.fileno(), 8 * self.world_size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.counts))
+
+    def all_reduce(self) -> None:
+        """Launch one collective; returns at once, as NCCL does."""
+        self.launched += 1
+        struct.pack_into("q", self.counts, 8 * self.rank, self.launched)
+
+    def item(self) -> float:
+        """Wait for the device."""
+        self.synchronize(
+            ctypes.c_void_p(self.address),
+            ctypes.c_long(self.world_size),
+            ctypes.c_long(self.launched),
+        )
+        return 0.0
+
+
+def device_step(job: Any, step: int) -> None:
+    """One step of a job whose collectives run on a device and whose only host wait is a spinning `.item()`."""
+    if step == 0:
+        job.device = Device(job)
+    if job.strikes("spin", step):
+        slow_data_source(job)
+    job.device.all_reduce()
+    job.device.item()
+    if job.rank == 0 and step % 50 == 0:
+        print(f"step {step}", flush=True)

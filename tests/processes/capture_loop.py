@@ -1,0 +1,40 @@
+"""Captures one job again and again in one process: a capture for each line on stdin, a line of JSON for each capture.
+
+    python capture_loop.py PID
+
+A line on stdin says which Python or native stacks are wanted: "never", "auto" or "always".
+"""
+
+import json
+import sys
+import time
+
+import msgspec
+
+from mldebug.config import load_config
+from mldebug_agents.manual import choose
+from mldebug_agents.workbench import Workbench
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    config = load_config(None)
+    pid = int(sys.argv[1])
+    with Workbench(config) as bench:
+        for line in sys.stdin:
+            wanted = msgspec.structs.replace(config.capture, watch=0.2, native=line.strip())
+            bench.config = msgspec.structs.replace(config, capture=wanted)
+            started = time.monotonic()
+            found = bench.finder.find()
+            (job,) = choose(found, pid, None)
+            capture = bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+            stacks = {rank.identity.rank: len(rank.process.stacks) for rank in capture.ranks}
+            native = {rank.identity.rank: len(rank.process.native) for rank in capture.ranks}
+            gaps = [f"{gap.what}: {gap.reason}" for gap in capture.gaps]
+            seconds = time.monotonic() - started
+            told = {"seconds": seconds, "stacks": stacks, "native": native, "gaps": gaps}
+            print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Fixtures of the tests that start real jobs: who runs them, and where."""
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from processes.harness import User, folder_for
+
+
+@pytest.fixture(scope="session", params=["as_is", "ordinary"])
+def user(request: pytest.FixtureRequest) -> User:
+    """Who runs the job and mldebug: whoever runs the tests, and an ordinary user."""
+    return User() if request.param == "as_is" else _ordinary_user()
+
+
+@pytest.fixture
+def folder(user: User) -> Iterator[Path]:
+    """A folder that the job's user may write."""
+    with folder_for(user) as path:
+        yield path
+
+
+def _ordinary_user() -> User:
+    """MLDEBUG_TEST_USER, who must be able to run this Python; without it `nobody`, or a skip."""
+    if os.geteuid() != 0:
+        pytest.skip("the tests run as an ordinary user already")
+    name = os.environ.get("MLDEBUG_TEST_USER", "nobody")
+    reason = _why_not(name)
+    if reason and "MLDEBUG_TEST_USER" not in os.environ:
+        pytest.skip(f"{name} cannot run {sys.executable}: {reason}")
+    assert not reason, f"MLDEBUG_TEST_USER={name} cannot run {sys.executable}: {reason}"
+    return User(name)
+
+
+def _why_not(name: str) -> str:
+    entry = pwd.getpwnam(name)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import torch, mldebug_agents"], check=False, cwd="/",
+            capture_output=True, user=entry.pw_uid, group=entry.pw_gid, extra_groups=[],
+        )  # fmt: skip
+    except PermissionError as error:
+        return str(error)
+    return done.stderr.decode(errors="replace")[-300:] if done.returncode else ""

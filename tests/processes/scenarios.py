@@ -1,0 +1,70 @@
+"""Every way to get stuck, and what mldebug has to say about it: the table that test_scenarios.py runs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+HIGH, MEDIUM, LOW = "high", "medium", "low"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The right answer. `ranks` are the culprits, in order; () means that nobody may be named."""
+
+    verdict: str
+    ranks: tuple[int, ...]
+    confidence: tuple[str, ...]  # any of these
+    kind: str = "rank"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One job: the arguments of `harness.Plan`, and the right answer."""
+
+    name: str
+    plan: dict[str, Any]
+    expected: Expected
+    busy: tuple[int, ...] = ()  # ranks that go on moving while the job is stuck
+    marks: tuple[str, ...] = field(default=())
+
+
+def one(name: str, verdict: str, *confidence: str, **plan: Any) -> Scenario:
+    """A fault that strikes rank 2 of 4, which has to be named."""
+    busy = plan.pop("busy", ())
+    marks = plan.pop("marks", ())
+    arguments = {"fault": name} | plan
+    expected = Expected(verdict, tuple(arguments.get("struck", (2,))), confidence)
+    return Scenario(name, arguments, expected, busy, marks)
+
+
+def nobody(name: str, verdict: str, *confidence: str, **plan: Any) -> Scenario:
+    """A job in which nobody may be named."""
+    return Scenario(name, {"fault": name} | plan, Expected(verdict, (), confidence))
+
+
+def renamed(name: str, scenario: Scenario) -> Scenario:
+    """The same, as a scenario of another name."""
+    return Scenario(name, scenario.plan, scenario.expected, scenario.busy, scenario.marks)
+
+
+SCENARIOS = (
+    one("sleep", "rank_waiting", HIGH, MEDIUM, marks=("smoke",)),
+    one("loop", "rank_busy", MEDIUM, busy=(2,)),
+    one("gil", "rank_waiting", HIGH, MEDIUM),
+    one("regex", "rank_busy", MEDIUM, busy=(2,)),
+    one("stopped", "rank_stopped", HIGH, marks=("smoke",)),
+    one("fifo", "rank_blocked_io", HIGH),
+    one("input", "rank_waiting", HIGH, MEDIUM, stdin="pipe"),
+    one("pdb", "rank_waiting", HIGH, MEDIUM, stdin="pipe"),
+    one("lock", "rank_waiting", HIGH, MEDIUM),
+    one("lock_order", "rank_waiting", HIGH, MEDIUM),
+    one("dead", "rank_exited", HIGH, MEDIUM),
+    one("mismatch", "collective_mismatch", MEDIUM, struck=(6, 7), world_size=8, marks=("smoke",)),
+    one("skip", "collective_mismatch", MEDIUM),
+    nobody("same_line", "unknown", LOW, MEDIUM),
+    one("late", "init_incomplete", HIGH, MEDIUM),
+    one("spawn", "rank_blocked_io", HIGH, MEDIUM),
+    one("full_pipe", "rank_blocked_io", HIGH, struck=(0,), stdout="pipe"),
+    one("teardown", "rank_waiting", HIGH, MEDIUM),
+    renamed("ddp_sleep", one("sleep", "rank_waiting", HIGH, MEDIUM, options=("--ddp",))),
+    renamed("ddp_loop", one("loop", "rank_busy", MEDIUM, options=("--ddp",), busy=(2,))),
+)

@@ -1,0 +1,34 @@
+"""The demo, run for real: it names the rank it struck, and leaves nothing behind."""
+
+import re
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from processes.harness import MARK, SCRIPTS, User, clean_environment, folder_for, marked
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
+pytest.importorskip("torch", reason="the demo trains with PyTorch")
+
+FAULTS = ("sleep", "stopped", "mismatch", "fifo", "loop", "dead", "lock")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_demo_names_the_rank_it_struck(fault: str, user: User) -> None:
+    with folder_for(user) as folder:
+        mark = uuid.uuid4().hex
+        html = folder / "report.html"
+        done = subprocess.run(
+            [str(SCRIPTS / "mldebug"), "demo", "--fault", fault, "--html", str(html)],
+            check=False, capture_output=True, text=True, timeout=300, cwd=folder,
+            env=clean_environment(folder) | {MARK: mark}, **user.popen(),
+        )  # fmt: skip
+        left = marked(mark)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"^step \d+ loss \d", done.stdout, re.MULTILINE), done.stdout
+        assert str(html) in done.stdout
+        assert "<html" in html.read_text()
+        assert left == []
+        assert [path.name for path in Path(folder).glob("mldebug-demo-*")] == []

@@ -1,0 +1,346 @@
+"""One command line, one exit code, one sentence: the shell around every verb."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+import samples
+from mldebug import cli
+from mldebug.archive import Archive
+from mldebug.errors import (
+    AccessError,
+    ConfigError,
+    EvidenceError,
+    MldebugError,
+    ToolError,
+    UsageError,
+)
+from mldebug.rooms import names
+
+Golden = Callable[[str, str], None]
+VERBS = [name.replace("_", "-") for name in names("commands")]
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("MLDEBUG_DEBUG", raising=False)
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Make `mldebug try-me` call a function."""
+
+    def install(function: Callable[[], object]) -> None:
+        command = click.Command("try-me", callback=function)
+        monkeypatch.setattr(cli.Verbs, "list_commands", lambda *_: ["try-me"])
+        monkeypatch.setattr(cli.Verbs, "get_command", lambda *_: command)
+
+    return install
+
+
+def raiser(error: BaseException) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+def test_without_arguments_it_explains_itself(
+    capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert cli.main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n  {verb} " in printed for verb in VERBS)
+    assert max(map(len, printed.splitlines())) <= 80
+    golden("help.txt", printed)
+
+
+def test_the_room_is_full() -> None:
+    assert {"check-config", "diagnose", "doctor", "dump", "reports", "status"} <= set(VERBS)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_explains_itself_in_eighty_columns(
+    name: str, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert cli.main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"Usage: mldebug {name} ")
+    assert max(map(len, printed.splitlines())) <= 80
+    golden(f"help-{name}.txt", printed)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("mldebug 0.")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MldebugError("it broke", "mend it"), 1),
+        (UsageError("it broke", "mend it"), 2),
+        (EvidenceError("it broke", "mend it"), 2),
+        (AccessError("it broke", "mend it"), 3),
+        (ToolError("it broke", "mend it"), 3),
+    ],
+)
+def test_an_error_is_a_sentence_with_the_way_out_and_its_code(
+    error: MldebugError, code: int, verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(raiser(error))
+    assert cli.main(["try-me"]) == code
+    shown = capsys.readouterr()
+    assert shown.err == "mldebug: it broke\n  way out: mend it\n"
+    assert shown.out == ""
+
+
+def test_every_problem_of_a_config_has_its_own_line(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(raiser(ConfigError(["c.yaml:1: a", "c.yaml:2: b"])))
+    assert cli.main(["try-me"]) == 2
+    assert capsys.readouterr().err == "mldebug: c.yaml:1: a\nmldebug: c.yaml:2: b\n"
+
+
+def test_an_error_text_cannot_write_to_the_terminal(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(raiser(UsageError("no job '\x1b]0;owned\x07\x1b[31m\u202e'", "\x1b[2J")))
+    assert cli.main(["try-me"]) == 2
+    assert capsys.readouterr().err == "mldebug: no job ''\n  way out: \n"
+
+
+def test_a_bug_is_one_sentence_and_a_traceback_only_on_request(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb(raiser(ValueError("oh\x1b[31m no")))
+    assert cli.main(["try-me"]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == "mldebug: internal error: ValueError: oh no"
+    assert cli.main(["--debug", "try-me"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    monkeypatch.setenv("MLDEBUG_DEBUG", "1")
+    assert cli.main(["try-me"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        (lambda: None, 0),
+        (lambda: 1, 1),
+        (lambda: sys.exit(3), 3),
+        (lambda: sys.exit(), 0),
+        (lambda: click.get_current_context().exit(2), 2),
+        (raiser(KeyboardInterrupt()), 130),
+        (raiser(click.Abort()), 130),
+    ],
+)
+def test_the_exit_code_is_the_command_s(
+    function: Callable[[], object], code: int, verb: Callable[..., None]
+) -> None:
+    verb(function)
+    assert cli.main(["try-me"]) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "way_out"),
+    [
+        (["dmup"], "there is no command 'dmup'", "did you mean 'dump'?"),
+        (["check_config"], "there is no command 'check_config'", "did you mean 'check-config'?"),
+        (["xyzzy\x1b[2J"], "there is no command 'xyzzy'", "choose from: "),
+        (["--nope"], "No such option", "mldebug --help"),
+        (["doctor", "--nope"], "No such option", "mldebug doctor --help"),
+        (["check-config"], "name a FILE", "mldebug check-config --help"),
+    ],
+)
+def test_wrong_usage_says_what_is_right(
+    arguments: list[str], sentence: str, way_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert sentence in first
+    assert way_out in second
+
+
+def test_a_broken_plugin_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = cli.summary
+    monkeypatch.setattr(
+        cli, "summary", lambda room, name: real(room, name) if name != "dump" else 1 / 0
+    )
+    assert cli.main([]) == 0
+    printed = capsys.readouterr().out
+    assert "(cannot be loaded: ZeroDivisionError" in printed
+    assert "check-config" in printed
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mldebug", *arguments], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"COLUMNS": "80"} | environ, check=False,
+    )  # fmt: skip
+
+
+def test_a_reader_that_went_away_is_no_error() -> None:
+    outlet, inlet = os.pipe()
+    os.close(outlet)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mldebug", "--help"],
+            stdout=inlet,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(inlet)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/ü}}")
+    done = run("reports", "--config", str(file), "list", PYTHONIOENCODING="ascii:strict")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "/\\xfc/reports" in done.stdout
+
+
+def test_only_the_verb_that_is_asked_for_gets_imported() -> None:
+    code = "import sys; from mldebug.cli import main; main(['check-config', '--print']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = done.stdout.split()
+    assert "mldebug.commands.check_config" in loaded
+    assert not [
+        name
+        for name in loaded
+        if name.startswith(("mldebug_agents.", "mldebug.commands.r", "torch", "psutil"))
+    ]
+
+
+# --- check-config --------------------------------------------------------------------------------
+
+
+def test_check_config_accepts_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check-config", "--print"]) == 0
+    file = tmp_path / "c.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert cli.main(["check-config", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file} is good\n"
+
+
+def test_check_config_names_each_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("agent: {state_dri: /x}\ncapture: {deadline: 3}\n")
+    assert cli.main(["check-config", str(file)]) == 2
+    first, second, way_out = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"mldebug: {file}:1: agent.state_dri: ")
+    assert second.startswith(f"mldebug: {file}:2: capture.deadline: ")
+    assert "check-config --print" in way_out
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config whose state directory holds two reports and a broken one."""
+    archive = Archive(tmp_path / "state")
+    archive.save(samples.report(samples.sleeping()), "<html>", {})
+    hostile = samples.report(samples.hostile())
+    archive.save(msgspec.structs.replace(hostile, id="20200101T000001Z-hostile"), "<html>", {})
+    broken = archive.folder / "20200101T000000Z-broken"
+    broken.mkdir()
+    (broken / "report.json").write_text("{")
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
+    return file
+
+
+def reports(config: Path, *arguments: str) -> int:
+    return cli.main(["reports", "--config", str(config), *arguments])
+
+
+def test_reports_list_names_each_with_its_sentence(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reports(config, "list") == 0
+    printed = capsys.readouterr().out
+    report = samples.report(samples.sleeping())
+    assert report.id in printed
+    assert report.diagnosis.summary in printed
+    assert "broken  cannot be read" in printed
+    assert "\x1b" not in printed
+
+
+def test_reports_list_json_is_an_array(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reports(config, "list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert samples.report(samples.sleeping()).id in [one["id"] for one in listed]
+
+
+def test_no_reports_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}}}")
+    assert reports(file, "list") == 0
+    assert "mldebug dump" in capsys.readouterr().out
+    assert reports(file, "show") == 2
+    assert "way out: " in capsys.readouterr().err
+
+
+def test_reports_show_prints_text_and_json(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = samples.report(samples.sleeping())
+    assert reports(config, "show", report.id) == 0
+    printed = capsys.readouterr().out
+    assert "rank" in printed
+    assert f"{report.id}/report.html" in printed
+    assert reports(config, "show", report.id, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == report.id
+
+
+@pytest.mark.parametrize("suffix", [".json", ".html", ".txt"])
+def test_reports_export_writes_one_file_and_never_over_another(
+    config: Path, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, file = samples.report(samples.sleeping()), tmp_path / f"out{suffix}"
+    assert reports(config, "export", report.id, str(file)) == 0
+    assert report.diagnosis.summary.split()[0] in file.read_text()
+    assert reports(config, "export", report.id, str(file)) == 2
+    assert "--force" in capsys.readouterr().err
+    assert reports(config, "export", report.id, str(file), "--force") == 0
+
+
+def test_reports_export_packs_everything(config: Path, tmp_path: Path) -> None:
+    report, file = samples.report(samples.sleeping()), tmp_path / "out.tar.gz"
+    assert reports(config, "export", report.id, str(file)) == 0
+    with tarfile.open(file) as packed:
+        assert {f"{report.id}/report.{form}" for form in ("json", "html", "txt")} <= set(
+            packed.getnames()
+        )
+
+
+def test_reports_export_refuses_an_unknown_form_and_an_unwritable_place(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reports(config, "export", "latest", str(tmp_path / "out.pdf")) == 2
+    assert ".html" in capsys.readouterr().err
+    assert reports(config, "export", "latest", str(tmp_path / "no" / "out.json")) == 1
+    assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""The demo without a training job: what it follows, what it refuses, and when it is content."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from mldebug.errors import MldebugError, ToolError
+from mldebug.model import Culprit, Report
+from mldebug_agents import demo_job
+from mldebug_agents.commands import demo
+from mldebug_agents.demo_job import DemoJob, Plan, Step, job_environment
+from mldebug_agents.spawn import Completed, FakeSpawner
+from samples import report, sleeping
+
+PLAN = Plan(fault="sleep", ranks=3, struck=1)
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def job(tmp_path: Path, clock: Clock) -> DemoJob:
+    starter = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0))
+    return DemoJob(starter, PLAN, tmp_path, clock)
+
+
+def test_steps_are_read_from_the_files_of_the_ranks(job: DemoJob) -> None:
+    (job.folder / "progress.1").write_text("12 0.5000")
+    assert job.steps() == [Step(), Step(12, "0.5000"), Step()]
+
+
+def test_the_launcher_is_known_once_a_rank_has_started(job: DemoJob) -> None:
+    assert job.launcher_pid == 0
+    (job.folder / "started.2").write_text("4711 4700")
+    assert job.launcher_pid == 4700
+
+
+def test_a_job_is_stuck_when_it_was_struck_and_stands(job: DemoJob, clock: Clock) -> None:
+    (job.folder / "strike.1").touch()
+    assert not job.stuck([Step(5)])
+    clock.now += demo_job.STUCK_AFTER
+    assert not job.stuck([Step(6)])  # it moved in between
+    clock.now += demo_job.STUCK_AFTER
+    assert job.stuck([Step(6)])
+
+
+def test_a_job_that_only_stands_is_not_stuck_yet(job: DemoJob, clock: Clock) -> None:
+    job.stuck([Step(5)])
+    clock.now += 10 * demo_job.STUCK_AFTER
+    assert not job.stuck([Step(5)])
+    (job.folder / "strike.1").touch()
+    assert not job.stuck([Step(5)])  # since the strike, not since the last step
+    clock.now += demo_job.STUCK_AFTER
+    assert job.stuck([Step(5)])
+
+
+def test_a_job_that_ends_early_says_why(tmp_path: Path) -> None:
+    stderr = b"W warning\nModuleNotFoundError: No module named 'torch.distributed'\n"
+    starter = FakeSpawner(lambda argv: Completed(argv=argv, returncode=1, stderr=stderr))
+    with DemoJob(starter, PLAN, tmp_path) as job:
+        job._thread.join(10)
+        with pytest.raises(ToolError, match="No module named 'torch"):
+            job.steps()
+    (argv,) = starter.calls
+    assert argv[argv.index("--rank") + 1] == "1"
+
+
+def naming(*ranks: int) -> Report:
+    """A report that names these ranks."""
+    real = report(sleeping())
+    culprits = tuple(
+        Culprit(kind="rank", rank=rank, node="here", pid=1000 + rank, reason="sleeps")
+        for rank in ranks
+    )
+    diagnosis = replace(real.diagnosis, culprits=culprits)
+    return replace(real, diagnosis=diagnosis)
+
+
+def test_the_demo_is_content_with_the_struck_rank_alone() -> None:
+    assert demo.verdict_on(naming(1), PLAN) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"), [((), "nobody"), ((0,), "rank 0"), ((0, 1), "rank 0, ")]
+)
+def test_the_demo_fails_when_another_rank_is_named(ranks: tuple[int, ...], said: str) -> None:
+    with pytest.raises(MldebugError, match=f"rank 1 was struck, but the report names {said}") as e:
+        demo.verdict_on(naming(*ranks), PLAN)
+    assert e.value.exit_code == 1
+
+
+def test_the_demo_job_is_no_part_of_a_job_it_is_started_in() -> None:
+    own = {"PATH": "/bin", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "node7", "HOME": "/root"}
+    assert job_environment(own) == {"PATH": "/bin", "HOME": "/root", "OMP_NUM_THREADS": "1"}
+
+
+def test_without_torch_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    with pytest.raises(ToolError) as caught:
+        demo.require_torch()
+    assert "mldebug[demo]" in caught.value.way_out
+    assert caught.value.exit_code == 3

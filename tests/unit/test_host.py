@@ -1,0 +1,262 @@
+"""Raw reads: of a tree that never was, and of real processes in states that hurt."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hung import state, wait_until
+from proctree import BOOT, Tree
+
+from mldebug_agents.host import Host, exit_status
+from mldebug_agents.procfs import Stat
+
+
+@contextmanager
+def program(code: str, *, stdin: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program that prints one line when it is ready; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+# --- a tree that never was -----------------------------------------------------------------------
+
+
+def test_everything_lies_below_one_root(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.add(7, 1, start=250)
+    tree.add(8, 7, "worker")
+    host = Host(str(tmp_path), clock=lambda: 5.0)
+    assert host.pids() == [1, 7, 8]
+    assert host.children() == {0: [1], 1: [7], 7: [8]}
+    assert host.started_at(250) == BOOT + 2.5
+    assert (host.user(1001), host.user(4)) == ("bob", "4")
+    assert host.root_of(7) == f"{tmp_path}/proc/7/root"
+    brief = host.brief(7)
+    assert brief is not None
+    assert (brief.name, brief.state, brief.ppid, brief.start_ticks) == ("python3", "S", 1, 250)
+
+
+def test_mounts_of_a_process(tmp_path: Path) -> None:
+    Tree(tmp_path).add(7, 1)
+    text = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /d rw shared:1 - nfs4 y rw\n"
+    (tmp_path / "proc/7/mountinfo").write_text(text)
+    host = Host(str(tmp_path))
+    assert host.mount_of(7, "/d/x") == ("/d", "nfs4")
+    assert host.mount_of(9, "/d/x") == ("", "")
+
+
+def test_a_node_without_proc_is_empty(tmp_path: Path) -> None:
+    host = Host(str(tmp_path))
+    assert host.pids() == []
+    assert host.process_state(1, files=True, kernel_stacks=True) is None
+    assert (host.boot_time(), host.link(1, "exe"), host.user(0)) == (0.0, "", "0")
+
+
+def test_a_pid_that_changed_hands_midway_is_nobody(tmp_path: Path) -> None:
+    """Between the first and the last read the process ended, and its number was given away."""
+    tree = Tree(tmp_path)
+    tree.add(7, 1, start=100)
+    host = Host(str(tmp_path))
+    look = host.status
+
+    def replaced(pid: int) -> object:
+        tree.add(7, 1, start=200)
+        return look(pid)
+
+    host.status = replaced  # type: ignore[method-assign, assignment]
+    assert host.process_state(7) is None
+
+
+def test_an_exit_status_that_may_be_hidden_is_not_a_zero() -> None:
+    zombie = Stat(pid=7, state="Z", exit_status=0)
+    assert exit_status(zombie, os.geteuid()) == 0
+    assert exit_status(Stat(pid=7, state="S"), os.geteuid()) is None
+    killed = Stat(pid=7, state="Z", exit_status=9)
+    assert exit_status(killed, os.geteuid() + 1) == 9
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root sees every exit status")
+def test_a_zero_of_another_user_is_unknown() -> None:
+    assert exit_status(Stat(pid=7, state="Z"), os.geteuid() + 1) is None
+
+
+# --- real processes ------------------------------------------------------------------------------
+
+
+def test_a_sleeping_process_with_threads() -> None:
+    code = (
+        "import signal, threading, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    with program(code) as target:
+        host = Host()
+        wait_until(lambda: state(target.pid) == "S")
+        seen = host.process_state(target.pid, kernel_stacks=True)
+        assert seen is not None
+        assert seen.threads[0].tid == target.pid
+        assert len(seen.threads) == 2
+        main = seen.main
+        assert main is not None
+        assert main.wchan == "hrtimer_nanosleep"
+        assert main.syscall in ("clock_nanosleep", "select", "pselect6")
+        assert len(main.syscall_args) == 6
+        assert seen.caught_signals & 1 << signal.SIGUSR1 - 1
+        assert (seen.ppid, seen.uid, seen.tracer_pid) == (os.getpid(), os.geteuid(), 0)
+        assert seen.rss_bytes > 1 << 20
+        assert seen.io is not None
+        assert seen.io.read_chars > 0
+        assert seen.exit_status is None
+        assert abs(host.started_at(seen.start_ticks) - time.time()) < 30
+        if os.geteuid() == 0:
+            assert "hrtimer_nanosleep" in main.kernel_stack
+
+
+def test_work_shows_as_cpu_time_without_a_system_call() -> None:
+    with program("print('ready', flush=True)\nwhile True: pass") as target:
+        host = Host()
+
+        def cpu() -> float:
+            seen = host.process_state(target.pid)
+            assert seen is not None
+            assert seen.main is not None
+            assert seen.main.wchan == ""
+            return seen.main.cpu_seconds
+
+        before = cpu()
+        wait_until(lambda: cpu() > before + 0.05)
+
+
+def test_a_stopped_process_has_its_state_and_its_wchan() -> None:
+    with program("import time; print('ready', flush=True); time.sleep(60)") as target:
+        os.kill(target.pid, signal.SIGSTOP)
+        wait_until(lambda: state(target.pid) == "T")
+        seen = Host().process_state(target.pid)
+        assert seen is not None
+        assert seen.state == "T"
+        assert seen.main is not None
+        assert seen.main.wchan == "do_signal_stop"
+        os.kill(target.pid, signal.SIGCONT)
+
+
+def test_a_zombie_tells_how_it_ended() -> None:
+    target = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    host = Host()
+
+    def ended() -> bool:
+        brief = host.brief(target.pid)
+        return brief is not None and brief.state == "Z"
+
+    try:
+        wait_until(ended)
+        seen = host.process_state(target.pid, files=True)
+        assert seen is not None
+        assert (seen.state, seen.exit_status) == ("Z", 3 << 8)
+        assert (seen.main, seen.threads, seen.files) == (None, (), ())
+    finally:
+        target.wait()
+
+
+def test_descriptors_by_kind_mode_and_mount(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "gone").write_text("x")
+    code = (
+        "import os, socket\n"
+        f"a = open({str(tmp_path / 'log')!r}, 'w'); b = open({str(tmp_path / 'gone')!r}); os.unlink(b.name)\n"
+        "s = socket.socket(); n = open('/dev/null', 'r+b', buffering=0)\n"
+        f"f = os.open({str(tmp_path / 'fifo')!r}, os.O_RDWR)\n"
+        "print(a.fileno(), b.fileno(), s.fileno(), n.fileno(), f, flush=True); os.read(f, 1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            log, gone, sock, null, fifo = map(int, process.stdout.readline().split())
+            host = Host()
+
+            def waits() -> bool:
+                seen = host.process_state(process.pid)
+                return bool(seen and seen.main and "pipe_read" in seen.main.wchan)
+
+            wait_until(waits)
+            seen = host.process_state(process.pid, files=True)
+            assert seen is not None
+            files = {file.fd: file for file in seen.files}
+            assert (files[log].kind, files[log].mode) == ("file", "w")
+            assert files[log].target == str(tmp_path / "log")
+            assert files[log].mount in str(tmp_path)
+            assert files[log].fstype
+            assert (files[gone].kind, files[gone].mode) == ("deleted", "r")
+            assert (files[sock].kind, files[sock].mount) == ("socket", "")
+            assert (files[null].kind, files[null].mode) == ("device", "rw")
+            assert (files[fifo].kind, files[fifo].mode) == ("fifo", "rw")
+            assert files[1].kind == "pipe"
+            assert host.mount_of(process.pid, files[log].target) == (
+                files[log].mount,
+                files[log].fstype,
+            )
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_processes_that_vanish_midway_never_raise() -> None:
+    """Look at short-lived processes as fast as we can while they come and go."""
+    done = threading.Event()
+
+    def churn() -> None:
+        try:
+            for _ in range(60):
+                subprocess.run(["/bin/true"], check=True)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    host, me, looked = Host(), os.getpid(), 0
+    try:
+        while not done.is_set():
+            for pid in host.children().get(me, []):
+                host.process_state(pid, files=True, kernel_stacks=True)
+                looked += 1
+    finally:
+        thread.join()
+    assert looked > 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_what_belongs_to_another_user_stays_at_its_defaults() -> None:
+    code = (
+        "import os, json; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "from mldebug_agents.host import Host\n"
+        "s = Host().process_state(1, files=True, kernel_stacks=True)\n"
+        "assert s.ppid == 0 and s.threads and s.rss_bytes >= 0\n"
+        "print(json.dumps([s.io is None, len(s.files), s.threads[0].syscall]))"
+    )
+    import_path = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={"PYTHONPATH": import_path},
+        check=False,
+    )
+    if b"Permission denied" in done.stderr or b"ModuleNotFound" in done.stderr:
+        pytest.skip("that user cannot run this Python")
+    assert done.stdout.strip() == b'[true, 0, ""]', done.stderr.decode()
