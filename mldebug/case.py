@@ -110,6 +110,7 @@ _PLURALS = {
     "does": "do",
     "has": "have",
     "saves": "save",
+    "stands": "stand",
 }
 
 

@@ -50,27 +50,26 @@ COLLECTIVES = (
 )
 POINT_TO_POINT = r"send|recv|isend|irecv|batch_isend_irecv|send_object_list|recv_object_list"
 INIT = r"init_process_group|new_group|new_subgroups\w*|_new_process_group_helper|_new_group_with_tag|init_device_mesh|split_group"
-RUNS_IN = "{op} called at {site}"
 
 PYTHON: tuple[Calls, ...] = (
     _calls(
         "debugger",
         I,
-        "is in a debugger at {site}",
+        "stands in a debugger in {site}",
         r"pdb\.py|bdb\.py|ipdb/.*|pudb/.*|debugpy/.*",
         r".*",
     ),
     _calls(
         "dataloader",
         I,
-        "waits for its DataLoader at {site}",
+        "waits for its DataLoader in {site}",
         r"torch/utils/data/dataloader\.py",
         r"_next_data|_try_get_data|_get_data|_process_next_batch",
     ),
     _calls(
         "dataloader_exit",
         I,
-        "waits for its DataLoader workers to exit at {site}",
+        "waits for its DataLoader workers to exit in {site}",
         r"torch/utils/data/dataloader\.py",
         r"_shutdown_workers",
     ),
@@ -112,7 +111,7 @@ PYTHON: tuple[Calls, ...] = (
     _calls(
         "collective",
         W,
-        "waits for an asynchronous collective at {site}",
+        "waits for an asynchronous collective in {site}",
         r"torch/distributed/_functional_collectives\.py",
         r"wait_tensor|wait",
     ),
@@ -126,14 +125,14 @@ PYTHON: tuple[Calls, ...] = (
     _calls(
         "store",
         W,
-        "waits for a key of the store at {site}",
+        "waits for a key of the store in {site}",
         r"torch/distributed/distributed_c10d\.py",
         r"_store_based_barrier",
     ),
     _calls(
         "store",
         W,
-        "waits for a key of the store at {site}",
+        "waits for a key of the store in {site}",
         r"torch/distributed/elastic/utils/store\.py",
         r".*",
     ),
@@ -147,28 +146,28 @@ PYTHON: tuple[Calls, ...] = (
     _calls(
         "compile",
         B,
-        "compiles at {site}",
+        "compiles in {site}",
         r"torch/_inductor/.*|torch/_dynamo/.*|triton/(compiler|runtime|backends)/.*|torch/utils/cpp_extension\.py",
         r".*",
     ),
     _calls(
         "checkpoint",
         B,
-        "saves or loads a checkpoint at {site}",
+        "saves or loads a checkpoint in {site}",
         r"torch/serialization\.py|torch/distributed/checkpoint/.*|safetensors/.*",
         r".*",
     ),
     _calls(
         "file_lock",
         I,
-        "waits for a file lock at {site}",
+        "waits for a file lock in {site}",
         r"filelock/.*|portalocker/.*|torch/utils/file_baton\.py",
         r".*acquire.*|wait",
     ),
     _calls(
         "child_wait",
         I,
-        "waits for a child process at {site}",
+        "waits for a child process in {site}",
         r"subprocess\.py|multiprocessing/(popen_\w+|process|pool)\.py",
         r".*",
     ),
@@ -178,26 +177,26 @@ PYTHON: tuple[Calls, ...] = (
     _calls(
         "thread_join",
         I,
-        "waits for a thread of its own at {site}",
+        "waits for a thread of its own in {site}",
         r"threading\.py",
         r"join|_wait_for_tstate_lock",
     ),
     _calls(
         "lock",
         I,
-        "waits for a lock at {site}",
+        "waits for a lock in {site}",
         r"threading\.py",
         r"acquire|wait|wait_for|__enter__|_acquire_restore",
     ),
     _calls(
         "lock",
         I,
-        "waits on a queue at {site}",
+        "waits on a queue in {site}",
         r"queue\.py|multiprocessing/(queues|connection|synchronize)\.py",
         r"get|put|wait|_poll|acquire|__enter__",
     ),
     _calls(
-        "future", I, "waits for a future at {site}", r"concurrent/futures/_base\.py", r"result|wait"
+        "future", I, "waits for a future in {site}", r"concurrent/futures/_base\.py", r"result|wait"
     ),
 )
 
@@ -211,7 +210,7 @@ NATIVE: tuple[Sign, ...] = (
     _sign(
         "store",
         W,
-        "waits for a key of the store at {site}",
+        "waits for a key of the store in {site}",
         r"c10d::TCPStore::.*|c10d::PrefixStore::.*|c10d::detail::TCPClient.*",
     ),
     _sign(
@@ -220,26 +219,26 @@ NATIVE: tuple[Sign, ...] = (
         "waits while its process group is torn down, at {site}",
         r"ncclComm(Abort|Destroy|Finalize)\w*",
     ),
-    _sign("collective", W, "waits for a gradient all_reduce at {site}", r"c10d::Reducer::.*"),
+    _sign("collective", W, "waits for a gradient all_reduce in {site}", r"c10d::Reducer::.*"),
     _sign(
         "collective",
         W,
-        "waits in a collective at {site}",
+        "waits in a collective in {site}",
         r"c10d::.*(Work|ProcessGroup\w*)::.*(wait|synchronize).*|gloo::.*",
     ),
     _sign(
         "device_sync",
         W,
-        "waits for its GPU at {site}",
+        "waits for its GPU in {site}",
         r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize\w*|cuMemcpy\w*|cudaMemcpy\w*|hipMemcpy\w*|c10::cuda::device_synchronize",
     ),
     _sign(
         "lock",
         I,
-        "waits for a lock at {site}",
+        "waits for a lock in {site}",
         r"(_?PyThread_acquire_lock\w*|acquire_timed|lock_PyThread_acquire_lock|_PyMutex_LockTimed)",
     ),
-    _sign("gil", I, "waits for the GIL at {site}", r"take_gil"),
+    _sign("gil", I, "waits for the GIL in {site}", r"take_gil"),
 )
 
 # Wait channels (kernel functions) that name the cause by themselves, whatever the Python stack says.
@@ -255,36 +254,36 @@ WAIT_CHANNELS: tuple[Sign, ...] = (
     _sign(
         "fifo",
         I,
-        "waits to open a FIFO at {site}: nobody has its other end open",
+        "waits to open a FIFO{on} in {site}, whose other end nobody holds",
         r"wait_for_partner|fifo_open",
     ),
     _sign(
         "pipe_write",
         I,
-        "is blocked writing to a pipe at {site}: nobody reads it",
+        "is blocked writing to a full pipe{on} in {site}, which nobody reads",
         r"(anon_)?pipe_write",
     ),
-    _sign("pipe_read", I, "is blocked reading from a pipe at {site}", r"(anon_)?pipe_read"),
-    _sign("terminal", I, "waits for input from a terminal at {site}", r"n_tty_read|tty_\w+"),
+    _sign("pipe_read", I, "is blocked reading from a pipe{on} in {site}", r"(anon_)?pipe_read"),
+    _sign("terminal", I, "waits for input from a terminal in {site}", r"n_tty_read|tty_\w+"),
     _sign(
         "socket",
         I,
-        "waits for a network peer at {site}",
+        "waits for a network peer in {site}",
         r"sk_wait_data|tcp_\w+|inet_\w+|unix_stream_\w+|unix_\w+|sk_stream_wait_\w+|__skb_wait_\w+|skb_\w+",
     ),
     _sign(
         "flock",
         I,
-        "waits for a file lock at {site}",
+        "waits for a file lock in {site}",
         r"(posix|flock|locks)_\w*lock\w*|fcntl_setlk|nlmclnt_\w+",
     ),
     _sign(
         "child_wait",
         I,
-        "waits for a child process at {site}",
+        "waits for a child process in {site}",
         r"do_wait|kernel_clone|wait_for_vfork_done",
     ),
-    _sign("sleep", I, "sleeps at {site}", r"hrtimer_nanosleep|do_nanosleep|common_nsleep\w*"),
+    _sign("sleep", I, "sleeps in {site}", r"hrtimer_nanosleep|do_nanosleep|common_nsleep\w*"),
 )
 
 # The text of the innermost user line, for waits that leave no Python frame of their own.
@@ -292,7 +291,7 @@ SOURCE: tuple[Sign, ...] = (
     _sign(
         "device_sync",
         W,
-        "waits for its GPU at {site}",
+        "waits for its GPU in {site}",
         r".*(\bcu(da)?\w*Synchronize|\.synchronize)\s*\(.*",
     ),
 )
@@ -300,7 +299,7 @@ GPU_SOURCE: tuple[Sign, ...] = (
     _sign(
         "device_sync",
         W,
-        "waits for its GPU at {site}",
+        "waits for its GPU in {site}",
         r".*(\.item|\.cpu|\.tolist|\.numpy|clip_grad_norm_|\.to)\s*\(.*",
     ),
 )
@@ -309,11 +308,8 @@ GPU_SOURCE: tuple[Sign, ...] = (
 BACKWARD = _calls(
     "backward",
     B,
-    "runs backward at {site}",
+    "runs backward in {site}",
     r"torch/autograd/(graph|__init__)\.py",
     r"_engine_run_backward|backward|grad",
 )
 FUTEX_WAITS = re.compile(r"futex_\w+|do_futex|__futex_\w+")
-FUTEX_FREE = re.compile(
-    r"(do_)?(sys_)?(e?poll|select)\w*|poll_schedule_timeout|ep_poll|do_epoll_wait|wait_woken"
-)

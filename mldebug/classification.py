@@ -62,12 +62,12 @@ def _stopped(subject: Subject) -> Classification | None:
     if state is None or state.state not in ("T", "t"):
         return None
     if state.state == "t" or state.tracer_pid:
-        doing = f"is held by a debugger or tracer (pid {state.tracer_pid}) at {subject.at}"
+        doing = f"is held by a debugger or tracer (pid {state.tracer_pid}) in {subject.at}"
         return _inert(
             subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}"
         )
     return _inert(
-        subject, "stopped", f"is stopped by a signal at {subject.at}", "state T (stopped)"
+        subject, "stopped", f"is stopped by a signal in {subject.at}", "state T (stopped)"
     )
 
 
@@ -93,9 +93,9 @@ def _stdin(subject: Subject) -> Classification | None:
         call.file.fullmatch(f.file) for f in inner(subject.frames) for call in classes.PYTHON[:1]
     ):
         return _inert(
-            subject, "debugger", f"is in a debugger at {subject.at}", "reads standard input"
+            subject, "debugger", f"stands in a debugger in {subject.at}", "reads standard input"
         )
-    return _inert(subject, "stdin", f"waits for input on stdin at {subject.at}", "read() on fd 0")
+    return _inert(subject, "stdin", f"waits for input on stdin in {subject.at}", "read() on fd 0")
 
 
 # --- stacks ----------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _gil(subject: Subject) -> Classification:
     who = f", held by its thread {holder.name or holder.tid}" if holder else ""
     at = f" in {where.label}" if where else ""
     return _inert(
-        subject, "gil", f"waits for the GIL at {subject.at}{who}{at}", "native stack: take_gil"
+        subject, "gil", f"waits for the GIL in {subject.at}{who}{at}", "native stack: take_gil"
     )
 
 
@@ -280,7 +280,7 @@ def _by_activity(subject: Subject) -> Classification:
     facts = activity(subject)
     holder = next((s for s in subject.capture.stacks if s.owns_gil), None)
     if subject.computes and _released_gil(subject):
-        doing = f"is in native code at {subject.at}"
+        doing = f"is in native code in {subject.at}"
         return Classification(
             name="native_code", role=Role.UNCLEAR, doing=doing, site=subject.at, why=facts
         )
@@ -293,9 +293,9 @@ def _by_activity(subject: Subject) -> Classification:
     if holder is not None and holder is not subject.stack and subject.still:
         return _gil(subject)
     if classes.FUTEX_WAITS.fullmatch(subject.thread.wchan) and is_user(subject.frames[0]):
-        doing = f"waits for a lock at {subject.at}"
+        doing = f"waits for a lock in {subject.at}"
         return Classification(name="lock", role=Role.INERT, doing=doing, site=subject.at, why=facts)
-    name, doing = "idle", f"does nothing at {subject.at}"
+    name, doing = "idle", f"does nothing in {subject.at}"
     return Classification(name=name, role=Role.INERT, doing=doing, site=subject.at, why=facts)
 
 
@@ -310,7 +310,7 @@ def _from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Class
     return Classification(
         name=row.name,
         role=row.role,
-        doing=row.phrase.format(site=subject.at) + (_on(target) if row.role is Role.INERT else ""),
+        doing=row.phrase.format(site=subject.at, on=_named(target)),
         site=subject.at,
         direct=direct,
         mount=target.mount if target else "",
@@ -336,6 +336,11 @@ def _inert(
 
 def _call(thread: ThreadState) -> str:
     return f"{thread.syscall}()" if re.fullmatch(r"[a-z]\w*", thread.syscall) else "the kernel"
+
+
+def _named(target: OpenFile | None) -> str:
+    """` (/data/settings.fifo)` where it has a path that a person can look up."""
+    return f" ({target.target})" if target and target.target.startswith("/") else ""
 
 
 def _on(target: OpenFile | None) -> str:

@@ -166,7 +166,7 @@ def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:
         *rank.is_.why,
         "on the same line as most ranks, outside Python, without the GIL: taken as a wait",
     )
-    doing = f"waits in native code at {rank.is_.site}"
+    doing = f"waits in native code in {rank.is_.site}"
     waits = Classification(
         name="native_wait", role=Role.WAITING, doing=doing, site=rank.is_.site, why=why
     )

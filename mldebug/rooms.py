@@ -17,6 +17,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "clusters": ("mldebug_agents.clusters",),
     "commands": ("mldebug.commands", "mldebug_agents.commands"),
     "detectors": ("mldebug.detectors",),
+    "logs": ("mldebug.logs",),
 }
 
 

@@ -1,7 +1,7 @@
 """A /proc that never was: processes as data, written below a temporary root."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mldebug_agents.procfs import FORKED, KERNEL_THREAD
@@ -115,3 +115,22 @@ class Tree:
         if fields[1] == str(gone):
             fields[1] = "1"
             stat.write_text(f"{head}) {' '.join(fields)}\n")
+
+
+def as_nobody(look: Callable[[], str]) -> str:
+    """Run `look` in a forked child that has given up root."""
+    receive, send = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            os.write(send, look().encode())
+        finally:
+            os._exit(0)
+    os.close(send)
+    with open(receive) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return text

@@ -43,6 +43,16 @@ class Tail(msgspec.Struct, frozen=True):
     mtime: float
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """Bytes of a file from an offset on, and what the file was at that moment: size (bytes), mtime (unix), identity."""
+
+    data: bytes
+    size: int
+    mtime: float
+    inode: int
+    device: int
+
+
 class Answer(msgspec.Struct):
     """What came of one path: its data, the file's size (bytes) and modification time (unix) where it was opened."""
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from posixpath import dirname
 from typing import Protocol, Self
 
-from mldebug_agents.answers import Answer, Tail, Unreadable, converse, encode, judge
+from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode, judge
 from mldebug_agents.reading import (
+    FILE_ID,
     MAX_SOURCE,
     REQUEST,
     Operation,
@@ -22,7 +23,7 @@ from mldebug_agents.reading import (
 )
 from mldebug_agents.spawn import Worker
 
-__all__ = ["FakeReader", "Reader", "Tail", "Unreadable"]
+__all__ = ["FakeReader", "Piece", "Reader", "Tail", "Unreadable"]
 
 MAX_STUCK = 16
 TIMEOUT = 2.0  # seconds for one path
@@ -93,6 +94,18 @@ class Reader:
             if isinstance(answer, Unreadable)
             else Tail(answer.data, answer.size, answer.mtime)
         )
+
+    def read_from(
+        self, path: str, offset: int, *, max_bytes: int, timeout: float = TIMEOUT
+    ) -> Piece | Unreadable:
+        """Read at most `max_bytes` of a regular file from `offset` on; no bytes where it ends before that."""
+        answer = self._ask_one(
+            Operation.FROM, path, limit=max_bytes, line=max(0, offset), timeout=timeout
+        )
+        if isinstance(answer, Unreadable):
+            return answer
+        inode, device = FILE_ID.unpack_from(answer.data)
+        return Piece(answer.data[FILE_ID.size :], answer.size, answer.mtime, inode, device)
 
     def read_line(self, path: str, line: int, timeout: float = TIMEOUT) -> str | Unreadable:
         """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""
@@ -248,6 +261,8 @@ def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
         raise Refused(Refusal.TOO_LARGE)
     if operation is Operation.LINE:
         return pick_line(data, line)
+    if operation is Operation.FROM:
+        return FILE_ID.pack(1, 1) + data[line : line + limit]
     start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
     return data[start : start + limit]
 

@@ -21,6 +21,7 @@ from enum import IntEnum
 
 REQUEST = struct.Struct("<BQQQ")
 ANSWER = struct.Struct("<iQQd")
+FILE_ID = struct.Struct("<QQ")  # inode, device: stands before the data of `Operation.FROM`
 MAX_SOURCE = 4 << 20  # bytes of a file that is searched for a line
 MAX_LINE = 400  # characters
 
@@ -45,6 +46,7 @@ class Operation(IntEnum):
     EXISTS = 5
     EXECUTABLE = 6
     MEMORY = 7  # of /proc/PID/mem, from the address that stands in for the line
+    FROM = 8  # a regular file from the offset that stands in for the line
 
 
 class Refusal(IntEnum):
@@ -101,6 +103,9 @@ def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
             data = _read(fd, limit)
         elif operation is Operation.MEMORY:
             data = os.pread(fd, limit, line)
+        elif operation is Operation.FROM:
+            os.lseek(fd, min(line, facts.st_size), os.SEEK_SET)
+            data = FILE_ID.pack(facts.st_ino, facts.st_dev) + _read(fd, limit)
         elif operation is Operation.TAIL:
             os.lseek(fd, max(0, facts.st_size - limit), os.SEEK_SET)
             data = _read(fd, limit)

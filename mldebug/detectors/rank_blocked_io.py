@@ -1,9 +1,11 @@
 """A rank is blocked in a read, write or open that nobody answers, while the others wait for it."""
 
+import shlex
+
 import msgspec
 
 from mldebug.case import Case, blame
-from mldebug.model import Finding, Verdict
+from mldebug.model import ClassifiedRank, Finding, Verdict
 
 CLASSES = ("fifo", "pipe_read", "pipe_write", "socket", "flock", "uninterruptible", "storage")
 
@@ -24,16 +26,20 @@ class RankBlockedIo:
             or case.moved
         ):
             return None
-        pid = blocked[0].pid
-        return blame(
-            case,
-            Verdict.RANK_BLOCKED_IO,
-            blocked,
-            (
-                f"ls -l /proc/{pid}/fd; cat /proc/{pid}/syscall",
-                f"cat /proc/{pid}/stack  # as root: where in the kernel",
-            ),
+        return blame(case, Verdict.RANK_BLOCKED_IO, blocked, _steps(blocked[0]))
+
+
+def _steps(rank: ClassifiedRank) -> tuple[str, ...]:
+    """Who holds the file it waits for; without a path, what it has open and where in the kernel it is."""
+    if rank.is_.path.startswith("/"):
+        return (
+            f"fuser -v {shlex.quote(rank.is_.path)}  # who has it open",
+            f"ls -l /proc/{rank.pid}/fd",
         )
+    return (
+        f"ls -l /proc/{rank.pid}/fd; cat /proc/{rank.pid}/syscall",
+        f"cat /proc/{rank.pid}/stack  # as root: where in the kernel",
+    )
 
 
 def create(options: Options) -> RankBlockedIo:

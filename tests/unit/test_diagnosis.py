@@ -142,7 +142,7 @@ def test_the_sentence_says_who_does_what_and_who_waits() -> None:
     summary = diagnose([job_with(ODD_ONES["sleeps"][0])]).diagnosis.summary
 
     assert summary == (
-        "Rank 3 sleeps at load (train.py:7); ranks 0-2 wait in all_reduce at sync (train.py:30)"
+        "Rank 3 sleeps in load (train.py:7); ranks 0-2 wait in all_reduce at sync (train.py:30)"
     )
 
 

@@ -269,5 +269,5 @@ def _unreadable(processes: Mapping[int, Process], host: Host) -> Iterator[Gap]:
         yield Gap(
             what=what,
             reason=f"{what} cannot be read: {hidden[0].refusal}",
-            way_out=f"run mldebug as root or as {user}",
+            way_out=f"run mldebug as root{'' if not uid else f' or as {user}'}",
         )

@@ -1,0 +1,132 @@
+"""Bytes of a log in, progress records out: any chunks, any content, bounded memory, never an exception."""
+
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from mldebug.records import LogRecord
+
+MAX_LINE = 16 << 10  # bytes; a longer line is no record
+SLICE = 1 << 20  # bytes worked on at once
+
+_NULS = re.compile(rb"\0+")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
+_CLOSED = b"]}|"
+
+
+class LogFormat(Protocol):
+    """What a logs/ plugin is."""
+
+    @property
+    def generic(self) -> bool:
+        """Does it also take lines of other formats, so that it must be tried last?"""
+
+    def parse(self, line: str) -> LogRecord | None:
+        """Return the record in one line without its end, None where there is none; never raises."""
+
+
+class LogParser:
+    """Finds the records of one log. Lines end with a newline or, as progress bars do, with a carriage return.
+
+    Counters: `lines` (not blank), `records`, `bytes`, `binary` (lines with bytes that are no text, and runs of NULs, as
+    a truncated log has them: what stands between is still read), `oversized` (lines above `MAX_LINE`: dropped).
+    """
+
+    def __init__(self, formats: Sequence[LogFormat]) -> None:
+        self._formats = sorted(formats, key=lambda it: it.generic)
+        self.lines = self.records = self.bytes = self.binary = self.oversized = 0
+        self._partial = b""
+        self._settled = b""
+        self._dropping = False
+
+    @property
+    def held(self) -> int:
+        """Bytes of the unfinished line that are kept for the next `feed`."""
+        return len(self._partial)
+
+    def feed(self, data: bytes) -> list[LogRecord]:
+        """Take the next bytes of the log; return the records that they complete, in order."""
+        self.bytes += len(data)
+        found: list[LogRecord] = []
+        for start in range(0, len(data), SLICE):
+            found += self._take(data[start : start + SLICE] if len(data) > SLICE else data)
+        self.records += len(found)
+        return found
+
+    def settle(self) -> list[LogRecord]:
+        """Return the record in the unfinished line, once, if it is whole but for its end.
+
+        A progress bar ends its line only when it draws the next. A line cut within a number is not taken for one.
+        """
+        line = self._partial.rstrip()
+        if not line or line[-1] not in _CLOSED or self._partial == self._settled:
+            return []
+        self._settled = self._partial
+        record = self._match(_ESCAPES.sub("", line.decode(errors="replace")))
+        self.records += record is not None
+        return [record] if record else []
+
+    def resync(self) -> None:
+        """Forget the unfinished line and skip what follows up to the next line end: bytes were left out."""
+        self.restart()
+        self._dropping = True
+
+    def restart(self) -> None:
+        """Forget the unfinished line: what follows starts a new one."""
+        self._partial = self._settled = b""
+        self._dropping = False
+
+    def _take(self, data: bytes) -> list[LogRecord]:
+        if b"\0" in data:
+            data, runs = _NULS.subn(b"\n", data)
+            self.binary += runs
+        if b"\r" in data:
+            data = data.replace(b"\r", b"\n")
+        end = data.rfind(b"\n")
+        if end < 0:
+            self._hold(data)
+            return []
+        head = self._head(data[:end])
+        self._hold(data[end + 1 :])
+        return self._parse(head) if head else []
+
+    def _head(self, head: bytes) -> bytes:
+        """Join what was held with what completes it; drop the rest of a line that is not wanted."""
+        partial, settled, dropping = self._partial, self._settled, self._dropping
+        self.restart()
+        if dropping or (settled and head[:1] in (b"\n", b"") and settled == partial):
+            return head[head.find(b"\n") :] if b"\n" in head else b""
+        return partial + head
+
+    def _hold(self, data: bytes) -> None:
+        if self._dropping:
+            return
+        if len(self._partial) + len(data) > MAX_LINE:
+            self.oversized += 1
+            self.resync()
+        else:
+            self._partial += data
+
+    def _parse(self, data: bytes) -> list[LogRecord]:
+        text = data.decode(errors="replace")
+        if "\x1b" in text:
+            text = _ESCAPES.sub("", text)
+        lines = [line for line in text.split("\n") if line]
+        self.lines += len(lines)
+        if "\ufffd" in text:
+            self.binary += sum("\ufffd" in line for line in lines)
+        if len(text) > MAX_LINE:
+            short = [line for line in lines if len(line) <= MAX_LINE]
+            self.oversized += len(lines) - len(short)
+            lines = short
+        match = self._match
+        return [record for line in lines if (record := match(line)) is not None]
+
+    def _match(self, line: str) -> LogRecord | None:
+        for place, format_ in enumerate(self._formats):
+            record = format_.parse(line)
+            if record is not None:
+                if place and not format_.generic:  # a log has one format: try it first from now on
+                    self._formats.insert(0, self._formats.pop(place))
+                return record
+        return None

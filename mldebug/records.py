@@ -1,0 +1,53 @@
+"""What a training log says of progress, and how numbers in a log are read."""
+
+import math
+import re
+
+import msgspec
+
+NUMBER = (
+    r"[-+]?(?:(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,4})?"
+    r"|(?:[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)(?![A-Za-z]))"
+)
+WHOLE = r"\d{1,15}(?!\d)"
+
+_SEPARATED = re.compile(r"(\d)[,_](?=\d{3})")
+
+
+class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line by which the training loop says that it moved. What the line does not tell is None.
+
+    A record without a step (an evaluation, a Trainer dict) is progress all the same. `step` may start again at 0 (each
+    epoch, an evaluation with another `total`), and a redrawn progress bar repeats it.
+    """
+
+    step: int | None = None
+    total: int | None = None
+    loss: float | None = None  # nan and inf are what a log may say
+    step_seconds: float | None = None  # > 0, finite
+    format: str  # name of the logs/ plugin that read it
+
+
+def number(text: str | None) -> float | None:
+    """Return a float as a log writes it (1.5, 3E-05, nan, -inf), None where it is none."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def whole(text: str | None) -> int | None:
+    """Return a count of at most 15 digits (12, 1,234, 1_234), None where it is none."""
+    if text is None:
+        return None
+    digits = _SEPARATED.sub(r"\1", text.strip()) if len(text) < 40 else ""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 15 else None
+
+
+def duration(text: str | None, unit: str | None = "s") -> float | None:
+    """Return seconds for a number and its unit (s, ms, us); None where it is not a positive finite time."""
+    value = number(text)
+    if value is None:
+        return None
+    seconds = value / {"ms": 1e3, "us": 1e6}.get(unit or "s", 1.0)
+    return seconds if 0 < seconds < math.inf else None
