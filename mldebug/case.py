@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable
 from functools import cached_property
 
+from mldebug.classes import FUTEX_WAITS
 from mldebug.folding import fold_ranks
 from mldebug.model import (
     ClassifiedRank,
@@ -78,12 +79,14 @@ class Case:
 
 def _advanced(process: ProcessCapture) -> bool:
     move = process.movement
-    return move is not None and (not move.same_frames or _slept_anew(move))
+    return move is not None and (not move.same_frames or _slept_anew(process, move))
 
 
-def _slept_anew(move: Movement) -> bool:
-    """A wait that sleeps does not wake up in between; one that spins has no voluntary switches at all."""
-    return move.switches > max(2, 2 * move.span_seconds)
+def _slept_anew(process: ProcessCapture, move: Movement) -> bool:
+    """A wait on a futex does not wake up in between; waits that poll (a store, a socket) do, some times a second."""
+    main = process.state.main if process.state else None
+    polls = main is None or not FUTEX_WAITS.fullmatch(main.wchan)
+    return move.switches > (max(2, 2 * move.span_seconds) if polls else 1)
 
 
 def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
@@ -147,8 +150,8 @@ def blame(
 ) -> Finding:
     """Name ranks: the sentence, the evidence and the confidence follow from their classes.
 
-    Without `confidence` it is high where the kernel or a native stack says what each culprit does, else medium;
-    a finding in which nobody waits is never more than medium.
+    Without `confidence` it is high where the kernel or a native stack says what each culprit does, and samples say
+    that it stayed so; else medium. A finding in which nobody waits is never more than medium.
     """
     said = lead or sentence(culprits)
     victims = case.victims()
@@ -163,6 +166,13 @@ def blame(
         evidence=evidence_of(case, culprits),
         next_steps=tuple(next_steps),
     )
+
+
+def _watched(rank: ClassifiedRank) -> bool:
+    """One look at a process proves nothing of what lasts, except where it has no process or cannot run at all."""
+    if rank.capture is None or rank.is_.name in ("stopped", "traced", "exited"):
+        return True
+    return rank.capture.process.movement is not None
 
 
 def rank_culprit(rank: ClassifiedRank) -> Culprit:

@@ -35,6 +35,7 @@ from mldebug_agents.guard import restore
 from mldebug_agents.host import Host
 from mldebug_agents.logtail import log_of, read_log
 from mldebug_agents.pyspy import Dump, PySpy
+from mldebug_agents.pystack import find_pystack, second_opinion
 from mldebug_agents.reader import Reader, Unreadable
 from mldebug_agents.sources.ranks import Child
 
@@ -214,6 +215,7 @@ class _Session:
 
     def _process(self, target: Target) -> ProcessCapture:
         state, dump = self.states[target.pid], self.dumps.get(target.pid, Dump())
+        dump = self._second_opinion(target, dump)
         self._note_failure(target, state, dump)
         return ProcessCapture(
             pid=target.pid,
@@ -226,6 +228,18 @@ class _Session:
             source_line=self._source_line(target.pid, dump),
             blocked_on=blocked_on(state, self._memory, self.c.host.mount_of),
         )
+
+    def _second_opinion(self, target: Target, dump: Dump) -> Dump:
+        """Where py-spy could not read a living Python process for another reason than rights: ask pystack."""
+        if not dump.failure or dump.not_python or dump.gone or "permission" in dump.failure:
+            return dump
+        stacks = second_opinion(self.c.pyspy.starter, find_pystack(), target.pid, DUMP_TIMEOUT)
+        if not stacks:
+            return dump
+        self._gap(
+            "py-spy stack", f"{dump.failure}; the stack shown is pystack's", target, dump.way_out
+        )
+        return Dump(stacks=stacks)
 
     def _note_failure(self, target: Target, state: ProcessState | None, dump: Dump) -> None:
         what = (

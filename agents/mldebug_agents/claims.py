@@ -15,7 +15,9 @@ MAX_WORLD = 1_000_000
 MAX_LOCAL = 4096  # ranks on one node
 GENERIC_RUN_IDS = ("", "none", "default", "static", "0")
 
-_LOOPBACK = re.compile(r"localhost(?:\.localdomain)?|127\.[\d.]+|::1|\[::1\]|ip6-localhost", re.IGNORECASE)
+_LOOPBACK = re.compile(
+    r"localhost(?:\.localdomain)?|127\.[\d.]+|::1|\[::1\]|ip6-localhost", re.IGNORECASE
+)
 _MODULE_FLAG = re.compile(r"-[a-zA-Z]*m")
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 

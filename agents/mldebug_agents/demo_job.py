@@ -67,12 +67,12 @@ class DemoJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the launcher; its ranks have asked the kernel to die with it."""
+        """Kill the launcher; its ranks have asked the kernel to die with it, their helper looks for it."""
         if self.launcher_pid and self._thread.is_alive():
             os.kill(self.launcher_pid, signal.SIGKILL)
             self._thread.join(CLOSING)
         deadline = self._clock() + CLOSING
-        while any(map(_lives, self._rank_pids())) and self._clock() < deadline:
+        while any(map(_lives, self._pids())) and self._clock() < deadline:
             time.sleep(0.05)
 
     @property
@@ -109,8 +109,9 @@ class DemoJob:
         texts = (_read(self.folder / f"started.{rank}") for rank in range(self.plan.ranks))
         return [text.split() for text in texts if text]
 
-    def _rank_pids(self) -> list[str]:
-        return [pid for pid, _ in self._started()]
+    def _pids(self) -> list[str]:
+        helper = _read(self.folder / "helper")  # that a rank which exits leaves behind
+        return [pid for pid, _ in self._started()] + ([helper] if helper else [])
 
     def _run(self) -> None:
         plan = self.plan

@@ -93,8 +93,9 @@ def leave(folder: Path, loss: torch.Tensor) -> None:
     """dead: the rank exits, and a helper it had forked keeps its connections, so that no peer is told."""
     launcher = Path(f"/proc/{os.getppid()}")
     if os.fork() == 0:
+        tell(folder / "helper", str(os.getpid()))
         while launcher.exists():
-            time.sleep(0.5)
+            time.sleep(0.1)
     os._exit(0)
 
 

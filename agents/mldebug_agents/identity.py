@@ -119,19 +119,37 @@ class Registry:
     def _identify(self, fresh: list[Stat]) -> None:
         """Look at new programs: first what is free, then one batch through the reader."""
         ask: list[Stat] = []
+        hidden: list[Stat] = []
         for stat in fresh:
             parent = self._parent_of_fork(stat)
+            program = "" if parent else self._host.link(stat.pid, "exe")
             if parent is not None:
                 self._keep(msgspec.structs.replace(parent, stat=stat))
-            elif self._maybe_python(stat):
+            elif procfs.is_python(program) or named_python(stat.name):
                 ask.append(stat)
+            elif not program:
+                hidden.append(stat)
             else:
                 self._keep(Process(stat=stat, launcher=self._launches(stat.name, ())))
+        ask += self._pythons_among(hidden)
         answers = self._read((stat.pid for stat in ask), ("environ", "cmdline"))
         for stat in ask:
             process = self._process(stat, answers.get(stat.pid, {}))
             if process is not None:
                 self._keep(process)
+
+    def _pythons_among(self, hidden: list[Stat]) -> list[Stat]:
+        """Another user's processes: their command lines are all that we may read."""
+        answers = self._read((stat.pid for stat in hidden), ("cmdline",))
+        found = []
+        for stat in hidden:
+            cmdline = answers.get(stat.pid, {}).get("cmdline", b"")
+            argv = procfs.parse_cmdline(cmdline) if isinstance(cmdline, bytes) else ()
+            if argv and procfs.is_python(argv[0]):
+                found.append(stat)
+            elif argv:
+                self._keep(Process(stat=stat, launcher=self._launches(stat.name, ())))
+        return found
 
     def _keep(self, process: Process) -> None:
         self._cache[process.stat.pid] = process
@@ -142,11 +160,6 @@ class Registry:
             return None
         parent = self._cache.get(stat.ppid)
         return parent if parent is not None and parent.stat.image == stat.image else None
-
-    def _maybe_python(self, stat: Stat) -> bool:
-        """Python by its program file; where that is hidden, the command line has to be asked."""
-        program = self._host.link(stat.pid, "exe")
-        return not program or procfs.is_python(program) or named_python(stat.name)
 
     def _read(
         self, pids: Iterable[int], names: tuple[str, ...]

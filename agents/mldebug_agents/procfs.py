@@ -16,7 +16,9 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _TORCH = re.compile(rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so")
 _INTERPRETER = re.compile(rb"/libpython[0-9.]+[a-z]*\.so")
-_PYTHON = re.compile(r"(?:^|[./-])(?:python|pypy)(?:[0-9][0-9.]*[a-z]{0,2})?(?:-dbg)?(?: \(deleted\))?$")
+_PYTHON = re.compile(
+    r"(?:^|[./-])(?:python|pypy)(?:[0-9][0-9.]*[a-z]{0,2})?(?:-dbg)?(?: \(deleted\))?$"
+)
 _DEVICE = re.compile(r"/dev/(?!shm/|hugepages/|mqueue/)")
 _TTY = re.compile(r"/dev/(?:tty|pts/|console$|ptmx$)")
 _GPU = re.compile(r"/dev/(?:nvidia|kfd$|dri/|accel|habanalabs|davinci|hl\d)")

@@ -9,6 +9,9 @@ CLASSES = (
     "sleep", "lock", "gil", "debugger", "stdin", "terminal", "child_wait", "file_lock", "thread_join", "thread_exit", "future", "idle",
 )  # fmt: skip
 
+CLASSES_ALONE = ("lock", "gil", "debugger", "stdin", "terminal", "file_lock", "child_wait")
+"""Of a job of one rank, which nobody waits for: a sleep or an idle loop may be all that it has to do."""
+
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
@@ -19,7 +22,7 @@ class RankWaiting:
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where some rank is idle for a reason of its own and the job is stuck."""
-        idle = case.named(*CLASSES)
+        idle = case.named(*(CLASSES if case.waiting else CLASSES_ALONE))
         if not idle or not case.stuck:
             return None
         pid = idle[0].pid

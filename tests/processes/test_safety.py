@@ -39,6 +39,7 @@ ROUNDS = int(os.environ.get("MLDEBUG_SAFETY_ROUNDS", "30"))
 DEADLINE = 60.0  # seconds; a capture that takes longer hangs
 NATIVE = ("never", "auto", "always")
 KINDS = ("spawn", "stopped", "read", "forking", "exiting", "healthy")
+MOVING = ("forking", "exiting", "healthy")
 STILL = {"spawn": "D", "stopped": "T", "read": "DS"}
 
 
@@ -76,6 +77,8 @@ class Targets:
         for kind in KINDS:
             wait_for(f"{kind} to be ready", (self.folder / f"ready.{kind}").exists, 30)
         wait_for("a blocked read", lambda: "wait" in wchan_of(self.processes["read"].pid), 30)
+        for kind in MOVING:
+            wait_for(f"{kind} to work", (self.folder / f"work.{kind}").exists, 30)
         for kind in ("spawn", "stopped"):
             pid = self.processes[kind].pid
             wait_for(f"{kind}", lambda k=kind, p=pid: state_of(p) in STILL[k], 30)
@@ -171,13 +174,15 @@ def test_captures_harm_nothing_and_never_hang(user: User) -> None:
     with started(user) as (targets, loop):
         slowest = 0.0
         for number in range(ROUNDS):
-            before = {kind: targets.work(kind) for kind in ("forking", "exiting", "healthy")}
+            before = {kind: targets.work(kind) for kind in MOVING}
             brief = targets.brief()
-            told = loop.capture(NATIVE[number % len(NATIVE)])
+            native = NATIVE[number % len(NATIVE)]
+            told = loop.capture(native)
             brief.wait(10)
             slowest = max(slowest, told["seconds"])
             wait_for(f"round {number}: {targets.harmed()}", lambda: not targets.harmed(), 5)
-            assert told["stacks"]["5"], told  # the healthy one was really looked at
+            assert told["stacks"]["5"], told  # the healthy one was really looked at,
+            assert told["native"]["5"] or native != "always", told  # and held still for it
             for kind, work in before.items():
                 wait_for(f"{kind} to go on", lambda k=kind, w=work: targets.work(k) > w, 20)
         targets.release()

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from builders import ALL_REDUCE, WAITER, WRAPPER, capture, moving, process, rank, stack, still
 
+from builders import ALL_REDUCE, WAITER, WRAPPER, capture, moving, process, rank, stack, still
 from mldebug.diagnosis import diagnose, wants_native
 from mldebug.model import LostRank, Movement, NodeCapture, OpenFile, ProcessCapture, Verdict
 from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
@@ -397,3 +397,26 @@ def test_a_job_of_one_rank_can_be_stuck_too() -> None:
 
 def test_a_rank_without_any_evidence_is_not_named() -> None:
     assert outcome(job_with(process(state="S", wchan="")))[:2] == ("unknown", [])
+
+
+def test_one_look_without_samples_is_never_high() -> None:
+    """A sleep of a millisecond looks like one of an hour."""
+    odd = process(*HERE, wchan="hrtimer_nanosleep")
+
+    assert outcome(job_with(odd)) == ("rank_waiting", [3], "medium")
+
+
+def test_a_job_of_one_rank_may_sleep() -> None:
+    """A server that idles, a notebook, a trainer between two batches: nobody waits for it."""
+    assert outcome(capture(rank(0, ODD_ONES["sleeps"][0], world=1)))[:2] == ("unknown", [])
+    assert outcome(capture(rank(0, ODD_ONES["lock"][0], world=1)))[:2] == ("rank_waiting", [0])
+
+
+def test_a_wait_that_was_woken_twice_is_no_hang() -> None:
+    """Steps of a second: the same frames in every sample, but the futex was left in between."""
+    woken = process(
+        *WAITER, move=Movement(samples=8, span_seconds=2.0, same_frames=True, switches=2)
+    )
+    ranks = [rank(n, woken if n < 3 else ODD_ONES["sleeps"][0]) for n in range(4)]
+
+    assert outcome(capture(*ranks))[:2] == ("unknown", [])

@@ -1,8 +1,8 @@
 """Frozen or slow: what several samples of one process say."""
 
 import pytest
-from builders import stack
 
+from builders import stack
 from mldebug.model import Io, ProcessState, ThreadState
 from mldebug.movement import Sample, movement
 

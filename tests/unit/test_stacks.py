@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import frame, stack
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import frame, stack
 from mldebug.errors import EvidenceError
 from mldebug.folding import unfold
 from mldebug.model import TreeNode
