@@ -155,9 +155,8 @@ def blame(
     """
     said = lead or sentence(culprits)
     victims = case.victims()
-    direct = all(rank.is_.direct for rank in culprits) and bool(
-        case.waiting or case.job.world_size == 1
-    )
+    proved = all(rank.is_.direct and _watched(rank) for rank in culprits)
+    direct = proved and bool(case.waiting or case.job.world_size == 1)
     return Finding(
         verdict=verdict,
         culprits=tuple(rank_culprit(rank) for rank in culprits),

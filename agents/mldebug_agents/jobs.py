@@ -207,7 +207,7 @@ def _left_behind(
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
     process, others = seat.process, [other for other in members if other is not seat]
-    if process.helper or process.key in known_children:
+    if process.helper:
         return True
     if (
         process.forked

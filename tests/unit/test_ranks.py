@@ -181,6 +181,11 @@ def test_the_pods_rank_in_the_launcher_is_no_rank(node: Node) -> None:
     assert found.remarks == ()
 
 
+def test_a_pod_whose_launcher_has_not_started_anything_yet(node: Node) -> None:
+    node.tree.add(6, 1, environ={"RANK": 0, "WORLD_SIZE": 2}, argv=TORCHRUN)
+    assert node.find().jobs == ()
+
+
 def test_a_python_wrapper_hands_its_rank_to_the_process_that_trains(node: Node) -> None:
     for rank in (0, 1):
         wrapper = node.tree.add(
@@ -419,6 +424,54 @@ def test_an_orphan_that_started_a_program_of_its_own(node: Node, launcher_dies: 
     job = node.job()
     assert pids(job) == [110, 111, 113]
     assert [(lost.rank, lost.leftovers) for lost in job.lost] == [(2, (300,))]
+
+
+def test_an_orphan_of_a_plain_job_is_known_as_a_copy(node: Node) -> None:
+    node.tree.add(50, 1, "bash", exe="/bin/bash")
+    for rank in range(3):
+        node.tree.add(60 + rank, 50, environ=plain(rank, 3), group=50)
+    node.tree.add(70, 62, environ=plain(2, 3), forked_from=62, group=50)
+    node.tree.end(62)
+    job = node.job()
+    assert pids(job) == [60, 61]
+    assert [(lost.rank, lost.leftovers) for lost in job.lost] == [(2, (70,))]
+
+
+def test_an_orphaned_spawned_worker_is_no_rank(node: Node) -> None:
+    node.tree.add(50, 1, "bash", exe="/bin/bash")
+    for rank in range(3):
+        node.tree.add(60 + rank, 50, environ=plain(rank, 3), group=50)
+    node.tree.add(70, 62, environ=plain(2, 3), argv=SPAWN, group=50)
+    node.tree.end(62)
+    assert pids(node.job()) == [60, 61]
+
+
+def test_an_orphan_with_a_session_of_its_own_has_no_launcher_above(node: Node) -> None:
+    ranks = node.torchrun(100)
+    node.tree.add(300, ranks[2], environ=elastic(2, 4, 2, 4), argv=("python3", "service.py"))
+    node.tree.end(ranks[2])
+    job = node.job()
+    assert pids(job) == [110, 111, 113]
+    assert [(lost.rank, lost.leftovers) for lost in job.lost] == [(2, (300,))]
+
+
+def test_an_orphan_that_the_launcher_itself_adopts(node: Node) -> None:
+    """torchrun as process 1 of a container inherits the orphans of its ranks."""
+    ranks = node.torchrun(100)
+    node.tree.end(ranks[2])
+    node.tree.add(300, 100, environ=elastic(2, 4, 2, 4), forked_from=ranks[2], group=ranks[2])
+    job = node.job()
+    assert pids(job) == [110, 111, 113]
+    assert [(lost.rank, lost.pid, lost.leftovers) for lost in job.lost] == [(2, 112, (300,))]
+
+
+def test_programs_of_a_dead_rank_that_are_no_python(node: Node) -> None:
+    ranks = node.torchrun(100)
+    node.tree.add(300, ranks[2], "ffmpeg", exe="/usr/bin/ffmpeg", group=ranks[2])
+    node.find()
+    node.tree.end(ranks[2])
+    node.tree.add(301, 300, "tee", exe="/usr/bin/tee", group=ranks[2])
+    assert [lost.leftovers for lost in node.job().lost] == [(300, 301)]
 
 
 def test_ranks_outlive_their_launcher(node: Node) -> None:

@@ -1,0 +1,101 @@
+"""How long this run is usually quiet, and what timeout follows from it.
+
+`auto` is 5 × the 99th percentile of the last 200 gaps between signs of progress, at least 30 s and at most 240 s. Three
+things bend it, each for a reason:
+
+- fewer than 10 gaps prove nothing: 240 s until then;
+- a pause that this run has survived is never an alarm again: at least 1.5 × the longest such gap (it fades by half in
+  3,500 gaps) as long as that is before the evidence dies, and at least 1.5 × the median gap however long that is, so a
+  job of 300 s steps has 450 s;
+- a false alarm widens all of it to 1.25 × the pause that caused it, at most 2 ×.
+"""
+
+import statistics
+
+import msgspec
+
+FACTOR = 5.0
+LEAST, MOST = 30.0, 240.0
+KEPT = 200  # recent enough to follow a batch-size ramp, enough for a 99th percentile
+ENOUGH = 10
+SURVIVED = 1.5
+FADE = 0.9998
+WIDEST = 2.0
+MARGIN = 1.25
+
+
+class GapMemory(msgspec.Struct, kw_only=True):
+    """What an agent must remember of a run's rhythm across its own restart."""
+
+    gaps: list[float] = []  # seconds, the oldest first
+    longest: float = 0.0
+    widened: float = 1.0
+
+
+class Timeout(msgspec.Struct, frozen=True):
+    """Seconds, and where they come from."""
+
+    seconds: float
+    why: str
+
+
+class Gaps:
+    """Learns from the gaps of one run."""
+
+    def __init__(self, memory: GapMemory | None = None) -> None:
+        self.memory = memory or GapMemory()
+
+    def add(self, seconds: float) -> None:
+        """Learn a pause that ended by itself; what is no positive number teaches nothing."""
+        if not 0 < seconds < float("inf"):
+            return
+        memory = self.memory
+        memory.longest = max(seconds, memory.longest * FADE)
+        memory.gaps = [*memory.gaps[1 - KEPT :], seconds]
+
+    def false_alarm(self, pause: float, timeout: float) -> None:
+        """Learn that a stall of `pause` seconds was none; `timeout` is the one that raised the alarm."""
+        if timeout > 0:
+            wanted = self.memory.widened * MARGIN * pause / timeout
+            self.memory.widened = min(WIDEST, max(self.memory.widened, wanted))
+
+    @property
+    def usual(self) -> float | None:
+        """The median gap, or None before the first."""
+        return statistics.median(self.memory.gaps) if self.memory.gaps else None
+
+    def timeout(self, evidence_limit: float) -> Timeout:
+        """Return `auto`; `evidence_limit` is how long a rare long gap may make it at most."""
+        base = self._learned() if len(self.memory.gaps) >= ENOUGH else _unlearned()
+        floor = self._survived(evidence_limit)
+        chosen = floor if floor and floor.seconds > base.seconds else base
+        return self.widen(chosen)
+
+    def widen(self, timeout: Timeout) -> Timeout:
+        """Apply what false alarms have taught to any automatic timeout."""
+        factor = self.memory.widened
+        if factor == 1:
+            return timeout
+        return Timeout(timeout.seconds * factor, f"{timeout.why}, × {factor:.2g} after false alarm")
+
+    def _learned(self) -> Timeout:
+        gaps = sorted(self.memory.gaps)
+        usual = gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))]
+        seconds = min(MOST, max(LEAST, FACTOR * usual))
+        bound = {LEAST: ", at least 30 s", MOST: ", at most 240 s"}.get(seconds, "")
+        return Timeout(
+            seconds, f"5 × {usual:.3g} s, the 99th percentile of {len(gaps)} gaps{bound}"
+        )
+
+    def _survived(self, evidence_limit: float) -> Timeout | None:
+        usual = self.usual
+        if usual is None:
+            return None
+        rare = min(SURVIVED * self.memory.longest, evidence_limit)
+        if rare >= SURVIVED * usual:
+            return Timeout(rare, f"the run has survived a gap of {self.memory.longest:.3g} s")
+        return Timeout(SURVIVED * usual, f"1.5 × the usual gap of {usual:.3g} s")
+
+
+def _unlearned() -> Timeout:
+    return Timeout(MOST, f"fewer than {ENOUGH} gaps seen, so 240 s")
