@@ -11,6 +11,7 @@ NUMBER = (
 )
 WHOLE = r"\d{1,15}(?!\d)"
 
+_PER_SECOND = {"ms": 1_000, "us": 1_000_000}
 _SEPARATED = re.compile(r"(\d)[,_](?=\d{3})")
 
 
@@ -49,5 +50,5 @@ def duration(text: str | None, unit: str | None = "s") -> float | None:
     value = number(text)
     if value is None:
         return None
-    seconds = value / {"ms": 1e3, "us": 1e6}.get(unit or "s", 1.0)
+    seconds = value / _PER_SECOND.get(unit or "s", 1)
     return seconds if 0 < seconds < math.inf else None

@@ -207,11 +207,9 @@ def _left_behind(
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
     process, others = seat.process, [other for other in members if other is not seat]
-    if process.helper:
+    if process.helper or process.key in known_children:
         return True
-    if (
-        process.forked
-    ):  # all environments are given at exec, so it is a copy of whoever had this one
+    if process.forked:  # environments are given at exec: it is a copy of whoever had this one
         twins = any(other.claim.rank == seat.claim.rank for other in others)
         return seat.claim.supervised or twins or any(not o.process.forked for o in others)
     if seat.launcher is None and any(other.launcher is not None for other in others):

@@ -88,8 +88,10 @@ class LogFinder:
                 if file.fd in _STREAMS
             ]
         places += [self._place(state, file, "growth") for file in _events(state)][:1]
-        distinct = {(place.inode, place.target): place for place in reversed(places)}
-        kept = tuple(reversed(distinct.values()))[:MAX_PLACES]
+        distinct: dict[tuple[int, str], LogPlace] = {}
+        for place in places:
+            distinct.setdefault((place.inode, place.target), place)
+        kept = tuple(distinct.values())[:MAX_PLACES]
         if any(place.parsed for place in kept):
             return Logs(places=kept)
         return Logs(
@@ -139,7 +141,7 @@ class LogFinder:
             yield from self._of_runtime(rank, via)
             return
         files = [file for file in _written(state) if not _DAEMON_LOG.search(file.target)]
-        copier = state.name.startswith(_COPIERS)
+        copier = state.name in _COPIERS
         wanted = [file for file in files if file.fd in _STREAMS]
         if copier or not wanted:
             wanted += [file for file in files if copier or file.target.endswith(LOG_NAMES)]

@@ -15,7 +15,6 @@ TICKS = 100  # USER_HZ: the unit of /proc times, on every machine we know
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _TORCH = re.compile(rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so")
-_INTERPRETER = re.compile(rb"/libpython[0-9.]+[a-z]*\.so")
 _PYTHON = re.compile(
     r"(?:^|[./-])(?:python|pypy)(?:[0-9][0-9.]*[a-z]{0,2})?(?:-dbg)?(?: \(deleted\))?$"
 )
@@ -207,11 +206,6 @@ def is_python(program: str) -> bool:
 def maps_torch(maps: bytes) -> bool:
     """Has this process loaded PyTorch?"""
     return _TORCH.search(maps) is not None
-
-
-def maps_python(maps: bytes) -> bool:
-    """Does this process have a Python interpreter in it?"""
-    return _INTERPRETER.search(maps) is not None or maps_torch(maps)
 
 
 def container_id(cgroup: str) -> str:

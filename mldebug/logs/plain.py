@@ -12,37 +12,33 @@ from mldebug.records import NUMBER, WHOLE, LogRecord, duration, number
 
 MAX_CHARACTERS = 2000
 
+# All patterns see the line in lower case; each begins with a word that a plain search finds fast.
+_ANY = re.compile(r"step|iter|it\b|epoch|num_updates|batch")
 _STEP = re.compile(
     r"(?<![a-z0-9/.])(?P<word>(?:global|train(?:ing)?|optimizer)[ _]?step|steps?|iteration|iters?|it|num_updates|batch)"
     rf"(?:\(train\))?['\"]?(?P<sign> ?[=:]|) {{0,12}}[#\[(]? {{0,12}}(?P<step>{WHOLE})(?![\w.]*[a-z])(?!\.\d|%)"
-    rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{WHOLE}))?",
-    re.IGNORECASE,
+    rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{WHOLE}))?"
 )
 _EPOCH = re.compile(
     rf"\bepoch\b['\"]?[ :=]{{0,4}}\[?\d{{1,9}}(?:/\d{{1,9}})?\]?[ :,|-]{{0,12}}"
     rf"(?:\[ {{0,12}}(?P<step>{WHOLE}) {{0,12}}/ {{0,12}}(?P<total>{WHOLE})(?=[\] (])"
-    rf"|(?P<step2>{WHOLE}) {{0,12}}/ {{0,12}}(?P<total2>{WHOLE}))?",
-    re.IGNORECASE,
+    rf"|(?P<step2>{WHOLE}) {{0,12}}/ {{0,12}}(?P<total2>{WHOLE}))?"
 )
-_LOSS = re.compile(
-    r"(?<!val )(?<!eval )(?<!valid )(?<!validation )(?<!test )(?<![\w/])"
-    rf"(?:(?:train|training|lm|total|avg|mean|running)[_/])?loss['\"]?[ :=]{{1,8}}['\"]?(?:tensor\()?({NUMBER})",
-    re.IGNORECASE,
+_LOSS = re.compile(rf"loss['\"]?[ :=]{{1,8}}['\"]?(?:tensor\()?({NUMBER})")
+_OF_TRAINING = re.compile(  # what may stand before the word loss
+    r"(?:^|[^\w/])(?:train|training|lm|total|avg|mean|running)[_/]$"
+    r"|(?<!val)(?<!eval)(?<!valid)(?<!validation)(?<!test)[^\w/]$|^$"
 )
 _TIME = re.compile(
-    rf"\b(?:(?:step|iter|iteration|batch)[ _]time|time(?= {{0,2}}[:=]? {{0,2}}[\d.]{{1,20}} ?ms)|dt)"
-    rf"(?: ?\((?P<unit>ms|s)\))?['\"]? ?[:=]? {{0,8}}(?P<time>{NUMBER})(?: ?(?P<after>ms|s|sec|seconds)\b)?",
-    re.IGNORECASE,
+    rf"(?:\b(?:step|iter|iteration|batch)[ _]time|\btime(?= {{0,2}}[:=]? {{0,2}}[\d.]{{1,20}} ?ms)|\bdt)"
+    rf"(?: ?\((?P<unit>ms|s)\))?['\"]? ?[:=]? {{0,8}}(?P<time>{NUMBER})(?: ?(?P<after>ms|s|sec|seconds)\b)?"
 )
 _SPEED = re.compile(rf"(?<![\w.])({NUMBER}) ?(s/it|it/s)\b")
-_NAMED = re.compile(r"[a-z_)] ?[=:] {0,8}[-+\d.]", re.IGNORECASE)
-_END = re.compile(
-    r"[\])}.,;:!]{0,3}\s*$|[,: ]{1,3}(?:done|finished|completed?|took)\b", re.IGNORECASE
-)
+_NAMED = re.compile(r"[a-z_)] ?[=:] {0,8}[-+\d.]")
+_END = re.compile(r"[\])}.,;:!]{0,3}\s*$|[,: ]{1,3}(?:done|finished|completed?|took)\b")
 _CHATTER = re.compile(
     r"worker|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz"
-    r"|\bretry|\battempt|\b(?:load|mapp|sav|writ|cach)(?:ed|ing)\b",
-    re.IGNORECASE,
+    r"|retry|attempt|(?:load|mapp|sav|writ|cach)(?:ed|ing)\b"
 )
 
 
@@ -57,49 +53,64 @@ class Plain:
 
     def parse(self, line: str) -> LogRecord | None:
         """Return the record, None for any other line; looks at the first 2,000 characters."""
-        line = line[:MAX_CHARACTERS]
+        line = line[:MAX_CHARACTERS].lower()
+        if not _ANY.search(line):
+            return None
         found = _STEP.search(line)
-        if found and (
-            found["total"]
-            or (found["word"].lower() not in ("batch", "it") and _says_more(line, found))
-        ):
+        loss = _loss(line)
+        if found and _is_record(line, found, loss):
             step, total = found["step"], found["total"]
         elif epoch := _EPOCH.search(line):
             step, total = epoch["step"] or epoch["step2"], epoch["total"] or epoch["total2"]
-            if step is None and not _END.match(line, epoch.end()) and not _LOSS.search(line):
+            if step is None and loss is None and not _END.match(line, epoch.end()):
                 return None
         else:
             return None
         if _CHATTER.search(line):
             return None
-        return _record(line, step, total)
+        return LogRecord(
+            step=int(step) if step else None,
+            total=int(total) if total else None,
+            loss=loss,
+            step_seconds=_seconds(line),
+            format="plain",
+        )
 
 
-def _says_more(line: str, found: re.Match[str]) -> bool:
+def _is_record(line: str, found: re.Match[str], loss: float | None) -> bool:
     """Say whether the rest of the line is that of a log record, not of a sentence."""
+    if found["total"]:
+        return True
+    if found["word"] in ("batch", "it"):
+        return False
     end = found.end()
-    assigned = found["sign"].strip() == "=" or line[found.end("word") : end][:1] in ("'", '"')
-    return bool(assigned or _END.match(line, end) or _LOSS.search(line) or _NAMED.search(line, end))
-
-
-def _record(line: str, step: str | None, total: str | None) -> LogRecord:
-    loss = _LOSS.search(line)
-    return LogRecord(
-        step=int(step) if step else None,
-        total=int(total) if total else None,
-        loss=number(loss[1]) if loss else None,
-        step_seconds=_seconds(line),
-        format="plain",
+    quoted = line[found.end("word")] in "'\""
+    return (
+        loss is not None
+        or quoted
+        or found["sign"].endswith("=")
+        or _END.match(line, end) is not None
+        or _NAMED.search(line, end) is not None
+        or _LOSS.search(line, end) is not None
     )
 
 
+def _loss(line: str) -> float | None:
+    """Return the loss of training, which may stand beside that of an evaluation."""
+    if "loss" in line:
+        for found in _LOSS.finditer(line):
+            if _OF_TRAINING.search(line[max(0, found.start() - 20) : found.start()]):
+                return number(found[1])
+    return None
+
+
 def _seconds(line: str) -> float | None:
-    if speed := _SPEED.search(line):
+    if ("it/s" in line or "s/it" in line) and (speed := _SPEED.search(line)):
         value = duration(speed[1])
         return 1 / value if value and speed[2] == "it/s" else value
-    time = _TIME.search(line)
+    time = _TIME.search(line) if "time" in line or "dt" in line else None
     unit = (time["unit"] or time["after"]) if time else None
-    return duration(time["time"], unit.lower()) if time and unit else None
+    return duration(time["time"], unit) if time and unit else None
 
 
 def create(options: Options) -> Plain:

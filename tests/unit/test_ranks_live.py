@@ -119,7 +119,7 @@ def test_a_gloo_job_from_its_birth_to_the_death_of_a_rank(
         assert [rank.local_rank for rank in job.ranks] == [0, 1]
         children = [found.children[rank.pid] for rank in job.ranks]
         assert [[child.kind for child in family] for family in children] == [["worker"], ["worker"]]
-        assert finder.find() == found
+        assert job_of(finder.find(), run.pid) == job
 
         os.kill(run.pid, signal.SIGSTOP)  # or it would tidy up
         wait_until(lambda: state(run.pid) == "T")

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -14,8 +13,8 @@ from mldebug_agents.host import Host, Paths
 from mldebug_agents.identity import Process, Registry, named_python
 from mldebug_agents.jobs import Family, Key, Seat, Team, common_parent, find_seats, find_teams
 from mldebug_agents.losses import Losses
+from mldebug_agents.oddities import lies, oddities, unreadable
 
-MAX_PIDS = 32  # named in one remark
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing
 
 
@@ -66,12 +65,12 @@ class RankFinder:
         children = dict(_children(alive, processes, family))
         self._remember_children(alive, children, family)
         losses = Losses(self._host, self._registry, family)
-        jobs, gaps = [], list(_unreadable(processes, self._host))
+        jobs, gaps = [], list(unreadable(processes, self._host))
         for team in alive:
             job, more = self._job(team, losses, family)
             jobs.append(job)
             gaps += more
-        remarks = (*_lies(processes, family), *_oddities(teams))
+        remarks = (*lies(processes, family), *oddities(teams))
         jobs.sort(key=lambda job: (job.started_at, job.id))
         return Discovery(jobs=tuple(jobs), remarks=remarks, gaps=tuple(gaps), children=children)
 
@@ -196,78 +195,3 @@ def _is_fork_server(process: Process | None) -> bool:
 
 def _is(key: tuple[int, int], family: Family) -> bool:
     return key[0] in family.stats and family.stats[key[0]].start_ticks == key[1]
-
-
-# --- what is odd, and what we may not see ----------------------------------------------------------
-
-
-def _lies(processes: Mapping[int, Process], family: Family) -> Iterator[Remark]:
-    """Environments that cannot be true; children that inherited them are not listed."""
-    liars: dict[str, list[int]] = defaultdict(list)
-    for pid, process in sorted(processes.items()):
-        problem = process.problem
-        above = (processes[a].problem for a in family.ancestors(pid) if a in processes)
-        if problem and problem not in above:
-            liars[problem].append(pid)
-    for problem, pids in liars.items():
-        many = f"{len(pids)} processes are" if len(pids) > 1 else f"process {pids[0]} is"
-        yield Remark(
-            kind="impossible_environment",
-            message=f"{problem}: {many} not counted as a rank",
-            pids=tuple(pids[:MAX_PIDS]),
-        )
-
-
-def _oddities(teams: list[Team]) -> Iterator[Remark]:
-    for team in teams:
-        for seat in team.duplicates:
-            kept = team.seats[seat.claim.rank]
-            yield Remark(
-                kind="duplicate_rank",
-                message=f"rank {seat.claim.rank} is claimed by process {kept.pid}, which is older and was kept, "
-                f"and by process {seat.pid}",
-                pids=(kept.pid, seat.pid),
-            )
-        if team.rivals and team.first.claim.master:
-            yield Remark(
-                kind="duplicate_rank",
-                message=f"two launches claim the same ranks of the world at {team.first.claim.master}; "
-                "they are shown as two jobs",
-                pids=tuple(sorted(seat.pid for seat in team.seats.values()))[:MAX_PIDS],
-            )
-        if team.leftovers and not team.seats:
-            yield _outlived(team)
-
-
-def _outlived(team: Team) -> Remark:
-    pids = tuple(sorted(seat.pid for seat in team.leftovers))[:MAX_PIDS]
-    words = "process" if len(pids) == 1 else "processes"
-    numbers = ", ".join(map(str, pids[:5]))
-    return Remark(
-        kind="leftover",
-        message=f"{words} {numbers} outlived the ranks that started them (attempt "
-        f"{team.leftovers[0].claim.attempt})",
-        pids=pids,
-    )
-
-
-def _unreadable(processes: Mapping[int, Process], host: Host) -> Iterator[Gap]:
-    """One gap for each user whose Python processes are closed to us; one for each process that did not answer."""
-    closed: dict[int, list[Process]] = defaultdict(list)
-    for process in processes.values():
-        if process.stuck:
-            yield Gap(
-                what=f"identity of process {process.stat.pid}",
-                reason=f"its environment could not be read: {process.refusal}",
-                pid=process.stat.pid,
-            )
-        elif process.refusal and not process.launcher:
-            closed[process.uid].append(process)
-    for uid, hidden in sorted(closed.items()):
-        user, count = host.user(uid), len(hidden)
-        what = f"{count} Python process{'es' if count > 1 else ''} of user {user}"
-        yield Gap(
-            what=what,
-            reason=f"{what} cannot be read: {hidden[0].refusal}",
-            way_out=f"run mldebug as root{'' if not uid else f' or as {user}'}",
-        )

@@ -1,0 +1,128 @@
+"""When did the job last move? Progress signals of one run, on a clock that counts only watched time.
+
+The watched clock advances with the looks, but never by more than three look intervals at once and never backwards: a
+pause of the agent, a suspended machine or a jumping clock is not held against the job.
+"""
+
+import msgspec
+
+from mldebug.gaps import GapMemory, Gaps
+from mldebug.signals import RHYTHM, STEPS, Look, Progress, ProgressKind
+
+UNSEEN = 3.0
+BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
+SHRINKS = (ProgressKind.CHECKPOINT_BYTES, ProgressKind.LOG_GROWTH)
+
+
+class PulseMemory(msgspec.Struct, kw_only=True):
+    """What is known of the movement of one attempt; `at` is real (monotonic), the other times are watched."""
+
+    now: float = 0.0
+    looked_at: float | None = None
+    values: dict[str, float] = {}
+    progressed: float = 0.0
+    progressed_at: float = 0.0
+    heard: bool = False  # progress has been seen to happen, not only found
+    stepped: bool = False
+    beats: int = 0
+    grown: float | None = None
+    gaps: GapMemory = msgspec.field(default_factory=GapMemory)
+
+
+class Pulse:
+    """Follows one run; `interval` is the usual time between two looks."""
+
+    def __init__(self, interval: float, memory: PulseMemory | None = None) -> None:
+        self.memory = memory or PulseMemory()
+        self.gaps = Gaps(self.memory.gaps)
+        self._most = UNSEEN * interval
+
+    def begin_attempt(self) -> None:
+        """Forget the progress, keep the clock and the rhythm."""
+        old = self.memory
+        self.memory = PulseMemory(
+            now=old.now, progressed=old.now, looked_at=None, gaps=self.gaps.memory
+        )
+
+    def hear(self, look: Look, learn: bool) -> float | None:
+        """Take one look. Return the pause that ended with it where the job moved, else None."""
+        memory, before = self.memory, self.memory.looked_at
+        passed = 0.0 if before is None else max(0.0, look.at - before)
+        memory.now += min(passed, self._most)
+        memory.looked_at = look.at
+        if before is None:
+            memory.progressed, memory.progressed_at = memory.now, look.at
+        moved = [signal for signal in look.progress if self._moved(signal, before)]
+        if before is None:
+            self._arrive(look)
+            return None
+        return self._progress(moved, look.at, learn) if moved else None
+
+    @property
+    def now(self) -> float:
+        """The watched clock."""
+        return self.memory.now
+
+    @property
+    def quiet(self) -> float:
+        """Seconds without progress."""
+        return max(0.0, self.memory.now - self.memory.progressed)
+
+    @property
+    def has_rhythm(self) -> bool:
+        """Whether any signal tells of steps, records, beats or collectives."""
+        return any(kind in self.memory.values for kind in RHYTHM)
+
+    def started(self, look: Look) -> bool:
+        """Whether this attempt has made its first step."""
+        return look.started or self.memory.stepped or self.memory.beats >= BEATS
+
+    def log_grows(self, within: float) -> bool:
+        """Whether any line was written in the last `within` seconds."""
+        return self.memory.grown is not None and self.memory.now - self.memory.grown < within
+
+    @property
+    def last_step(self) -> str:
+        """The last step number that any signal told, or an empty string."""
+        known = (self.memory.values.get(kind) for kind in STEPS)
+        return next((f"{value:.15g}" for value in known if value is not None), "")
+
+    def _moved(self, signal: Progress, before: float | None) -> bool:
+        """Whether this signal changed since the look before. Log growth is noted, and never counts."""
+        old = self.memory.values.get(signal.kind)
+        self.memory.values[signal.kind] = signal.value
+        if old is None:
+            changed = before is not None and signal.at > before
+        else:
+            shrinks = signal.kind not in SHRINKS and signal.value < old
+            changed = signal.value > old or shrinks
+        if signal.kind is ProgressKind.LOG_GROWTH:
+            self.memory.grown = self.memory.now if changed else self.memory.grown
+            return False
+        return changed
+
+    def _arrive(self, look: Look) -> None:
+        """The first look: what stands there already tells how long the job has been quiet."""
+        ages = [
+            max(0.0, look.at - signal.at)
+            for signal in look.progress
+            if signal.kind is not ProgressKind.LOG_GROWTH
+        ]
+        age = min(ages, default=0.0)
+        self.memory.progressed = self.memory.now - age
+        self.memory.progressed_at = look.at - age
+
+    def _progress(self, moved: list[Progress], at: float, learn: bool) -> float:
+        memory = self.memory
+        latest = max(signal.at for signal in moved)
+        when = memory.now - min(max(0.0, at - latest), self._most)
+        pause = max(0.0, when - memory.progressed)
+        rhythm = [signal for signal in moved if signal.kind in RHYTHM]
+        if learn and memory.heard and rhythm:
+            self.gaps.add(pause / max(1, *(signal.events for signal in rhythm)))
+        memory.heard = True
+        memory.stepped = memory.stepped or any(signal.kind in STEPS for signal in rhythm)
+        memory.beats += bool(rhythm)
+        memory.progressed = max(memory.progressed, when)
+        memory.progressed_at = max(memory.progressed_at, min(latest, at))
+        return pause

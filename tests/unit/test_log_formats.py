@@ -1,0 +1,338 @@
+"""logs/: every format on the lines that real frameworks print, and on lines that only look like it."""
+
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mldebug.errors import ConfigError
+from mldebug.logparser import LogFormat
+from mldebug.records import LogRecord, duration, number, whole
+from mldebug.rooms import create_all, load
+
+FORMATS: list[LogFormat] = create_all("logs")
+BLOOM = (
+    " iteration        2/   95367 | consumed samples:         4096 | consumed tokens:      8388608 | elapsed time per"
+    " iteration (s): 769.99 | learning rate: 3.787E-06 | global batch size:  2048 | lm loss: 6.384045E+01 | loss"
+    " scale: 4096.0 | grad norm: 15906.210 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan"
+    " iterations:   0 | samples per second: 2.660 | TFLOPs: 108.47 |"
+)
+MILLIS = (
+    " iteration        1/  159576 | consumed samples:           16 | elapsed time per iteration (ms): 29500.0 |"
+    " learning rate: 0.000E+00 | global batch size:    16 | lm loss: 1.247E+01 | loss scale: 4294967296.0 |"
+)
+CORE = (
+    " [2024-05-01 12:00:00] iteration        7/      10 | consumed samples:            8 | elapsed time per iteration"
+    " (ms): 1234.5 | throughput per GPU (TFLOP/s/GPU): 312.5 | learning rate: 1.0E-05 | lm loss: nan |"
+)
+
+
+def parse(name: str, line: str) -> LogRecord | None:
+    format_: LogFormat = next(it for it in FORMATS if type(it).__module__ == f"mldebug.logs.{name}")
+    return format_.parse(line)
+
+
+def values(
+    name: str, line: str
+) -> tuple[int | None, int | None, float | None, float | None] | None:
+    record = parse(name, line)
+    if record is None:
+        return None
+    assert record.format == name
+    return record.step, record.total, record.loss, record.step_seconds
+
+
+# --- megatron ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "[host1:0]:", "0: ", "2024-05-01T12:00:00.1Z stdout F "])
+def test_megatron_line_behind_any_prefix(prefix: str) -> None:
+    assert values("megatron_deepspeed", prefix + BLOOM) == (2, 95367, 63.84045, 769.99)
+    assert values("megatron_deepspeed", prefix + MILLIS) == (1, 159576, 12.47, 29.5)
+
+
+def test_megatron_lm_has_a_date_and_may_lose_its_loss() -> None:
+    record = parse("megatron_deepspeed", CORE)
+    assert record is not None
+    assert (record.step, record.total, record.step_seconds) == (7, 10, 1.2345)
+    assert record.loss is not None
+    assert math.isnan(record.loss)
+    infinite = parse("megatron_deepspeed", CORE.replace("loss: nan", "loss: -inf"))
+    assert infinite is not None
+    assert infinite.loss == -math.inf
+
+
+def test_megatron_loss_is_never_the_loss_scale() -> None:
+    line = " iteration 3/ 9 | elapsed time per iteration (ms): 0.0 | loss scale: 4096.0 |"
+    assert values("megatron_deepspeed", line) == (3, 9, None, None)
+
+
+def test_megatron_evaluation_is_progress_without_a_step() -> None:
+    for line in (
+        "Evaluating iter 3/10",
+        " validation loss at iteration 1000 | lm loss value: 2.3 |",
+    ):
+        assert values("megatron_deepspeed", line) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " iteration     E1121 04:29:58.098000 1336 torch/distributed/elastic/api.py:986] failed",
+        "saving checkpoint at iteration    1000 to /data",
+        "iteration 12",
+        "iterations/s: 3/4 |",
+    ],
+)
+def test_megatron_torn_and_other_lines_are_none(line: str) -> None:
+    assert parse("megatron_deepspeed", line) is None
+
+
+# --- Hugging Face --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "loss"),
+    [
+        ("{'loss': 2.3, 'learning_rate': 5e-05, 'epoch': 0.01}", 2.3),
+        ("{'loss': 1.2e-05, 'grad_norm': nan, 'learning_rate': 5e-05, 'epoch': 1}", 1.2e-5),
+        ("{'loss': '2.3', 'learning_rate': '5e-05', 'epoch': '0.01'}", 2.3),
+        ("[rank0]: {'loss': inf, 'epoch': 0.01}", math.inf),
+        ("{'eval_loss': 2.1, 'eval_runtime': 3.0, 'epoch': 1.0}", None),
+        (
+            "{'train_runtime': 101.9003, 'train_samples_per_second': 1.963, 'epoch': 0.69}",
+            None,
+        ),
+    ],
+)
+def test_trainer_dict(line: str, loss: float | None) -> None:
+    assert values("huggingface", line) == (None, None, loss, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (" 12%|█▏        | 123/1000 [00:10<01:20, 10.0it/s]", (123, 1000, None, 0.1)),
+        ("  0%|          | 0/1000 [00:00<?, ?it/s]", (0, 1000, None, None)),
+        ("  1%|          | 5/1000 [01:00:10<99:01:20, 12.5s/it]", (5, 1000, None, 12.5)),
+        ("100%|##########| 3/3 [00:10<00:00,  2.00it/s]", (3, 3, None, 0.5)),
+        (
+            "Epoch 3:  12%|█▏ | 12/100 [00:10<01:20, 1.2s/it, v_num=0, train_loss=2.3]",
+            (12, 100, 2.3, 1.2),
+        ),
+        ("[host:0]:Training:  50%|█▏ | 5/10 [00:10<01:20,  1.2s/it]", (5, 10, None, 1.2)),
+        ("[host:0]:  50%|█▏ | 5/10 [00:10<01:20,  1.2s/it]", (5, 10, None, 1.2)),
+        ("Validation DataLoader 0:  40%|████ | 4/10 [00:00<00:00, 9.1it/s]", (None,) * 4),
+        ("Map:  12%|█▏ | 12/100 [00:10<01:20, 1.2it/s]", None),
+        ("Map (num_proc=4):  12%|█▏ | 3000/10000 [00:10<01:20, 300.2 examples/s]", None),
+        ("Downloading shards:  50%|█████ | 1/2 [00:01<00:01,  1.2s/it]", None),
+        ("50%| of people", None),
+        ("{'a': 1}", None),
+        ("{'loss': 1.0}", None),
+        ("{'epoch': 1.0, 'name': 'x'}", None),
+    ],
+)
+def test_tqdm_bars_of_training_and_of_other_things(
+    line: str, expected: tuple[object, ...] | None
+) -> None:
+    assert values("huggingface", line) == expected
+
+
+# --- plain ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("step 12 loss 0.5", (12, None, 0.5, None)),
+        ("step 12 loss nan", None),
+        ("step 12", (12, None, None, None)),
+        ("rank 3 step 12", (12, None, None, None)),
+        ("global_step=12", (12, None, None, None)),
+        ("it 12/100", (12, 100, None, None)),
+        ("Step [12/100], Loss: 1E-3", (12, 100, 1e-3, None)),
+        ("Epoch 3 [120/5000]", (120, 5000, None, None)),
+        ("epoch 001:   10 / 1000 loss=3.2", (10, 1000, 3.2, None)),
+        ("Epoch: [0][  10/5005]\tTime  0.5 (0.6)\tLoss 6.9e+00 (7e+00)", (10, 5005, 6.9, None)),
+        ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.3", (640, 60000, 2.3, None)),
+        ("Epoch 3/10 loss 0.5", (None, None, 0.5, None)),
+        ("epoch 3 step 12 loss inf", (12, None, math.inf, None)),
+        ("iter 10: loss 3.2, time 120.5ms, mfu 3%", (10, None, 3.2, 0.1205)),
+        ("step 250: train loss 3.2, val loss 3.3", (250, None, 3.2, None)),
+        ("step 250: val loss 3.3", (250, None, None, None)),
+        ("steps: 10 loss: 2.3 iter time (s): 0.5 samples/sec: 12.3", (10, None, 2.3, 0.5)),
+        ('{"step": 12, "loss": 0.5}', (12, None, 0.5, None)),
+        ('{"val_loss": 0.7, "step": 12}', (12, None, None, None)),
+        ("Iter(train) [ 50/1000]  lr: 1.0e-3 loss: 3.4", (50, 1000, 3.4, None)),
+        ("[rank0]:2024 - root - INFO - step: 10  loss: 7.5  memory: 3GiB", (10, None, 7.5, None)),
+        ("[logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[1]", (10, None, None, None)),
+        ("step 5 loss tensor(0.25, device='cuda:0') 2.0 it/s", (5, None, 0.25, 0.5)),
+        ("step 5 done", (5, None, None, None)),
+    ],
+)
+def test_plain_lines(line: str, expected: tuple[object, ...] | None) -> None:
+    if expected is None:
+        record = parse("plain", line)
+        assert record is not None
+        assert record.loss is not None
+        assert math.isnan(record.loss)
+    else:
+        assert values("plain", line) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step into the light",
+        "step into 12",
+        "step 1: loading the data",
+        "Step 3 of the setup begins",
+        "step 2.5 is out",
+        "first step",
+        "footstep 12",
+        "it is 12 o'clock",
+        "it 12",
+        "epoch",
+        "in epochs 3 and 4",
+        "DataLoader worker 3: batch 12/40 loaded in 0.5 s",
+        "background step 12 loss 0.5",
+        "heartbeat: still alive at step 12",
+        "prefetch step=12",
+        "/opt/step1/run:12",
+        "iteration of 12",
+        "batch 12",
+        "NCCL INFO Channel 00/24 : 0 1 2 3",
+        "W0101 12:00:00.000 1 torch/distributed/run.py:793] Setting OMP_NUM_THREADS",
+        "time 12 loss of power",
+        "99999999999999999999 steps",
+    ],
+)
+def test_plain_ignores_noise_and_chatter(line: str) -> None:
+    assert parse("plain", line) is None
+
+
+# --- regex ---------------------------------------------------------------------------------------
+
+
+def regex(*patterns: str) -> LogFormat:
+    module = load("logs", "regex")
+    made: LogFormat = module.create(module.Options(patterns=patterns))
+    return made
+
+
+def test_regex_reads_named_groups_and_the_first_pattern_that_matches() -> None:
+    mine = regex(
+        r"^it=(?P<step>[\d,]+) of (?P<total>\S+) L=(?P<loss>\S+) t=(?P<seconds>\S+)",
+        r"(?P<step>\d+)!",
+    )
+    assert mine.parse("it=1,234 of 5_000 L=1e-3 t=0.5") == LogRecord(
+        step=1234, total=5000, loss=1e-3, step_seconds=0.5, format="regex"
+    )
+    assert mine.parse("go 7!") == LogRecord(step=7, format="regex")
+    assert mine.parse("it=x of y L=z t=?") is None
+    assert mine.parse("nothing") is None
+    assert regex().parse("step 12") is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("step", "has no named group"),
+        (r"(\d+)", "has no named group"),
+        (r"(?P<stp>\d+)", "'stp'"),
+        (r"(?P<step>\d+", "no regular expression"),
+        (r"(?P<step>(?:a+)+)x", "repeats something"),
+        (r"(?P<step>(?:a|a)*)x", "repeats something"),
+        (r"(?P<step>(?:\d{1,9},?){1,30})x", "repeats something"),
+        (r"(?P<step>\d+)(?P=step)", "repeats something"),
+        (r".*.*.*(?P<step>\d)x", "too slow"),
+        (r"\s*\s*\s*(?P<step>\d+)$", "too slow"),
+        ("(?P<step>1)" + "x" * 1000, "longer than"),
+    ],
+)
+def test_regex_refuses_what_cannot_work_and_says_why(pattern: str, words: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        regex(r"(?P<step>\d+)", pattern)
+    assert words in caught.value.message
+    assert len(caught.value.problems) == 1
+    assert "(?P<step>" in caught.value.way_out
+    assert time.monotonic() - began < 20
+
+
+def test_regex_reports_all_bad_patterns_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        regex("a", "(")
+    assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*step (?P<step>\d+).*loss[:=] (?P<loss>[\d.e+-]+).*",
+        r"^\[(?P<step>\d+)/(?P<total>\d+)\]\s+loss=(?P<loss>\S+)(?:\s+t=(?P<seconds>[\d.]+))?",
+    ],
+)
+def test_regex_takes_what_people_write(pattern: str) -> None:
+    regex(pattern)
+
+
+# --- all -----------------------------------------------------------------------------------------
+
+WORDS = [
+    "step", "iter", "iteration", "epoch", "loss", "time", " ", "  ", "=", ":", "/", "[", "]", "|", "%|", "{'", "}", "'",
+    "'loss': ", "'epoch': ", "nan", "inf", "1", "12/100", "1e999", "9" * 400, "(ms): ", "elapsed time per iteration ",
+    "<", "it/s", "s/it", ",", "\t", "\x00", "é", "█", "tensor(",
+]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=8)), max_size=60).map("".join))
+def test_no_line_makes_a_format_raise(line: str) -> None:
+    for format_ in FORMATS:
+        record = format_.parse(line)
+        assert record is None or record.step is None or record.step >= 0
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda it: type(it).__name__)
+def test_no_line_makes_a_format_slow(format_: LogFormat) -> None:
+    """Lines of the greatest length that the parser lets through."""
+    size = 16 << 10
+    slowest = 0.0
+    for word in [
+        *WORDS,
+        "iteration 1/ 2 |",
+        "epoch 1 ",
+        "step 1 ",
+        "{'epoch': 1",
+        "1%|",
+        "loss: ",
+        "a",
+    ]:
+        line = (word * size)[:size]
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            format_.parse(line)
+            took.append(time.process_time() - began)
+        slowest = max(slowest, min(took))
+    assert slowest < 0.1
+
+
+@given(st.text(max_size=60))
+def test_numbers_are_read_or_none(text: str) -> None:
+    whole(text)
+    number(text)
+    seconds = duration(text)
+    assert seconds is None or 0 < seconds < math.inf
+
+
+def test_numbers_as_logs_write_them() -> None:
+    assert [whole(it) for it in ("12", " 1,234,567", "1_000", "1.5", "", "9" * 16, "²", None)] == [
+        12, 1234567, 1000, None, None, None, None, None,
+    ]  # fmt: skip
+    assert number("6.384045E+01") == 63.84045
+    assert duration("1500", "ms") == 1.5
+    assert [duration(it) for it in ("0.0", "-1", "nan", "inf", "x")] == [None] * 5
