@@ -1,13 +1,13 @@
 """How long this run is usually quiet, and what timeout follows from it.
 
-`auto` is 5 × the 99th percentile of the last 200 gaps between signs of progress, at least 30 s and at most 240 s. Three
+`auto` is 5 x the 99th percentile of the last 200 gaps between signs of progress, at least 30 s and at most 240 s. Three
 things bend it, each for a reason:
 
 - fewer than 10 gaps prove nothing: 240 s until then;
-- a pause that this run has survived is never an alarm again: at least 1.5 × the longest such gap (it fades by half in
-  3,500 gaps) as long as that is before the evidence dies, and at least 1.5 × the median gap however long that is, so a
+- a pause that this run has survived is never an alarm again: at least 1.5 x the longest such gap (it fades by half in
+  3,500 gaps) as long as that is before the evidence dies, and at least 1.5 x the median gap however long that is, so a
   job of 300 s steps has 450 s;
-- a false alarm widens all of it to 1.25 × the pause that caused it, at most 2 ×.
+- a false alarm widens all of it to 1.25 x the pause that caused it, at most 2 x.
 """
 
 import statistics
@@ -76,7 +76,7 @@ class Gaps:
         factor = self.memory.widened
         if factor == 1:
             return timeout
-        return Timeout(timeout.seconds * factor, f"{timeout.why}, × {factor:.2g} after false alarm")
+        return Timeout(timeout.seconds * factor, f"{timeout.why}, x {factor:.2g} after false alarm")
 
     def _learned(self) -> Timeout:
         gaps = sorted(self.memory.gaps)
@@ -84,7 +84,7 @@ class Gaps:
         seconds = min(MOST, max(LEAST, FACTOR * usual))
         bound = {LEAST: ", at least 30 s", MOST: ", at most 240 s"}.get(seconds, "")
         return Timeout(
-            seconds, f"5 × {usual:.3g} s, the 99th percentile of {len(gaps)} gaps{bound}"
+            seconds, f"5 x {usual:.3g} s, the 99th percentile of {len(gaps)} gaps{bound}"
         )
 
     def _survived(self, evidence_limit: float) -> Timeout | None:
@@ -94,7 +94,7 @@ class Gaps:
         rare = min(SURVIVED * self.memory.longest, evidence_limit)
         if rare >= SURVIVED * usual:
             return Timeout(rare, f"the run has survived a gap of {self.memory.longest:.3g} s")
-        return Timeout(SURVIVED * usual, f"1.5 × the usual gap of {usual:.3g} s")
+        return Timeout(SURVIVED * usual, f"1.5 x the usual gap of {usual:.3g} s")
 
 
 def _unlearned() -> Timeout:

@@ -1,6 +1,6 @@
 """Does a GPU compute, or does its one waiting kernel only spin? Told by levels that the run itself has shown.
 
-A collective that waits keeps utilization at 100 %; memory traffic and power do not lie (2 × H200: 35 % and 690 W at work,
+A collective that waits keeps utilization at 100 %; memory traffic and power do not lie (2 x H200: 35 % and 690 W at work,
 0 % and 125 W in a hang). Where the middle lies is learned per GPU: no figure here belongs to one machine.
 """
 

@@ -73,6 +73,11 @@ class Pulse:
         """Whether any signal tells of steps, records, beats or collectives."""
         return any(kind in self.memory.values for kind in RHYTHM)
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is any signal at all, a log for one."""
+        return bool(self.memory.values)
+
     def started(self, look: Look) -> bool:
         """Whether this attempt has made its first step."""
         return look.started or self.memory.stepped or self.memory.beats >= BEATS

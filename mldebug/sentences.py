@@ -17,8 +17,10 @@ def seconds(value: float) -> str:
 
 
 def silence(quiet: float, usual: float | None) -> str:
-    """`no step for 62 s (usual gap 1.1 s)`."""
+    """`no step for 62 s (usual gap 1.1 s)`; below two usual gaps it is no silence."""
     gap = f" (usual gap {seconds(usual)})" if usual is not None else ""
+    if usual is not None and quiet <= 2 * usual:
+        return f"last step {seconds(quiet)} ago{gap}"
     return f"no step for {seconds(quiet)}{gap}"
 
 
@@ -37,20 +39,26 @@ def standing_words(standing: Standing) -> str:
 
 
 def _waiters(trails: tuple[Trail, ...], note: str) -> list[str]:
-    places = Counter(_place(trail) for trail in trails)
-    return [_wait(trails, place, count) + note for place, count in places.most_common(NAMED)]
+    """`7 ranks wait in all_reduce`, or what each does where the wait has no name."""
+    places = Counter(_operation(trail) for trail in trails if _operation(trail))
+    named = [_wait(trails, place, count) for place, count in places.most_common(NAMED)]
+    nameless = tuple(trail for trail in trails if not _operation(trail))
+    return [clause + note for clause in (*named, *_each(nameless, _waits))]
 
 
 def _wait(trails: tuple[Trail, ...], place: str, count: int) -> str:
     if count > 1:
-        return f"{count} ranks wait{place}"
-    rank = next(trail.last.rank for trail in trails if _place(trail) == place)
-    return f"rank {rank} waits{place}"
+        return f"{count} ranks wait in {place}"
+    rank = next(trail.last.rank for trail in trails if _operation(trail) == place)
+    return f"rank {rank} waits in {place}"
 
 
-def _place(trail: Trail) -> str:
-    operation = trail.told.operation if trail.told else ""
-    return f" in {safe_line(operation, 60)}" if operation else ""
+def _operation(trail: Trail) -> str:
+    return safe_line(trail.told.operation, 60) if trail.told else ""
+
+
+def _waits(trail: Trail) -> str:
+    return _doing(trail) or "waits"
 
 
 def _each(trails: tuple[Trail, ...], words: Callable[[Trail], str]) -> list[str]:

@@ -1,20 +1,12 @@
-"""From quiet to verdict: when does the watch of one run turn into suspicion, a stall, an incident, and end again?
+"""From quiet to verdict: the watch of one run, look by look, through suspicion, stall and incident to their end.
 
-Two clocks, one for each kind of run:
-
-| the run | the clock | speaks after |
-|---|---|---|
-| tells steps, records, beats or collectives, and has started | time without progress; activity never delays it | `timeout` |
-| has not made its first step | all ranks frozen; indexing and compiling ranks are not | `init_timeout` |
-| tells nothing at all | all ranks frozen | 60 s (4 × as long while a log that nobody can read grows) |
-
-On the first clock a capture is confirmed at the timeout whatever the ranks do. An incident opens when nobody moves, or,
-while somebody moves and others wait, at the smaller of `busy_timeout` and 0.75 × the collective's own timeout.
+`mldebug.stallrules` says which clock holds and who is to blame when; this file is the life of a stall. At the timeout a
+capture is taken and kept whatever the ranks do; blame is separate, and opens the incident now or later.
 Pure: no threads, no files, no clock; the same looks give the same decisions.
 """
 
 import copy
-from typing import Literal
+from typing import Any
 
 import msgspec
 
@@ -23,27 +15,12 @@ from mldebug.model import Role
 from mldebug.pulse import Pulse, PulseMemory
 from mldebug.sentences import seconds, silence, standing_words
 from mldebug.signals import Decision, Look, Stage
+from mldebug.stallrules import Rule, StallSettings, choose, is_blamed, spacing
 from mldebug.stillness import Ranks, Standing
 
-BUSY_FACTOR, BUSY_LEAST = 4.0, 300.0
-BEFORE_EVIDENCE_DIES = 0.75
-NO_SIGNAL = 60.0
-UNREADABLE_LOG = 4.0
-NEWCOMER = 30.0  # an agent that just came looks at least so long before it speaks
 SECOND_CAPTURE = 30.0
-SAMPLES = 10  # planned in the second half of the timeout; at least 8 must fit
-LATER = 10.0  # seconds between samples after the confirmation
+LATER = 10.0  # seconds between samples of an open incident
 SOONEST = 0.25
-STARTING = frozenset({"init", "store"})
-
-
-class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`stall:` of the configuration, and how often the watch looks. Seconds; a number is obeyed as it is."""
-
-    timeout: Literal["auto"] | float = "auto"
-    busy_timeout: Literal["auto"] | float = "auto"
-    init_timeout: float = 300.0
-    interval: float = 5.0
 
 
 class StallMemory(msgspec.Struct, kw_only=True):
@@ -64,15 +41,6 @@ class StallMemory(msgspec.Struct, kw_only=True):
     incidents: int = 0
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """The clock that holds for a run at this moment."""
-
-    by: Literal["progress", "stillness"]
-    timeout: Timeout
-    window: float  # a rank is frozen when it was so for this long
-    busy_limit: float | None  # None: nobody is blamed for being busy
-
-
 class StallWatch:
     """Decides for one run, one look after the other. Never raises for what a look says."""
 
@@ -83,6 +51,11 @@ class StallWatch:
         self._ranks = Ranks()
         self._came: float | None = None
         self._asked: float | None = None
+
+    @property
+    def _watched(self) -> float:
+        """Seconds that this agent has watched this attempt."""
+        return self._pulse.now - (self._came or 0.0)
 
     def memory(self) -> StallMemory:
         """Return a copy to store; a watch made from it goes on where this one stands."""
@@ -103,7 +76,7 @@ class StallWatch:
             if self._memory.opened is not None:
                 return self._recovered(pause)
             self._moved()
-        rule = self._rule(look)
+        rule = choose(self._settings, look, self._pulse, self._ranks, self._watched)
         return self._judge(rule) if self._memory.opened is None else self._follow(rule)
 
     # --- the life of an attempt ---
@@ -148,57 +121,15 @@ class StallWatch:
         self._ranks.forget(self._pulse.now)
         self._asked = None
 
-    # --- which clock holds ---
-
-    def _rule(self, look: Look) -> Rule:
-        started = self._pulse.started(look)
-        if started and self._pulse.has_rhythm:
-            timeout = self._timeout(look)
-            return Rule("progress", timeout, self._window(timeout), self._busy(look, timeout))
-        tells = bool(look.progress) or bool(self._pulse.memory.values)
-        if not started and (tells or self._ranks.any_class(STARTING)):
-            seconds_ = self._settings.init_timeout
-            return Rule("stillness", Timeout(seconds_, "before the first step"), seconds_, None)
-        timeout = self._timeout_without_signal()
-        return Rule("stillness", timeout, timeout.seconds, self._busy(look, timeout))
-
-    def _timeout(self, look: Look) -> Timeout:
-        if self._settings.timeout != "auto":
-            return Timeout(self._settings.timeout, "as configured")
-        return self._pulse.gaps.timeout(BEFORE_EVIDENCE_DIES * look.evidence_lives)
-
-    def _timeout_without_signal(self) -> Timeout:
-        if self._settings.timeout != "auto":
-            return Timeout(self._settings.timeout, "as configured")
-        if self._pulse.log_grows(within=NO_SIGNAL):
-            why = "only an unreadable log grows: 240 s of all ranks frozen"
-            return self._pulse.gaps.widen(Timeout(UNREADABLE_LOG * NO_SIGNAL, why))
-        return self._pulse.gaps.widen(
-            Timeout(NO_SIGNAL, "no progress signal: 60 s of all ranks frozen")
-        )
-
-    def _busy(self, look: Look, timeout: Timeout) -> float:
-        told = self._settings.busy_timeout
-        patience = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST) if told == "auto" else told
-        return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
-
-    def _window(self, timeout: Timeout) -> float:
-        """Half the timeout, as the samples are spread; less where the agent came later than the stall."""
-        half = timeout.seconds / 2
-        return min(half, NEWCOMER) if self._watched < timeout.seconds else half
-
-    @property
-    def _watched(self) -> float:
-        """Seconds that this agent has watched this attempt."""
-        return self._pulse.now - (self._came or 0.0)
-
     # --- from quiet to verdict ---
 
     def _judge(self, rule: Rule) -> Decision:
         limit = rule.timeout.seconds
-        quiet = self._pulse.quiet if rule.by == "progress" else self._ranks.steady_for(self._pulse.now)
+        quiet = (
+            self._pulse.quiet if rule.by == "progress" else self._ranks.steady_for(self._pulse.now)
+        )
         standing = self._ranks.standing(self._pulse.now, rule.window)
-        if self._is_blamed(rule, quiet, standing):
+        if is_blamed(rule, quiet, standing, self._ranks, self._pulse.now):
             return self._open(rule, quiet, standing)
         if rule.by == "progress" and quiet >= limit and self._watched >= rule.window:
             return self._confirm(rule, quiet, standing)
@@ -208,50 +139,33 @@ class StallWatch:
         pace = min(self._settings.interval, max(SOONEST, limit / 2 - quiet))
         return self._say(stage, self._quietly(rule, quiet), rule=rule, quiet=quiet, next_look=pace)
 
-    def _is_blamed(self, rule: Rule, quiet: float, standing: Standing) -> bool:
-        if rule.by == "stillness":
-            return standing.frozen or self._busy_too_long(rule)
-        if quiet < rule.timeout.seconds:
-            return False
-        late = rule.busy_limit is not None and quiet >= rule.busy_limit
-        return standing.frozen or (late and standing.others_wait)
-
-    def _busy_too_long(self, rule: Rule) -> bool:
-        """Without a signal: somebody has waited in one place all that time while others work."""
-        if rule.busy_limit is None:
-            return False
-        standing = self._ranks.standing(self._pulse.now, rule.busy_limit)
-        return bool(standing.waiting and standing.busy)
-
     def _suspect(self, rule: Rule, quiet: float) -> Decision:
-        limit = rule.timeout.seconds
-        spacing = max(SOONEST, limit / 2 / SAMPLES)
-        if quiet >= limit:
-            spacing = max(spacing, LATER)
-        pace = max(SOONEST, min(spacing, limit - quiet)) if quiet < limit else spacing
+        left = rule.timeout.seconds - quiet
+        pace = spacing(rule, over=left <= 0 and rule.by == "stillness")
         return self._say(
             Stage.SUSPECT,
             f"{self._quietly(rule, quiet)}: looking closer",
             rule=rule,
             quiet=quiet,
-            sample=self._sample_due(spacing),
-            next_look=min(self._settings.interval, pace),
+            sample=self._sample_due(pace),
+            next_look=min(pace, left) if left > 0 else pace,
         )
 
     def _confirm(self, rule: Rule, quiet: float, standing: Standing) -> Decision:
         capture, self._memory.confirmed = not self._memory.confirmed, True
-        wait = ""
-        if standing.others_wait and rule.busy_limit is not None:
-            wait = f"; blamed at {seconds(rule.busy_limit)}"
+        pace, left = spacing(rule, over=True), (rule.busy_limit or 0.0) - quiet
+        blamed_later = standing.somebody_stands and left > 0
+        wait = f"; blamed at {seconds(rule.busy_limit or 0.0)}" if blamed_later else ""
         return self._say(
             Stage.CONFIRMED,
             f"{self._quietly(rule, quiet)}; {standing_words(standing)}{wait}",
             rule=rule,
             quiet=quiet,
             capture=capture,
-            sample=self._sample_due(LATER if self._watched > rule.window else rule.window / SAMPLES),
+            sample=self._sample_due(pace),
             suspects=standing.suspects,
             stalled_since=self._pulse.memory.progressed_at,
+            next_look=min(pace, left) if left > 0 else pace,
         )
 
     def _open(self, rule: Rule, quiet: float, standing: Standing) -> Decision:
@@ -282,3 +196,91 @@ class StallWatch:
         if rule.by == "progress":
             return self._pulse.memory.progressed_at
         return (self._pulse.memory.looked_at or 0.0) - quiet
+
+    def _saw_it_begin(self, rule: Rule, quiet: float) -> bool:
+        return self._pulse.memory.heard if rule.by == "progress" else quiet < self._watched
+
+    # --- an open incident ---
+
+    def _follow(self, rule: Rule) -> Decision:
+        """The incident is open: capture once more, and see whether the same frames advance by themselves."""
+        memory = self._memory
+        opened = memory.opened or 0.0
+        age = self._pulse.now - opened
+        if rule.by == "stillness" and self._ranks.moved_since(
+            memory.stood, max(opened, self._came or 0.0)
+        ):
+            return self._recovered(
+                (self._pulse.memory.looked_at or 0.0) - (memory.stalled_since or 0.0)
+            )
+        again = age >= SECOND_CAPTURE and not memory.captured_twice
+        memory.captured_twice = memory.captured_twice or again
+        standing = self._ranks.standing(self._pulse.now, min(rule.window, age))
+        quiet = (self._pulse.memory.looked_at or 0.0) - (memory.stalled_since or 0.0)
+        words = standing_words(standing)
+        return self._say(
+            Stage.BLAMED,
+            "; ".join(part for part in (self._quietly(rule, quiet), words) if part),
+            rule=rule,
+            quiet=quiet,
+            capture=again,
+            sample=self._sample_due(LATER),
+            suspects=standing.suspects,
+            key=memory.key,
+            stalled_since=memory.stalled_since,
+        )
+
+    def _recovered(self, pause: float) -> Decision:
+        """It went on by itself: a false alarm, or a storage that came back. The run gets more time."""
+        memory = self._memory
+        if self._settings.timeout == "auto":
+            self._pulse.gaps.false_alarm(pause, memory.timeout)
+        decision = self._say(
+            Stage.RECOVERED,
+            f"moves again after {seconds(pause)} without a step",
+            key=memory.key,
+            stalled_since=memory.stalled_since,
+        )
+        self._moved()
+        return decision
+
+    # --- words ---
+
+    def _quietly(self, rule: Rule, quiet: float) -> str:
+        if rule.by == "progress":
+            return silence(quiet, self._pulse.gaps.usual)
+        if quiet < rule.timeout.seconds / 4:
+            return f"ranks move ({rule.timeout.why})"
+        return f"no rank has left its place for {seconds(quiet)} ({rule.timeout.why})"
+
+    def _sample_due(self, spacing: float) -> bool:
+        due = self._asked is None or self._pulse.now - self._asked >= 0.99 * spacing
+        self._asked = self._pulse.now if due else self._asked
+        return due
+
+    def _say(
+        self,
+        stage: Stage,
+        sentence: str,
+        *,
+        rule: Rule | None = None,
+        next_look: float | None = None,
+        **said: Any,
+    ) -> Decision:
+        timeout = rule.timeout if rule else Timeout(0.0, "")
+        pace = self._settings.interval if next_look is None else next_look
+        return Decision(
+            stage=stage,
+            sentence=sentence,
+            timeout=timeout.seconds,
+            why_timeout=timeout.why,
+            next_look=max(SOONEST, min(self._settings.interval, pace)),
+            **said,
+        )
+
+
+def _living(look: Look) -> list[int]:
+    gone = (Role.EXITED, Role.MISSING)
+    return [
+        rank.rank for rank in look.ranks if rank.role not in gone and rank.rank not in look.exited
+    ]

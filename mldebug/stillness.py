@@ -135,9 +135,9 @@ class Standing(msgspec.Struct, frozen=True):
         return not self.blind or bool(self.inert or self.gone)
 
     @property
-    def others_wait(self) -> bool:
-        """Somebody waits for those who work."""
-        return bool(self.waiting or self.blind)
+    def somebody_stands(self) -> bool:
+        """Somebody waits, or does nothing, while others work."""
+        return bool(self.waiting or self.blind or self.inert)
 
     @property
     def suspects(self) -> tuple[int, ...]:

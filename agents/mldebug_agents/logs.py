@@ -127,13 +127,12 @@ class LogFinder:
             via = f"{clean(state.name, 40)} (pid {state.pid})"
             places = list(self._outputs(state, rank, via))
             yield from places
-            onward = [file for file in state.files if file.fd == 1 and file.kind == "pipe"]
-            if places or not onward or hops == MAX_HOPS or onward[0].target == pipe:
-                if not places:
-                    reasons.append(f"{words} read by {via}, which writes no log file")
-                continue
-            further = f"{words} read by {via}, whose stdout is a pipe"
-            yield from self._behind(onward[0].target, rank, further, reasons, hops + 1)
+            onward = [file.target for file in state.files if file.fd == 1 and file.kind == "pipe"]
+            if onward and onward[0] != pipe and hops < MAX_HOPS:
+                further = f"{words} read by {via}, whose stdout is a pipe"
+                yield from self._behind(onward[0], rank, further, reasons, hops + 1)
+            elif not places:
+                reasons.append(f"{words} read by {via}, which writes no log file")
 
     def _outputs(self, state: ProcessState, rank: ProcessState, via: str) -> Iterator[LogPlace]:
         """Yield the files into which a reader of a rank's pipe puts what it reads."""
@@ -142,6 +141,8 @@ class LogFinder:
             return
         files = [file for file in _written(state) if not _DAEMON_LOG.search(file.target)]
         copier = state.name in _COPIERS
+        if copier:  # its stderr is for its own complaints
+            files = [file for file in files if file.fd != 2]
         wanted = [file for file in files if file.fd in _STREAMS]
         if copier or not wanted:
             wanted += [file for file in files if copier or file.target.endswith(LOG_NAMES)]

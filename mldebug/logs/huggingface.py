@@ -1,4 +1,4 @@
-"""Hugging Face Trainer and other tqdm loops: `{'loss': 2.3, 'epoch': 0.01}` and ` 12%|█▏ | 123/1000 [00:10<01:20, 10.1it/s]`.
+"""Hugging Face Trainer and tqdm: `{'loss': 2.3, 'epoch': 0.01}`, ` 12%|█▏ | 123/1000 [00:10<01:20, 10.1it/s]`.
 
 A bar with a description counts steps only where the description speaks of training; the bars of downloads, shards
 and `datasets.map` are no progress of the loop.

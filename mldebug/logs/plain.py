@@ -37,7 +37,7 @@ _SPEED = re.compile(rf"(?<![\w.])({NUMBER}) ?(s/it|it/s)\b")
 _NAMED = re.compile(r"[a-z_)] ?[=:] {0,8}[-+\d.]")
 _END = re.compile(r"[\])}.,;:!]{0,3}\s*$|[,: ]{1,3}(?:done|finished|completed?|took)\b")
 _CHATTER = re.compile(
-    r"worker|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz"
+    r"\bworkers?\b(?!-)|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz"
     r"|retry|attempt|(?:load|mapp|sav|writ|cach)(?:ed|ing)\b"
 )
 
@@ -59,14 +59,16 @@ class Plain:
         found = _STEP.search(line)
         loss = _loss(line)
         if found and _is_record(line, found, loss):
+            place = found.start()
             step, total = found["step"], found["total"]
         elif epoch := _EPOCH.search(line):
+            place = epoch.start()
             step, total = epoch["step"] or epoch["step2"], epoch["total"] or epoch["total2"]
             if step is None and loss is None and not _END.match(line, epoch.end()):
                 return None
         else:
             return None
-        if _CHATTER.search(line):
+        if _CHATTER.search(line, 0, len(line) if loss is None else place):
             return None
         return LogRecord(
             step=int(step) if step else None,
