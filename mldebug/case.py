@@ -13,7 +13,6 @@ from mldebug.model import (
     Finding,
     Job,
     Movement,
-    ProcessCapture,
     Role,
     Verdict,
 )
@@ -57,7 +56,7 @@ class Case:
     @cached_property
     def moved(self) -> tuple[ClassifiedRank, ...]:
         """Waiting ranks whose wait ended, or began anew, while they were watched: such a job is not stuck."""
-        return tuple(r for r in self.waiting if r.capture and _advanced(r.capture.process))
+        return tuple(r for r in self.waiting if _advanced(r))
 
     @property
     def stuck(self) -> bool:
@@ -77,16 +76,21 @@ class Case:
         return "; ".join(_wait_phrases(self.waiting)[:3])
 
 
-def _advanced(process: ProcessCapture) -> bool:
-    move = process.movement
-    return move is not None and (not move.same_frames or _slept_anew(process, move))
+def _advanced(rank: ClassifiedRank) -> bool:
+    """Its frames changed, or it slept anew; the store polls while it waits, so only frames count there."""
+    move = rank.capture.process.movement if rank.capture else None
+    if move is None:
+        return False
+    return not move.same_frames or (rank.is_.name not in INIT_CLASSES and _slept_anew(rank, move))
 
 
-def _slept_anew(process: ProcessCapture, move: Movement) -> bool:
-    """A wait on a futex does not wake up in between; waits that poll (a store, a socket) do, some times a second."""
-    main = process.state.main if process.state else None
-    polls = main is None or not FUTEX_WAITS.fullmatch(main.wchan)
-    return move.switches > (max(2, 2 * move.span_seconds) if polls else 1)
+def _slept_anew(rank: ClassifiedRank, move: Movement) -> bool:
+    """A wait on a futex does not wake up in between; others may, some times a second."""
+    state = rank.capture.process.state if rank.capture else None
+    on_futex = (
+        state is not None and state.main is not None and FUTEX_WAITS.fullmatch(state.main.wchan)
+    )
+    return move.switches > (1 if on_futex else max(2, 2 * move.span_seconds))
 
 
 def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:

@@ -41,6 +41,8 @@ class Agent(Section, frozen=True, kw_only=True):
 
     # ordinary users: $XDG_STATE_HOME/mldebug or ~/.local/state/mldebug
     state_dir: Path = msgspec.field(default_factory=_own_state_dir)
+    # where Prometheus scrapes /metrics; "" for nowhere
+    listen: str = "127.0.0.1:9753"
 
 
 class Capture(Section, frozen=True, kw_only=True):
@@ -58,11 +60,25 @@ class Capture(Section, frozen=True, kw_only=True):
     workers: Literal["auto"] | Annotated[int, msgspec.Meta(ge=1, le=64)] = "auto"
 
 
+class Stall(Section, frozen=True, kw_only=True):
+    """When a quiet run counts as stalled."""
+
+    # auto: 5 times the 99th percentile of the run's own gaps, 30s to 4m; a number is obeyed as it is
+    timeout: Literal["auto"] | PositiveDuration = "auto"
+    # for a rank that works while others wait. auto: 4 times the timeout, at least 5m
+    busy_timeout: Literal["auto"] | PositiveDuration = "auto"
+    # before the first step
+    init_timeout: PositiveDuration = 300.0
+    # between two looks at all jobs
+    interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=60)] = 5.0
+
+
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
     agent: Agent = msgspec.field(default_factory=Agent)
     capture: Capture = Capture()
+    stall: Stall = Stall()
 
 
 def load_config(path: Path | None) -> Config:

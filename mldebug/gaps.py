@@ -7,7 +7,7 @@ things bend it, each for a reason:
 - a pause that this run has survived is never an alarm again: at least 1.5 x the longest such gap (it fades by half in
   3,500 gaps) as long as that is before the evidence dies, and at least 1.5 x the median gap however long that is, so a
   job of 300 s steps has 450 s;
-- a false alarm widens all of it to 1.25 x the pause that caused it, at most 2 x.
+- a false alarm widens the percentile's part to 1.25 x the pause that caused it, at most 2 x.
 """
 
 import statistics
@@ -67,9 +67,9 @@ class Gaps:
     def timeout(self, evidence_limit: float) -> Timeout:
         """Return `auto`; `evidence_limit` is how long a rare long gap may make it at most."""
         base = self._learned() if len(self.memory.gaps) >= ENOUGH else _unlearned()
+        base = self.widen(base)
         floor = self._survived(evidence_limit)
-        chosen = floor if floor and floor.seconds > base.seconds else base
-        return self.widen(chosen)
+        return floor if floor and floor.seconds > base.seconds else base
 
     def widen(self, timeout: Timeout) -> Timeout:
         """Apply what false alarms have taught to any automatic timeout."""

@@ -29,6 +29,24 @@ class PulseMemory(msgspec.Struct, kw_only=True):
     gaps: GapMemory = msgspec.field(default_factory=GapMemory)
 
 
+class StallMemory(msgspec.Struct, kw_only=True):
+    """What survives a restart of the agent: the rhythm, the clock and the open incident."""
+
+    run: str = ""
+    attempt: int = 0
+    pulse: PulseMemory = msgspec.field(default_factory=PulseMemory)
+    lived: bool = False  # the attempt has had ranks
+    over: bool = False
+    confirmed: bool = False
+    opened: float | None = None  # watched time
+    captured_twice: bool = False
+    key: str = ""
+    stood: tuple[int, ...] = ()  # ranks that were frozen when the incident opened
+    stalled_since: float | None = None
+    timeout: float = 0.0  # the one that raised the alarm
+    incidents: int = 0
+
+
 class Pulse:
     """Follows one run; `interval` is the usual time between two looks."""
 

@@ -16,6 +16,8 @@ from mldebug.errors import UsageError
 ROOMS: dict[str, tuple[str, ...]] = {
     "clusters": ("mldebug_agents.clusters",),
     "commands": ("mldebug.commands", "mldebug_agents.commands"),
+    "metrics": ("mldebug_exporters.metrics",),
+    "tellers": ("mldebug_exporters",),
     "detectors": ("mldebug.detectors",),
     "logs": ("mldebug.logs",),
 }

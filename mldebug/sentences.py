@@ -6,6 +6,7 @@ from collections.abc import Callable
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Role
 from mldebug.redact import safe_line
+from mldebug.stallrules import Rule
 from mldebug.stillness import STOPPED, Standing, Trail
 
 NAMED = 3
@@ -16,12 +17,16 @@ def seconds(value: float) -> str:
     return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
 
 
-def silence(quiet: float, usual: float | None) -> str:
-    """`no step for 62 s (usual gap 1.1 s)`; below two usual gaps it is no silence."""
-    gap = f" (usual gap {seconds(usual)})" if usual is not None else ""
-    if usual is not None and quiet <= 2 * usual:
-        return f"last step {seconds(quiet)} ago{gap}"
-    return f"no step for {seconds(quiet)}{gap}"
+def quietly(rule: Rule, quiet: float, usual: float | None, who: str = "no rank has") -> str:
+    """`no step for 62 s (usual gap 1.1 s)`, or for a run without signals, how long its ranks have stood."""
+    early = quiet < rule.timeout.seconds / 4
+    if rule.by == "progress":
+        gap = f" (usual gap {seconds(usual)})" if usual is not None else ""
+        said = f"last step {seconds(quiet)} ago" if early else f"no step for {seconds(quiet)}"
+        return said + gap
+    if early:
+        return f"ranks move ({rule.timeout.why})"
+    return f"{who} moved for {seconds(quiet)} ({rule.timeout.why})"
 
 
 def standing_words(standing: Standing) -> str:

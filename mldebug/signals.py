@@ -73,6 +73,16 @@ class Look(Noun, frozen=True, kw_only=True):
     collective_timeout: float | None = None  # as Flight Recorder tells it
 
     @property
+    def living(self) -> tuple[int, ...]:
+        """Ranks that still run."""
+        gone = (Role.EXITED, Role.MISSING)
+        return tuple(
+            rank.rank
+            for rank in self.ranks
+            if rank.role not in gone and rank.rank not in self.exited
+        )
+
+    @property
     def evidence_lives(self) -> float:
         """Seconds that a collective may hang before torch kills the job and the evidence with it."""
         told = self.collective_timeout

@@ -8,37 +8,16 @@ Pure: no threads, no files, no clock; the same looks give the same decisions.
 import copy
 from typing import Any
 
-import msgspec
-
 from mldebug.gaps import Timeout
-from mldebug.model import Role
-from mldebug.pulse import Pulse, PulseMemory
-from mldebug.sentences import seconds, silence, standing_words
+from mldebug.pulse import Pulse, StallMemory
+from mldebug.sentences import quietly, seconds, standing_words
 from mldebug.signals import Decision, Look, Stage
-from mldebug.stallrules import Rule, StallSettings, choose, is_blamed, spacing
+from mldebug.stallrules import Rule, StallSettings, choose, is_blamed, keeps_waiting, spacing
 from mldebug.stillness import Ranks, Standing
 
 SECOND_CAPTURE = 30.0
 LATER = 10.0  # seconds between samples of an open incident
 SOONEST = 0.25
-
-
-class StallMemory(msgspec.Struct, kw_only=True):
-    """What survives a restart of the agent: the rhythm, the clock and the open incident."""
-
-    run: str = ""
-    attempt: int = 0
-    pulse: PulseMemory = msgspec.field(default_factory=PulseMemory)
-    lived: bool = False  # the attempt has had ranks
-    over: bool = False
-    confirmed: bool = False
-    opened: float | None = None  # watched time
-    captured_twice: bool = False
-    key: str = ""
-    stood: tuple[int, ...] = ()  # ranks that were frozen when the incident opened
-    stalled_since: float | None = None
-    timeout: float = 0.0  # the one that raised the alarm
-    incidents: int = 0
 
 
 class StallWatch:
@@ -85,7 +64,7 @@ class StallWatch:
         """Begin anew with a new attempt; one that was stalled ends here."""
         memory = self._memory
         first = self._pulse.memory.looked_at is None
-        restarted = memory.over and bool(_living(look))
+        restarted = memory.over and bool(look.living)
         same = (memory.run, memory.attempt) == (look.run, look.attempt)
         memory.run, memory.attempt = look.run, look.attempt
         if first or (same and not restarted):
@@ -100,7 +79,7 @@ class StallWatch:
         return decision
 
     def _is_over(self, look: Look) -> bool:
-        living = bool(_living(look))
+        living = bool(look.living)
         self._memory.lived = self._memory.lived or living
         return not living
 
@@ -124,16 +103,15 @@ class StallWatch:
     # --- from quiet to verdict ---
 
     def _judge(self, rule: Rule) -> Decision:
-        limit = rule.timeout.seconds
-        quiet = (
-            self._pulse.quiet if rule.by == "progress" else self._ranks.steady_for(self._pulse.now)
-        )
-        standing = self._ranks.standing(self._pulse.now, rule.window)
-        if is_blamed(rule, quiet, standing, self._ranks, self._pulse.now):
+        now, limit = self._pulse.now, rule.timeout.seconds
+        every, some = self._ranks.unmoved_for(now)
+        quiet = self._pulse.quiet if rule.by == "progress" else every
+        standing = self._ranks.standing(now, rule.window)
+        if is_blamed(rule, quiet, standing, self._ranks, now):
             return self._open(rule, quiet, standing)
         if rule.by == "progress" and quiet >= limit and self._watched >= rule.window:
             return self._confirm(rule, quiet, standing)
-        if quiet >= limit / 2:
+        if quiet >= limit / 2 or keeps_waiting(rule, some):
             return self._suspect(rule, quiet)
         stage = Stage.QUIET if quiet >= limit / 4 else Stage.WATCHING
         pace = min(self._settings.interval, max(SOONEST, limit / 2 - quiet))
@@ -141,7 +119,9 @@ class StallWatch:
 
     def _suspect(self, rule: Rule, quiet: float) -> Decision:
         left = rule.timeout.seconds - quiet
-        pace = spacing(rule, over=left <= 0 and rule.by == "stillness")
+        pace = spacing(
+            rule, over=rule.by == "stillness" and not 0 < left <= rule.timeout.seconds / 2
+        )
         return self._say(
             Stage.SUSPECT,
             f"{self._quietly(rule, quiet)}: looking closer",
@@ -169,27 +149,30 @@ class StallWatch:
         )
 
     def _open(self, rule: Rule, quiet: float, standing: Standing) -> Decision:
-        memory = self._memory
-        memory.confirmed, memory.opened = True, self._pulse.now
+        memory, pulse = self._memory, self._pulse
+        if rule.by == "stillness":
+            quiet = standing.stood_for(pulse.now)
+        memory.confirmed, memory.opened = True, pulse.now
         memory.incidents += 1
-        step = self._pulse.last_step or f"-{memory.incidents}"
-        memory.key = f"{memory.run}/{memory.attempt}/{step}"
-        memory.stood = tuple(
-            trail.last.rank for trail in (*standing.waiting, *standing.blind, *standing.inert)
-        )
+        memory.key = f"{memory.run}/{memory.attempt}/{pulse.last_step or f'-{memory.incidents}'}"
+        memory.stood = standing.stood
         memory.timeout = rule.timeout.seconds
         memory.stalled_since = self._stalled_since(rule, quiet)
-        already = "" if self._saw_it_begin(rule, quiet) else "already stalled when the agent came: "
+        return self._blamed(rule, quiet, standing, open=True, capture=True)
+
+    def _blamed(self, rule: Rule, quiet: float, standing: Standing, **asked: bool) -> Decision:
+        saw = self._pulse.memory.heard if rule.by == "progress" else quiet < self._watched - 1
+        already = "" if saw or not asked.get("open") else "already stalled when the agent came: "
+        words = standing_words(standing)
         return self._say(
             Stage.BLAMED,
-            f"{already}{self._quietly(rule, quiet)}; {standing_words(standing)}",
+            f"{already}{self._quietly(rule, quiet, some=bool(standing.busy))}; {words}",
             rule=rule,
             quiet=quiet,
-            open=True,
-            capture=True,
             suspects=standing.suspects,
-            key=memory.key,
-            stalled_since=memory.stalled_since,
+            key=self._memory.key,
+            stalled_since=self._memory.stalled_since,
+            **asked,
         )
 
     def _stalled_since(self, rule: Rule, quiet: float) -> float:
@@ -197,38 +180,20 @@ class StallWatch:
             return self._pulse.memory.progressed_at
         return (self._pulse.memory.looked_at or 0.0) - quiet
 
-    def _saw_it_begin(self, rule: Rule, quiet: float) -> bool:
-        return self._pulse.memory.heard if rule.by == "progress" else quiet < self._watched
-
     # --- an open incident ---
 
     def _follow(self, rule: Rule) -> Decision:
         """The incident is open: capture once more, and see whether the same frames advance by themselves."""
-        memory = self._memory
+        memory, now = self._memory, self._pulse.now
         opened = memory.opened or 0.0
-        age = self._pulse.now - opened
-        if rule.by == "stillness" and self._ranks.moved_since(
-            memory.stood, max(opened, self._came or 0.0)
-        ):
-            return self._recovered(
-                (self._pulse.memory.looked_at or 0.0) - (memory.stalled_since or 0.0)
-            )
-        again = age >= SECOND_CAPTURE and not memory.captured_twice
-        memory.captured_twice = memory.captured_twice or again
-        standing = self._ranks.standing(self._pulse.now, min(rule.window, age))
         quiet = (self._pulse.memory.looked_at or 0.0) - (memory.stalled_since or 0.0)
-        words = standing_words(standing)
-        return self._say(
-            Stage.BLAMED,
-            "; ".join(part for part in (self._quietly(rule, quiet), words) if part),
-            rule=rule,
-            quiet=quiet,
-            capture=again,
-            sample=self._sample_due(LATER),
-            suspects=standing.suspects,
-            key=memory.key,
-            stalled_since=memory.stalled_since,
-        )
+        seen_since = max(opened, self._came or 0.0)
+        if rule.by == "stillness" and self._ranks.moved_since(memory.stood, seen_since):
+            return self._recovered(quiet)
+        again = now - opened >= SECOND_CAPTURE and not memory.captured_twice
+        memory.captured_twice = memory.captured_twice or again
+        standing = self._ranks.standing(now, min(rule.window, now - seen_since))
+        return self._blamed(rule, quiet, standing, capture=again, sample=self._sample_due(LATER))
 
     def _recovered(self, pause: float) -> Decision:
         """It went on by itself: a false alarm, or a storage that came back. The run gets more time."""
@@ -246,12 +211,9 @@ class StallWatch:
 
     # --- words ---
 
-    def _quietly(self, rule: Rule, quiet: float) -> str:
-        if rule.by == "progress":
-            return silence(quiet, self._pulse.gaps.usual)
-        if quiet < rule.timeout.seconds / 4:
-            return f"ranks move ({rule.timeout.why})"
-        return f"no rank has left its place for {seconds(quiet)} ({rule.timeout.why})"
+    def _quietly(self, rule: Rule, quiet: float, some: bool = False) -> str:
+        who = "some ranks have not" if some else "no rank has"
+        return quietly(rule, quiet, self._pulse.gaps.usual, who)
 
     def _sample_due(self, spacing: float) -> bool:
         due = self._asked is None or self._pulse.now - self._asked >= 0.99 * spacing
@@ -277,10 +239,3 @@ class StallWatch:
             next_look=max(SOONEST, min(self._settings.interval, pace)),
             **said,
         )
-
-
-def _living(look: Look) -> list[int]:
-    gone = (Role.EXITED, Role.MISSING)
-    return [
-        rank.rank for rank in look.ranks if rank.role not in gone and rank.rank not in look.exited
-    ]

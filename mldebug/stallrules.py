@@ -73,6 +73,12 @@ def is_blamed(rule: Rule, quiet: float, standing: Standing, ranks: Ranks, now: f
     return standing.frozen or (late and standing.somebody_stands)
 
 
+def keeps_waiting(rule: Rule, some_unmoved: float) -> bool:
+    """Without a signal: one rank has not moved for so long that it is worth a sparse sample."""
+    limit = rule.busy_limit
+    return rule.by == "stillness" and limit is not None and some_unmoved >= limit / 2
+
+
 def spacing(rule: Rule, over: bool) -> float:
     """Seconds between two samples: at least 8 in the second half of the timeout, fewer when that is over."""
     half = rule.window if rule.by == "progress" else rule.timeout.seconds / 2

@@ -71,6 +71,17 @@ class Trail(msgspec.Struct, kw_only=True):
         self.signature = self.role = self.told = self.device = None
         self.samples = 0
 
+    @property
+    def since(self) -> float:
+        """Since when it stands where it stands."""
+        spins = self.role is Role.WAITING and self.device is False
+        return self.steady if spins else max(self.steady, self.still)
+
+    @property
+    def unmoved(self) -> float:
+        """Since when no cheap sign speaks of movement; CPU time is none, a waiter may spin."""
+        return self.steady if self.device is False else max(self.steady, self.calm)
+
     def condition(self, now: float, window: float) -> Condition:
         """What this rank has done in the last `window` seconds."""
         if self.role in (Role.EXITED, Role.MISSING):
@@ -88,7 +99,9 @@ class Trail(msgspec.Struct, kw_only=True):
         if signature is None:
             return
         if self.signature not in (None, signature):
-            self.steady, self.samples = now, 0
+            # it moved since the sample before: when its counters last did, if they did
+            self.steady = max(self.steady, self.calm) if self.calm > self.sampled else now
+            self.samples = 0
         self.signature, self.sampled = signature, now
         self.samples += 1
 
@@ -140,6 +153,17 @@ class Standing(msgspec.Struct, frozen=True):
         return bool(self.waiting or self.blind or self.inert)
 
     @property
+    def stood(self) -> tuple[int, ...]:
+        """Ranks that stand."""
+        return tuple(trail.last.rank for trail in (*self.waiting, *self.blind, *self.inert))
+
+    def stood_for(self, now: float) -> float:
+        """Seconds since the last rank came to stand, or where somebody works, since the first did."""
+        standing = (*self.waiting, *self.blind, *self.inert)
+        spans = [now - (trail.steady if trail in self.blind else trail.since) for trail in standing]
+        return (max if self.busy else min)(spans, default=0.0)
+
+    @property
     def suspects(self) -> tuple[int, ...]:
         """Ranks that do not wait."""
         found = [trail.last.rank for trail in (*self.inert, *self.busy)]
@@ -170,9 +194,10 @@ class Ranks:
         for trail in self._trails.values():
             trail.forget(now)
 
-    def steady_for(self, now: float) -> float:
-        """Seconds since any living rank was last seen to move by its frames, device or compiler."""
-        return min((now - trail.steady for trail in self._trails.values()), default=0.0)
+    def unmoved_for(self, now: float) -> tuple[float, float]:
+        """Seconds for which all ranks, and for which some rank, showed no cheap sign of movement."""
+        spans = [now - trail.unmoved for trail in self._trails.values()]
+        return min(spans, default=0.0), max(spans, default=0.0)
 
     def moved_since(self, ranks: tuple[int, ...], moment: float) -> bool:
         """Whether the frames of one of these ranks have changed after `moment`."""

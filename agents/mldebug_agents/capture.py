@@ -98,7 +98,7 @@ class Capturer:
         """Capture one job: all ranks and their children, in parallel, within the deadline."""
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
-        with ThreadPoolExecutor(self._workers()) as pool:
+        with ThreadPoolExecutor(self.workers()) as pool:
             session.look(pool)
             session.watch(pool)
             taken = session.node_capture(taken_at, remarks, gaps)
@@ -106,7 +106,8 @@ class Capturer:
         duration = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(taken, duration_seconds=duration)
 
-    def _workers(self) -> int:
+    def workers(self) -> int:
+        """How many processes are dumped at once."""
         return self.settings.workers or min(4, os.cpu_count() or 1)
 
 

@@ -20,6 +20,9 @@ from mldebug_agents.spawn import Completed, Starter
 
 INSTALL = "pip install py-spy, or name it in the config: capture: {py_spy: /path/to/py-spy}"
 
+TORN = "get_stack_trace"
+"""In py-spy's words: the stack changed while it was read without stopping the process. Worth a second try."""
+
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one dump: stacks, or the reason why there are none."""
@@ -47,11 +50,16 @@ class PySpy:
         if not self._claim(pid):
             return Dump(failure="another dump of this process is still running")
         try:
-            mode = "--native" if native else "--nonblocking"
-            argv = [self.binary, "dump", "--pid", str(pid), "--json", mode]
-            return read_dump(self.starter.run(argv, timeout=timeout, env=_environment()), timeout)
+            dump = self._run(pid, native, timeout)
+            torn = not native and TORN in dump.failure
+            return self._run(pid, native, timeout) if torn else dump
         finally:
             self._release(pid)
+
+    def _run(self, pid: int, native: bool, timeout: float) -> Dump:
+        mode = "--native" if native else "--nonblocking"
+        argv = [self.binary, "dump", "--pid", str(pid), "--json", mode]
+        return read_dump(self.starter.run(argv, timeout=timeout, env=_environment()), timeout)
 
     def version(self, timeout: float = 5.0) -> str:
         """Return `0.4.3`; ToolError where the binary does not run."""

@@ -53,8 +53,8 @@ def check(answer: Answer, expected: Expected, job: RunningJob) -> dict[str, Any]
 
 
 def _right_pids(pid: int) -> tuple[int | None, ...]:
-    """What a report may give as the pid of a culprit: none where no process is left, maybe the zombie's."""
-    return {"": (None,), "Z": (None, pid)}.get(state_of(pid), (pid,))
+    """What a report may give as the pid of a culprit: none, or its former one, where it lives no more."""
+    return (None, pid) if state_of(pid) in ("", "Z") else (pid,)
 
 
 def nobody_named(answer: Answer) -> None:

@@ -420,3 +420,12 @@ def test_a_wait_that_was_woken_twice_is_no_hang() -> None:
     ranks = [rank(n, woken if n < 3 else ODD_ONES["sleeps"][0]) for n in range(4)]
 
     assert outcome(capture(*ranks))[:2] == ("unknown", [])
+
+
+def test_a_store_that_polls_does_not_move() -> None:
+    """Rank 0 wakes a thousand times a second in TCPStore::waitForWorkers."""
+    polls = Movement(samples=8, span_seconds=2.0, same_frames=True, switches=2000)
+    starting = process(*INIT, wchan="hrtimer_nanosleep", move=polls)
+    taken = capture(*[rank(n, starting) for n in range(3)], lost=(LostRank(rank=3),))
+
+    assert outcome(taken) == ("init_incomplete", [3], "high")

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from mldebug.errors import ToolError
+from mldebug_agents.programs import FakeSpawner
 from mldebug_agents.pyspy import PySpy, read_dump
 from mldebug_agents.spawn import Completed
 
@@ -77,6 +78,16 @@ def test_one_process_is_never_dumped_twice_at_once() -> None:
 
     assert second.failure == "another dump of this process is still running"
     assert (starter.calls, pyspy.dump(42).failure) == (1, "")
+
+
+def test_a_stack_that_changed_while_it_was_read_is_read_again() -> None:
+    answers = iter(
+        [failed(b"Error: Failed to call get_stack_trace\n"), Completed(returncode=0, stdout=b"[]")]
+    )
+    fake = FakeSpawner(lambda argv: next(answers))
+
+    assert PySpy(fake, "py-spy").dump(42).failure == ""
+    assert len(fake.calls) == 2
 
 
 def test_a_binary_that_does_not_run_is_a_missing_tool() -> None:

@@ -1,0 +1,1 @@
+"""One file per metric family group: `families(snapshot)` yields Prometheus families."""
