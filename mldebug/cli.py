@@ -18,7 +18,7 @@ from mldebug.rooms import load, names, summary
 
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "reports"),
-    "Look at this node": ("status", "doctor"),
+    "Look at this node": ("agent", "status", "doctor"),
     "Try and set up": ("demo", "check-config"),
 }
 OTHERS = "More"

@@ -4,6 +4,8 @@ The watched clock advances with the looks, but never by more than three look int
 pause of the agent, a suspended machine or a jumping clock is not held against the job.
 """
 
+import math
+
 import msgspec
 
 from mldebug.gaps import GapMemory, Gaps
@@ -65,16 +67,18 @@ class Pulse:
     def hear(self, look: Look, learn: bool) -> float | None:
         """Take one look. Return the pause that ended with it where the job moved, else None."""
         memory, before = self.memory, self.memory.looked_at
-        passed = 0.0 if before is None else max(0.0, look.at - before)
+        at = look.at if math.isfinite(look.at) else before or 0.0
+        passed = 0.0 if before is None else max(0.0, at - before)
         memory.now += min(passed, self._most)
-        memory.looked_at = look.at
+        memory.looked_at = at
         if before is None:
-            memory.progressed, memory.progressed_at = memory.now, look.at
-        moved = [signal for signal in look.progress if self._moved(signal, before)]
+            memory.progressed, memory.progressed_at = memory.now, at
+        signals = [signal for signal in look.progress if _is_sane(signal)]
+        moved = [signal for signal in signals if self._moved(signal, before)]
         if before is None:
-            self._arrive(look)
+            self._arrive(signals, at)
             return None
-        return self._progress(moved, look.at, learn) if moved else None
+        return self._progress(moved, at, learn) if moved else None
 
     @property
     def now(self) -> float:
@@ -124,16 +128,16 @@ class Pulse:
             return False
         return changed
 
-    def _arrive(self, look: Look) -> None:
+    def _arrive(self, signals: list[Progress], at: float) -> None:
         """The first look: what stands there already tells how long the job has been quiet."""
         ages = [
-            max(0.0, look.at - signal.at)
-            for signal in look.progress
+            max(0.0, at - signal.at)
+            for signal in signals
             if signal.kind is not ProgressKind.LOG_GROWTH
         ]
         age = min(ages, default=0.0)
         self.memory.progressed = self.memory.now - age
-        self.memory.progressed_at = look.at - age
+        self.memory.progressed_at = at - age
 
     def _progress(self, moved: list[Progress], at: float, learn: bool) -> float:
         memory = self.memory
@@ -149,3 +153,8 @@ class Pulse:
         memory.progressed = max(memory.progressed, when)
         memory.progressed_at = max(memory.progressed_at, min(latest, at))
         return pause
+
+
+def _is_sane(signal: Progress) -> bool:
+    """A log may say `iteration nan`."""
+    return math.isfinite(signal.value) and math.isfinite(signal.at)

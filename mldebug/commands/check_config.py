@@ -1,4 +1,4 @@
-"""Check a config file and name everything that is wrong in it."""
+"""Check a config file: every problem at once."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Judge recorded evidence again: a report's folder, or a folder of py-spy dumps."""
+"""Judge a report's evidence, or a folder of py-spy dumps."""
 
 import sys
 from pathlib import Path

@@ -272,7 +272,7 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
     "init: indexing first, then nothing": (
         lambda: chat(Run(), 600, {0: WORKS}, RENDEZVOUS).play(400, RENDEZVOUS),
         {},
-        (899, 904),
+        (899, 921),  # samples are 15 s apart
         "before the first step",
     ),
     "after an elastic restart the first step never comes": (
@@ -811,7 +811,7 @@ LOOKS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(LOOKS, max_size=25), st.sampled_from(["auto", 0.0, 15.0]))
 def test_no_look_makes_it_raise(looks: list[Look], timeout: float | str) -> None:
     watcher = StallWatch(StallSettings(timeout=timeout, interval=1.0))  # type: ignore[arg-type]

@@ -81,4 +81,4 @@ def test_status_runs_on_this_node() -> None:
     argv = [sys.executable, "-m", "mldebug", "status", "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert set(json.loads(done.stdout)) == {"node", "now", "jobs", "remarks", "gaps"}
+    assert set(json.loads(done.stdout)) == {"node", "now", "jobs", "remarks", "gaps", "agent"}

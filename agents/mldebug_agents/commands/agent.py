@@ -1,4 +1,4 @@
-"""Watch this node's training jobs; a stall becomes an incident and a report by itself."""
+"""Watch this node's jobs; a stall becomes a report by itself."""
 
 import fcntl
 import logging
@@ -25,7 +25,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @click.command("agent")
 @click.option("--config", type=click.Path(path_type=Path), help="Config file.")
 def agent(config: Path | None) -> None:
-    """Watch this node's training jobs; a stall becomes an incident and a report by itself.
+    """Watch this node's jobs; a stall becomes a report by itself.
 
     Runs until SIGTERM. What it sees: `mldebug status`, and Prometheus metrics where `agent: {listen: …}` says.
     """

@@ -1,4 +1,4 @@
-"""Start a real training job, let a fault strike one rank, and find out who it was."""
+"""Hang a real training job on purpose and find out who did it."""
 
 import os
 import sys

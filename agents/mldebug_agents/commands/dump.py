@@ -1,4 +1,4 @@
-"""Capture all ranks here now, without stopping them, and name the one that holds the others up."""
+"""Capture all ranks here now and name the culprit."""
 
 import sys
 from pathlib import Path
@@ -50,7 +50,7 @@ def dump(
     html: Path | None,
     config: Path | None,
 ) -> None:
-    """Capture all ranks here now, without stopping them, and name the one that holds the others up.
+    """Capture all ranks here now and name the culprit.
 
     Exit code 0: nothing is stuck; 1: a stall was found; 3: this user may not look at the job.
     """

@@ -13,7 +13,9 @@ from mldebug.config import load_config
 from mldebug.folding import fold_ranks
 from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
+from mldebug.snapshot import RunState, Snapshot
 from mldebug.units import format_duration
+from mldebug_agents.client import ask_agent
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8
@@ -31,6 +33,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     remarks: tuple[Remark, ...]
     gaps: tuple[Gap, ...]
+    agent: Snapshot | None = None  # what the agent of this node says, where one runs
 
 
 @click.command("status")
@@ -41,7 +44,8 @@ def command(as_json: bool, config: Path | None) -> None:
 
     Nothing is attached to and nothing is stopped.
     """
-    with Workbench(load_config(config)) as bench:
+    settings = load_config(config)
+    with Workbench(settings) as bench:
         found = bench.finder.find()
         seen = Seen(
             node=bench.node,
@@ -49,6 +53,7 @@ def command(as_json: bool, config: Path | None) -> None:
             jobs=tuple(found.jobs),
             remarks=tuple(found.remarks),
             gaps=tuple(found.gaps),
+            agent=ask_agent(settings.agent.state_dir),
         )
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
@@ -62,9 +67,11 @@ def status_lines(seen: Seen) -> Iterator[Text]:
     """Yield the answer line by line; names that a job chose are cleaned and never markup."""
     count = f"{len(seen.jobs)} training {'job' if len(seen.jobs) == 1 else 'jobs'}"
     yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
+    watched = {run.id: run for run in seen.agent.runs} if seen.agent else {}
     for job in seen.jobs:
         yield Text("")
         yield from _job(job, seen.now)
+        yield from _watched(watched.get(job.id))
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
     yield from _listed("Not seen", _gaps(seen.gaps))
     if seen.jobs:
@@ -78,6 +85,19 @@ def _job(job: Job, now: float) -> Iterator[Text]:
     yield title
     yield Text(f"  {', '.join(_facts(job, now))}")
     yield from _ranks(job)
+
+
+def _watched(run: RunState | None) -> Iterator[Text]:
+    """What the agent says of it: how far it is, and why it is quiet or not."""
+    if run is None:
+        return
+    told = [f"step {run.step}"] if run.step is not None else []
+    told += [f"loss {run.loss:g}"] if run.loss is not None else []
+    yield Text(clean(f"  {', '.join([*told, f'log {run.log}'])}", 300))
+    yield Text(clean(f"  {run.stage}: {run.sentence}", 400), style="red" if run.incident else "")
+    if run.incident:
+        yield Text(clean(f"  {run.report}", 400), style="bold red")
+        yield Text(f"  mldebug reports show {clean(run.incident, 80)}")
 
 
 def _facts(job: Job, now: float) -> Iterator[str]:
