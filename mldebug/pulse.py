@@ -13,6 +13,7 @@ from mldebug.signals import RHYTHM, STEPS, Look, Progress, ProgressKind
 
 UNSEEN = 3.0
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
+STARTED = (*STEPS, ProgressKind.CHECKPOINT_BYTES)
 SHRINKS = (ProgressKind.CHECKPOINT_BYTES, ProgressKind.LOG_GROWTH)
 
 
@@ -148,7 +149,7 @@ class Pulse:
         if learn and memory.heard and rhythm:
             self.gaps.add(pause / max(1, *(signal.events for signal in rhythm)))
         memory.heard = True
-        memory.stepped = memory.stepped or any(signal.kind in STEPS for signal in rhythm)
+        memory.stepped = memory.stepped or any(signal.kind in STARTED for signal in moved)
         memory.beats += bool(rhythm)
         memory.progressed = max(memory.progressed, when)
         memory.progressed_at = max(memory.progressed_at, min(latest, at))

@@ -198,8 +198,7 @@ class StallWatch:
     def _recovered(self, pause: float) -> Decision:
         """It went on by itself: a false alarm, or a storage that came back. The run gets more time."""
         memory = self._memory
-        if self._settings.timeout == "auto":
-            self._pulse.gaps.false_alarm(pause, memory.timeout)
+        self._pulse.gaps.false_alarm(pause, memory.timeout)
         decision = self._say(
             Stage.RECOVERED,
             f"moves again after {seconds(pause)} without a step",

@@ -38,7 +38,7 @@ WORKS = Does(Role.BUSY, "runs evaluate (train.py:40)", stands=False, cpu=1.0, sw
 LOOPS = WORKS._replace(stands=True, doing="runs tokenize_forever (train.py:47)", switches=0.0)
 TRAINS = Does(Role.BUSY, "runs train (train.py:20)", stands=False, cpu=0.9, switches=11.0)
 ONE_LINE = SPINS._replace(device=True, switches=11.0)  # healthy, always seen in `.item()`
-COMPILES = Does(Role.INERT, "waits for a child", compiling=True, process_cpu=1.0)
+COMPILES = Does(Role.INERT, "waits for a child", compiling=True)
 SAVES = Does(Role.INERT, "saves", stands=False, cpu=0.6, switches=100.0, io=8e8, state="D")
 RENDEZVOUS = Does(Role.WAITING, "waits in init_process_group", "init_process_group", "init")
 EXITED = Does(Role.EXITED, "has exited")

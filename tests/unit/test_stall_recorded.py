@@ -72,7 +72,7 @@ def test_auto_finds_them_too(name: str) -> None:
     blamed = story.first(Stage.BLAMED)
     assert len(story.opened) == 1
     assert 30 <= blamed.timeout <= 120
-    assert story.opened[0] - fault_at(name) == pytest.approx(blamed.timeout, abs=3)
+    assert story.opened[0] - fault_at(name) == pytest.approx(blamed.timeout, abs=5)
 
 
 @pytest.mark.parametrize("name", ["sleep", "stop", "kernel", "frozen"])
@@ -96,7 +96,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("timeout", [8.0, 15.0, "auto"])
+@pytest.mark.parametrize("timeout", [10.0, 15.0, "auto"])
 def test_train_evaluate_checkpoint_and_slow_input_are_silent(
     parts: dict[str, bool], timeout: float | str
 ) -> None:

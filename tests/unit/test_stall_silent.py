@@ -1,0 +1,164 @@
+"""When the watch must be silent, and whether it kept a capture all the same."""
+
+from collections.abc import Callable
+
+import pytest
+
+from plots import LIGHT, chat, grow, irregular, restart, trained, unlogged
+from traces import (
+    BLIND,
+    COMPILES,
+    EXITED,
+    ONE_LINE,
+    RENDEZVOUS,
+    SAVES,
+    SLEEPS,
+    SPINS,
+    TRAINS,
+    WAITS,
+    WORKS,
+    Run,
+    watch,
+)
+
+# --- it must be silent: trace, settings, whether a capture was kept ------------------------------------
+
+SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
+    "a healthy run": (lambda: trained(600), {}, False),
+    "healthy, always in one line at full CPU": (
+        lambda: Run().train(600, does=ONE_LINE),
+        {"timeout": 15.0},
+        False,
+    ),
+    "a growing checkpoint": (
+        lambda: grow(trained(), 900, {0: SAVES}).train(30),
+        {"timeout": 15.0},
+        False,
+    ),
+    "a checkpoint nobody can see grow": (
+        lambda: trained().play(60, {0: SAVES}, others=SPINS).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "evaluation of 60 s on GPUs": (
+        lambda: trained().play(60, SPINS._replace(device=True)).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "evaluation of 20 min on GPUs": (
+        lambda: trained().play(1200, SPINS._replace(device=True)).train(30),
+        {},
+        True,
+    ),
+    "evaluation of 20 min in Python": (lambda: trained().play(1200, WORKS).train(30), {}, True),
+    "evaluation of 60 s, GPU unreadable": (
+        lambda: trained().play(60, BLIND).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "rank 0 evaluates for 4 min": (
+        lambda: trained().play(240, {0: WORKS}).train(30),
+        {},
+        True,
+    ),
+    "one rank compiles for 40 s": (
+        lambda: trained().play(40, {1: COMPILES}).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "slow input: asleep, but a step now and then": (
+        lambda: trained().play(120, LIGHT).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "silent but stepping": (lambda: trained().play(900, TRAINS), {"timeout": 15.0}, True),
+    "silent but stepping, never a log": (lambda: unlogged().play(900, TRAINS), {}, False),
+    "no log, GPU unreadable, always in one line": (
+        lambda: unlogged().play(900, ONE_LINE._replace(device=None)),
+        {},
+        False,
+    ),
+    "no log, evaluation, GPU unreadable": (lambda: unlogged().play(900, BLIND), {}, False),
+    "irregular steps": (lambda: irregular(Run()), {}, False),
+    "steps of 100 s": (
+        lambda: Run().play(3000, WAITS._replace(device=True), every=lambda _: 100.0),
+        {},
+        False,
+    ),
+    "steps of 300 s that look frozen": (
+        lambda: trained(1500, every=300).play(3000, WAITS, every=lambda _: 300.0),
+        {},
+        True,  # once, before the rhythm was known
+    ),
+    "a batch-size ramp that looks frozen": (
+        lambda: Run().play(1800, WAITS, every=lambda step: 1.0 + step * 0.7),
+        {},
+        False,
+    ),
+    "a chatty thread in a healthy job": (lambda: chat(trained(), 1, TRAINS).train(300), {}, False),
+    "a normal exit": (
+        lambda: trained().play(5, {0: SLEEPS}, others=EXITED).play(300, EXITED),
+        {"timeout": 15.0},
+        False,
+    ),
+    "an upload after the others have left": (
+        lambda: trained().play(900, {0: WORKS}, others=EXITED),
+        {"timeout": 15.0},
+        True,
+    ),
+    "an elastic restart": (
+        lambda: restart(trained()).play(100, {0: WORKS}, others=RENDEZVOUS).train(60),
+        {"timeout": 15.0},
+        False,
+    ),
+    "an elastic restart in the middle of suspicion": (
+        lambda: restart(trained().play(14, {3: SLEEPS})).play(60, RENDEZVOUS).train(60),
+        {"timeout": 15.0},
+        False,
+    ),
+    "indexing for 30 min before the first step": (
+        lambda: chat(Run(), 1800, {0: WORKS}, RENDEZVOUS).train(60),
+        {"timeout": 15.0},
+        False,
+    ),
+    "compiling for 20 min before the first step": (
+        lambda: chat(Run(), 20, TRAINS).play(1200, COMPILES).train(60),
+        {"timeout": 15.0},
+        False,
+    ),
+    "rendezvous for 4 min": (
+        lambda: Run().play(20, TRAINS).play(240, RENDEZVOUS).train(60),
+        {},
+        False,
+    ),
+    "workers of a DataLoader at work": (
+        lambda: trained().play(60, {1: SLEEPS._replace(process_cpu=3.0)}).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "slow reading without CPU": (
+        lambda: trained().play(60, {1: SLEEPS._replace(io=1e6)}).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "a pause shorter than the timeout": (
+        lambda: trained().play(28, {3: SLEEPS}).train(30),
+        {},
+        False,
+    ),
+    "a number is obeyed: 500 s": (
+        lambda: trained().play(400, {3: SLEEPS}).train(30),
+        {"timeout": 500.0},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_it_is_silent(name: str) -> None:
+    trace, chosen, captured = SILENT[name]
+
+    story = watch(trace().looks, **chosen)
+
+    assert story.opened == [], [d.sentence for _, d in story.said if d.open]
+    assert bool(story.captured) == captured

@@ -1,0 +1,170 @@
+"""Three stages: what is sampled, captured and said on the way, and for whom the busy limit holds."""
+
+import msgspec
+import pytest
+
+from mldebug.signals import Stage
+from mldebug.stall import StallWatch
+from mldebug.stallrules import StallSettings
+from plots import trained
+from traces import (
+    SLEEPS,
+    SPINS,
+    WORKS,
+    watch,
+)
+
+# --- three stages -------------------------------------------------------------------------------------
+
+
+def test_the_stages_in_order() -> None:
+    story = watch(trained().play(60, {3: SLEEPS}).train(5).looks, timeout=20.0)
+
+    assert story.stages == [
+        Stage.WATCHING,
+        Stage.QUIET,
+        Stage.SUSPECT,
+        Stage.BLAMED,
+        Stage.RECOVERED,
+        Stage.WATCHING,
+    ]
+
+
+def test_suspicion_begins_at_half_the_timeout_though_all_ranks_are_active() -> None:
+    story = watch(trained().play(60, SPINS._replace(device=True)).looks, timeout=20.0)
+
+    suspect = story.times(lambda decision: decision.stage is Stage.SUSPECT)
+    assert 69 <= suspect[0] <= 70
+    assert story.captured[0] == pytest.approx(79, abs=1)
+
+
+@pytest.mark.parametrize("timeout", [15.0, 30.0, 240.0])
+def test_at_least_eight_samples_are_spread_over_the_second_half(timeout: float) -> None:
+    run = trained()
+    run.interval = 0.25
+    story = watch(run.play(timeout, {3: SLEEPS}).looks, timeout=timeout)
+
+    samples = story.times(lambda decision: decision.sample)
+    assert len([at for at in samples if 60 + timeout / 2 <= at < 60 + timeout]) >= 8
+    assert min(samples) >= 60 + timeout / 2 - 1
+    assert max(samples) - min(samples) >= timeout / 2 * 0.7
+
+
+def test_the_next_look_comes_in_time_for_half_and_whole_timeout() -> None:
+    run = trained(60)
+    watcher = StallWatch(StallSettings(timeout=15.0, interval=5.0))
+    for look in run.looks[:-1]:
+        watcher.look(look)
+    decision, opened = watcher.look(run.looks[-1]), None
+    while opened is None and run.at < 1200:
+        run.interval = decision.next_look
+        run.play(run.interval, {3: SLEEPS})
+        decision = watcher.look(run.looks[-1])
+        opened = run.at if decision.open else None
+
+    assert opened is not None
+    assert opened - 1060 <= 15.0 + 1.0
+
+
+def test_nothing_is_sampled_while_the_job_moves() -> None:
+    assert watch(trained(600).looks, timeout=15.0).times(lambda decision: decision.sample) == []
+
+
+def test_a_capture_is_kept_at_the_timeout_and_at_the_blame_and_30_s_later() -> None:
+    story = watch(trained().play(400, {0: WORKS}).looks, timeout=15.0)
+
+    assert story.captured == pytest.approx([75, 360, 390], abs=1)
+
+
+def test_the_inert_are_blamed_and_captured_twice() -> None:
+    story = watch(trained().play(90, {3: SLEEPS}).looks, timeout=15.0)
+
+    assert story.captured == pytest.approx([75, 105], abs=1)
+    assert story.first(Stage.BLAMED).suspects == (3,)
+
+
+def test_stalled_since_is_the_last_progress() -> None:
+    blamed = watch(trained().play(60, {3: SLEEPS}).looks).first(Stage.BLAMED)
+
+    assert blamed.stalled_since == pytest.approx(1060)
+    assert blamed.timeout == 30
+    assert blamed.why_timeout == "5 x 1 s, the 99th percentile of 58 gaps, at least 30 s"
+    assert blamed.key == "run-7/0/60"
+
+
+def test_frames_that_move_are_not_frozen() -> None:
+    """Standing still by its counters, but in another place in every sample."""
+    moves = SLEEPS._replace(stands=False)
+
+    assert watch(trained().play(100, {3: moves}).looks, timeout=15.0).opened == []
+
+
+def test_the_stack_of_an_earlier_suspicion_counts_for_nothing() -> None:
+    run = trained().play(12, {3: WORKS}).train(3).play(30, {3: SLEEPS})
+
+    assert watch(run.looks, timeout=15.0).opened == pytest.approx([90], abs=1)
+
+
+def test_without_py_spy_counters_alone_find_the_frozen() -> None:
+    run = trained().play(60, {3: SLEEPS})
+    watcher = StallWatch(StallSettings(timeout=15.0, interval=1.0))
+    bare = [
+        msgspec.structs.replace(
+            look,
+            ranks=tuple(
+                msgspec.structs.replace(rank, role=None, frames_signature=None)
+                for rank in look.ranks
+            ),
+        )
+        for look in run.looks
+    ]
+
+    opened = [look.at for look in bare if watcher.look(look).open]
+
+    assert opened == pytest.approx([1075], abs=1)
+
+
+# --- gloo, NCCL and what Flight Recorder tells ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "told", "expected"),
+    [("nccl", None, 450), ("gloo", None, 800), ("nccl", 400.0, 300), ("nccl", 200.0, 200)],
+)
+def test_busy_is_blamed_before_the_evidence_dies(
+    backend: str, told: float | None, expected: float
+) -> None:
+    run = trained()
+    run.backend, run.collective_timeout = backend, told
+    story = watch(run.play(1500, {0: WORKS}).looks, timeout=200.0)
+
+    assert story.opened == pytest.approx([60 + expected], abs=1)
+
+
+# --- words ---------------------------------------------------------------------------------------------
+
+
+def test_job_written_text_cannot_break_the_line() -> None:
+    evil = SLEEPS._replace(doing="sleeps\x1b[2J\nin \u202eevil")
+    sentence = watch(trained().play(40, {3: evil}).looks, timeout=15.0).first(Stage.BLAMED).sentence
+
+    assert sentence.isprintable()
+
+
+def test_many_different_suspects_stay_one_sentence() -> None:
+    crew = {n: SLEEPS._replace(doing=f"sleeps in place_{n}") for n in range(40)}
+    sentence = (
+        watch(trained(ranks=64).play(40, crew).looks, timeout=15.0).first(Stage.BLAMED).sentence
+    )
+
+    assert sentence.endswith("; 37 more")
+    assert len(sentence) < 300
+
+
+def test_a_confirmed_stall_says_until_when_it_waits() -> None:
+    confirmed = watch(trained().play(60, {0: WORKS}).looks, timeout=15.0).first(Stage.CONFIRMED)
+
+    assert confirmed.sentence == (
+        "no step for 15 s (usual gap 1 s); 3 ranks wait in all_reduce; "
+        "rank 0 runs evaluate (train.py:40); blamed at 300 s"
+    )
