@@ -1,6 +1,6 @@
 """The configuration of this node's agent and of every command: one strict YAML file, an empty one is a good one.
 
-Each section is a struct: its fields are the legal keys, their defaults the defaults (`mldebug.settings` reads them).
+Each section is a struct: its fields are the legal keys, their defaults the defaults (`mldebug.settings.parse` reads them).
 """
 
 import os
@@ -12,9 +12,9 @@ import msgspec
 import yaml
 
 from mldebug.errors import ConfigError
-from mldebug.scalars import members, unwrap
-from mldebug.settings import Section, parse
-from mldebug.units import SECONDS, SIZE, Duration, format_duration, format_size
+from mldebug.settings.parse import Section, parse
+from mldebug.settings.scalars import members, unwrap
+from mldebug.settings.units import SECONDS, SIZE, Duration, format_duration, format_size
 
 SYSTEM_STATE_DIR = Path("/var/lib/mldebug")
 MAX_BYTES = 256 * 1024

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mldebug.case import Case, ranks_text, sentence
-from mldebug.classification import classify
 from mldebug.folding import fold_ranks
+from mldebug.judging.case import Case, ranks_text, sentence
+from mldebug.judging.classification import classify
 from mldebug.model import (
     Classification,
     ClassifiedRank,

@@ -290,7 +290,7 @@ class Confidence(StrEnum):
 
 
 class Classification(Noun, frozen=True, kw_only=True):
-    """What one rank is doing. `name` is a row of the table in `mldebug.classification`."""
+    """What one rank is doing. `name` is a row of the table in `mldebug.judging.classification`."""
 
     name: (
         str  # collective, device_sync, store, sleep, lock, blocked_io, dataloader, stopped, busy …

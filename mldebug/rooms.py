@@ -52,6 +52,5 @@ def summary(room: str, name: str) -> str:
 def _modules(package: str) -> list[str]:
     spec = find_spec(package)
     places = spec.submodule_search_locations if spec else None
-    return [
-        module.name for module in pkgutil.iter_modules(places) if not module.name.startswith("_")
-    ]
+    found = pkgutil.iter_modules(places)
+    return [one.name for one in found if not (one.ispkg or one.name.startswith("_"))]

@@ -3,7 +3,7 @@
 import random
 
 from mldebug.model import Role
-from mldebug.signals import ProgressKind
+from mldebug.stall.signals import ProgressKind
 from traces import (
     ONE_LINE,
     SLEEPS,

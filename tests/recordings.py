@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from builders import process
-from mldebug.classification import classify
-from mldebug.levels import DeviceLevels
+from mldebug.judging.classification import classify
 from mldebug.model import OpenFile, RankCapture, RankIdentity
-from mldebug.signals import Look, Progress, ProgressKind, RankLook
+from mldebug.stall.levels import DeviceLevels
+from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook
 
 FOLDER = Path(__file__).parent / "fixtures" / "h200" / "signals"
 RECORD = 94  # bytes of one line of the training log

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mldebug.model import Role
-from mldebug.pulse import StallMemory
-from mldebug.signals import Decision, Look, Progress, ProgressKind, RankLook, Stage
-from mldebug.stall import StallWatch
-from mldebug.stallrules import StallSettings
+from mldebug.stall.pulse import StallMemory
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, RankLook, Stage
+from mldebug.stall.watch import StallWatch
 
 
 class Does(NamedTuple):

@@ -8,8 +8,8 @@ from socket import socket
 
 import msgspec
 
-from mldebug_agents.reading import ANSWER, Refusal
 from mldebug_agents.spawn import Worker
+from mldebug_agents.starting.reading import ANSWER, Refusal
 
 _REASONS = {
     errno.EACCES: "permission denied",

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug import __version__
-from mldebug.classes import STORAGE_WAITS
 from mldebug.diagnosis import wants_native
+from mldebug.judging.classes import STORAGE_WAITS
 from mldebug.model import (
     Gap,
     Job,
@@ -33,7 +33,7 @@ from mldebug.stacks import principal, site
 from mldebug_agents.blocked import blocked_on
 from mldebug_agents.guard import restore
 from mldebug_agents.host import Host
-from mldebug_agents.logtail import log_of, read_log
+from mldebug_agents.logs.tail import log_of, read_log
 from mldebug_agents.pyspy import Dump, PySpy
 from mldebug_agents.pystack import find_pystack, second_opinion
 from mldebug_agents.reader import Reader, Unreadable

@@ -10,7 +10,7 @@ import msgspec
 
 from mldebug.archive import Archive
 from mldebug.incident import Incident
-from mldebug.pulse import StallMemory
+from mldebug.stall.pulse import StallMemory
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

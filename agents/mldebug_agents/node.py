@@ -19,10 +19,10 @@ from mldebug.incident import Incident, add_capture, end, judge, say, write_repor
 from mldebug.model import Job, Judgement, NodeCapture
 from mldebug.report.build import make_id
 from mldebug.report.html import render_html
-from mldebug.signals import Decision, Stage
 from mldebug.snapshot import RunState, Snapshot
-from mldebug.stall import StallWatch
-from mldebug.stallrules import StallSettings
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.watch import StallWatch
 from mldebug_agents.ledger import Ledger
 from mldebug_agents.notify import Notifier
 from mldebug_agents.runner import Result, Worker

@@ -12,7 +12,8 @@ from posixpath import dirname
 from typing import Protocol, Self
 
 from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode, judge
-from mldebug_agents.reading import (
+from mldebug_agents.spawn import Worker
+from mldebug_agents.starting.reading import (
     FILE_ID,
     MAX_SOURCE,
     REQUEST,
@@ -21,7 +22,6 @@ from mldebug_agents.reading import (
     Refused,
     pick_line,
 )
-from mldebug_agents.spawn import Worker
 
 __all__ = ["FakeReader", "Piece", "Reader", "Tail", "Unreadable"]
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from mldebug.config import Agent
 from mldebug.errors import UsageError
-from mldebug.rooms import load
+from mldebug.rooms import create_all
 from mldebug.snapshot import Snapshot, encode
 
 log = logging.getLogger("mldebug")
@@ -31,6 +31,7 @@ class Server:
     def __init__(self, settings: Agent) -> None:
         self.settings = settings
         self.snapshot: Snapshot | None = None
+        (self._prometheus,) = create_all("tellers")
         self._servers: list[uvicorn.Server] = []
         self._threads: list[threading.Thread] = []
 
@@ -81,9 +82,7 @@ class Server:
     def _metrics(self, request: Request) -> Response:
         if self.snapshot is None:
             return PlainTextResponse("not ready\n", status_code=503)
-        body, kind = load("tellers", "prometheus").render(
-            self.snapshot, request.headers.get("accept", "")
-        )
+        body, kind = self._prometheus.render(self.snapshot, request.headers.get("accept", ""))
         return Response(body, media_type=kind)
 
     def _ready(self, request: Request) -> Response:

@@ -22,10 +22,10 @@ from typing import Self
 
 import msgspec
 
-from mldebug_agents import reading
-from mldebug_agents.pipes import Child, Stream
-from mldebug_agents.programs import Completed, FakeSpawner, Starter
-from mldebug_agents.spawning import MAX_REQUEST, Request, Workers, fork_helper
+from mldebug_agents.starting import reading
+from mldebug_agents.starting.pipes import Child, Stream
+from mldebug_agents.starting.programs import Completed, FakeSpawner, Starter
+from mldebug_agents.starting.spawning import MAX_REQUEST, Request, Workers, fork_helper
 
 __all__ = ["Completed", "FakeSpawner", "Spawner", "Starter", "Worker"]
 

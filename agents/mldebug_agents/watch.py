@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from mldebug.classification import classify
+from mldebug.judging.classification import classify
 from mldebug.logparser import LogParser
 from mldebug.model import (
     Classification,
@@ -21,12 +21,12 @@ from mldebug.model import (
     RankIdentity,
 )
 from mldebug.movement import Sample, movement
-from mldebug.progress import LogProgress
 from mldebug.rooms import create_all
-from mldebug.signals import Look, RankLook
 from mldebug.stacks import labels, principal, python_frames
-from mldebug_agents.following import LogFollower
-from mldebug_agents.logs import LogFinder, LogPlace
+from mldebug.stall.progress import LogProgress
+from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.logs.following import LogFollower
+from mldebug_agents.logs.places import LogFinder, LogPlace
 from mldebug_agents.sources.ranks import Child, Discovery
 from mldebug_agents.workbench import Workbench
 

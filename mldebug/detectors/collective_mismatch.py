@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 
-from mldebug.case import Case, blame, sentence, show_source
+from mldebug.judging.case import Case, blame, sentence, show_source
 from mldebug.model import ClassifiedRank, Confidence, Finding, Verdict
 
 Key = tuple[str, str]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mldebug.case import Case, blame
+from mldebug.judging.case import Case, blame
 from mldebug.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mldebug.case import Case, evidence_of, ranks_text
+from mldebug.judging.case import Case, evidence_of, ranks_text
 from mldebug.model import Confidence, Finding, Verdict
 
 

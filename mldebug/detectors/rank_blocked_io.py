@@ -4,7 +4,7 @@ import shlex
 
 import msgspec
 
-from mldebug.case import Case, blame
+from mldebug.judging.case import Case, blame
 from mldebug.model import ClassifiedRank, Finding, Verdict
 
 CLASSES = ("fifo", "pipe_read", "pipe_write", "socket", "flock", "uninterruptible", "storage")

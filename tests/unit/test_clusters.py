@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from mldebug.rooms import create_all, names, summary
-from mldebug_agents.claims import Claim, runs, script_of
 from mldebug_agents.clusters.slurm import tasks_here
+from mldebug_agents.discovery.claims import Claim, runs, script_of
 
 CLUSTERS = create_all("clusters")
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from mldebug.errors import MldebugError, ToolError
 from mldebug.model import Culprit, Report
-from mldebug_agents import demo_job
 from mldebug_agents.commands import demo
-from mldebug_agents.demo_job import DemoJob, Plan, Step, job_environment
+from mldebug_agents.demo import job as demo_job
+from mldebug_agents.demo.job import DemoJob, Plan, Step, job_environment
 from mldebug_agents.spawn import Completed, FakeSpawner
 from samples import report, sleeping
 

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mldebug_agents import checks, rights, rows, trials
-from mldebug_agents.clock import STA_UNSYNC, TIME_ERROR, ClockState, clock_state
 from mldebug_agents.commands.doctor import Examination, show, sum_up, verdict
-from mldebug_agents.programs import Completed, FakeSpawner
+from mldebug_agents.doctor import checks, rights, rows, trials
+from mldebug_agents.doctor.clock import STA_UNSYNC, TIME_ERROR, ClockState, clock_state
+from mldebug_agents.doctor.rows import Check
 from mldebug_agents.pyspy import find_binary
 from mldebug_agents.reader import FakeReader, Unreadable
-from mldebug_agents.rows import Check
 from mldebug_agents.spawn import Spawner
+from mldebug_agents.starting.programs import Completed, FakeSpawner
 
 DENIED = Unreadable("permission denied")
 STATUS = "Name:\tpython3\nUid:\t1000\t{uid}\t1000\t1000\nCapEff:\t{caps}\nSeccomp:\t0\n"

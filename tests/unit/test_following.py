@@ -10,9 +10,9 @@ import pytest
 from hung import hung_mount
 from mldebug.logparser import LogParser
 from mldebug.rooms import create_all
-from mldebug_agents import following
-from mldebug_agents.following import LogFollower, LogNews
-from mldebug_agents.logs import LogPlace
+from mldebug_agents.logs import following
+from mldebug_agents.logs.following import LogFollower, LogNews
+from mldebug_agents.logs.places import LogPlace
 from mldebug_agents.reader import FakeReader, Reader
 from mldebug_agents.spawn import Spawner
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.gaps import GapMemory, Gaps
+from mldebug.stall.gaps import GapMemory, Gaps
 
 EVIDENCE = 450.0
 

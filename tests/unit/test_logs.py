@@ -12,7 +12,7 @@ import pytest
 from hung import wait_until
 from mldebug.model import OpenFile, ProcessState
 from mldebug_agents.host import Host
-from mldebug_agents.logs import LogFinder, Logs, container_marks, find_logs
+from mldebug_agents.logs.places import LogFinder, Logs, container_marks, find_logs
 
 SLEEPER = "import time; print('step 1 loss 1', flush=True); time.sleep(600)"
 Start = Callable[..., "subprocess.Popen[bytes]"]

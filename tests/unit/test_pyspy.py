@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from mldebug.errors import ToolError
-from mldebug_agents.programs import FakeSpawner
 from mldebug_agents.pyspy import PySpy, read_dump
 from mldebug_agents.spawn import Completed
+from mldebug_agents.starting.programs import FakeSpawner
 
 STOPPED = b"""Error: Failed to suspend process
 Reason: unexpected waitpid result PtraceEvent(Pid(6), SIGSTOP, 128)

@@ -16,9 +16,9 @@ import pytest
 
 from hung import HungMount, hung_mount, state, wait_until
 from mldebug_agents import reader as reader_module
-from mldebug_agents import reading
 from mldebug_agents.reader import FakeReader, Reader, Tail, Unreadable
 from mldebug_agents.spawn import Spawner
+from mldebug_agents.starting import reading
 
 PATIENT = 20.0  # seconds; a loaded machine must not fail a test that is not about time
 

@@ -17,7 +17,7 @@ import pytest
 from hung import frozen_disk, hung_mount, state, wait_until
 from mldebug_agents import spawn
 from mldebug_agents.spawn import Completed, FakeSpawner, Spawner
-from mldebug_agents.spawning import inside_gpu_driver
+from mldebug_agents.starting.spawning import inside_gpu_driver
 
 
 @pytest.fixture

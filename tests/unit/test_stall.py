@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mldebug.signals import Stage
+from mldebug.stall.signals import Stage
 from plots import CHATTY, chat, grow, ramp, restart, trained, unlogged
 from traces import (
     BLIND,

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mldebug.model import Role
-from mldebug.pulse import StallMemory
-from mldebug.signals import Look, Progress, ProgressKind, RankLook
-from mldebug.stall import StallWatch
-from mldebug.stallrules import StallSettings
+from mldebug.stall.pulse import StallMemory
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook
+from mldebug.stall.watch import StallWatch
 from traces import (
     SLEEPS,
     WAITS,

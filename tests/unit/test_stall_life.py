@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from mldebug.pulse import StallMemory
-from mldebug.signals import ProgressKind, Stage
+from mldebug.stall.pulse import StallMemory
+from mldebug.stall.signals import ProgressKind, Stage
 from plots import restart, trained, unlogged
 from traces import (
     EXITED,

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from mldebug.levels import DeviceLevels
-from mldebug.signals import Look, Stage
+from mldebug.stall.levels import DeviceLevels
+from mldebug.stall.signals import Look, Stage
 from recordings import looks, phases, stretch
 from traces import Story, watch
 

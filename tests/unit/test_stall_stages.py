@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from mldebug.signals import Stage
-from mldebug.stall import StallWatch
-from mldebug.stallrules import StallSettings
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Stage
+from mldebug.stall.watch import StallWatch
 from plots import trained
 from traces import (
     SLEEPS,

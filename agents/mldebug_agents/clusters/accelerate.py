@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.claims import Claim, claim, runs
+from mldebug_agents.discovery.claims import Claim, claim, runs
 
 PRIORITY = 95  # above torchrun, which it is underneath
 

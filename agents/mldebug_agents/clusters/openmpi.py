@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.claims import Claim, claim, overruled
+from mldebug_agents.discovery.claims import Claim, claim, overruled
 
 PRIORITY = 70
 LAUNCHERS = ("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug_agents.claims import Claim, claim, overruled
+from mldebug_agents.discovery.claims import Claim, claim, overruled
 
 PRIORITY = 50
 LAUNCHERS = ("srun", "slurmstepd")

@@ -14,9 +14,9 @@ from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, ToolError
 from mldebug.model import Report
 from mldebug.report.text import print_report
-from mldebug_agents.demo_job import DemoJob, Plan
+from mldebug_agents.demo.job import DemoJob, Plan
+from mldebug_agents.demo.progress import show_progress
 from mldebug_agents.manual import Taken, choose, take
-from mldebug_agents.progress import show_progress
 from mldebug_agents.workbench import Workbench
 
 FAULTS = {

@@ -10,7 +10,7 @@ from rich.console import Console
 from mldebug.config import Config, load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.report.text import print_report
-from mldebug.units import parse_duration
+from mldebug.settings.units import parse_duration
 from mldebug_agents.manual import Taken, choose, take
 from mldebug_agents.workbench import Workbench
 

@@ -13,8 +13,8 @@ from mldebug.config import load_config
 from mldebug.folding import fold_ranks
 from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
+from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
-from mldebug.units import format_duration
 from mldebug_agents.client import ask_agent
 from mldebug_agents.workbench import Workbench
 

@@ -8,12 +8,20 @@ import msgspec
 
 from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.redact import clean
-from mldebug_agents.claims import Cluster
+from mldebug_agents.discovery.claims import Cluster
+from mldebug_agents.discovery.identity import Process, Registry, named_python
+from mldebug_agents.discovery.jobs import (
+    Family,
+    Key,
+    Seat,
+    Team,
+    common_parent,
+    find_seats,
+    find_teams,
+)
+from mldebug_agents.discovery.losses import Losses
+from mldebug_agents.discovery.oddities import lies, oddities, unreadable
 from mldebug_agents.host import Host, Paths
-from mldebug_agents.identity import Process, Registry, named_python
-from mldebug_agents.jobs import Family, Key, Seat, Team, common_parent, find_seats, find_teams
-from mldebug_agents.losses import Losses
-from mldebug_agents.oddities import lies, oddities, unreadable
 
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing
 

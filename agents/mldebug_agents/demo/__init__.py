@@ -1,0 +1,1 @@
+"""`mldebug demo`: a real job that hangs on purpose."""

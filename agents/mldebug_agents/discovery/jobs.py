@@ -1,0 +1,304 @@
+"""From claims to jobs: who is a rank, who only inherited its environment, and which ranks are one run. Pure.
+
+Every child of a rank inherits RANK, so an environment proves nothing: the process tree decides. A *seat* is a process
+that claims a rank and has no ancestor with the same claim. A seat whose rank died (an orphan) is a *leftover*.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
+
+from mldebug_agents.discovery.claims import MAX_LOCAL, Claim
+from mldebug_agents.discovery.identity import Process
+from mldebug_agents.procfs import Stat
+
+Key = tuple[object, ...]
+
+
+class Family:
+    """The process tree at one moment."""
+
+    def __init__(self, stats: Mapping[int, Stat]) -> None:
+        self.stats = stats
+        self.children: dict[int, list[int]] = defaultdict(list)
+        for pid, stat in stats.items():
+            self.children[stat.ppid].append(pid)
+
+    def ancestors(self, pid: int) -> Iterator[int]:
+        """Parent, grandparent and so on; process 1 is the last."""
+        seen = {pid}
+        while pid in self.stats and (pid := self.stats[pid].ppid) not in seen and pid:
+            seen.add(pid)
+            yield pid
+
+    def descendants(self, pid: int, without: Collection[int] = ()) -> Iterator[int]:
+        """All below, breadth first; those in `without` are left out with all of theirs."""
+        generation = [pid]
+        while generation:
+            below = [child for parent in generation for child in self.children.get(parent, ())]
+            generation = [child for child in below if child not in without]
+            yield from generation
+
+    def lives(self, pid: int) -> bool:
+        """Is it there, and no zombie?"""
+        return pid in self.stats and self.stats[pid].state not in "ZX"
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that claims a rank; `launcher` is the nearest ancestor that is known to be one."""
+
+    process: Process
+    claim: Claim
+    launcher: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.stat.pid
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts by start, the oldest first."""
+        return self.process.stat.start_ticks, self.pid
+
+
+class Team(msgspec.Struct, kw_only=True):
+    """One attempt of one run on this node: a job, before it is written down."""
+
+    key: Key
+    seats: dict[int, Seat]
+    duplicates: list[Seat]
+    leftovers: list[Seat]
+    launchers: list[int]
+    rivals: bool = False  # another team claims the same ranks of the same run
+
+    @property
+    def first(self) -> Seat:
+        """The seat of the lowest rank: speaks for all where they should agree."""
+        return self.seats[min(self.seats)]
+
+
+# --- who claims ----------------------------------------------------------------------------------
+
+
+def find_seats(processes: Mapping[int, Process], family: Family) -> list[Seat]:
+    """All claimants without those that inherited their claim, sorted by age."""
+    claims = {pid: p.claim for pid, p in processes.items() if p.claims and p.claim}
+    launchers = {pid for pid, process in processes.items() if process.launcher}
+    tops = {pid for pid in claims if not _inherited(pid, claims, launchers, family)}
+    tops = {_really(pid, claims, processes, family) for pid in tops}
+    tops = {pid for pid in tops if not _wraps_others(pid, claims, tops, processes, family)}
+    seats = [
+        Seat(
+            process=processes[pid],
+            claim=claims[pid],
+            launcher=next((a for a in family.ancestors(pid) if a in launchers), None),
+        )
+        for pid in tops
+    ]
+    return sorted(seats, key=lambda seat: seat.age)
+
+
+def _place(claim: Claim) -> Key:
+    return claim.launcher, claim.rank, claim.world_size, claim.run_id, claim.attempt, claim.master
+
+
+def _inherited(
+    pid: int, claims: Mapping[int, Claim], launchers: Collection[int], family: Family
+) -> bool:
+    mine = claims[pid]
+    above = [ancestor for ancestor in family.ancestors(pid) if ancestor in claims]
+    if mine.launcher == "single":
+        return bool(above) or any(a in launchers for a in family.ancestors(pid))
+    return any(_place(claims[ancestor]) == _place(mine) for ancestor in above)
+
+
+def _really(
+    top: int, claims: Mapping[int, Claim], processes: Mapping[int, Process], family: Family
+) -> int:
+    """The process that trains, where the claimant is a Python wrapper around it (a debugger, a retry loop)."""
+    if processes[top].torch:
+        return top
+    below = [
+        pid
+        for pid in family.descendants(top)
+        if pid in claims
+        and _place(claims[pid]) == _place(claims[top])
+        and processes[pid].torch
+        and not processes[pid].forked
+        and not processes[pid].helper
+    ]
+    return below[0] if len(below) == 1 else top
+
+
+def _wraps_others(
+    top: int,
+    claims: Mapping[int, Claim],
+    tops: Collection[int],
+    processes: Mapping[int, Process],
+    family: Family,
+) -> bool:
+    """Is it a Python program that starts the ranks, and has a claim of its own by accident (a pod's RANK)?"""
+    alone = claims[top].launcher == "single"
+    if processes[top].torch and not alone:
+        return False
+    return any(pid in tops for pid in family.descendants(top))
+
+
+# --- who belongs together ------------------------------------------------------------------------
+
+
+def find_teams(
+    seats: Iterable[Seat], family: Family, known_children: Collection[tuple[int, int]] = ()
+) -> list[Team]:
+    """Group seats into runs, then attempts, then launches; leftovers and duplicates are told apart on the way.
+
+    `known_children`: (pid, start) of processes that were once seen below a rank.
+    """
+    runs: dict[Key, list[Seat]] = defaultdict(list)
+    for seat in seats:
+        runs[_run(seat)].append(seat)
+    return [
+        team
+        for key, members in runs.items()
+        for team in _teams(key, members, family, known_children)
+        if any(s.process.torch or not s.claim.needs_torch for s in team.seats.values())
+        or not team.seats
+    ]
+
+
+def _run(seat: Seat) -> Key:
+    """What all ranks of one run on this node have in common, and no other run has."""
+    claim, process = seat.claim, seat.process
+    if claim.world_size == 1 and seat.launcher is None:
+        return ("alone", *process.key)
+    master = "" if claim.supervised and claim.specific else claim.master  # restarts may move it
+    here = process.network if claim.loopback or not claim.master else ""
+    anchor: Key = ()
+    if not claim.specific and not claim.master:
+        anchor = (seat.launcher or process.stat.ppid, process.namespace)
+    return (claim.launcher, claim.run_id, master, process.uid, here, *anchor)
+
+
+def _teams(
+    key: Key, members: list[Seat], family: Family, known_children: Collection[tuple[int, int]]
+) -> Iterator[Team]:
+    left = [seat for seat in members if _left_behind(seat, members, family, known_children)]
+    attempts: dict[Key, list[Seat]] = defaultdict(list)
+    for seat in members:
+        attempts[seat.claim.attempt, seat.claim.world_size].append(seat)
+    for attempt, seats in attempts.items():
+        kept = [seat for seat in seats if seat not in left]
+        leftovers = [seat for seat in seats if seat in left]
+        launches = _launches(kept)
+        for number, launch in enumerate(launches or [[]]):
+            team = _team((*key, *attempt, number), launch)
+            team.leftovers = leftovers if number == 0 else []
+            team.rivals = len(launches) > 1
+            yield team
+
+
+def _left_behind(
+    seat: Seat,
+    members: list[Seat],
+    family: Family,
+    known_children: Collection[tuple[int, int]],
+) -> bool:
+    """Did it inherit its claim from a rank that is gone?"""
+    process, others = seat.process, [other for other in members if other is not seat]
+    if process.helper or process.key in known_children:
+        return True
+    if process.forked:  # environments are given at exec: it is a copy of whoever had this one
+        twins = any(other.claim.rank == seat.claim.rank for other in others)
+        return seat.claim.supervised or twins or any(not o.process.forked for o in others)
+    if seat.launcher is None and any(other.launcher is not None for other in others):
+        return True
+    leads = any(other.process.stat.pgrp == other.pid for other in others)
+    group = process.stat.pgrp
+    return leads and group != seat.pid and not family.lives(group)
+
+
+def _launches(seats: list[Seat]) -> list[list[Seat]]:
+    """Split by launcher where two launchers have the same rank; else all is one job, two nodes on one host included."""
+    by_launcher: dict[int | None, list[Seat]] = defaultdict(list)
+    for seat in seats:
+        by_launcher[seat.launcher].append(seat)
+    launches: list[list[Seat]] = []
+    for group in by_launcher.values():
+        ranks = {seat.claim.rank for seat in group}
+        room = (one for one in launches if ranks.isdisjoint(seat.claim.rank for seat in one))
+        home = next(room, None)
+        if home is None:
+            launches.append(group)
+        else:
+            home.extend(group)
+    return launches
+
+
+def _team(key: Key, seats: list[Seat]) -> Team:
+    chosen: dict[int, Seat] = {}
+    duplicates: list[Seat] = []
+    for seat in sorted(seats, key=lambda one: one.age):
+        if chosen.setdefault(seat.claim.rank, seat) is not seat:
+            duplicates.append(seat)
+    launchers = sorted({seat.launcher for seat in seats if seat.launcher is not None})
+    return Team(key=key, seats=chosen, duplicates=duplicates, leftovers=[], launchers=launchers)
+
+
+def common_parent(team: Team, family: Family) -> int | None:
+    """The launcher, or else the nearest process that most ranks of this team come from (a shell script)."""
+    if team.launchers:
+        return team.launchers[0]
+    if len(team.seats) < 2:
+        return None
+    counts: Counter[int] = Counter()
+    for seat in team.seats.values():
+        counts.update(pid for pid in family.ancestors(seat.pid) if pid > 1)
+    nearest = max(counts.values(), default=0)
+    # the deepest of those that most have in common is listed first, by the first rank's own ancestry
+    return next((pid for pid, count in counts.items() if count == nearest > 1), None)
+
+
+# --- who is lost ---------------------------------------------------------------------------------
+
+
+def expected_ranks(team: Team) -> set[int]:
+    """The ranks that must be on this node, as far as the claims tell; too few rather than too many."""
+    everyone = team.first.claim
+    world = everyone.world_size
+    alone = everyone.launcher == "environment" and everyone.loopback
+    sizes = {seat.claim.local_world_size for seat in team.seats.values()}
+    if world <= MAX_LOCAL and (alone or sizes == {world}):
+        return set(range(world))
+    launches: dict[int | None, list[Claim]] = defaultdict(list)
+    for seat in team.seats.values():
+        launches[seat.launcher].append(seat.claim)
+    return {rank for claims in launches.values() for rank in _block(claims, world)}
+
+
+def _block(claims: list[Claim], world: int) -> range:
+    """The ranks of one node; empty where ranks are dealt out to the nodes in turn, or we cannot know."""
+    firsts = {claim.rank - claim.local_rank for claim in claims if claim.local_rank is not None}
+    sizes = {claim.local_world_size for claim in claims}
+    size = next(iter(sizes)) if len(sizes) == 1 else None
+    if len(firsts) != 1 or size is None or not (len(claims) > 1 or claims[0].supervised):
+        return range(0)
+    first = firsts.pop()
+    return range(first, first + size) if 0 <= first <= world - size else range(0)
+
+
+def match_zombies(
+    lost: Collection[int], living: Mapping[int, tuple[int, int]], zombies: Iterable[Stat]
+) -> dict[int, Stat]:
+    """Lost rank -> its zombie, where that is certain: as many of one as of the other, in the order of their starts.
+
+    `living`: rank -> (start, pid). A single pair needs no order.
+    """
+    by_age = sorted(zombies, key=lambda stat: (stat.start_ticks, stat.pid))
+    pairs = dict(zip(sorted(lost), by_age, strict=False))
+    if not by_age or len(by_age) != len(lost):
+        return {}
+    order = {**living, **{rank: (stat.start_ticks, stat.pid) for rank, stat in pairs.items()}}
+    starts = [order[rank] for rank in sorted(order)]
+    return pairs if len(by_age) == 1 or starts == sorted(starts) else {}

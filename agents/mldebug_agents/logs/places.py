@@ -1,0 +1,258 @@
+"""Where the output of a rank goes: its own files, or through pipes to whoever reads them and writes a file.
+
+Only links below /proc are read, nothing is opened. What is found is a `LogPlace`, named by the descriptor of the process
+that writes it, so renaming and deleting the file do not matter; `mldebug_agents.logs.following` reads it.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from mldebug.model import OpenFile, ProcessState
+from mldebug.redact import clean
+from mldebug_agents import procfs
+from mldebug_agents.host import Host
+from mldebug_agents.procfs import Stat
+
+LOG_NAMES = (".log", ".out", ".err", ".txt", ".jsonl")
+EVENT_FILE = "events.out.tfevents"
+MAX_PLACES = 4  # for one rank
+MAX_HOPS = 3  # pipes in a row
+MAX_SCANNED = 4096  # processes whose descriptors are looked at in one look
+_MAX_ANCESTORS = 12
+_MAX_SIBLINGS = 64
+_STREAMS = {1: "stdout", 2: "stderr"}
+_COPIERS = ("tee", "slurmstepd", "srun", "rotatelogs", "svlogd", "multilog", "cat")
+_RUNTIMES = ("containerd", "dockerd", "conmon", "crio")  # they write the logs of many containers
+_DAEMON_LOG = re.compile(r"^/var/log/(?!pods/|containers/)|/slurm(?:ctl|step)?d[^/]*\.log$")
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
+_INODE = re.compile(r"^ino:\s*(\d+)", re.MULTILINE)
+_WHAT = {"tty": "a terminal", "socket": "a socket", "fifo": "a FIFO", "pipe": "a pipe"}
+
+
+class LogPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that output is written to, as the descriptor of its writer.
+
+    kind: stdout, stderr (of the rank); reader (a process that reads the rank's pipe); container (the log that a
+    container runtime writes); launcher; named (a file of the rank called like a log); growth (an event file: only its
+    size tells something, the weakest sign of progress).
+    """
+
+    path: str  # /proc/PID/fd/N: what a `Reader` opens
+    target: str  # the file's name in the eyes of its writer
+    pid: int
+    kind: str
+    inode: int = 0  # 0: an old kernel that does not tell
+    mount: str = ""
+    fstype: str = ""
+    via: str = ""  # "tee (pid 12)" for kind reader and container
+
+    @property
+    def parsed(self) -> bool:
+        """Is there text in it to look for records?"""
+        return self.kind != "growth"
+
+
+class Logs(msgspec.Struct, frozen=True, kw_only=True):
+    """The logs of one rank, the most telling first; `reason` says why there are none."""
+
+    places: tuple[LogPlace, ...] = ()
+    reason: str = ""
+
+
+class LogFinder:
+    """Finds logs; it remembers what it saw of pipes and their readers, so make a new one for each look."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._briefs: dict[int, Stat] | None = None
+        self._states: dict[int, ProcessState | None] = {}
+        self._readers: dict[str, tuple[int, ...]] = {}
+        self._index: dict[str, list[int]] | None = None
+
+    def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
+        """Say where the output of a rank goes. `launchers` are asked for their own output where it has none."""
+        state = rank if rank.files else self._state(rank.pid)
+        if state is None or not state.files:
+            return Logs(reason="no log found: its file descriptors may not be read")
+        reasons: list[str] = []
+        places = list(self._streams(state, reasons))
+        places += [self._place(state, file, "named") for file in _named(state)][:2]
+        if not places:
+            places += [
+                self._place(launcher, file, "launcher")
+                for launcher in launchers
+                for file in _written(launcher)
+                if file.fd in _STREAMS
+            ]
+        places += [self._place(state, file, "growth") for file in _events(state)][:1]
+        distinct: dict[tuple[int, str], LogPlace] = {}
+        for place in places:
+            distinct.setdefault((place.inode, place.target), place)
+        kept = tuple(distinct.values())[:MAX_PLACES]
+        if any(place.parsed for place in kept):
+            return Logs(places=kept)
+        return Logs(
+            places=kept, reason=f"no log found: {'; '.join(reasons) or 'no output is open'}"
+        )
+
+    # --- the two streams ---------------------------------------------------------------------------
+
+    def _streams(self, state: ProcessState, reasons: list[str]) -> Iterator[LogPlace]:
+        seen: set[str] = set()
+        for file in state.files:
+            name = _STREAMS.get(file.fd)
+            if name is None or file.target in seen:
+                continue
+            seen.add(file.target)
+            if file.kind in ("file", "deleted"):
+                yield self._place(state, file, name)
+            elif file.kind == "pipe":
+                yield from self._behind(file.target, state, f"{name} is a pipe", reasons)
+            else:
+                target = clean(file.target, 60)
+                what = _WHAT.get(file.kind)
+                reasons.append(f"{name} is {f'{what} ({target})' if what else target}")
+
+    def _behind(
+        self, pipe: str, rank: ProcessState, words: str, reasons: list[str], hops: int = 1
+    ) -> Iterator[LogPlace]:
+        """Follow a pipe to the files of those who read it, over `MAX_HOPS` pipes."""
+        readers = [state for pid in self._readers_of(pipe, rank) if (state := self._state(pid))]
+        if not readers:
+            reasons.append(f"{words} that no process we may look at reads")
+        for state in readers:
+            via = f"{clean(state.name, 40)} (pid {state.pid})"
+            places = list(self._outputs(state, rank, via))
+            yield from places
+            onward = [file.target for file in state.files if file.fd == 1 and file.kind == "pipe"]
+            if onward and onward[0] != pipe and hops < MAX_HOPS:
+                further = f"{words} read by {via}, whose stdout is a pipe"
+                yield from self._behind(onward[0], rank, further, reasons, hops + 1)
+            elif not places:
+                reasons.append(f"{words} read by {via}, which writes no log file")
+
+    def _outputs(self, state: ProcessState, rank: ProcessState, via: str) -> Iterator[LogPlace]:
+        """Yield the files into which a reader of a rank's pipe puts what it reads."""
+        if state.name.startswith(_RUNTIMES):
+            yield from self._of_runtime(rank, via)
+            return
+        files = [file for file in _written(state) if not _DAEMON_LOG.search(file.target)]
+        copier = state.name in _COPIERS
+        if copier:  # its stderr is for its own complaints
+            files = [file for file in files if file.fd != 2]
+        wanted = [file for file in files if file.fd in _STREAMS]
+        if copier or not wanted:
+            wanted += [file for file in files if copier or file.target.endswith(LOG_NAMES)]
+        for file in wanted[:MAX_PLACES]:
+            yield self._place(state, file, "reader", via)
+        if not wanted and state.name == "slurmstepd":  # it hands the output to srun over a socket
+            for other in self._named("srun", rank.uid):
+                yield from self._outputs(other, rank, f"{via}, srun (pid {other.pid})")
+
+    def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogPlace]:
+        marks = container_marks(self._host.text(rank.pid, "cgroup"))
+        for runtime in _RUNTIMES:
+            for state in self._named(runtime, None):
+                for file in _written(state):
+                    if file.target.endswith(".log") and any(mark in file.target for mark in marks):
+                        yield self._place(state, file, "container", via)
+
+    def _place(self, state: ProcessState, file: OpenFile, kind: str, via: str = "") -> LogPlace:
+        inode = _INODE.search(self._host.text(state.pid, f"fdinfo/{file.fd}"))
+        return LogPlace(
+            path=f"{self._host.proc}/{state.pid}/fd/{file.fd}",
+            target=file.target,
+            pid=state.pid,
+            kind=kind,
+            inode=int(inode[1]) if inode else 0,
+            mount=file.mount,
+            fstype=file.fstype,
+            via=via,
+        )
+
+    # --- processes ---------------------------------------------------------------------------------
+
+    def _state(self, pid: int) -> ProcessState | None:
+        if pid not in self._states:
+            self._states[pid] = self._host.process_state(pid, threads=False, files=True)
+        return self._states[pid]
+
+    def _all(self) -> dict[int, Stat]:
+        if self._briefs is None:
+            self._briefs = self._host.briefs()
+        return self._briefs
+
+    def _named(self, name: str, uid: int | None) -> Iterator[ProcessState]:
+        for pid, stat in self._all().items():
+            if stat.name.startswith(name):
+                state = self._state(pid)
+                if state is not None and uid in (None, state.uid):
+                    yield state
+
+    def _readers_of(self, pipe: str, rank: ProcessState) -> tuple[int, ...]:
+        """Pids that hold the reading end: relatives first, everybody only where no relative does."""
+        if pipe not in self._readers:
+            near = [pid for pid in self._relatives(rank.pid) if self._reads(pid, pipe)]
+            self._readers[pipe] = tuple(near or self._strangers(pipe))
+        return tuple(pid for pid in self._readers[pipe] if pid != rank.pid)
+
+    def _reads(self, pid: int, pipe: str) -> bool:
+        state = self._state(pid)
+        files = state.files if state else ()
+        return any(file.target == pipe and "r" in file.mode for file in files)
+
+    def _relatives(self, pid: int) -> list[int]:
+        """Its ancestors, and the other children of each: in `python train.py | tee log` both are the shell's."""
+        briefs = self._all()
+        chain: list[int] = []
+        while (stat := briefs.get(pid)) and stat.ppid > 1 and len(chain) < _MAX_ANCESTORS:
+            pid = stat.ppid
+            chain.append(pid)
+        siblings = [pid for pid, stat in briefs.items() if stat.ppid in chain[:3]]
+        return list(dict.fromkeys((*chain, *siblings[:_MAX_SIBLINGS])))
+
+    def _strangers(self, pipe: str) -> list[int]:
+        if self._index is None:
+            self._index = {}
+            for pid in list(self._all())[:MAX_SCANNED]:
+                for target in self._pipes(pid):
+                    self._index.setdefault(target, []).append(pid)
+        return [pid for pid in self._index.get(pipe, ()) if self._reads(pid, pipe)]
+
+    def _pipes(self, pid: int) -> set[str]:
+        try:
+            numbers = os.listdir(f"{self._host.proc}/{pid}/fd")[:MAX_SCANNED]
+        except OSError:  # gone, or not for us
+            return set()
+        targets = {self._host.link(pid, f"fd/{number}") for number in numbers}
+        return {target for target in targets if target.startswith("pipe:[")}
+
+
+def find_logs(host: Host, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
+    """Say where the output of one rank goes; for several ranks keep one `LogFinder`."""
+    return LogFinder(host).find(rank, launchers)
+
+
+def container_marks(cgroup: str) -> tuple[str, ...]:
+    """Return what the log files of a container have in their path, from /proc/PID/cgroup: its id, its pod's uid."""
+    pods = [match[1].replace("_", "-") for match in _POD.finditer(cgroup)]
+    return tuple(dict.fromkeys(filter(None, (*pods, procfs.container_id(cgroup)))))
+
+
+def _written(state: ProcessState) -> list[OpenFile]:
+    return [file for file in state.files if file.kind in ("file", "deleted") and "w" in file.mode]
+
+
+def _named(state: ProcessState) -> list[OpenFile]:
+    return [
+        file
+        for file in _written(state)
+        if file.fd not in _STREAMS and file.target.endswith(LOG_NAMES)
+    ]
+
+
+def _events(state: ProcessState) -> list[OpenFile]:
+    return [file for file in _written(state) if EVENT_FILE in file.target]

@@ -1,0 +1,196 @@
+"""The case before the detectors: every rank with its class, who waits, who does not, and whether anything moved."""
+
+import shlex
+from collections.abc import Iterable
+from functools import cached_property
+
+from mldebug.folding import fold_ranks
+from mldebug.judging.classes import FUTEX_WAITS
+from mldebug.model import (
+    ClassifiedRank,
+    Confidence,
+    Culprit,
+    Finding,
+    Job,
+    Movement,
+    Role,
+    Verdict,
+)
+from mldebug.stacks import principal, site
+
+INIT_CLASSES = ("init", "store")
+
+
+class Case:
+    """One job at one moment, classified. Immutable; what is derived is computed once."""
+
+    def __init__(self, job: Job, ranks: tuple[ClassifiedRank, ...]) -> None:
+        self.job = job
+        self.ranks = ranks
+
+    @cached_property
+    def alive(self) -> tuple[ClassifiedRank, ...]:
+        """Ranks that have a process to look at."""
+        return tuple(r for r in self.ranks if r.is_.role not in (Role.EXITED, Role.MISSING))
+
+    @cached_property
+    def waiting(self) -> tuple[ClassifiedRank, ...]:
+        """The victims: ranks that only others can free."""
+        return tuple(r for r in self.ranks if r.is_.role is Role.WAITING)
+
+    @cached_property
+    def suspects(self) -> tuple[ClassifiedRank, ...]:
+        """Every rank that does not wait."""
+        return tuple(r for r in self.ranks if r.is_.role is not Role.WAITING)
+
+    @cached_property
+    def complete(self) -> bool:
+        """True where every rank of the job was seen, or is known to be gone."""
+        return len({r.rank for r in self.ranks}) >= self.job.world_size
+
+    @cached_property
+    def starting(self) -> bool:
+        """True while those who wait all wait for the group to come together."""
+        return bool(self.waiting) and all(r.is_.name in INIT_CLASSES for r in self.waiting)
+
+    @cached_property
+    def moved(self) -> tuple[ClassifiedRank, ...]:
+        """Waiting ranks whose wait ended, or began anew, while they were watched: such a job is not stuck."""
+        return tuple(r for r in self.waiting if _advanced(r))
+
+    @property
+    def stuck(self) -> bool:
+        """True where blame is in order: somebody waits and no wait moved, or the job has one rank only."""
+        if self.moved:
+            return False
+        return bool(self.waiting) or len(self.ranks) == self.job.world_size == 1
+
+    def named(self, *classes: str) -> tuple[ClassifiedRank, ...]:
+        """Ranks of these classes."""
+        return tuple(r for r in self.ranks if r.is_.name in classes)
+
+    def victims(self) -> str:
+        """`ranks 0-2,4-7 wait in all_reduce at sync (train.py:30)`, or "" where nobody waits."""
+        if not self.waiting:
+            return ""
+        return "; ".join(_wait_phrases(self.waiting)[:3])
+
+
+def _advanced(rank: ClassifiedRank) -> bool:
+    """Its frames changed, or it slept anew; the store polls while it waits, so only frames count there."""
+    move = rank.capture.process.movement if rank.capture else None
+    if move is None:
+        return False
+    return not move.same_frames or (rank.is_.name not in INIT_CLASSES and _slept_anew(rank, move))
+
+
+def _slept_anew(rank: ClassifiedRank, move: Movement) -> bool:
+    """A wait on a futex does not wake up in between; others may, some times a second."""
+    state = rank.capture.process.state if rank.capture else None
+    on_futex = (
+        state is not None and state.main is not None and FUTEX_WAITS.fullmatch(state.main.wchan)
+    )
+    return move.switches > (1 if on_futex else max(2, 2 * move.span_seconds))
+
+
+def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
+    by_doing: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_doing.setdefault(rank.is_.doing, []).append(rank.rank)
+    ordered = sorted(by_doing.items(), key=lambda item: -len(item[1]))
+    return [
+        f"{ranks_text(who)} {_plural(doing) if len(who) > 1 else doing}" for doing, who in ordered
+    ]
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3` or `ranks 0-2,4`."""
+    numbers = sorted(set(ranks))
+    return f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)}"
+
+
+_PLURALS = {
+    "waits": "wait",
+    "is": "are",
+    "runs": "run",
+    "sleeps": "sleep",
+    "does": "do",
+    "has": "have",
+    "saves": "save",
+    "stands": "stand",
+}
+
+
+def _plural(doing: str) -> str:
+    first, _, rest = doing.partition(" ")
+    return f"{_PLURALS.get(first, first)} {rest}".replace(" its ", " their ")
+
+
+def sentence(ranks: Iterable[ClassifiedRank]) -> str:
+    """Say of some ranks what they do: `rank 3 sleeps at load (train.py:7)`."""
+    return "; ".join(_wait_phrases(ranks)[:4])
+
+
+def show_source(rank: ClassifiedRank) -> str:
+    """The command that shows the lines around the place where a rank stands in its own code."""
+    stack = (
+        principal(rank.capture.process.stacks, rank.capture.process.pid) if rank.capture else None
+    )
+    frame = site(stack.frames) if stack else None
+    if frame is None:
+        return f"py-spy dump --nonblocking --pid {rank.pid}"
+    path = shlex.quote(frame.path or frame.file)
+    return f"sed -n '{max(1, frame.line - 12)},{frame.line + 2}p' {path}  # rank {rank.rank} stands at line {frame.line}"
+
+
+def blame(
+    case: Case,
+    verdict: Verdict,
+    culprits: tuple[ClassifiedRank, ...],
+    next_steps: Iterable[str],
+    *,
+    confidence: Confidence | None = None,
+    lead: str = "",
+) -> Finding:
+    """Name ranks: the sentence, the evidence and the confidence follow from their classes.
+
+    Without `confidence` it is high where the kernel or a native stack says what each culprit does, and samples say
+    that it stayed so; else medium. A finding in which nobody waits is never more than medium.
+    """
+    said = lead or sentence(culprits)
+    victims = case.victims()
+    proved = all(rank.is_.direct and _watched(rank) for rank in culprits)
+    direct = proved and bool(case.waiting or case.job.world_size == 1)
+    return Finding(
+        verdict=verdict,
+        culprits=tuple(rank_culprit(rank) for rank in culprits),
+        confidence=confidence or (Confidence.HIGH if direct else Confidence.MEDIUM),
+        summary=f"{said}; {victims}" if victims else said,
+        evidence=evidence_of(case, culprits),
+        next_steps=tuple(next_steps),
+    )
+
+
+def _watched(rank: ClassifiedRank) -> bool:
+    """One look at a process proves nothing of what lasts, except where it has no process or cannot run at all."""
+    if rank.capture is None or rank.is_.name in ("stopped", "traced", "exited"):
+        return True
+    return rank.capture.process.movement is not None
+
+
+def rank_culprit(rank: ClassifiedRank) -> Culprit:
+    """Name one rank, with what it does as the reason."""
+    return Culprit(kind="rank", rank=rank.rank, node=rank.node, pid=rank.pid, reason=rank.is_.doing)
+
+
+def evidence_of(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[str, ...]:
+    """The facts behind the named ranks (8 at most), then what the victims do, then the other ranks that do not wait."""
+    named = {rank.rank for rank in culprits}
+    facts = [f"rank {rank.rank}: {fact}" for rank in culprits[:8] for fact in rank.is_.why]
+    others = [rank for rank in case.suspects if rank.rank not in named]
+    if case.waiting:
+        first = case.waiting[0]
+        facts += [f"rank {first.rank} (waiting): {fact}" for fact in first.is_.why]
+    if others:
+        facts.append(f"not waiting either: {sentence(others)}")
+    return tuple(facts)

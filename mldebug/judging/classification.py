@@ -1,0 +1,347 @@
+"""From one rank's capture to its class: waiting, inert, busy, exited or unclear, and the phrase that says so.
+
+Signs are asked from the most direct to the least: the kernel's process state, wait channels that no Python frame can
+explain away, the Python frames, the native frames, the remaining wait channels, the source line, and last CPU time.
+"""
+
+import re
+
+from mldebug.judging import classes
+from mldebug.judging.classes import Calls, Sign
+from mldebug.judging.loader import stalled_loader
+from mldebug.judging.subject import Subject, activity
+from mldebug.model import (
+    Classification,
+    OpenFile,
+    ProcessCapture,
+    RankCapture,
+    Role,
+    ThreadStack,
+    ThreadState,
+)
+from mldebug.stacks import bare, inner, is_user, site
+
+READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
+
+
+def classify(capture: RankCapture) -> Classification:
+    """Classify one rank; never raises, and answers `unclear` where the evidence does not tell."""
+    subject = Subject(capture.process)
+    for sign in (_gone, _stopped, _storage, _stdin):
+        if found := sign(subject):
+            return found
+    found = _by_calls(subject, capture)
+    if found is None:
+        found = _by_native(subject) or _by_wait_channel(subject) or _by_source(subject)
+    return found or _by_activity(subject)
+
+
+def classify_process(capture: ProcessCapture) -> Classification:
+    """Classify a child (a DataLoader worker): the same signs, without its own children."""
+    subject = Subject(capture)
+    for sign in (_gone, _stopped, _storage, _stdin, _by_native, _by_wait_channel):
+        if found := sign(subject):
+            return found
+    return _by_activity(subject)
+
+
+# --- the kernel's word -----------------------------------------------------------------------------
+
+
+def _gone(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("Z", "X"):
+        return None
+    return Classification(
+        name="exited", role=Role.EXITED, doing="has exited", direct=True, why=("state Z (zombie)",)
+    )
+
+
+def _stopped(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("T", "t"):
+        return None
+    if state.state == "t" or state.tracer_pid:
+        doing = f"is held by a debugger or tracer (pid {state.tracer_pid}) in {subject.at}"
+        return _inert(
+            subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}"
+        )
+    return _inert(
+        subject, "stopped", f"is stopped by a signal in {subject.at}", "state T (stopped)"
+    )
+
+
+def _storage(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    blocked = thread.state == "D" or classes.STORAGE_WAITS.fullmatch(thread.wchan)
+    if not blocked or not subject.still:
+        return None
+    storage = bool(classes.STORAGE_WAITS.fullmatch(thread.wchan))
+    fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
+    target = subject.capture.blocked_on
+    name = "storage" if storage else "uninterruptible"
+    doing = f"is blocked in {_call(thread)}{_on(target)} at {subject.at}"
+    return _inert(subject, name, doing, fact, target)
+
+
+def _stdin(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
+    if not reading or not subject.still:
+        return None
+    if any(
+        call.file.fullmatch(f.file) for f in inner(subject.frames) for call in classes.PYTHON[:1]
+    ):
+        return _inert(
+            subject, "debugger", f"stands in a debugger in {subject.at}", "reads standard input"
+        )
+    return _inert(subject, "stdin", f"waits for input on stdin in {subject.at}", "read() on fd 0")
+
+
+# --- stacks ----------------------------------------------------------------------------------------
+
+
+def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
+    """Ask the table of Python calls; the kernel and the native stack then make it direct, or correct it."""
+    match = _match_calls(subject)
+    if match is None:
+        return _backward(subject)
+    row, operation = match
+    if row.name == "dataloader":
+        return stalled_loader(
+            subject, row.phrase.format(site=subject.at), capture, classify_process
+        )
+    doing = row.phrase.format(op=operation, site=subject.at)
+    if row.name == "thread_exit":
+        doing += _other_threads(subject)
+    if (
+        row.role is Role.BUSY
+        and not subject.computes
+        and subject.still
+        and not _busy_children(capture)
+    ):
+        return _frozen_work(subject, doing)
+    native = _native_sign(subject)
+    return Classification(
+        name=row.name,
+        role=row.role,
+        doing=doing,
+        operation=operation,
+        site=subject.at,
+        direct=native is not None and native.role is row.role,
+        why=(f"Python frames: {operation} called at {subject.at}", *activity(subject)),
+    )
+
+
+def _other_threads(subject: Subject) -> str:
+    """` (uploader, in push (upload.py:9))`: the threads that are left, with their place."""
+    others = [
+        stack for stack in subject.capture.stacks if stack is not subject.stack and stack.frames
+    ]
+    told = [
+        f"{stack.name or stack.tid}, in {(site(stack.frames) or stack.frames[0]).label}"
+        for stack in others
+    ]
+    return f" ({'; '.join(told[:3])})" if told else ""
+
+
+def _match_calls(subject: Subject) -> tuple[Calls, str] | None:
+    """The first row that matches; the operation is the outermost matching call, as the user wrote it."""
+    region = inner(subject.frames)
+    for row in classes.PYTHON:
+        hits = [
+            bare(f)
+            for f in region
+            if row.file.fullmatch(f.file) and row.function.fullmatch(bare(f))
+        ]
+        if hits:
+            return row, hits[-1]
+    return None
+
+
+def _frozen_work(subject: Subject, doing: str) -> Classification | None:
+    """Work that does not move: the wait channel says why; else it is unclear."""
+    if found := _by_wait_channel(subject):
+        return found
+    why = ("no CPU time, no I/O and the same frames in every sample",)
+    return Classification(
+        name="idle", role=Role.INERT, doing=f"{doing}, without moving", site=subject.at, why=why
+    )
+
+
+def _backward(subject: Subject) -> Classification | None:
+    """`backward()` computes, or waits inside for other ranks: native frames tell, else whether it sleeps."""
+    row = classes.BACKWARD
+    hits = [
+        f
+        for f in inner(subject.frames)
+        if row.file.fullmatch(f.file) and row.function.fullmatch(bare(f))
+    ]
+    if not hits:
+        return None
+    if (native := _by_native(subject)) is not None:
+        return native
+    facts = activity(subject)
+    if subject.computes or not subject.still:
+        return Classification(
+            name="backward",
+            role=Role.BUSY,
+            doing=f"runs backward at {subject.at}",
+            site=subject.at,
+            why=facts,
+        )
+    if not classes.FUTEX_WAITS.fullmatch(subject.thread.wchan):
+        return None
+    doing = f"waits inside backward at {subject.at}"
+    return Classification(
+        name="backward_wait",
+        role=Role.WAITING,
+        doing=doing,
+        operation="backward",
+        site=subject.at,
+        why=facts,
+    )
+
+
+def _native_sign(subject: Subject) -> Sign | None:
+    """The innermost native frame that the table knows, below the innermost Python frame."""
+    if subject.native is None:
+        return None
+    for frame in subject.native.frames:
+        if not frame.native:
+            return None
+        for row in classes.NATIVE:
+            if row.pattern.fullmatch(frame.function):
+                return row
+    return None
+
+
+def _by_native(subject: Subject) -> Classification | None:
+    sign = _native_sign(subject)
+    if sign is None:
+        return None
+    if sign.name == "gil":
+        return _gil(subject)
+    fact = "native stack: " + " < ".join(
+        f.function for f in (subject.native or ThreadStack(tid=0)).frames[:4]
+    )
+    return _from_sign(subject, sign, fact, direct=True)
+
+
+def _gil(subject: Subject) -> Classification:
+    holder = next(
+        (s for s in subject.capture.stacks if s.owns_gil and s is not subject.stack), None
+    )
+    where = site(holder.frames) if holder else None
+    who = f", held by its thread {holder.name or holder.tid}" if holder else ""
+    at = f" in {where.label}" if where else ""
+    return _inert(
+        subject, "gil", f"waits for the GIL in {subject.at}{who}{at}", "native stack: take_gil"
+    )
+
+
+def _busy_children(capture: RankCapture) -> bool:
+    """True where a child process computes for the rank: a compiler, for one."""
+    return any(Subject(child).computes for child in capture.children)
+
+
+# --- what remains ----------------------------------------------------------------------------------
+
+
+def _by_wait_channel(subject: Subject) -> Classification | None:
+    if not subject.still and not (subject.movement and subject.movement.same_frames):
+        return None
+    wchan = subject.thread.wchan
+    for row in classes.WAIT_CHANNELS:
+        if row.pattern.fullmatch(wchan):
+            return _from_sign(subject, row, f"wait channel {wchan}", direct=True)
+    return None
+
+
+def _by_source(subject: Subject) -> Classification | None:
+    """A line such as `loss.item()` tells of a wait that leaves no Python frame; C code has released the GIL there."""
+    line = subject.capture.source_line
+    if (
+        not line
+        or (subject.stack and subject.stack.owns_gil)
+        or not subject.frames
+        or not is_user(subject.frames[0])
+    ):
+        return None
+    rows = classes.SOURCE + (classes.GPU_SOURCE if subject.has_gpu else ())
+    for row in rows:
+        if row.pattern.fullmatch(line):
+            return _from_sign(subject, row, f"source line: {line.strip()}", direct=False)
+    return None
+
+
+def _by_activity(subject: Subject) -> Classification:
+    """No name for what it does: CPU time decides between busy and idle."""
+    facts = activity(subject)
+    holder = next((s for s in subject.capture.stacks if s.owns_gil), None)
+    if subject.computes and _released_gil(subject):
+        doing = f"is in native code in {subject.at}"
+        return Classification(
+            name="native_code", role=Role.UNCLEAR, doing=doing, site=subject.at, why=facts
+        )
+    if subject.computes or (subject.movement and not subject.movement.same_frames):
+        return Classification(
+            name="busy", role=Role.BUSY, doing=f"runs {subject.at}", site=subject.at, why=facts
+        )
+    if not subject.frames:
+        return Classification(name="unclear", role=Role.UNCLEAR, doing="cannot be seen", why=facts)
+    if holder is not None and holder is not subject.stack and subject.still:
+        return _gil(subject)
+    if classes.FUTEX_WAITS.fullmatch(subject.thread.wchan) and is_user(subject.frames[0]):
+        doing = f"waits for a lock in {subject.at}"
+        return Classification(name="lock", role=Role.INERT, doing=doing, site=subject.at, why=facts)
+    name, doing = "idle", f"does nothing in {subject.at}"
+    return Classification(name=name, role=Role.INERT, doing=doing, site=subject.at, why=facts)
+
+
+def _released_gil(subject: Subject) -> bool:
+    """On a CPU, in the same Python line all the time, without the GIL: C code runs, or spins."""
+    frozen = subject.movement is None or subject.movement.same_frames
+    return frozen and bool(subject.stack) and not any(s.owns_gil for s in subject.capture.stacks)
+
+
+def _from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Classification:
+    target = subject.capture.blocked_on
+    return Classification(
+        name=row.name,
+        role=row.role,
+        doing=row.phrase.format(site=subject.at, on=_named(target)),
+        site=subject.at,
+        direct=direct,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *activity(subject)),
+    )
+
+
+def _inert(
+    subject: Subject, name: str, doing: str, fact: str, target: OpenFile | None = None
+) -> Classification:
+    return Classification(
+        name=name,
+        role=Role.INERT,
+        doing=doing,
+        site=subject.at,
+        direct=True,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *activity(subject)),
+    )
+
+
+def _call(thread: ThreadState) -> str:
+    return f"{thread.syscall}()" if re.fullmatch(r"[a-z]\w*", thread.syscall) else "the kernel"
+
+
+def _named(target: OpenFile | None) -> str:
+    """` (/data/settings.fifo)` where it has a path that a person can look up."""
+    return f" ({target.target})" if target and target.target.startswith("/") else ""
+
+
+def _on(target: OpenFile | None) -> str:
+    return f" on {target.target}" if target and target.target else ""

@@ -1,0 +1,1 @@
+"""Strict YAML: from text with line numbers to frozen structs, all problems at once."""

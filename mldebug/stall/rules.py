@@ -1,0 +1,120 @@
+"""Which clock holds for a run, how long it may be quiet, and when somebody is to blame.
+
+| the run | the clock | speaks after |
+|---|---|---|
+| tells steps, records, beats or collectives, and has started | time without progress | `timeout` |
+| has not made its first step | all ranks frozen; who indexes or compiles is not | `init_timeout` |
+| tells nothing at all | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
+
+Activity never delays the first clock. An incident opens when nobody moves; while somebody moves and others stand, at the
+smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch kills the job and the evidence with it.
+A timeout that stands in the configuration as a number is obeyed as it is.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from mldebug.stall.gaps import Timeout
+from mldebug.stall.pulse import Pulse
+from mldebug.stall.signals import Look
+from mldebug.stall.stillness import Ranks, Standing
+
+BUSY_FACTOR, BUSY_LEAST = 4.0, 300.0
+BEFORE_EVIDENCE_DIES = 0.75
+NO_SIGNAL, UNREADABLE_LOG = 60.0, 240.0
+NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
+SAMPLES = 10  # planned over a window, so that at least 8 fit
+LATER = 10.0  # seconds between samples after the confirmation
+SOONEST = 0.25
+STARTING = frozenset({"init", "store"})
+
+
+class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`stall:` of the configuration, and how often the watch looks. Seconds."""
+
+    timeout: Literal["auto"] | float = "auto"
+    busy_timeout: Literal["auto"] | float = "auto"
+    init_timeout: float = 300.0
+    interval: float = 5.0
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What holds for a run at this moment."""
+
+    by: Literal["progress", "stillness"]
+    timeout: Timeout
+    window: float  # a rank is frozen when it was so for this long
+    busy_limit: float | None  # None: nobody is blamed for being busy
+
+
+def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watched: float) -> Rule:
+    """Return the rule for this look; `watched` is how long this agent has seen the attempt."""
+    started = pulse.started(look)
+    if started and pulse.has_rhythm:
+        timeout = _by_rhythm(settings, look, pulse)
+        return Rule(
+            "progress", timeout, _window(timeout, watched), _busy_limit(settings, look, timeout)
+        )
+    if not started and (pulse.tells or ranks.any_class(STARTING)):
+        timeout = Timeout(settings.init_timeout, "before the first step")
+        return Rule("stillness", timeout, timeout.seconds, None)
+    timeout = _without_signal(settings, pulse)
+    return Rule("stillness", timeout, timeout.seconds, _busy_limit(settings, look, timeout))
+
+
+def is_blamed(rule: Rule, quiet: float, standing: Standing, ranks: Ranks, now: float) -> bool:
+    """Whether the incident opens: nobody moves, or somebody has kept the others waiting for too long."""
+    if rule.by == "stillness":
+        return standing.frozen or _kept_waiting(rule, ranks, now)
+    if quiet < rule.timeout.seconds:
+        return False
+    late = rule.busy_limit is not None and quiet >= rule.busy_limit
+    return standing.frozen or (late and standing.somebody_stands)
+
+
+def keeps_waiting(rule: Rule, some_unmoved: float) -> bool:
+    """Without a signal: one rank has not moved for so long that it is worth a sparse sample."""
+    limit = rule.busy_limit
+    return rule.by == "stillness" and limit is not None and some_unmoved >= limit / 2
+
+
+def spacing(rule: Rule, over: bool) -> float:
+    """Seconds between two samples: at least 8 in the second half of the timeout, fewer when that is over."""
+    half = rule.window if rule.by == "progress" else rule.timeout.seconds / 2
+    planned = max(SOONEST, half / SAMPLES)
+    return max(planned, min(LATER, half / 4)) if over else planned
+
+
+def _kept_waiting(rule: Rule, ranks: Ranks, now: float) -> bool:
+    """Without a signal: somebody has stood in one place all that time while another worked."""
+    if rule.busy_limit is None:
+        return False
+    standing = ranks.standing(now, rule.busy_limit)
+    return bool(standing.busy) and standing.somebody_stands
+
+
+def _by_rhythm(settings: StallSettings, look: Look, pulse: Pulse) -> Timeout:
+    if settings.timeout != "auto":
+        return Timeout(settings.timeout, "as configured")
+    return pulse.gaps.timeout(BEFORE_EVIDENCE_DIES * look.evidence_lives)
+
+
+def _without_signal(settings: StallSettings, pulse: Pulse) -> Timeout:
+    if settings.timeout != "auto":
+        return Timeout(settings.timeout, "as configured")
+    if pulse.log_grows(within=NO_SIGNAL):
+        return pulse.gaps.widen(Timeout(UNREADABLE_LOG, "no progress signal but lines in a log"))
+    return pulse.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
+
+
+def _busy_limit(settings: StallSettings, look: Look, timeout: Timeout) -> float:
+    told = settings.busy_timeout
+    patience = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST) if told == "auto" else told
+    return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
+
+
+def _window(timeout: Timeout, watched: float) -> float:
+    """Half the timeout, as the samples are spread; less where the agent came later than the stall."""
+    half = timeout.seconds / 2
+    return min(half, NEWCOMER) if watched < timeout.seconds else half

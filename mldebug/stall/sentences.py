@@ -1,0 +1,107 @@
+"""The words of the watch: one sentence for the log and for `mldebug status`. Job-written text is cleaned."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from mldebug.folding import fold_ranks, shorten_ranks
+from mldebug.model import Role
+from mldebug.redact import safe_line
+from mldebug.stall.rules import Rule
+from mldebug.stall.stillness import STOPPED, Standing, Trail
+
+NAMED = 3
+
+
+def seconds(value: float) -> str:
+    """`1.1 s`, `62 s`."""
+    return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+
+
+def quietly(rule: Rule, quiet: float, usual: float | None, who: str = "no rank has") -> str:
+    """`no step for 62 s (usual gap 1.1 s)`, or for a run without signals, how long its ranks have stood."""
+    early = quiet < rule.timeout.seconds / 4
+    if rule.by == "progress":
+        gap = f" (usual gap {seconds(usual)})" if usual is not None else ""
+        said = f"last step {seconds(quiet)} ago" if early else f"no step for {seconds(quiet)}"
+        return said + gap
+    if early:
+        return f"ranks move ({rule.timeout.why})"
+    return f"{who} moved for {seconds(quiet)} ({rule.timeout.why})"
+
+
+def standing_words(standing: Standing) -> str:
+    """`7 ranks wait in all_reduce; rank 3 sleeps in slow_data_loader`; empty where nobody was seen."""
+    parts = [
+        *_waiters(standing.waiting, ""),
+        *_waiters(standing.blind, " (GPU not readable)"),
+        *_each(standing.inert, _stands),
+        *_each(standing.busy, _works),
+    ]
+    if standing.gone:
+        many = len(standing.gone) > 1
+        parts.append(f"{_ranks(list(standing.gone))} {'have' if many else 'has'} exited")
+    return "; ".join(parts)
+
+
+def _waiters(trails: tuple[Trail, ...], note: str) -> list[str]:
+    """`7 ranks wait in all_reduce`, or what each does where the wait has no name."""
+    places = Counter(_operation(trail) for trail in trails if _operation(trail))
+    named = [_wait(trails, place, count) for place, count in places.most_common(NAMED)]
+    nameless = tuple(trail for trail in trails if not _operation(trail))
+    return [clause + note for clause in (*named, *_each(nameless, _waits))]
+
+
+def _wait(trails: tuple[Trail, ...], place: str, count: int) -> str:
+    if count > 1:
+        return f"{count} ranks wait in {place}"
+    rank = next(trail.last.rank for trail in trails if _operation(trail) == place)
+    return f"rank {rank} waits in {place}"
+
+
+def _operation(trail: Trail) -> str:
+    return safe_line(trail.told.operation, 60) if trail.told else ""
+
+
+def _waits(trail: Trail) -> str:
+    return _doing(trail) or "waits"
+
+
+def _each(trails: tuple[Trail, ...], words: Callable[[Trail], str]) -> list[str]:
+    """`rank 3 sleeps in load`, `ranks 2-5: each sleeps in load`."""
+    doing: dict[str, list[int]] = {}
+    for trail in trails:
+        doing.setdefault(words(trail), []).append(trail.last.rank)
+    clauses = [_clause(ranks, phrase) for phrase, ranks in doing.items()]
+    return clauses[:NAMED] + ([f"{len(clauses) - NAMED} more"] if len(clauses) > NAMED else [])
+
+
+def _clause(ranks: list[int], phrase: str) -> str:
+    return f"{_ranks(ranks)} {phrase}" if len(ranks) == 1 else f"{_ranks(ranks)}: each {phrase}"
+
+
+def _stands(trail: Trail) -> str:
+    if trail.last.state in STOPPED:
+        return "is stopped"
+    return _doing(trail) or "does not move"
+
+
+def _works(trail: Trail) -> str:
+    if trail.last.compiling:
+        return "compiles"
+    if trail.role is Role.BUSY and _doing(trail):
+        return _doing(trail)
+    if trail.device:
+        return "computes on its GPU"
+    return f"moves ({_doing(trail)})" if _doing(trail) else "works"
+
+
+def _doing(trail: Trail) -> str:
+    if trail.told is None:
+        return ""
+    phase = f" in phase {safe_line(trail.told.phase, 30)}" if trail.told.phase else ""
+    return safe_line(trail.told.doing, 120) + phase if trail.told.doing else ""
+
+
+def _ranks(ranks: list[int]) -> str:
+    many = "s" if len(ranks) > 1 else ""
+    return f"rank{many} {shorten_ranks(fold_ranks(ranks))}"

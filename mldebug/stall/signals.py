@@ -1,0 +1,118 @@
+"""What a cheap watch hands to the decision: one `Look` is one tick of one run on all the nodes that answered.
+
+Progress is evidence that the job moved; activity (CPU, switches, I/O, GPU) says what a rank does, never that the job
+moves. Times are monotonic seconds of one clock; `switches` and `io_bytes` are counters since the rank started.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from mldebug.model import Noun, Role
+
+COLLECTIVE_TIMEOUTS = {"nccl": 600.0, "gloo": 1800.0}
+"""Seconds after which torch itself ends a collective, where nobody changed it."""
+
+
+class ProgressKind(StrEnum):
+    """Where evidence of movement comes from, the strongest first."""
+
+    STEP = "step"
+    RECORD = "record"  # a training record in the job's log
+    HEARTBEAT = "heartbeat"
+    RAS = "ras"  # collective counts of NCCL RAS or Flight Recorder
+    CHECKPOINT_BYTES = "checkpoint_bytes"
+    LOG_GROWTH = "log_growth"  # any line of any thread: the weakest
+
+
+STEPS = (ProgressKind.STEP, ProgressKind.RECORD, ProgressKind.HEARTBEAT)
+RHYTHM = (*STEPS, ProgressKind.RAS)
+"""The kinds whose gaps are the run's own rhythm."""
+
+
+class Progress(Noun, frozen=True, kw_only=True):
+    """The last state of one signal, repeated in every look: `value` changes when the job moves."""
+
+    kind: ProgressKind
+    value: float  # step number, count or bytes
+    at: float  # when that value was reached
+    events: int = 1  # how many records or beats came since the look before
+
+
+class RankLook(Noun, frozen=True, kw_only=True):
+    """One rank at one moment. Role, class and frames are known only where a stack sample was taken."""
+
+    rank: int
+    role: Role | None = None
+    class_name: str = ""  # mldebug.judging.classes: collective, init, sleep …
+    operation: str = ""  # what a waiting rank waits in: all_reduce
+    doing: str = ""  # follows "rank 3 ": "sleeps in slow_data_loader (train.py:7)"
+    frames_signature: str | None = None  # equal for equal Python frames of the main thread
+    cpu_ratio: float = 0.0  # main thread, since the look before
+    process_cpu_ratio: float = 0.0  # all threads and living children together
+    switches: int = 0  # voluntary context switches of the main thread
+    io_bytes: int = 0  # through read and write calls of the process
+    state: str = ""
+    wchan: str = ""
+    compiling: bool = False  # has a compiler at work: ptxas, cc1plus, triton, inductor workers
+    phase: str | None = None  # what a hook in the job says
+    device_progress: bool | None = None  # its GPU computes or moves memory; None: not readable
+
+
+class Look(Noun, frozen=True, kw_only=True):
+    """One tick of one run. A new `attempt` starts everything anew but the learned rhythm."""
+
+    at: float
+    run: str = ""
+    attempt: int = 0
+    ranks: tuple[RankLook, ...] = ()
+    exited: tuple[int, ...] = ()
+    progress: tuple[Progress, ...] = ()
+    started: bool = False  # this attempt has made its first step
+    backend: str = "nccl"
+    collective_timeout: float | None = None  # as Flight Recorder tells it
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Ranks that still run."""
+        gone = (Role.EXITED, Role.MISSING)
+        return tuple(
+            rank.rank
+            for rank in self.ranks
+            if rank.role not in gone and rank.rank not in self.exited
+        )
+
+    @property
+    def evidence_lives(self) -> float:
+        """Seconds that a collective may hang before torch kills the job and the evidence with it."""
+        told = self.collective_timeout
+        return told if told and told > 0 else COLLECTIVE_TIMEOUTS.get(self.backend, 600.0)
+
+
+class Stage(StrEnum):
+    """How far the suspicion has come."""
+
+    WATCHING = "watching"  # the job moves, or is too young to say
+    QUIET = "quiet"  # longer without progress than usual, too short to suspect
+    SUSPECT = "suspect"  # half the timeout is over: stacks are sampled
+    CONFIRMED = "confirmed"  # a stall, captured; nobody to blame yet
+    BLAMED = "blamed"  # an incident is open
+    RECOVERED = "recovered"  # an open incident ended by itself, just now
+    ENDED = "ended"  # the job, or the attempt that was stalled, is over
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do now, and the sentence that says why."""
+
+    stage: Stage
+    sentence: str
+    sample: bool = False  # take a non-blocking stack sample of every rank before the next look
+    capture: bool = False  # take a capture of every rank and keep it
+    open: bool = False  # an incident opens with this look
+    key: str = ""  # of the open incident: run, attempt, last step
+    suspects: tuple[int, ...] = ()  # ranks that do not wait
+    quiet: float = 0.0  # seconds without progress, as far as this agent could watch them
+    stalled_since: float | None = None
+    timeout: float = 0.0
+    why_timeout: str = ""
+    next_look: float = 5.0  # seconds
