@@ -29,7 +29,6 @@ from mldebug.model import (
     Remark,
 )
 from mldebug.movement import Sample, movement
-from mldebug.stacks import principal, site
 from mldebug_agents.blocked import blocked_on
 from mldebug_agents.guard import restore
 from mldebug_agents.host import Host
@@ -37,6 +36,7 @@ from mldebug_agents.logs.tail import log_of, read_log
 from mldebug_agents.pyspy import Dump, PySpy
 from mldebug_agents.pystack import find_pystack, second_opinion
 from mldebug_agents.reader import Reader, Unreadable
+from mldebug_agents.sourceline import source_line
 from mldebug_agents.sources.ranks import Child
 
 MAX_SAMPLES = 8
@@ -226,7 +226,7 @@ class _Session:
             state=state,
             stacks=dump.stacks,
             movement=movement(target.pid, self.samples.get(target.pid, [])),
-            source_line=self._source_line(target.pid, dump),
+            source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
             blocked_on=blocked_on(state, self._memory, self.c.host.mount_of),
         )
 
@@ -261,14 +261,6 @@ class _Session:
         self.gaps.append(
             Gap(what=what, reason=reason, rank=target.rank, pid=target.pid, way_out=way_out)
         )
-
-    def _source_line(self, pid: int, dump: Dump) -> str:
-        stack = principal(dump.stacks, pid)
-        frame = site(stack.frames) if stack else None
-        if frame is None or not frame.path.startswith("/") or not frame.line:
-            return ""
-        line = self.c.reader.read_line(f"{self.c.host.root_of(pid)}{frame.path}", frame.line)
-        return "" if isinstance(line, Unreadable) else line.strip()
 
     def _memory(self, pid: int, address: int, size: int) -> bytes:
         data = self.c.reader.read_memory(pid, address, max_bytes=size)

@@ -27,6 +27,7 @@ from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.logs.following import LogFollower
 from mldebug_agents.logs.places import LogFinder, LogPlace
+from mldebug_agents.sourceline import source_line
 from mldebug_agents.sources.ranks import Child, Discovery
 from mldebug_agents.workbench import Workbench
 
@@ -196,6 +197,7 @@ class _JobWatch:
                 state=state,
                 stacks=dump.stacks,
                 movement=movement(rank.pid, list(kept)),
+                source_line=source_line(self.bench.host, self.bench.reader, rank.pid, dump.stacks),
             )
             found[rank.rank] = RankCapture(identity=rank, process=process)
         return found

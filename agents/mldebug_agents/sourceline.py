@@ -1,0 +1,16 @@
+"""The text of the line where a process stands: `loss.item()` tells of a wait that leaves no frame of its own."""
+
+from mldebug.model import ThreadStack
+from mldebug.stacks import principal, site
+from mldebug_agents.host import Host
+from mldebug_agents.reader import Reader, Unreadable
+
+
+def source_line(host: Host, reader: Reader, pid: int, stacks: tuple[ThreadStack, ...]) -> str:
+    """The innermost line of the job's own code, read through the process's root; "" where it cannot be had."""
+    stack = principal(stacks, pid)
+    frame = site(stack.frames) if stack else None
+    if frame is None or not frame.path.startswith("/") or not frame.line:
+        return ""
+    line = reader.read_line(f"{host.root_of(pid)}{frame.path}", frame.line)
+    return "" if isinstance(line, Unreadable) else line.strip()
