@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import os
 import platform
 import sys
@@ -149,6 +150,12 @@ def _explain(error: Exception, debug: bool) -> int:
         )
         _say(error.format_message(), f"{path} --help")
         return int(ExitCode.USAGE)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
+        _say(
+            f"the output cannot be written: {error.strerror}",
+            "free space, or redirect it elsewhere",
+        )
+        return int(ExitCode.FOUND)
     _say(f"internal error: {type(error).__name__}: {error}", REPORT_IT)
     return int(ExitCode.FOUND)
 

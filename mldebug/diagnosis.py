@@ -40,7 +40,7 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
     job = merge_jobs([capture.job for capture in captures])
     ranks = _infer_native_waits(_share_native([*_classified(captures), *_lost(captures)]))
     ranks.sort(key=lambda rank: rank.rank)
-    case = Case(job, tuple(ranks))
+    case = Case(job, tuple(ranks), max(capture.quiet_seconds for capture in captures))
     groups, group_of = _groups(case)
     diagnosis = conclude(case, _findings(case))
     return Judgement(
@@ -191,6 +191,7 @@ def needs_native(found: Classification) -> bool:
         "native_code",
         "backward",
         "backward_wait",
+        "futex",
         "lock",
         "idle",
         "device_sync",

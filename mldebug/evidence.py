@@ -29,7 +29,12 @@ def captures_from_dumps(directory: Path) -> tuple[NodeCapture, ...]:
             found[rank] = _join(found[rank], process) if rank in found else process
     if not found:
         return ()
-    world = max(len(found), max(found) + 1)
+    world = max(found) + 1
+    if world > 4 * MAX_FILES:
+        raise EvidenceError(
+            f"a file name ends in {max(found)}, which is no rank",
+            "name the files rank0.txt, rank1.txt …",
+        )
     ranks = tuple(_rank(number, world, process) for number, process in sorted(found.items()))
     job = Job(
         id="recorded",

@@ -239,6 +239,7 @@ class NodeCapture(Noun, frozen=True, kw_only=True):
     node: str
     taken_at: float
     duration_seconds: float = 0.0
+    quiet_seconds: float = 0.0  # without progress until then, where somebody watched; 0: nobody did
     job: Job
     ranks: tuple[RankCapture, ...] = ()  # sorted by rank
     remarks: tuple[Remark, ...] = ()

@@ -21,7 +21,9 @@ _STDLIB_SHORT = re.compile(
     r"tempfile|shutil|pathlib|pickle|json/\w+|logging/\w+|asyncio/\w+|multiprocessing/\w+|concurrent/futures/\w+|"
     r"importlib/\w+|_pyrepl/\w+|http/\w+|urllib/\w+|email/\w+|weakref|copy|gzip|zipfile|tarfile|random|signal)\.py$"
 )
-_TORCH = re.compile(r"(^|/)(torch|torchvision|triton)/")
+_LIBRARY = re.compile(
+    r"^(torch|torchvision|triton|filelock|portalocker|safetensors|deepspeed/comm|ipdb|pudb|debugpy)(/|\.py$)"
+)
 
 
 class _RawFrame(msgspec.Struct):
@@ -142,8 +144,9 @@ def is_user(frame: Frame) -> bool:
         or frame.file.startswith("<frozen")
     ):
         return False
-    return not _TORCH.search(frame.file) and not _TORCH.search(
-        frame.path.partition("site-packages/")[2]
+    inside = re.split(r"/(?:site|dist)-packages/", frame.path)[-1] if frame.path else frame.file
+    return not _LIBRARY.match(inside) and not (
+        inside.startswith("/") and _LIBRARY.match(frame.file)
     )
 
 

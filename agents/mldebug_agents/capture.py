@@ -33,7 +33,7 @@ from mldebug_agents.blocked import blocked_on
 from mldebug_agents.guard import restore
 from mldebug_agents.host import Host
 from mldebug_agents.logs.tail import log_of, read_log
-from mldebug_agents.pyspy import Dump, PySpy
+from mldebug_agents.pyspy import FORBIDDEN, Dump, PySpy
 from mldebug_agents.pystack import find_pystack, second_opinion
 from mldebug_agents.reader import Reader, Unreadable
 from mldebug_agents.sourceline import source_line
@@ -205,7 +205,7 @@ class _Session:
             taken_at=taken_at,
             job=self.job,
             ranks=ranks,
-            remarks=remarks,
+            remarks=self._own(remarks),
             gaps=(*gaps, *self.gaps),
             versions={
                 "mldebug": __version__,
@@ -213,6 +213,11 @@ class _Session:
                 "kernel": platform.release(),
             },
         )
+
+    def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:
+        """What is odd about this job, or about no process in particular."""
+        mine = set(self.states)
+        return tuple(one for one in remarks if not one.pids or mine.intersection(one.pids))
 
     def _process(self, target: Target) -> ProcessCapture:
         state, dump = self.states[target.pid], self.dumps.get(target.pid, Dump())
@@ -232,7 +237,7 @@ class _Session:
 
     def _second_opinion(self, target: Target, dump: Dump) -> Dump:
         """Where py-spy could not read a living Python process for another reason than rights: ask pystack."""
-        if not dump.failure or dump.not_python or dump.gone or "permission" in dump.failure:
+        if not dump.failure or dump.not_python or dump.gone or dump.failure == FORBIDDEN:
             return dump
         stacks = second_opinion(self.c.pyspy.starter, find_pystack(), target.pid, DUMP_TIMEOUT)
         if not stacks:

@@ -1,6 +1,8 @@
 """A capture by hand: choose the job, capture it now, judge it, write the report down."""
 
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,8 @@ from mldebug.report.build import build_report
 from mldebug.report.html import render_html
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
+
+STORE_TIMEOUT = 10.0
 
 
 class Taken(NamedTuple):
@@ -87,12 +91,33 @@ def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken
 def _store(
     bench: Workbench, report: Report, html: str, capture: NodeCapture
 ) -> tuple[Path | None, str]:
-    evidence = {f"capture-{capture.node}.json": msgspec.json.encode(capture)}
+    """Store the report within a deadline: a hung or closed state dir costs the file, never the answer."""
     state_dir = bench.config.agent.state_dir
-    try:
+    evidence = {f"capture-{capture.node}.json": msgspec.json.encode(capture)}
+
+    def save() -> Path:
         archive = Archive(state_dir)
         folder = archive.save(report, html, evidence, owner_uid=capture.job.uid)
         archive.prune()
-    except OSError as error:
-        return None, f"the report was not stored in {state_dir}: {error.strerror or error}"
-    return folder / "report.html", ""
+        return folder / "report.html"
+
+    path, why = within(STORE_TIMEOUT, save)
+    return path, f"the report was not stored in {state_dir}: {why}" if why else ""
+
+
+def within(timeout: float, write: Callable[[], Path]) -> tuple[Path | None, str]:
+    """Carry out a write in a thread that is left behind when it does not come back; returns (path, why not)."""
+    done: list[tuple[Path | None, str]] = []
+
+    def run() -> None:
+        try:
+            done.append((write(), ""))
+        except MldebugError as error:
+            done.append((None, error.message))
+        except OSError as error:
+            done.append((None, error.strerror or str(error)))
+
+    thread = threading.Thread(target=run, name="mldebug-store", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return done[0] if done else (None, f"no answer in {timeout:g} s")

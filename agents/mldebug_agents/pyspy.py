@@ -20,6 +20,7 @@ from mldebug_agents.spawn import Completed, Starter
 
 INSTALL = "pip install py-spy, or name it in the config: capture: {py_spy: /path/to/py-spy}"
 
+FORBIDDEN = "no permission to read its memory"
 TORN = "get_stack_trace"
 """In py-spy's words: the stack changed while it was read without stopping the process. Worth a second try."""
 
@@ -33,7 +34,6 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     not_python: bool = False
     gone: bool = False
     killed: bool = False  # our py-spy had to be killed: the target must be looked after
-    raw: bytes = b""
 
 
 class PySpy:
@@ -66,9 +66,10 @@ class PySpy:
         done = self.starter.run([self.binary, "--version"], timeout=timeout)
         if done.returncode != 0:
             raise ToolError(f"py-spy does not run ({self.binary}): {_why(done, timeout)}", INSTALL)
-        return (
-            done.stdout.decode(errors="replace").split()[-1] if done.stdout.split() else "unknown"
-        )
+        version = re.search(r"\d+\.\d+\.\d+", done.stdout.decode(errors="replace"))
+        if version is None:
+            raise ToolError(f"{self.binary} is no py-spy: it does not tell its version", INSTALL)
+        return version[0]
 
     def _claim(self, pid: int) -> bool:
         with self._lock:
@@ -98,21 +99,27 @@ def read_dump(done: Completed, timeout: float) -> Dump:
     if done.returncode != 0 or killed:
         return _failed(done, timeout, killed)
     try:
-        return Dump(stacks=parse_pyspy_json(done.stdout), raw=done.stdout)
+        stacks = parse_pyspy_json(done.stdout)
+        return Dump(stacks=stacks, failure="" if stacks else "py-spy saw no Python thread")
     except EvidenceError as error:
         return Dump(failure=f"py-spy printed something else: {error.message}", way_out=INSTALL)
 
 
 def _failed(done: Completed, timeout: float, killed: bool) -> Dump:
     why = _why(done, timeout)
+    if done.error:
+        return Dump(
+            failure=f"py-spy ({done.argv[0] if done.argv else ''}) cannot be started: {why}",
+            way_out=INSTALL,
+        )
     lowered = why.lower()
     if "permission denied" in lowered or "operation not permitted" in lowered:
-        return Dump(failure="no permission to read its memory", way_out=PERMISSION, killed=killed)
+        return Dump(failure=FORBIDDEN, way_out=PERMISSION, killed=killed)
     if "python version" in lowered:
         return Dump(failure="it is not a Python process", not_python=True, killed=killed)
-    if not done.error and re.search(r"no such file|no such process|executable name", lowered):
+    if re.search(r"no such file|no such process|executable name", lowered):
         return Dump(failure="it exited before its stack was read", gone=True, killed=killed)
-    return Dump(failure=f"py-spy: {why}", way_out=INSTALL if done.error else "", killed=killed)
+    return Dump(failure=f"py-spy: {why}", killed=killed)
 
 
 PERMISSION = (
@@ -125,6 +132,8 @@ def _why(done: Completed, timeout: float) -> str:
         return f"no answer in {timeout:g} s"
     if done.error:
         return done.error
+    if done.truncated:
+        return "it wrote too much"
     text = done.stderr.decode(errors="replace")
     causes = re.findall(r"(?:Error:|^\s+\d+:|Reason:)\s*(.+)", text, re.MULTILINE)[:2]
     return (

@@ -9,12 +9,16 @@ from rich.console import Console
 
 from mldebug.archive import load_captures
 from mldebug.diagnosis import diagnose
-from mldebug.errors import EvidenceError, ExitCode
+from mldebug.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.evidence import captures_from_dumps
 from mldebug.model import NodeCapture, Report, Stall
 from mldebug.report.build import build_report
 from mldebug.report.html import render_html
 from mldebug.report.text import print_report
+
+MAX_WORLD = 1_000_000
+MAX_TIME = 4e9  # unix seconds
+DAMAGED = "this file is damaged or made up"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +40,7 @@ def command(directory: Path, as_json: bool, html: Path | None) -> None:
     captures = read_evidence(directory)
     report = judge(captures)
     if html:
-        html.write_text(render_html(report), encoding="utf-8")
+        _write(html, render_html(report))
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
     else:
@@ -44,15 +48,44 @@ def command(directory: Path, as_json: bool, html: Path | None) -> None:
     sys.exit(ExitCode.FOUND if diagnose(captures).stalled else ExitCode.FINE)
 
 
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MldebugError(
+            f"{path} cannot be written: {error.strerror}", "give --html another place"
+        ) from error
+
+
 def read_evidence(directory: Path) -> tuple[NodeCapture, ...]:
     """Captures first; a folder without any is taken as a folder of py-spy dumps."""
+    if not directory.is_dir():
+        what = "is no folder" if directory.exists() else "does not exist"
+        raise EvidenceError(
+            f"{directory} {what}", "give the folder of a report: mldebug reports list"
+        )
     try:
-        return load_captures(directory)
+        return checked(load_captures(directory))
     except EvidenceError:
         dumps = captures_from_dumps(directory)
         if not dumps:
             raise
         return dumps
+
+
+def checked(captures: tuple[NodeCapture, ...]) -> tuple[NodeCapture, ...]:
+    """Refuse evidence whose numbers cannot be."""
+    for capture in captures:
+        highest = max((rank.identity.rank for rank in capture.ranks), default=0)
+        if not highest < capture.job.world_size <= MAX_WORLD:
+            raise EvidenceError(
+                f"a capture says {capture.job.world_size} ranks and shows rank {highest}", DAMAGED
+            )
+        if not 0 <= capture.taken_at < MAX_TIME:
+            raise EvidenceError(
+                f"a capture was taken at {capture.taken_at:g}, which is no time", DAMAGED
+            )
+    return captures
 
 
 def judge(captures: tuple[NodeCapture, ...]) -> Report:

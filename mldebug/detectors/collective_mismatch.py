@@ -19,8 +19,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CollectiveMismatch:
     """Votes on (operation, place in the training code); a tie is a split and never a name.
 
-    Stacks alone cannot tell process groups apart, so this is `medium` at most, and point-to-point calls of
-    pipeline stages, which differ legitimately, stop the vote.
+    Stacks alone are `medium` at most, and name nobody in a job with several process groups, whose ranks differ
+    legitimately; so do point-to-point calls of pipeline stages.
     """
 
     def __init__(self, options: Options) -> None:
@@ -29,16 +29,13 @@ class CollectiveMismatch:
     def judge(self, case: Case) -> Finding | None:
         """Speak where everybody waits and a strict majority stands in one place."""
         voters = case.waiting
-        if (
-            case.suspects
-            or case.moved
-            or case.starting
-            or any(r.is_.name == "point_to_point" for r in voters)
-        ):
+        if case.suspects or case.moved or case.starting or not all(map(_may_vote, voters)):
             return None
         votes = Counter(_key(rank) for rank in voters)
         if len(votes) < 2:
             return None
+        if case.process_groups > 1:
+            return _several_groups(case)
         (winner, count), *_ = votes.most_common()
         needed = 0.5 if case.complete else self.options.partial_majority - 1e-9
         if count <= needed * len(voters):
@@ -50,16 +47,34 @@ class CollectiveMismatch:
         self, case: Case, odd: tuple[ClassifiedRank, ...], winner: Key, count: int
     ) -> Finding:
         rest = tuple(rank for rank in case.waiting if _key(rank) == winner)
-        gpu = any(rank.is_.name in ("device_sync", "native_code") for rank in odd)
         finding = blame(
             case,
             Verdict.COLLECTIVE_MISMATCH,
             odd,
             (show_source(odd[0]), show_source(rest[0])),
-            confidence=Confidence.LOW if gpu or not case.complete else Confidence.MEDIUM,
+            confidence=Confidence.MEDIUM if case.complete else Confidence.LOW,
         )
         summary = f"{sentence(odd)} while {sentence(rest)}: {len(odd)} of {len(odd) + count} took another branch"
         return msgspec.structs.replace(finding, summary=summary)
+
+
+def _may_vote(rank: ClassifiedRank) -> bool:
+    """Only a wait whose operation is known; a handle's `wait()` may be a pipeline stage's receive."""
+    if rank.is_.name == "point_to_point":
+        return False
+    return bool(rank.is_.operation) or rank.is_.name == "native_wait"
+
+
+def _several_groups(case: Case) -> Finding:
+    """Ranks of different groups stand in different places legitimately: say so, and name nobody."""
+    finding = blame(case, Verdict.COLLECTIVE_MISMATCH, (), (), confidence=Confidence.LOW)
+    summary = (
+        f"all ranks wait, in different collectives: {case.victims()}; the job has {case.process_groups} process "
+        "groups, so stacks alone do not tell who left the common path"
+    )
+    return msgspec.structs.replace(
+        finding, summary=summary, next_steps=(show_source(case.waiting[0]),)
+    )
 
 
 def _key(rank: ClassifiedRank) -> Key:

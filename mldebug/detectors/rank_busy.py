@@ -16,9 +16,7 @@ class RankBusy:
     def judge(self, case: Case) -> Finding | None:
         """Speak where somebody waits, and the ranks that do not wait are busy and the smaller part."""
         busy = tuple(
-            r
-            for r in case.suspects
-            if r.is_.role in (Role.BUSY, Role.UNCLEAR) and r.is_.name != "unclear"
+            r for r in case.suspects if r.is_.role is Role.BUSY or r.is_.name == "native_code"
         )
         if not busy or not case.stuck or not case.waiting:
             return None

@@ -6,7 +6,8 @@ from mldebug.judging.case import Case, blame
 from mldebug.model import Finding, Verdict
 
 CLASSES = (
-    "sleep", "lock", "gil", "debugger", "stdin", "terminal", "child_wait", "file_lock", "thread_join", "thread_exit", "future", "idle",
+    "sleep",
+    "poll", "lock", "gil", "debugger", "stdin", "terminal", "child_wait", "file_lock", "thread_join", "thread_exit", "future", "idle",
 )  # fmt: skip
 
 CLASSES_ALONE = ("lock", "gil", "debugger", "stdin", "terminal", "file_lock", "child_wait")

@@ -13,20 +13,48 @@ from mldebug.model import (
     Finding,
     Job,
     Movement,
+    ProcessCapture,
     Role,
     Verdict,
 )
 from mldebug.stacks import principal, site
 
 INIT_CLASSES = ("init", "store")
+SOFT_CLASSES = frozenset(
+    [
+        "sleep",
+        "poll",
+        "lock",
+        "gil",
+        "child_wait",
+        "thread_join",
+        "thread_exit",
+        "future",
+        "file_lock",
+        "flock",
+        "idle",
+        "socket",
+        "pipe_read",
+        "pipe_write",
+        "fifo",
+        "dataloader",
+        "dataloader_exit",
+    ]
+)
+"""Inert, but perhaps only for now, or because of another rank of the same job: a lock holder, a writer, a peer."""
+LONG = 10.0
+"""Seconds of stillness after which a soft class may be `high`."""
 
 
 class Case:
     """One job at one moment, classified. Immutable; what is derived is computed once."""
 
-    def __init__(self, job: Job, ranks: tuple[ClassifiedRank, ...]) -> None:
+    def __init__(
+        self, job: Job, ranks: tuple[ClassifiedRank, ...], quiet_seconds: float = 0.0
+    ) -> None:
         self.job = job
         self.ranks = ranks
+        self.quiet_seconds = quiet_seconds
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:
@@ -42,6 +70,12 @@ class Case:
     def suspects(self) -> tuple[ClassifiedRank, ...]:
         """Every rank that does not wait."""
         return tuple(r for r in self.ranks if r.is_.role is not Role.WAITING)
+
+    @cached_property
+    def process_groups(self) -> int:
+        """How many process groups the ranks have, by their threads: two run loops for each gloo group, one watchdog
+        for each NCCL group; 0 where threads were not seen."""
+        return max((_groups_of(r.capture.process) for r in self.ranks if r.capture), default=0)
 
     @cached_property
     def complete(self) -> bool:
@@ -91,6 +125,11 @@ def _slept_anew(rank: ClassifiedRank, move: Movement) -> bool:
         state is not None and state.main is not None and FUTEX_WAITS.fullmatch(state.main.wchan)
     )
     return move.switches > (1 if on_futex else max(2, 2 * move.span_seconds))
+
+
+def _groups_of(process: ProcessCapture) -> int:
+    names = [thread.name for thread in process.state.threads] if process.state else []
+    return max(names.count("pt_gloo_runloop") // 2, names.count("pt_nccl_watchdg"))
 
 
 def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
@@ -157,9 +196,12 @@ def blame(
     Without `confidence` it is high where the kernel or a native stack says what each culprit does, and samples say
     that it stayed so; else medium. A finding in which nobody waits is never more than medium.
     """
+    rivals = _rivals(case, culprits)
+    if rivals:
+        return _several(case, verdict, (*culprits, *rivals), tuple(next_steps))
     said = lead or sentence(culprits)
     victims = case.victims()
-    proved = all(rank.is_.direct and _watched(rank) for rank in culprits)
+    proved = all(_proved(case, rank) for rank in culprits)
     direct = proved and bool(case.waiting or case.job.world_size == 1)
     return Finding(
         verdict=verdict,
@@ -169,6 +211,51 @@ def blame(
         evidence=evidence_of(case, culprits),
         next_steps=tuple(next_steps),
     )
+
+
+def _rivals(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[ClassifiedRank, ...]:
+    """Other suspects, where those named and they may in truth wait for one another.
+
+    A soft class may wait for any other suspect; a busy rank may do so only for the sake of a soft one.
+    """
+    named = {rank.rank for rank in culprits}
+    others = [r for r in case.suspects if r.rank not in named]
+    if any(map(_is_soft, culprits)):
+        return tuple(r for r in others if r.is_.role in (Role.INERT, Role.BUSY))
+    if any(rank.is_.role is Role.BUSY for rank in culprits):
+        return tuple(filter(_is_soft, others))
+    return ()
+
+
+def _several(
+    case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
+) -> Finding:
+    """Several ranks do not wait, and one may be waiting for another in a way no stack shows: all named, at `low`."""
+    busy = any(rank.is_.role is Role.BUSY for rank in suspects)
+    suspects = tuple(sorted(suspects, key=lambda rank: rank.rank))
+    victims = f"; {case.victims()}" if case.waiting else ""
+    return Finding(
+        verdict=Verdict.RANK_BUSY if busy else verdict,
+        culprits=tuple(rank_culprit(rank) for rank in suspects),
+        confidence=Confidence.LOW,
+        summary=f"{sentence(suspects)}: one of them may wait for another{victims}",
+        evidence=evidence_of(case, suspects),
+        next_steps=next_steps,
+    )
+
+
+def _proved(case: Case, rank: ClassifiedRank) -> bool:
+    """Direct evidence, watched, and for classes that may end by themselves watched for long."""
+    if not rank.is_.direct or not _watched(rank):
+        return False
+    move = rank.capture.process.movement if rank.capture else None
+    watched = max(case.quiet_seconds, move.span_seconds if move else 0.0)
+    return not _is_soft(rank) or watched >= LONG
+
+
+def _is_soft(rank: ClassifiedRank) -> bool:
+    """A worker that was found stopped or blocked is as hard a fact as a stopped rank."""
+    return rank.is_.name in SOFT_CLASSES and not (rank.is_.worker_pid and rank.is_.direct)
 
 
 def _watched(rank: ClassifiedRank) -> bool:

@@ -33,14 +33,15 @@ class Sign:
     role: Role
     phrase: str
     pattern: re.Pattern[str]
+    operation: str = ""
 
 
 def _calls(name: str, role: Role, phrase: str, file: str, function: str) -> Calls:
     return Calls(name, role, phrase, re.compile(rf"(?:.*/)?(?:{file})"), re.compile(function))
 
 
-def _sign(name: str, role: Role, phrase: str, pattern: str) -> Sign:
-    return Sign(name, role, phrase, re.compile(pattern))
+def _sign(name: str, role: Role, phrase: str, pattern: str, operation: str = "") -> Sign:
+    return Sign(name, role, phrase, re.compile(pattern), operation)
 
 
 C10D = "torch/distributed/distributed_c10d.py"
@@ -182,6 +183,9 @@ PYTHON: tuple[Calls, ...] = (
         r"join|_wait_for_tstate_lock",
     ),
     _calls(
+        "future", I, "waits for a future in {site}", r"concurrent/futures/_base\.py", r"result|wait"
+    ),
+    _calls(
         "lock",
         I,
         "waits for a lock in {site}",
@@ -194,9 +198,6 @@ PYTHON: tuple[Calls, ...] = (
         "waits on a queue in {site}",
         r"queue\.py|multiprocessing/(queues|connection|synchronize)\.py",
         r"get|put|wait|_poll|acquire|__enter__",
-    ),
-    _calls(
-        "future", I, "waits for a future in {site}", r"concurrent/futures/_base\.py", r"result|wait"
     ),
 )
 
@@ -219,7 +220,13 @@ NATIVE: tuple[Sign, ...] = (
         "waits while its process group is torn down, at {site}",
         r"ncclComm(Abort|Destroy|Finalize)\w*",
     ),
-    _sign("collective", W, "waits for a gradient all_reduce in {site}", r"c10d::Reducer::.*"),
+    _sign(
+        "collective",
+        W,
+        "waits for a gradient all_reduce in {site}",
+        r"c10d::Reducer::.*",
+        "backward",
+    ),
     _sign(
         "collective",
         W,
@@ -260,7 +267,7 @@ WAIT_CHANNELS: tuple[Sign, ...] = (
     _sign(
         "pipe_write",
         I,
-        "is blocked writing to a full pipe{on} in {site}, which nobody reads",
+        "is blocked writing to a full pipe{on} in {site}",
         r"(anon_)?pipe_write",
     ),
     _sign("pipe_read", I, "is blocked reading from a pipe{on} in {site}", r"(anon_)?pipe_read"),

@@ -12,6 +12,7 @@ from mldebug.judging.loader import stalled_loader
 from mldebug.judging.subject import Subject, activity
 from mldebug.model import (
     Classification,
+    Frame,
     OpenFile,
     ProcessCapture,
     RankCapture,
@@ -19,7 +20,7 @@ from mldebug.model import (
     ThreadStack,
     ThreadState,
 )
-from mldebug.stacks import bare, inner, is_user, site
+from mldebug.stacks import bare, inner, is_user, python_frames, site
 
 READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
 
@@ -33,7 +34,8 @@ def classify(capture: RankCapture) -> Classification:
     found = _by_calls(subject, capture)
     if found is None:
         found = _by_native(subject) or _by_wait_channel(subject) or _by_source(subject)
-    return found or _by_activity(subject)
+    found = found or _by_activity(subject)
+    return found if found.role is Role.WAITING else _by_other_threads(subject) or found
 
 
 def classify_process(capture: ProcessCapture) -> Classification:
@@ -46,6 +48,36 @@ def classify_process(capture: ProcessCapture) -> Classification:
 
 
 # --- the kernel's word -----------------------------------------------------------------------------
+
+
+def _by_other_threads(subject: Subject) -> Classification | None:
+    """Training may run in another thread (Ray, a pool of communication threads): if one waits, the rank waits.
+
+    Only for a main thread that itself does nothing but wait for its threads; the name of the thread is told.
+    """
+    if subject.computes and subject.thread.state == "R":
+        return None
+    for stack in subject.capture.stacks:
+        if stack is subject.stack or site(stack.frames) is None:
+            continue
+        match = _match_calls(python_frames(stack.frames))
+        if match and match[0].role is Role.WAITING and match[0].name != "device_sync":
+            return _waits_in_thread(subject, stack, *match)
+    return None
+
+
+def _waits_in_thread(
+    subject: Subject, stack: ThreadStack, row: Calls, operation: str
+) -> Classification:
+    place = site(stack.frames)
+    at = place.label if place else subject.at
+    return Classification(
+        name=row.name,
+        role=Role.WAITING,
+        doing=f"{row.phrase.format(op=operation, site=at)}, in its thread {stack.name or stack.tid}",
+        site=at,
+        why=(f"its main thread stands in {subject.at}", *activity(subject)),
+    )
 
 
 def _gone(subject: Subject) -> Classification | None:
@@ -74,7 +106,7 @@ def _stopped(subject: Subject) -> Classification | None:
 def _storage(subject: Subject) -> Classification | None:
     thread = subject.thread
     blocked = thread.state == "D" or classes.STORAGE_WAITS.fullmatch(thread.wchan)
-    if not blocked or not subject.still:
+    if not blocked or not subject.asleep:
         return None
     storage = bool(classes.STORAGE_WAITS.fullmatch(thread.wchan))
     fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
@@ -87,7 +119,7 @@ def _storage(subject: Subject) -> Classification | None:
 def _stdin(subject: Subject) -> Classification | None:
     thread = subject.thread
     reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
-    if not reading or not subject.still:
+    if not reading or not subject.asleep:
         return None
     if any(
         call.file.fullmatch(f.file) for f in inner(subject.frames) for call in classes.PYTHON[:1]
@@ -103,7 +135,7 @@ def _stdin(subject: Subject) -> Classification | None:
 
 def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
     """Ask the table of Python calls; the kernel and the native stack then make it direct, or correct it."""
-    match = _match_calls(subject)
+    match = _match_calls(subject.frames)
     if match is None:
         return _backward(subject)
     row, operation = match
@@ -112,6 +144,8 @@ def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
             subject, row.phrase.format(site=subject.at), capture, classify_process
         )
     doing = row.phrase.format(op=operation, site=subject.at)
+    if row.name == "child_wait" and _busy_children(capture):
+        return _busy_child(subject)
     if row.name == "thread_exit":
         doing += _other_threads(subject)
     if (
@@ -145,9 +179,9 @@ def _other_threads(subject: Subject) -> str:
     return f" ({'; '.join(told[:3])})" if told else ""
 
 
-def _match_calls(subject: Subject) -> tuple[Calls, str] | None:
+def _match_calls(frames: tuple[Frame, ...]) -> tuple[Calls, str] | None:
     """The first row that matches; the operation is the outermost matching call, as the user wrote it."""
-    region = inner(subject.frames)
+    region = inner(frames)
     for row in classes.PYTHON:
         hits = [
             bare(f)
@@ -240,6 +274,13 @@ def _gil(subject: Subject) -> Classification:
     )
 
 
+def _busy_child(subject: Subject) -> Classification:
+    doing = f"waits for a child process that computes, in {subject.at}"
+    return Classification(
+        name="child_busy", role=Role.BUSY, doing=doing, site=subject.at, why=activity(subject)
+    )
+
+
 def _busy_children(capture: RankCapture) -> bool:
     """True where a child process computes for the rank: a compiler, for one."""
     return any(Subject(child).computes for child in capture.children)
@@ -249,13 +290,29 @@ def _busy_children(capture: RankCapture) -> bool:
 
 
 def _by_wait_channel(subject: Subject) -> Classification | None:
-    if not subject.still and not (subject.movement and subject.movement.same_frames):
+    """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
+    if subject.movement and not subject.movement.same_frames:
         return None
     wchan = subject.thread.wchan
     for row in classes.WAIT_CHANNELS:
         if row.pattern.fullmatch(wchan):
-            return _from_sign(subject, row, f"wait channel {wchan}", direct=True)
+            fact = f"wait channel {wchan}"
+            return (
+                _from_sign(subject, row, fact, direct=True)
+                if subject.asleep
+                else _polls(subject, fact)
+            )
     return None
+
+
+def _polls(subject: Subject, fact: str) -> Classification | None:
+    """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
+    if subject.computes or (subject.movement and subject.movement.io_chars > 0):
+        return None
+    doing = f"polls (it sleeps, looks and sleeps again) in {subject.at}"
+    return Classification(
+        name="poll", role=Role.INERT, doing=doing, site=subject.at, why=(fact, *activity(subject))
+    )
 
 
 def _by_source(subject: Subject) -> Classification | None:
@@ -276,27 +333,27 @@ def _by_source(subject: Subject) -> Classification | None:
 
 
 def _by_activity(subject: Subject) -> Classification:
-    """No name for what it does: CPU time decides between busy and idle."""
-    facts = activity(subject)
+    """No name for what it does: the counters decide between busy and idle, and between those and unclear."""
     holder = next((s for s in subject.capture.stacks if s.owns_gil), None)
     if subject.computes and _released_gil(subject):
-        doing = f"is in native code in {subject.at}"
-        return Classification(
-            name="native_code", role=Role.UNCLEAR, doing=doing, site=subject.at, why=facts
-        )
-    if subject.computes or (subject.movement and not subject.movement.same_frames):
-        return Classification(
-            name="busy", role=Role.BUSY, doing=f"runs {subject.at}", site=subject.at, why=facts
-        )
+        return _loosely(subject, "native_code", Role.UNCLEAR, "is in native code in")
     if not subject.frames:
-        return Classification(name="unclear", role=Role.UNCLEAR, doing="cannot be seen", why=facts)
-    if holder is not None and holder is not subject.stack and subject.still:
+        return Classification(
+            name="unclear", role=Role.UNCLEAR, doing="cannot be seen", why=activity(subject)
+        )
+    if subject.computes or not subject.still:
+        return _loosely(subject, "busy", Role.BUSY, "runs")
+    if holder is not None and holder is not subject.stack:
         return _gil(subject)
     if classes.FUTEX_WAITS.fullmatch(subject.thread.wchan) and is_user(subject.frames[0]):
-        doing = f"waits for a lock in {subject.at}"
-        return Classification(name="lock", role=Role.INERT, doing=doing, site=subject.at, why=facts)
-    name, doing = "idle", f"does nothing in {subject.at}"
-    return Classification(name=name, role=Role.INERT, doing=doing, site=subject.at, why=facts)
+        return _loosely(subject, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")
+    return _loosely(subject, "idle", Role.INERT, "does nothing in")
+
+
+def _loosely(subject: Subject, name: str, role: Role, words: str) -> Classification:
+    """A class that rests on counters alone."""
+    doing = f"{words} {subject.at}"
+    return Classification(name=name, role=role, doing=doing, site=subject.at, why=activity(subject))
 
 
 def _released_gil(subject: Subject) -> bool:
@@ -310,6 +367,7 @@ def _from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Class
     return Classification(
         name=row.name,
         role=row.role,
+        operation=row.operation,
         doing=row.phrase.format(site=subject.at, on=_named(target)),
         site=subject.at,
         direct=direct,

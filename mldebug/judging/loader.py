@@ -27,6 +27,11 @@ def stalled_loader(
             why=(*facts, *activity(subject)),
         )
     child, found = guilty[0]
+    if found.role is Role.BUSY:
+        doing = f"{doing}: worker {child.pid} {found.doing}"
+        return Classification(
+            name="dataloader_busy", role=Role.BUSY, doing=doing, site=subject.at, why=facts
+        )
     return Classification(
         name="dataloader",
         role=Role.INERT,

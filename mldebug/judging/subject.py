@@ -3,8 +3,10 @@
 from mldebug.model import Frame, ProcessCapture, ThreadStack, ThreadState
 from mldebug.stacks import principal, python_frames, site
 
-BUSY_CPU = 0.3
-"""Share of one core above which a process computes."""
+BUSY_CPU = 0.1
+"""Share of one core above which a process computes; on a crowded node a loop gets no more."""
+SOME_CPU = 0.02
+"""More than a wait that polls now and then uses."""
 
 
 class Subject:
@@ -35,20 +37,25 @@ class Subject:
         return frame.label if frame else "an unknown place (no Python stack)"
 
     @property
+    def asleep(self) -> bool:
+        """True unless samples show that its thread left the one wait in which it was seen."""
+        move = self.movement
+        return move is None or (move.same_frames and move.switches == 0)
+
+    @property
     def still(self) -> bool:
         """True unless samples show that it moved, ran or did I/O between them."""
-        move = self.movement
-        return move is None or (move.same_frames and move.switches == 0 and move.io_chars == 0)
+        return self.asleep and (self.movement is None or self.movement.io_chars == 0)
 
     @property
     def computes(self) -> bool:
         """True where CPU time (or, without samples, py-spy's word) says that it runs."""
+        running = self.thread.state == "R"
         if self.movement is not None:
-            return (
-                max(self.movement.cpu_ratio, min(1.0, self.movement.process_cpu_ratio)) >= BUSY_CPU
-            )
+            cpu = max(self.movement.cpu_ratio, self.movement.process_cpu_ratio)
+            return cpu >= BUSY_CPU or (running and cpu >= SOME_CPU)
         if self.capture.state is not None:
-            return self.thread.state == "R"
+            return running
         return bool(self.stack and self.stack.active)
 
     @property

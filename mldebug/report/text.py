@@ -46,6 +46,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _groups(report, width)
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
     yield from _listed("Next", "", report.diagnosis.next_steps, width, "cyan")
+    yield from _listed("Odd", "- ", report.remarks, width)
     yield from _gaps(report, width)
 
 

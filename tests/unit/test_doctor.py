@@ -199,7 +199,7 @@ def test_own_dump_works_when_the_right_stack_comes_back() -> None:
             Completed(returncode=0, stdout=DUMPED.replace(b"mldebug_trial", b"other")),
             "not the right one",
         ),
-        (Completed(returncode=0, stdout=b"[]"), "not the right one"),
+        (Completed(returncode=0, stdout=b"[]"), "saw no Python thread"),
     ],
 )
 def test_own_dump_says_why_it_does_not_work(done: Completed, said: str) -> None:

@@ -9,6 +9,7 @@ from mldebug_agents.pyspy import PySpy, read_dump
 from mldebug_agents.spawn import Completed
 from mldebug_agents.starting.programs import FakeSpawner
 
+ONE_THREAD = b'[{"pid": 42, "thread_id": 42, "frames": []}]'
 STOPPED = b"""Error: Failed to suspend process
 Reason: unexpected waitpid result PtraceEvent(Pid(6), SIGSTOP, 128)
 """
@@ -36,7 +37,10 @@ def failed(stderr: bytes, **kw: object) -> Completed:
         (failed(STOPPED), "Failed to suspend process: unexpected waitpid", {}),
         (Completed(timed_out=True), "no answer in 5 s", {"killed": True}),
         (Completed(timed_out=True, abandoned=True), "no answer in 5 s", {"killed": True}),
-        (Completed(error="No such file or directory"), "py-spy: No such file", {}),
+        (Completed(error="No such file or directory"), "cannot be started: No such file", {}),
+        (Completed(error="Permission denied"), "cannot be started: Permission denied", {}),
+        (Completed(returncode=-9, truncated=True), "it wrote too much", {}),
+        (Completed(returncode=0, stdout=b"[]"), "saw no Python thread", {}),
         (Completed(returncode=0, stdout=b"hello"), "printed something else", {}),
         (Completed(returncode=0, stdout=b""), "printed something else", {}),
     ],
@@ -62,7 +66,7 @@ class SlowStarter:
         self.calls += 1
         self.entered.set()
         assert self.go_on.wait(10)
-        return Completed(returncode=0, stdout=b"[]")
+        return Completed(returncode=0, stdout=ONE_THREAD)
 
 
 def test_one_process_is_never_dumped_twice_at_once() -> None:
@@ -82,7 +86,10 @@ def test_one_process_is_never_dumped_twice_at_once() -> None:
 
 def test_a_stack_that_changed_while_it_was_read_is_read_again() -> None:
     answers = iter(
-        [failed(b"Error: Failed to call get_stack_trace\n"), Completed(returncode=0, stdout=b"[]")]
+        [
+            failed(b"Error: Failed to call get_stack_trace\n"),
+            Completed(returncode=0, stdout=ONE_THREAD),
+        ]
     )
     fake = FakeSpawner(lambda argv: next(answers))
 

@@ -76,7 +76,7 @@ def test_forbidden_file_is_named(tmp_path: Path) -> None:
 def _as_nobody(path: str) -> bytes:
     """Ask in a process without rights (root may read everything)."""
     script = (
-        "import os, sys; from mldebug_agents import reading as r\n"
+        "import os, sys; from mldebug_agents.starting import reading as r\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "sys.stdout.buffer.write(r.answer(r.Operation.FILE, os.fsencode(sys.argv[1]), 10, 0))"
     )

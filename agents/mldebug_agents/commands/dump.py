@@ -11,8 +11,10 @@ from mldebug.config import Config, load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.report.text import print_report
 from mldebug.settings.units import parse_duration
-from mldebug_agents.manual import Taken, choose, take
+from mldebug_agents.manual import STORE_TIMEOUT, Taken, choose, take, within
 from mldebug_agents.workbench import Workbench
+
+MAX_WATCH = 60.0
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,28 +76,36 @@ def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:
         capture = msgspec.structs.replace(capture, native="always" if native else "never")
     if watch is not None:
         try:
-            capture = msgspec.structs.replace(capture, watch=parse_duration(watch))
+            seconds = parse_duration(watch)
+            if not 0 <= seconds <= MAX_WATCH:
+                raise ValueError(f"it may be 0s to {MAX_WATCH:g}s")
+            deadline = max(capture.deadline, seconds + 30.0)
+            capture = msgspec.structs.replace(capture, watch=seconds, deadline=deadline)
         except ValueError as error:
             raise UsageError(f"--watch {watch!r}: {error}", "write it like 2s or 1m") from error
     return msgspec.structs.replace(config, capture=capture)
 
 
 def _show(taken: Taken, as_json: bool, html: Path | None) -> None:
-    if html:
-        try:
-            html.write_text(taken.html, encoding="utf-8")
-        except OSError as error:
-            raise MldebugError(
-                f"{html} cannot be written: {error.strerror}", "give --html another place"
-            ) from error
-    if taken.trouble:
-        click.echo(f"mldebug: {taken.trouble}", err=True)
+    """The answer first, then what became of the files."""
     if as_json:
         click.echo(msgspec.json.encode(taken.report).decode())
-        return
-    print_report(taken.report, Console())
-    if place := html or taken.html_path:
+    else:
+        print_report(taken.report, Console())
+    if taken.trouble:
+        click.echo(f"mldebug: {taken.trouble}", err=True)
+    place, why = (
+        within(STORE_TIMEOUT, lambda: _copy(taken.html, html)) if html else (taken.html_path, "")
+    )
+    if place and not as_json:
         click.echo(f"\nFull report: {place}")
+    if why:
+        raise MldebugError(f"{html} cannot be written: {why}", "give --html another place")
+
+
+def _copy(text: str, html: Path) -> Path:
+    html.write_text(text, encoding="utf-8")
+    return html
 
 
 def create(options: Options) -> click.Command:
