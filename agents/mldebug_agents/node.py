@@ -139,7 +139,8 @@ class Node:
             run.job, run.seen = one.job, one
             if one.classes:
                 run.classes = {rank: found.name for rank, found in one.classes.items()}
-            self._decide(run, run.watch.look(one.look))
+            if may_stall(one):
+                self._decide(run, run.watch.look(one.look))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
@@ -168,7 +169,7 @@ class Node:
         if decision.open:
             self._open(run, decision)
         if decision.capture:
-            self._workers["capture"].order((run.job, self.found))
+            self._workers["capture"].order((run.job, self.found, decision.quiet))
         if decision.stage is Stage.RECOVERED:
             self._close(run, "recovered", decision.sentence)
         elif decision.stage is Stage.ENDED:
@@ -206,10 +207,11 @@ class Node:
         if run.capture is not None:
             self._take(run, run.capture)
 
-    def _capture(self, order: tuple[Job, Discovery]) -> tuple[str, NodeCapture]:
-        """In the worker: take a capture of one job."""
-        job, found = order
-        return job.id, self.bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+    def _capture(self, order: tuple[Job, Discovery, float]) -> tuple[str, NodeCapture]:
+        """In the worker: take a capture of one job, and say how long it has been quiet."""
+        job, found, quiet = order
+        taken = self.bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+        return job.id, msgspec.structs.replace(taken, quiet_seconds=quiet)
 
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)
@@ -280,6 +282,11 @@ class Node:
             rss_bytes=_rss(),
             version=__version__,
         )
+
+
+def may_stall(seen: JobLook) -> bool:
+    """A lone process that never told a step may be a notebook or a server: idling is its work."""
+    return seen.job.launcher != "single" or seen.step is not None
 
 
 def run_state(run: Run) -> RunState:
