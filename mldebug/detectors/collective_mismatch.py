@@ -9,11 +9,12 @@ from mldebug.model import ClassifiedRank, Confidence, Finding, Verdict
 
 Key = tuple[str, str]
 
+PARTIAL_MAJORITY = 0.75
+"""Share of the ranks seen that must agree where not all ranks of the job were seen."""
+
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`partial_majority`: share of the ranks seen that must agree where not all ranks of the job were seen."""
-
-    partial_majority: float = 0.75
+    """No settings."""
 
 
 class CollectiveMismatch:
@@ -22,9 +23,6 @@ class CollectiveMismatch:
     Stacks alone are `medium` at most, and name nobody in a job with several process groups, whose ranks differ
     legitimately; so do point-to-point calls of pipeline stages.
     """
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where everybody waits and a strict majority stands in one place."""
@@ -37,7 +35,7 @@ class CollectiveMismatch:
         if case.process_groups > 1:
             return _several_groups(case)
         (winner, count), *_ = votes.most_common()
-        needed = 0.5 if case.complete else self.options.partial_majority - 1e-9
+        needed = 0.5 if case.complete else PARTIAL_MAJORITY - 1e-9
         if count <= needed * len(voters):
             return None
         odd = tuple(rank for rank in voters if _key(rank) != winner)
@@ -83,4 +81,4 @@ def _key(rank: ClassifiedRank) -> Key:
 
 def create(options: Options) -> CollectiveMismatch:
     """Build the detector."""
-    return CollectiveMismatch(options)
+    return CollectiveMismatch()

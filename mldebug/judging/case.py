@@ -148,21 +148,13 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)}"
 
 
-_PLURALS = {
-    "waits": "wait",
-    "is": "are",
-    "runs": "run",
-    "sleeps": "sleep",
-    "does": "do",
-    "has": "have",
-    "saves": "save",
-    "stands": "stand",
-}
+_PLURALS = {"is": "are", "does": "do", "has": "have"}
 
 
 def _plural(doing: str) -> str:
     first, _, rest = doing.partition(" ")
-    return f"{_PLURALS.get(first, first)} {rest}".replace(" its ", " their ")
+    verb = _PLURALS.get(first, first.removesuffix("s"))
+    return f"{verb} {rest}".replace(" its ", " their ")
 
 
 def sentence(ranks: Iterable[ClassifiedRank]) -> str:
