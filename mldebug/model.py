@@ -193,6 +193,7 @@ class Movement(Noun, frozen=True, kw_only=True):
     span_seconds: float
     same_frames: bool  # the main Python stack was equal in every sample
     same_function: bool = False  # equal but for line numbers in the innermost frames
+    same_threads: bool = True  # the stacks of all Python threads were equal in every sample
     cpu_ratio: float = 0.0  # main thread: CPU time / wall time, 0..1
     process_cpu_ratio: float = 0.0  # all threads together, may exceed 1
     switches: int = 0  # voluntary context switches of the main thread in the span
@@ -300,6 +301,7 @@ class Classification(Noun, frozen=True, kw_only=True):
     doing: str  # a phrase that follows "rank 3 ": "sleeps in slow_data_loader (train.py:7)"
     operation: str = ""  # all_reduce, broadcast … for waiting ranks
     site: str = ""  # innermost user frame: where in the training script
+    thread: str = ""  # of the thread that waits, where it is not the main one
     direct: bool = False  # the kernel or a native stack says so, not a Python frame alone
     mount: str = ""
     path: str = ""

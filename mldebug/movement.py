@@ -29,6 +29,8 @@ def movement(pid: int, samples: list[Sample]) -> Movement | None:
         span_seconds=round(span, 3),
         same_frames=len(set(stacks)) <= 1,
         same_function=len({_functions(stack) for stack in stacks}) <= 1,
+        same_threads=len({_all_frames(sample) for sample in seen if sample.stacks is not None})
+        <= 1,
         cpu_ratio=_ratio(after.cpu_seconds - before.cpu_seconds, span),
         process_cpu_ratio=_ratio(_cpu(last.state) - _cpu(first.state), span),
         switches=max(0, after.voluntary_switches - before.voluntary_switches),
@@ -52,6 +54,12 @@ def _thread(state: ProcessState | None, tid: int) -> ThreadState:
 def _frames(pid: int, sample: Sample) -> tuple[str, ...]:
     stack = principal(sample.stacks or (), pid)
     return labels(python_frames(stack.frames)) if stack else ()
+
+
+def _all_frames(sample: Sample) -> frozenset[tuple[int, tuple[str, ...]]]:
+    return frozenset(
+        (stack.tid, labels(python_frames(stack.frames))) for stack in sample.stacks or ()
+    )
 
 
 def _functions(stack: tuple[str, ...]) -> tuple[str, ...]:

@@ -115,6 +115,8 @@ def _advanced(rank: ClassifiedRank) -> bool:
     move = rank.capture.process.movement if rank.capture else None
     if move is None:
         return False
+    if rank.is_.thread:
+        return not move.same_threads
     return not move.same_frames or (rank.is_.name not in INIT_CLASSES and _slept_anew(rank, move))
 
 

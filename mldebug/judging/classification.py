@@ -76,6 +76,8 @@ def _waits_in_thread(
         role=Role.WAITING,
         doing=f"{row.phrase.format(op=operation, site=at)}, in its thread {stack.name or stack.tid}",
         site=at,
+        operation=operation,
+        thread=stack.name or str(stack.tid),
         why=(f"its main thread stands in {subject.at}", *activity(subject)),
     )
 

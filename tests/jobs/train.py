@@ -7,6 +7,7 @@ in EVENTS/step.RANK and creates EVENTS/strike.RANK right before the fault strike
 import argparse
 import datetime
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -37,8 +38,10 @@ class Job:
         )
         self.model = DistributedDataParallel(model) if self.options.ddp else model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        several = self.options.fault in ("same_line", "tp_skip")
-        self.metrics_group = dist.new_group(timeout=FOREVER) if several else None
+        fault = self.options.fault
+        self.metrics_group = dist.new_group(timeout=FOREVER) if fault == "same_line" else None
+        pairs = ([0, 1], [2, 3]) if fault == "tp_skip" else ()
+        self.pairs = [dist.new_group(pair, timeout=FOREVER) for pair in pairs]
         self.batches = iter(self.loader())
 
     def loader(self) -> DataLoader:
@@ -73,12 +76,22 @@ def train(job: Job) -> None:
             reduce_in_order(job, loss, swapped=job.strikes("same_line", step))
         if job.strikes("mismatch", step):
             _aggregate_total_loss(job, loss)
+        if job.pairs and not job.strikes("tp_skip", step):
+            tensor_parallel(job, loss)
         if not job.strikes("skip", step):
             average_gradients(job)
         share_loss(job, loss)
         job.optimizer.step()
         if job.rank == 0 and step % 5 == 0:
             print(f"step {step} loss {loss.item() / job.world_size:.4f}", flush=True)
+
+
+def train_in_thread(job: Job) -> None:
+    """As Ray does: the main thread only looks whether the training thread still lives."""
+    thread = threading.Thread(target=train, args=(job,), name="trainer", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.3)
 
 
 def forward_backward(job: Job, step: int) -> torch.Tensor:
@@ -100,6 +113,11 @@ def average_gradients(job: Job) -> None:
     for parameter in job.model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= job.world_size
+
+
+def tensor_parallel(job: Job, loss: torch.Tensor) -> None:
+    """A collective among two neighbours."""
+    dist.all_reduce(loss.clone(), group=job.pairs[job.rank // 2])
 
 
 def share_loss(job: Job, loss: torch.Tensor) -> None:
@@ -150,7 +168,7 @@ def main() -> None:
         time.sleep(faults.AGES)
     dist.init_process_group("gloo", timeout=FOREVER)
     job.build()
-    train(job)
+    train_in_thread(job) if job.options.fault == "thread" else train(job)
     dist.destroy_process_group()
 
 

@@ -65,6 +65,9 @@ SCENARIOS = (
     one("spawn", "rank_blocked_io", HIGH),
     one("full_pipe", "rank_blocked_io", MEDIUM, struck=(0,), stdout="pipe"),
     one("teardown", "rank_waiting", MEDIUM),
+    one("prepare", "rank_busy", LOW, struck=(1, 2), busy=(1, 2)),
+    one("thread", "rank_waiting", MEDIUM, busy=(0, 1, 2, 3)),
+    nobody("tp_skip", "collective_mismatch", LOW, struck=(0,)),
     renamed("ddp_sleep", one("sleep", "rank_waiting", MEDIUM, options=("--ddp",))),
     renamed("ddp_loop", one("loop", "rank_busy", MEDIUM, options=("--ddp",), busy=(2,))),
 )

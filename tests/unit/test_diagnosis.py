@@ -588,3 +588,13 @@ def test_the_line_of_the_job_and_not_of_a_lock_library_is_the_place() -> None:
     ).diagnosis
 
     assert "waits for a file lock in load (train.py:7)" in found.summary
+
+
+def test_a_healthy_job_that_trains_in_a_thread_names_nobody() -> None:
+    """The main thread always looks the same; the training thread goes on."""
+    trainer = stack(*WAITER, tid=555, name="trainer")
+    move = Movement(samples=8, span_seconds=2.0, same_frames=True, same_threads=False, switches=6)
+    main = process(*HERE, wchan="hrtimer_nanosleep", others=(trainer,), move=move)
+    loads = process(*HERE, wchan="hrtimer_nanosleep", move=move)
+
+    assert outcome(job_of(main, main, main, loads))[:2] == ("unknown", [])

@@ -63,9 +63,7 @@ def dump(
             raise UsageError(
                 f"--html takes one job, {len(jobs)} run here", f"add --job {jobs[0].id}"
             )
-        taken = [
-            take(bench, one, found) for one in jobs
-        ]
+        taken = [take(bench, one, found) for one in jobs]
     for one in taken:
         _show(one, as_json, html)
     sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
