@@ -4,36 +4,39 @@ Signs are asked from the most direct to the least: the kernel's process state, w
 explain away, the Python frames, the native frames, the remaining wait channels, the source line, and last CPU time.
 """
 
-import re
-
 from mldebug.judging import classes
 from mldebug.judging.classes import Calls, Sign
+from mldebug.judging.kernel import (
+    by_wait_channel,
+    from_sign,
+    gone,
+    inert,
+    stdin_wait,
+    stopped,
+    storage_wait,
+)
 from mldebug.judging.loader import stalled_loader
 from mldebug.judging.subject import Subject, activity
 from mldebug.model import (
     Classification,
     Frame,
-    OpenFile,
     ProcessCapture,
     RankCapture,
     Role,
     ThreadStack,
-    ThreadState,
 )
 from mldebug.stacks import bare, inner, is_user, python_frames, site
-
-READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
 
 
 def classify(capture: RankCapture) -> Classification:
     """Classify one rank; never raises, and answers `unclear` where the evidence does not tell."""
     subject = Subject(capture.process)
-    for sign in (_gone, _stopped, _storage, _stdin):
+    for sign in (gone, stopped, storage_wait, stdin_wait):
         if found := sign(subject):
             return found
     found = _by_calls(subject, capture)
     if found is None:
-        found = _by_native(subject) or _by_wait_channel(subject) or _by_source(subject)
+        found = _by_native(subject) or by_wait_channel(subject) or _by_source(subject)
     found = found or _by_activity(subject)
     return found if found.role is Role.WAITING else _by_other_threads(subject) or found
 
@@ -41,13 +44,10 @@ def classify(capture: RankCapture) -> Classification:
 def classify_process(capture: ProcessCapture) -> Classification:
     """Classify a child (a DataLoader worker): the same signs, without its own children."""
     subject = Subject(capture)
-    for sign in (_gone, _stopped, _storage, _stdin, _by_native, _by_wait_channel):
+    for sign in (gone, stopped, storage_wait, stdin_wait, _by_native, by_wait_channel):
         if found := sign(subject):
             return found
     return _by_activity(subject)
-
-
-# --- the kernel's word -----------------------------------------------------------------------------
 
 
 def _by_other_threads(subject: Subject) -> Classification | None:
@@ -80,56 +80,6 @@ def _waits_in_thread(
         thread=stack.name or str(stack.tid),
         why=(f"its main thread stands in {subject.at}", *activity(subject)),
     )
-
-
-def _gone(subject: Subject) -> Classification | None:
-    state = subject.capture.state
-    if state is None or state.state not in ("Z", "X"):
-        return None
-    return Classification(
-        name="exited", role=Role.EXITED, doing="has exited", direct=True, why=("state Z (zombie)",)
-    )
-
-
-def _stopped(subject: Subject) -> Classification | None:
-    state = subject.capture.state
-    if state is None or state.state not in ("T", "t"):
-        return None
-    if state.state == "t" or state.tracer_pid:
-        doing = f"is held by a debugger or tracer (pid {state.tracer_pid}) in {subject.at}"
-        return _inert(
-            subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}"
-        )
-    return _inert(
-        subject, "stopped", f"is stopped by a signal in {subject.at}", "state T (stopped)"
-    )
-
-
-def _storage(subject: Subject) -> Classification | None:
-    thread = subject.thread
-    blocked = thread.state == "D" or classes.STORAGE_WAITS.fullmatch(thread.wchan)
-    if not blocked or not subject.asleep:
-        return None
-    storage = bool(classes.STORAGE_WAITS.fullmatch(thread.wchan))
-    fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
-    target = subject.capture.blocked_on
-    name = "storage" if storage else "uninterruptible"
-    doing = f"is blocked in {_call(thread)}{_on(target)} at {subject.at}"
-    return _inert(subject, name, doing, fact, target)
-
-
-def _stdin(subject: Subject) -> Classification | None:
-    thread = subject.thread
-    reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
-    if not reading or not subject.asleep:
-        return None
-    if any(
-        call.file.fullmatch(f.file) for f in inner(subject.frames) for call in classes.PYTHON[:1]
-    ):
-        return _inert(
-            subject, "debugger", f"stands in a debugger in {subject.at}", "reads standard input"
-        )
-    return _inert(subject, "stdin", f"waits for input on stdin in {subject.at}", "read() on fd 0")
 
 
 # --- stacks ----------------------------------------------------------------------------------------
@@ -197,7 +147,7 @@ def _match_calls(frames: tuple[Frame, ...]) -> tuple[Calls, str] | None:
 
 def _frozen_work(subject: Subject, doing: str) -> Classification | None:
     """Work that does not move: the wait channel says why; else it is unclear."""
-    if found := _by_wait_channel(subject):
+    if found := by_wait_channel(subject):
         return found
     why = ("no CPU time, no I/O and the same frames in every sample",)
     return Classification(
@@ -261,7 +211,7 @@ def _by_native(subject: Subject) -> Classification | None:
     fact = "native stack: " + " < ".join(
         f.function for f in (subject.native or ThreadStack(tid=0)).frames[:4]
     )
-    return _from_sign(subject, sign, fact, direct=True)
+    return from_sign(subject, sign, fact, direct=True)
 
 
 def _gil(subject: Subject) -> Classification:
@@ -271,7 +221,7 @@ def _gil(subject: Subject) -> Classification:
     where = site(holder.frames) if holder else None
     who = f", held by its thread {holder.name or holder.tid}" if holder else ""
     at = f" in {where.label}" if where else ""
-    return _inert(
+    return inert(
         subject, "gil", f"waits for the GIL in {subject.at}{who}{at}", "native stack: take_gil"
     )
 
@@ -291,32 +241,6 @@ def _busy_children(capture: RankCapture) -> bool:
 # --- what remains ----------------------------------------------------------------------------------
 
 
-def _by_wait_channel(subject: Subject) -> Classification | None:
-    """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
-    if subject.movement and not subject.movement.same_frames:
-        return None
-    wchan = subject.thread.wchan
-    for row in classes.WAIT_CHANNELS:
-        if row.pattern.fullmatch(wchan):
-            fact = f"wait channel {wchan}"
-            return (
-                _from_sign(subject, row, fact, direct=True)
-                if subject.asleep
-                else _polls(subject, fact)
-            )
-    return None
-
-
-def _polls(subject: Subject, fact: str) -> Classification | None:
-    """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
-    if subject.computes or (subject.movement and subject.movement.io_chars > 0):
-        return None
-    doing = f"polls (it sleeps, looks and sleeps again) in {subject.at}"
-    return Classification(
-        name="poll", role=Role.INERT, doing=doing, site=subject.at, why=(fact, *activity(subject))
-    )
-
-
 def _by_source(subject: Subject) -> Classification | None:
     """A line such as `loss.item()` tells of a wait that leaves no Python frame; C code has released the GIL there."""
     line = subject.capture.source_line
@@ -330,7 +254,7 @@ def _by_source(subject: Subject) -> Classification | None:
     rows = classes.SOURCE + (classes.GPU_SOURCE if subject.has_gpu else ())
     for row in rows:
         if row.pattern.fullmatch(line):
-            return _from_sign(subject, row, f"source line: {line.strip()}", direct=False)
+            return from_sign(subject, row, f"source line: {line.strip()}", direct=False)
     return None
 
 
@@ -362,46 +286,3 @@ def _released_gil(subject: Subject) -> bool:
     """On a CPU, in the same Python line all the time, without the GIL: C code runs, or spins."""
     frozen = subject.movement is None or subject.movement.same_frames
     return frozen and bool(subject.stack) and not any(s.owns_gil for s in subject.capture.stacks)
-
-
-def _from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Classification:
-    target = subject.capture.blocked_on
-    return Classification(
-        name=row.name,
-        role=row.role,
-        operation=row.operation,
-        doing=row.phrase.format(site=subject.at, on=_named(target)),
-        site=subject.at,
-        direct=direct,
-        mount=target.mount if target else "",
-        path=target.target if target else "",
-        why=(fact, *activity(subject)),
-    )
-
-
-def _inert(
-    subject: Subject, name: str, doing: str, fact: str, target: OpenFile | None = None
-) -> Classification:
-    return Classification(
-        name=name,
-        role=Role.INERT,
-        doing=doing,
-        site=subject.at,
-        direct=True,
-        mount=target.mount if target else "",
-        path=target.target if target else "",
-        why=(fact, *activity(subject)),
-    )
-
-
-def _call(thread: ThreadState) -> str:
-    return f"{thread.syscall}()" if re.fullmatch(r"[a-z]\w*", thread.syscall) else "the kernel"
-
-
-def _named(target: OpenFile | None) -> str:
-    """` (/data/settings.fifo)` where it has a path that a person can look up."""
-    return f" ({target.target})" if target and target.target.startswith("/") else ""
-
-
-def _on(target: OpenFile | None) -> str:
-    return f" on {target.target}" if target and target.target else ""

@@ -1,0 +1,126 @@
+"""The kernel's word: process states and wait channels that name what a rank is blocked on, whatever its stack says."""
+
+import re
+
+from mldebug.judging import classes
+from mldebug.judging.classes import Sign
+from mldebug.judging.subject import Subject, activity
+from mldebug.model import Classification, OpenFile, Role, ThreadState
+from mldebug.stacks import inner
+
+READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
+
+
+def gone(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("Z", "X"):
+        return None
+    return Classification(
+        name="exited", role=Role.EXITED, doing="has exited", direct=True, why=("state Z (zombie)",)
+    )
+
+
+def stopped(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("T", "t"):
+        return None
+    if state.state == "t" or state.tracer_pid:
+        doing = f"is held by a debugger or tracer (pid {state.tracer_pid}) in {subject.at}"
+        return inert(subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}")
+    return inert(subject, "stopped", f"is stopped by a signal in {subject.at}", "state T (stopped)")
+
+
+def storage_wait(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    blocked = thread.state == "D" or classes.STORAGE_WAITS.fullmatch(thread.wchan)
+    if not blocked or not subject.asleep:
+        return None
+    storage = bool(classes.STORAGE_WAITS.fullmatch(thread.wchan))
+    fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
+    target = subject.capture.blocked_on
+    name = "storage" if storage else "uninterruptible"
+    doing = f"is blocked in {_call(thread)}{_on(target)} at {subject.at}"
+    return inert(subject, name, doing, fact, target)
+
+
+def stdin_wait(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
+    if not reading or not subject.asleep:
+        return None
+    if any(
+        call.file.fullmatch(f.file) for f in inner(subject.frames) for call in classes.PYTHON[:1]
+    ):
+        return inert(
+            subject, "debugger", f"stands in a debugger in {subject.at}", "reads standard input"
+        )
+    return inert(subject, "stdin", f"waits for input on stdin in {subject.at}", "read() on fd 0")
+
+
+def by_wait_channel(subject: Subject) -> Classification | None:
+    """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
+    if subject.movement and not subject.movement.same_frames:
+        return None
+    wchan = subject.thread.wchan
+    for row in classes.WAIT_CHANNELS:
+        if row.pattern.fullmatch(wchan):
+            fact = f"wait channel {wchan}"
+            return (
+                from_sign(subject, row, fact, direct=True)
+                if subject.asleep
+                else _polls(subject, fact)
+            )
+    return None
+
+
+def _polls(subject: Subject, fact: str) -> Classification | None:
+    """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
+    if subject.computes or (subject.movement and subject.movement.io_chars > 0):
+        return None
+    doing = f"polls (it sleeps, looks and sleeps again) in {subject.at}"
+    return Classification(
+        name="poll", role=Role.INERT, doing=doing, site=subject.at, why=(fact, *activity(subject))
+    )
+
+
+def from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Classification:
+    target = subject.capture.blocked_on
+    return Classification(
+        name=row.name,
+        role=row.role,
+        operation=row.operation,
+        doing=row.phrase.format(site=subject.at, on=_named(target)),
+        site=subject.at,
+        direct=direct,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *activity(subject)),
+    )
+
+
+def inert(
+    subject: Subject, name: str, doing: str, fact: str, target: OpenFile | None = None
+) -> Classification:
+    return Classification(
+        name=name,
+        role=Role.INERT,
+        doing=doing,
+        site=subject.at,
+        direct=True,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *activity(subject)),
+    )
+
+
+def _call(thread: ThreadState) -> str:
+    return f"{thread.syscall}()" if re.fullmatch(r"[a-z]\w*", thread.syscall) else "the kernel"
+
+
+def _named(target: OpenFile | None) -> str:
+    """` (/data/settings.fifo)` where it has a path that a person can look up."""
+    return f" ({target.target})" if target and target.target.startswith("/") else ""
+
+
+def _on(target: OpenFile | None) -> str:
+    return f" on {target.target}" if target and target.target else ""
