@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -47,11 +48,18 @@ class HungMount:
         os.kill(self.server, signal.SIGCONT)
 
 
+def _missing(reason: str) -> NoReturn:
+    """A part of the test bed is not there: a skip for a person, a failure in CI, which installs all of them."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI lacks a part of the test bed: {reason}")
+    pytest.skip(reason)
+
+
 @contextmanager
 def hung_mount(folder: Path) -> Iterator[HungMount]:
     """Mount a bindfs mirror below `folder`; skips the test where FUSE is not to be had."""
     if not shutil.which("bindfs") or not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("needs bindfs and /dev/fuse")
+        _missing("needs bindfs and /dev/fuse")
     source, target = folder / "source", folder / "mount"
     source.mkdir()
     target.mkdir()
@@ -64,7 +72,7 @@ def hung_mount(folder: Path) -> Iterator[HungMount]:
     try:
         wait_until(lambda: os.path.ismount(target) or server.poll() is not None)
         if server.poll() is not None:
-            pytest.skip("this user cannot mount FUSE here")
+            _missing("this user cannot mount FUSE here")
         yield HungMount(source, target, server.pid)
     finally:
         if server.poll() is None:
@@ -79,14 +87,14 @@ def hung_mount(folder: Path) -> Iterator[HungMount]:
 def frozen_disk(folder: Path) -> Iterator[Path]:
     """Yield a mounted, frozen file system: a writer there is in state D and survives SIGKILL until it thaws."""
     if os.geteuid() != 0 or not shutil.which("fsfreeze") or not shutil.which("mkfs.ext4"):
-        pytest.skip("needs root, fsfreeze and mkfs.ext4")
+        _missing("needs root, fsfreeze and mkfs.ext4")
     image, target = folder / "image", folder / "disk"
     target.mkdir()
     with image.open("wb") as file:
         file.truncate(8 << 20)
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
     if subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=False).returncode:
-        pytest.skip("no loop devices here")
+        _missing("no loop devices here")
     try:
         subprocess.run(["fsfreeze", "-f", str(target)], check=True)
         yield target
