@@ -8,48 +8,30 @@ import os
 import queue
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
 from mldebug import __version__
 from mldebug.config import Config
-from mldebug.incident import Incident, add_capture, end, judge, say, write_report
-from mldebug.model import Job, Judgement, NodeCapture
-from mldebug.report.build import make_id
-from mldebug.report.html import render_html
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.model import Job, NodeCapture
+from mldebug.snapshot import Snapshot
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
+from mldebug_agents.incidents import Incidents
 from mldebug_agents.ledger import Ledger
 from mldebug_agents.notify import Notifier
 from mldebug_agents.runner import Result, Worker
+from mldebug_agents.runs import Run, may_stall, run_state
 from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.watch import JobLook, NodeLook, Watch
+from mldebug_agents.watch import NodeLook, Watch
 from mldebug_agents.workbench import Workbench
 
 log = logging.getLogger("mldebug")
 
 LOOK_DEADLINE, CAPTURE_DEADLINE, WRITE_DEADLINE = 20.0, 60.0, 20.0
 BEAT = 1.0  # seconds between two turns of the loop without a message
-
-
-class Run:
-    """One run under watch: its decision logic, and what was seen last."""
-
-    def __init__(self, job: Job, watch: StallWatch) -> None:
-        self.job = job
-        self.watch = watch
-        self.decision: Decision | None = None
-        self.seen: JobLook | None = None
-        self.classes: dict[int, str] = {}
-        self.capture: NodeCapture | None = (
-            None  # taken at the confirmation, kept whatever the ranks do
-        )
-        self.incident: Incident | None = None
-        self.judgement: Judgement | None = None
 
 
 class Node:
@@ -72,8 +54,6 @@ class Node:
         self.stopping = False
         self.runs: dict[str, Run] = {}
         self.found = Discovery()
-        self.incidents: Counter[str] = Counter()
-        self.last_report: dict[str, str] = {}
         self.reports_lost = 0
         self._inbox: queue.Queue[Result] = queue.Queue()
         self._watch = Watch(bench)
@@ -82,6 +62,7 @@ class Node:
             "capture": Worker("capture", self._capture, self._inbox, CAPTURE_DEADLINE),
             "write": Worker("write", lambda work: work(), self._inbox, WRITE_DEADLINE),
         }
+        self.incidents = Incidents(ledger, self._workers["write"].order)
         self._wanted: set[str] = set()
         self._due = time.monotonic()
         self._saved_at = 0.0
@@ -154,9 +135,7 @@ class Node:
             interval=stall.interval,
         )
         run = self.runs[job.id] = Run(job, StallWatch(settings, self.ledger.memory(job.id)))
-        run.incident = self.ledger.incident(job.id)
-        if run.incident is not None and run.incident.captures:
-            run.judgement = judge(run.incident)
+        self.incidents.recall(run)
         return run
 
     def _decide(self, run: Run, decision: Decision) -> None:
@@ -167,45 +146,22 @@ class Node:
             self._wanted.add(run.job.id)
         self._due = min(self._due, time.monotonic() + decision.next_look)
         if decision.open:
-            self._open(run, decision)
+            self.incidents.open(run, decision)
         if decision.capture:
             self._workers["capture"].order((run.job, self.found, decision.quiet))
         if decision.stage is Stage.RECOVERED:
-            self._close(run, "recovered", decision.sentence)
+            self.incidents.close(run, "recovered", decision.sentence)
         elif decision.stage is Stage.ENDED:
-            self._close(run, "ended", decision.sentence)
+            self.incidents.close(run, "ended", decision.sentence)
         elif decision.stage in (Stage.WATCHING, Stage.QUIET):
             run.classes, run.capture = {}, None
 
     def _ended(self, run: Run) -> None:
         log.info("run %s (%s) is over", run.job.id, run.job.name)
-        self._close(run, "ended", "all ranks are gone")
+        self.incidents.close(run, "ended", "all ranks are gone")
         self.ledger.forget(run.job.id)
 
-    # --- incidents ---------------------------------------------------------------------------------
-
-    def _open(self, run: Run, decision: Decision) -> None:
-        if run.incident is not None and run.incident.key == decision.key:
-            return  # known from before our restart: the same stall keeps its id
-        now, here = time.time(), time.monotonic()
-        since = (
-            None
-            if decision.stalled_since is None
-            else now - max(0.0, here - decision.stalled_since)
-        )
-        incident = Incident(
-            id=make_id(now, run.job.id),
-            key=decision.key,
-            job_id=run.job.id,
-            detected_at=now,
-            stalled_since=since,
-            timeout=decision.timeout,
-            why=decision.why_timeout,
-            sentence=decision.sentence,
-        )
-        run.incident = say(incident, now, f"incident opened: {decision.sentence}")
-        if run.capture is not None:
-            self._take(run, run.capture)
+    # --- captures --------------------------------------------------------------------------------
 
     def _capture(self, order: tuple[Job, Discovery, float]) -> tuple[str, NodeCapture]:
         """In the worker: take a capture of one job, and say how long it has been quiet."""
@@ -215,48 +171,8 @@ class Node:
 
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)
-        if run is None:
-            return
-        run.capture = capture
-        if run.incident is not None and run.incident.state == "open":
-            self._take(run, capture)
-
-    def _take(self, run: Run, capture: NodeCapture) -> None:
-        if run.incident is None:
-            return
-        first = not run.incident.captures
-        run.incident = add_capture(run.incident, capture)
-        run.judgement = judge(run.incident)
-        if first:
-            kind = f"stall/{run.judgement.diagnosis.verdict}"
-            self.incidents[kind] += 1
-            self.last_report[kind] = run.incident.id
-            log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
-        self._write(run.incident, run.judgement, run.job.uid)
-
-    def _close(self, run: Run, state: str, why: str) -> None:
-        if run.incident is None:
-            return
-        if run.incident.captures and run.judgement is not None:
-            closed = end(
-                run.incident, "recovered" if state == "recovered" else "ended", time.time(), why
-            )
-            self._write(closed, run.judgement, run.job.uid)
-        run.incident, run.judgement, run.capture = None, None, None
-        self.ledger.keep(run.job.id, run.watch.memory(), None)
-
-    def _write(self, incident: Incident, judgement: Judgement, uid: int) -> None:
-        def work() -> None:
-            report = write_report(incident, judgement, time.time())
-            evidence = {
-                f"capture-{number}-{capture.node}.json": msgspec.json.encode(capture)
-                for number, capture in enumerate(incident.captures, 1)
-            }
-            self.ledger.archive.save(report, render_html(report), evidence, owner_uid=uid)
-            self.ledger.archive.prune()
-
-        if not self._workers["write"].order(work):
-            self.reports_lost += 1
+        if run is not None:
+            self.incidents.captured(run, capture)
 
     def _remember(self) -> None:
         for run in self.runs.values():
@@ -273,48 +189,15 @@ class Node:
             started_at=self.started_at,
             runs=tuple(run_state(run) for run in self.runs.values()),
             sources=tuple(worker.state() for worker in self._workers.values()),
-            incidents=dict(self.incidents),
-            last_report=dict(self.last_report),
-            reports_lost=self.reports_lost + self.ledger.lost,
+            incidents=dict(self.incidents.counts),
+            last_report=dict(self.incidents.last_report),
+            reports_lost=self.reports_lost + self.incidents.lost + self.ledger.lost,
             remarks=self.found.remarks,
             gaps=self.found.gaps,
             cpu_seconds=usage.ru_utime + usage.ru_stime,
             rss_bytes=_rss(),
             version=__version__,
         )
-
-
-def may_stall(seen: JobLook) -> bool:
-    """A lone process that never told a step may be a notebook or a server: idling is its work."""
-    return seen.job.launcher != "single" or seen.step is not None
-
-
-def run_state(run: Run) -> RunState:
-    """One run as people see it."""
-    decision, seen, job = run.decision, run.seen, run.job
-    return RunState(
-        id=job.id,
-        name=job.name,
-        launcher=job.launcher,
-        attempt=job.attempt,
-        user=job.user,
-        world_size=job.world_size,
-        ranks={rank.rank: rank.pid for rank in job.ranks},
-        lost=tuple(lost.rank for lost in job.lost),
-        classes=dict(run.classes),
-        stage=str(decision.stage) if decision else "watching",
-        sentence=decision.sentence if decision else "",
-        quiet_seconds=round(decision.quiet, 1) if decision else 0.0,
-        timeout_seconds=decision.timeout if decision else 0.0,
-        why_timeout=decision.why_timeout if decision else "",
-        step=seen.step if seen else None,
-        loss=seen.loss if seen else None,
-        step_seconds=seen.step_seconds if seen else None,
-        log=seen.log if seen else "",
-        incident=run.incident.id if run.incident else "",
-        verdict=str(run.judgement.diagnosis.verdict) if run.judgement else "",
-        report=run.judgement.diagnosis.summary if run.judgement else "",
-    )
 
 
 def _rss() -> int:

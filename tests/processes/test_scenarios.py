@@ -57,6 +57,11 @@ def _right_pids(pid: int) -> tuple[int | None, ...]:
     return (None, pid) if state_of(pid) in ("", "Z") else (pid,)
 
 
+def _health(pid: int) -> str:
+    """The state of a process as far as a capture could have harmed it: who polls is now on a CPU, now asleep."""
+    return {"R": "runs", "S": "runs", "D": "runs"}.get(state_of(pid), state_of(pid))
+
+
 def nobody_named(answer: Answer) -> None:
     """A job that moves: no verdict, no culprit, exit code 0."""
     diagnosis = answer.report["diagnosis"]
@@ -77,13 +82,11 @@ def _parameter(scenario: Scenario) -> Any:
 def test_the_struck_rank_is_named(scenario: Scenario, user: User) -> None:
     with running(Plan(**scenario.plan, user=user)) as job:
         job.wait_until_stuck(scenario.busy)
-        before = {pid: state_of(pid) for pid in marked(job.mark)}
+        before = {pid: _health(pid) for pid in marked(job.mark)}
         answer = dump(job)
         check(answer, scenario.expected, job)
         assert answer.code == 1
-        after = {pid: state_of(pid) for pid in before}
-        settled = [pid for pid in before if pid not in {job.ranks.get(r) for r in scenario.busy}]
-        assert {p: after[p] for p in settled} == {p: before[p] for p in settled}
+        assert {pid: _health(pid) for pid in before} == before
 
 
 # --- those that need more than a table row --------------------------------------------------------
