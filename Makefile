@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios check bench clean
+.PHONY: help demo test test-all test-rest test-scenarios test-system check bench deb clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test-rest: $(STAMP) ## what test-all has more than test
 test-scenarios: $(STAMP) ## all real jobs
 	$(RUN) -m pytest -m scenario $(ARGS)
 
+test-system: $(STAMP) ## the unit, its rights, and the package on a booted Debian (as root)
+	$(RUN) -m pytest -m system $(ARGS)
+
 check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -34,6 +37,12 @@ check: $(STAMP) ## lint, format, types, import rules
 
 bench: $(STAMP) ## measure against the serial recipe and against py-spy's own floor
 	PYTHONPATH=tests $(RUN) tests/bench/run.py $(ARGS)
+	PYTHONPATH=tests $(RUN) tests/bench/watch.py
+	PYTHONPATH=tests $(RUN) tests/bench/logs.py
+	PYTHONPATH=tests $(RUN) tests/bench/scrape.py $(ARGS)
+
+deb: ## build the Debian package into dist/ (on Debian, without root)
+	deploy/debian/build-deb dist
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

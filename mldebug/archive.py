@@ -17,6 +17,7 @@ import msgspec
 from mldebug.errors import AccessError, EvidenceError
 from mldebug.model import CAPTURE_SCHEMA, REPORT_SCHEMA, NodeCapture, Report
 from mldebug.storage import (
+    OLD,
     TAKE_ANOTHER,
     folder_size,
     give,
@@ -217,9 +218,16 @@ class Archive:
                 yield name
 
     def _sweep_temporaries(self) -> None:
+        """Clear what a crash has left; a report that was half replaced then gets its name back."""
         for folder in self.folder.glob(f"{TEMPORARY}*"):
             with contextlib.suppress(OSError):
-                if folder.lstat().st_mtime < self._clock() - STALE_SECONDS:
+                if folder.lstat().st_mtime >= self._clock() - STALE_SECONDS:
+                    continue
+                name = folder.name.removeprefix(TEMPORARY).partition("-")[2]
+                target = self.folder / name.removesuffix(OLD)
+                if name.endswith(OLD) and not os.path.lexists(target):
+                    os.rename(folder, target)
+                else:
                     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -12,7 +12,9 @@ import msgspec
 import yaml
 
 from mldebug.errors import ConfigError
+from mldebug.rooms import load, names
 from mldebug.settings.parse import Section, parse
+from mldebug.settings.plugins import Plugin, Room
 from mldebug.settings.scalars import members, unwrap
 from mldebug.settings.units import SECONDS, SIZE, Duration, format_duration, format_size
 
@@ -43,6 +45,8 @@ class Agent(Section, frozen=True, kw_only=True):
     state_dir: Path = msgspec.field(default_factory=_own_state_dir)
     # where Prometheus scrapes /metrics; "" for nowhere
     listen: str = "127.0.0.1:9753"
+    # Unix group whose members see all runs at the socket; others see their own. "" for none
+    group: str = ""
 
 
 class Capture(Section, frozen=True, kw_only=True):
@@ -73,12 +77,24 @@ class Stall(Section, frozen=True, kw_only=True):
     interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=60)] = 5.0
 
 
+class Metrics(Section, frozen=True, kw_only=True):
+    """What Prometheus gets."""
+
+    # series of one scrape at most; over it the least important families are left out, ranks' first
+    series_budget: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 5000
+
+
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
     agent: Agent = msgspec.field(default_factory=Agent)
     capture: Capture = Capture()
     stall: Stall = Stall()
+    # formats of training logs, tried before the built-in ones: {mine: {kind: regex, pattern: '…'}}
+    logs: Annotated[
+        dict[str, Plugin], Room(lambda: names("logs"), lambda kind: load("logs", kind))
+    ] = {}
+    metrics: Metrics = Metrics()
 
 
 def load_config(path: Path | None) -> Config:
@@ -120,8 +136,12 @@ def _plain(section: msgspec.Struct) -> dict[str, Any]:
 
 
 def _plain_value(value: Any, kind: Any) -> Any:
+    if isinstance(value, Plugin):
+        return {"kind": value.kind, **_plain(value.options)}
     if isinstance(value, msgspec.Struct):
         return _plain(value)
+    if isinstance(value, dict):
+        return {key: _plain_value(item, None) for key, item in value.items()}
     if isinstance(value, Path):
         return str(value)
     marks = [mark for _, meta in members(*unwrap(kind)) for mark in meta]

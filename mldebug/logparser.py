@@ -1,13 +1,20 @@
 """Bytes of a log in, progress records out: any chunks, any content, bounded memory, never an exception."""
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import msgspec
 
 from mldebug.records import LogRecord
 
 MAX_LINE = 16 << 10  # bytes; a longer line is no record
 SLICE = 1 << 20  # bytes worked on at once
+PATIENCE = 0.5  # seconds that a format of the user's may take in all before its speed matters
+SLOW = (
+    1e-3  # seconds a line: then a log of 4 MiB keeps the watch busy for longer than a look may take
+)
 
 _NULS = re.compile(rb"\0+")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
@@ -32,12 +39,24 @@ class LogParser:
     a truncated log has them: what stands between is still read), `oversized` (lines above `MAX_LINE`: dropped).
     """
 
-    def __init__(self, formats: Sequence[LogFormat]) -> None:
+    def __init__(
+        self,
+        formats: Sequence[LogFormat],
+        own: Mapping[str, LogFormat] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`own` are formats of the user's, by name: tried first, in that order, and put aside where they are slow."""
         self._formats = sorted(formats, key=lambda it: it.generic)
+        self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
         self.lines = self.records = self.bytes = self.binary = self.oversized = 0
         self._partial = b""
         self._settled = b""
         self._dropping = False
+
+    @property
+    def slow(self) -> tuple[str, ...]:
+        """Names of the user's formats that took too long on this log and are not tried any more."""
+        return tuple(own.name for own in self._own if own.slow)
 
     @property
     def held(self) -> int:
@@ -123,6 +142,10 @@ class LogParser:
         return [record for line in lines if (record := match(line)) is not None]
 
     def _match(self, line: str) -> LogRecord | None:
+        for own in self._own:
+            record = own.parse(line)
+            if record is not None:
+                return record
         for place, format_ in enumerate(self._formats):
             record = format_.parse(line)
             if record is not None:
@@ -130,3 +153,25 @@ class LogParser:
                     self._formats.insert(0, self._formats.pop(place))
                 return record
         return None
+
+
+class _Own:
+    """A format of the user's with a stopwatch: nobody can interrupt a regular expression, only not start it again."""
+
+    def __init__(self, name: str, format_: LogFormat, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.slow = False
+        self._format = format_
+        self._clock = clock
+        self._lines = 0
+        self._seconds = 0.0
+
+    def parse(self, line: str) -> LogRecord | None:
+        if self.slow:
+            return None
+        began = self._clock()
+        record = self._format.parse(line)
+        self._seconds += self._clock() - began
+        self._lines += 1
+        self.slow = self._seconds > PATIENCE and self._seconds > SLOW * self._lines
+        return msgspec.structs.replace(record, format=self.name) if record else None

@@ -29,6 +29,17 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: str  # name of the logs/ plugin that read it
 
 
+STEP_BOUNDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0)
+"""Upper bounds in seconds of the step-time histogram; closest where most training steps lie."""
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps by their duration: how many up to each of STEP_BOUNDS, not cumulative, and last those above all."""
+
+    counts: tuple[int, ...]
+    seconds: float  # of all together
+
+
 def number(text: str | None) -> float | None:
     """Return a float as a log writes it (1.5, 3E-05, nan, -inf), None where it is none."""
     try:

@@ -3,6 +3,7 @@
 import msgspec
 
 from mldebug.model import Gap, Noun, Remark
+from mldebug.records import StepTimes
 
 
 class RunState(Noun, frozen=True, kw_only=True):
@@ -13,6 +14,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     launcher: str
     attempt: int = 0
     user: str = ""
+    uid: int = -1  # the owner: people see their own runs
     world_size: int = 1
     ranks: dict[int, int] = {}  # rank -> pid
     lost: tuple[int, ...] = ()
@@ -27,8 +29,12 @@ class RunState(Noun, frozen=True, kw_only=True):
     step: int | None = None
     loss: float | None = None
     step_seconds: float | None = None
+    step_times: StepTimes | None = None  # since the agent met the run
+    progress_at: float | None = None  # unix; None where the run is not watched
     log: str = ""
     incident: str = ""  # id of the open one
+    incident_kind: str = ""  # stall, abnormal_end
+    incident_since: float | None = None  # unix: since when the run has not moved
     verdict: str = ""
     report: str = ""  # the sentence of the open incident
 
@@ -43,21 +49,34 @@ class SourceState(Noun, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Children(Noun, frozen=True, kw_only=True):
+    """What the agent's children cost, their own children included."""
+
+    count: int
+    cpu_seconds: float  # of the living and of those that are gone; never falls
+    memory_bytes: int | None = None  # with the agent's own: shared pages count once
+
+
 class Snapshot(Noun, frozen=True, kw_only=True):
     """All of it."""
 
     node: str
     at: float  # unix
     started_at: float
+    pid: int = 0  # of the agent
     runs: tuple[RunState, ...] = ()
     sources: tuple[SourceState, ...] = ()
     incidents: dict[str, int] = {}  # "kind/verdict" -> how many since the agent started
     last_report: dict[str, str] = {}  # "kind/verdict" -> id of the newest report
     reports_lost: int = 0
+    reports_waiting: int = 0  # in memory, for a state dir that does not take them
+    hidden_runs: int = 0  # of other users, which whoever asked may not see
     remarks: tuple[Remark, ...] = ()
     gaps: tuple[Gap, ...] = ()
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
+    children: Children | None = None
+    series_budget: int = 5000  # of the metrics
     version: str = ""
 
 

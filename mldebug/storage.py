@@ -5,6 +5,7 @@ A folder may belong to a user who puts anything there: reading follows no symlin
 """
 
 import contextlib
+import ctypes
 import os
 import shutil
 import stat
@@ -17,8 +18,10 @@ import msgspec
 from mldebug.errors import EvidenceError
 
 MAX_FILE_BYTES = 64 << 20
+OLD = ".old"  # ends the name of a report that is being replaced where that takes two steps
 TAKE_ANOTHER = "take a new one with: mldebug dump"
 
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _T = TypeVar("_T")
 
 
@@ -93,15 +96,27 @@ def give(folder: Path, owner_uid: int | None) -> None:
 
 
 def replace_folder(temporary: Path, target: Path) -> None:
-    """Put the new folder in place of the old one; a directory that is not empty cannot be renamed over."""
-    if os.path.lexists(target):
-        old = temporary.with_name(f"{temporary.name}.old")
+    """Put the new folder in place of the old one, at once: whoever is killed here leaves one of the two."""
+    if not os.path.lexists(target):
+        os.rename(temporary, target)
+    elif _exchange(temporary, target):
+        _remove(temporary)
+    else:
+        old = temporary.with_name(f"{temporary.name}{OLD}")
         os.rename(target, old)
         os.rename(temporary, target)
         _remove(old)
-    else:
-        os.rename(temporary, target)
     _sync_folder(target.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """renameat2(RENAME_EXCHANGE); False where the file system or the C library has none (NFS, musl)."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    done = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    return bool(done == 0)
 
 
 def _remove(path: Path) -> None:

@@ -51,6 +51,9 @@ class Piece(msgspec.Struct, frozen=True):
     mtime: float
     inode: int
     device: int
+    mode: int = 0o100644
+    uid: int = 0
+    gid: int = 0
 
 
 class Answer(msgspec.Struct):

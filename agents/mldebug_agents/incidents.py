@@ -5,49 +5,85 @@ costs reports, never the loop.
 """
 
 import logging
-import time
+import platform
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Collection
 
 import msgspec
 
-from mldebug.incident import Incident, add_capture, end, judge, say, write_report
+from mldebug import __version__
+from mldebug.endings.facts import Ending
+from mldebug.endings.outcomes import Outcome
+from mldebug.incident import (
+    Incident,
+    add_capture,
+    add_ending,
+    end,
+    judge,
+    say,
+    write_report,
+)
 from mldebug.model import Judgement, NodeCapture
 from mldebug.report.build import State, make_id
 from mldebug.report.html import render_html
 from mldebug.stall.signals import Decision
+from mldebug_agents.clock import Clock
 from mldebug_agents.ledger import Ledger
 from mldebug_agents.runs import Run
 
 log = logging.getLogger("mldebug")
 
-Work = Callable[[], None]
-
 
 class Incidents:
-    """Keeps the books. `write` takes work for the writer thread, False where too much of it waits already."""
+    """Keeps the books. What is to be written goes to the ledger: an incident before its report."""
 
-    def __init__(self, ledger: Ledger, write: Callable[[Work], bool]) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock | None = None) -> None:
         self.counts: Counter[str] = Counter()  # "kind/verdict"
         self.last_report: dict[str, str] = {}
-        self.lost = 0
         self._ledger = ledger
-        self._order = write
+        self._clock = clock or Clock()
+        self._last_id = ""
 
     def recall(self, run: Run) -> None:
-        """An incident that was open before our restart goes on under its id."""
-        run.incident = self._ledger.incident(run.job.id)
-        if run.incident is not None and run.incident.captures:
-            run.judgement = judge(run.incident)
+        """An incident that was open before our restart goes on under its id, whatever was told meanwhile."""
+        known = self._ledger.earlier_incident(run.job.id)
+        mine = run.incident
+        if known is None or (mine is not None and mine.key != known.key):
+            return
+        if mine is not None:  # the state dir came back late: the same stall was opened anew
+            self._ledger.withdraw(mine.id)
+            timeline = (*known.timeline, *mine.timeline)
+            captures = (*known.captures, *mine.captures)
+            captures = captures if len(captures) < 3 else (captures[0], captures[-1])
+            known = msgspec.structs.replace(known, timeline=timeline, captures=captures)
+        run.incident = known
+        self._keep(run)
+        if known.captures or known.ending:
+            run.judgement = judge(known)
+            self._write(known, run.judgement, run.job.uid)
+
+    def settle(self, present: Collection[str]) -> None:
+        """What was open when an earlier agent ended, of runs that are gone since, ends now."""
+        for job_id, row in self._ledger.found().items():
+            if job_id in present:
+                continue
+            if row.incident is not None and (row.incident.captures or row.incident.ending):
+                why = "the run was gone when the agent came back"
+                closed = end(row.incident, "ended", self._now(row.incident), why)
+                self._write(closed, judge(closed), _owner(closed))
+            self._ledger.forget(job_id)
 
     def open(self, run: Run, decision: Decision) -> None:
         """A stall is blamed on somebody; with the capture of its confirmation, where one was taken."""
         if run.incident is not None and run.incident.key == decision.key:
             return  # known from before our restart: the same stall keeps its id
-        now, here = time.time(), time.monotonic()
+        if run.incident is not None and run.incident.kind == "abnormal_end":
+            self.note(run, self._clock.now(), f"the others hang: {decision.sentence}")
+            return  # they wait for the rank that ended: one story
+        now, here = self._clock.now(), self._clock.steady()
         started = decision.stalled_since
         incident = Incident(
-            id=make_id(now, run.job.id),
+            id=self._new_id(now, run.job.id),
             key=decision.key,
             job_id=run.job.id,
             detected_at=now,
@@ -57,6 +93,7 @@ class Incidents:
             sentence=decision.sentence,
         )
         run.incident = say(incident, now, f"incident opened: {decision.sentence}")
+        self._keep(run)
         if run.capture is not None:
             self._take(run, run.incident, run.capture)
 
@@ -71,31 +108,111 @@ class Incidents:
         if run.incident is None:
             return
         if run.judgement is not None:
-            closed = end(run.incident, state, time.time(), why)
+            closed = end(run.incident, state, self._now(run.incident), why)
             self._write(closed, run.judgement, run.job.uid)
         run.incident, run.judgement, run.capture = None, None, None
-        self._ledger.keep(run.job.id, run.watch.memory(), None)
+        self._keep(run)
+
+    # --- abnormal ends -----------------------------------------------------------------------------
+
+    def failed(
+        self, run: Run, ending: Ending, outcome: Outcome, before: Incident | None = None
+    ) -> None:
+        """An attempt ended badly, or lost a rank; `before` is the incident of which this is more."""
+        now = self._clock.now()
+        incident = before or Incident(
+            id=self._new_id(now, run.job.id),
+            key=f"{run.job.id}/{run.job.attempt}/end",
+            job_id=run.job.id,
+            detected_at=now,
+            why="a rank ended",
+            kind="abnormal_end",
+            versions=_versions(),
+        )
+        run.incident = add_ending(incident, ending, now, outcome.sentence)
+        if before is None and run.capture is not None:
+            run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
+        self._keep(run)
+        run.judgement = judge(run.incident)
+        if before is None:
+            self._count(run.incident, run.judgement)
+        log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
+        self._write(run.incident, run.judgement, run.job.uid)
+
+    def note(self, run: Run, at: float, words: str) -> None:
+        """One more line in the timeline of an open incident; it is written with the next report."""
+        if run.incident is not None:
+            run.incident = say(run.incident, self._clock.translate(at), words)
+
+    def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
+        """End an incident whose run may be gone. Returns it as it was written."""
+        closed = end(run.incident or incident, state, self._now(incident), why)
+        self._write(closed, judge(closed), run.job.uid)
+        if run.incident is not None:
+            run.incident, run.judgement, run.capture = None, None, None
+            self._keep(run)
+        return closed
+
+    def _count(self, incident: Incident, judgement: Judgement) -> None:
+        kind = f"{incident.kind}/{judgement.diagnosis.verdict}"
+        self.counts[kind] += 1
+        self.last_report[kind] = incident.id
 
     def _take(self, run: Run, incident: Incident, capture: NodeCapture) -> None:
         first = not incident.captures
+        at = max(incident.detected_at, self._clock.translate(capture.taken_at))
+        capture = msgspec.structs.replace(capture, taken_at=at)
         run.incident = add_capture(incident, capture)
         run.judgement = judge(run.incident)
-        if first:
-            kind = f"stall/{run.judgement.diagnosis.verdict}"
-            self.counts[kind] += 1
-            self.last_report[kind] = incident.id
+        self._keep(run)
+        if first and incident.kind == "stall":
+            self._count(incident, run.judgement)
             log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
         self._write(run.incident, run.judgement, run.job.uid)
 
+    def _keep(self, run: Run) -> None:
+        self._ledger.keep(run.job.id, run.watch.memory(), run.incident)
+
+    def _now(self, incident: Incident) -> float:
+        """An agent that starts after the clock was set back still tells the story in order."""
+        return max(incident.detected_at, self._clock.now())
+
+    def _new_id(self, now: float, job_id: str) -> str:
+        """Never one that was given before: a clock that was set back would make a report replace another."""
+        made = make_id(now, job_id)
+        while made == self._last_id:
+            now += 1.0
+            made = make_id(now, job_id)
+        self._last_id = made
+        return made
+
     def _write(self, incident: Incident, judgement: Judgement, uid: int) -> None:
+        reported_at = self._now(incident)
+
         def work() -> None:
-            report = write_report(incident, judgement, time.time())
+            report = write_report(incident, judgement, reported_at)
             evidence = {
                 f"capture-{number}-{capture.node}.json": msgspec.json.encode(capture)
                 for number, capture in enumerate(incident.captures, 1)
             }
+            if incident.ending is not None:
+                evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.ending)
             self._ledger.archive.save(report, render_html(report), evidence, owner_uid=uid)
             self._ledger.archive.prune()
 
-        if not self._order(work):
-            self.lost += 1
+        self._ledger.report(incident.id, work)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "mldebug": __version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+
+
+def _owner(incident: Incident) -> int:
+    """Whose job it was."""
+    if incident.captures:
+        return incident.captures[0].job.uid
+    return incident.ending.job.uid if incident.ending else 0

@@ -1,111 +1,187 @@
-"""What must survive a restart: the rhythm of each run and its open incident, in one SQLite file of the state dir."""
+"""What must survive a restart: the rhythm of each run, its open incident, and what we left behind.
 
-import contextlib
-import queue
-import sqlite3
-import threading
+Rows are in memory; the scribe has them written by the state keeper, a child. On disk an incident always comes before its report, and the end of an
+incident after its last report: whenever the agent is killed, the next one finds the id that the reports bear.
+"""
+
+import logging
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from mldebug.archive import Archive
+from mldebug.errors import MldebugError
 from mldebug.incident import Incident
+from mldebug.snapshot import SourceState
 from mldebug.stall.pulse import StallMemory
+from mldebug_agents.keeper import Keeper, RemoteArchive, WorkerStarter
+from mldebug_agents.scribe import REPORT, RETRY_FIRST, Scribe, Work
+from mldebug_agents.spawn import Worker
+from mldebug_agents.starting.leftovers import Leftover
+from mldebug_agents.statewire import Forget, Keep, Leave, StoredRow
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-    job_id TEXT PRIMARY KEY, memory BLOB NOT NULL, incident BLOB, kept_at REAL NOT NULL DEFAULT (unixepoch())
-)
-"""
-OLDEST = 30 * 86400  # seconds
+log = logging.getLogger("mldebug")
+
+OPEN_SECONDS = 3.0  # a start waits so long for its memory, and then goes on without
 
 
-class _Row(msgspec.Struct):
+class Row(msgspec.Struct):
+    """One run as it is kept."""
+
     memory: StallMemory
     incident: Incident | None = None
 
 
 class Ledger:
-    """Reads once at the start; writes go through a thread of its own, so a hung disk never stops the agent."""
+    """The agent's memory. Belongs to the main loop's thread; what it writes goes through `scribe`."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self.archive = Archive(state_dir)
-        self.lost = 0
-        self._rows: dict[str, _Row] = {}
-        self._queue: queue.Queue[tuple[str, bytes, bytes | None] | str | None] = queue.Queue(
-            maxsize=1024
+    def __init__(
+        self,
+        state_dir: Path,
+        starter: WorkerStarter,
+        on_door: Callable[[socket.socket], None] | None = None,
+        *,
+        retry: float = RETRY_FIRST,
+    ) -> None:
+        """`on_door` gets the listening socket of the state dir, in the scribe's thread."""
+        self.state_dir = state_dir
+        self.leftovers: tuple[Leftover, ...] = ()  # of earlier agents, as they were found
+        self._rows: dict[str, Row] = {}
+        self._found: dict[str, Row] = {}
+        self._left: tuple[Leftover, ...] = ()
+        self._wants_door = on_door is not None
+        self._got_door = on_door or socket.socket.close
+        self._keeper = Keeper(starter, state_dir, door=self._wants_door)
+        self.archive = RemoteArchive(self._keeper)
+        self.scribe = Scribe(self._open_place, retry=retry)
+
+    # --- opening -----------------------------------------------------------------------------------
+
+    def start(self, timeout: float = OPEN_SECONDS) -> bool:
+        """Open the state dir; False where it gives no answer yet. Raises where it can never be used."""
+        if self.scribe.start(timeout):
+            return True
+        why = self.scribe.state().error or f"no answer in {timeout:g} s"
+        log.error(
+            "the state dir %s cannot be used now (%s): going on without it; reports wait in memory",
+            *(self.state_dir, why),
         )
-        self._path = state_dir / "agent.sqlite"
-        self._load()
-        self._thread = threading.Thread(target=self._write_all, name="mldebug-ledger", daemon=True)
-        self._thread.start()
+        return False
+
+    @property
+    def opened(self) -> bool:
+        """Whether what an earlier agent left has been read."""
+        return self.scribe.opened
+
+    @property
+    def refusal(self) -> MldebugError | None:
+        """Why this agent must not go on, where that came out late."""
+        return self.scribe.refusal
+
+    @property
+    def lost(self) -> int:
+        """Reports and states that were dropped."""
+        return self.scribe.lost
+
+    @property
+    def waiting(self) -> int:
+        """Reports that are not on disk yet."""
+        return self.scribe.waiting
+
+    def states(self) -> tuple[SourceState, ...]:
+        """How writing does."""
+        return (self.scribe.state(),)
+
+    # --- what was, what is ---------------------------------------------------------------------------
 
     def memory(self, job_id: str) -> StallMemory | None:
         """What the watch of that run knew before our restart."""
-        row = self._rows.get(job_id)
+        row = self._rows.get(job_id) or self._found.get(job_id)
         return row.memory if row else None
 
     def incident(self, job_id: str) -> Incident | None:
         """The incident that was open then."""
-        row = self._rows.get(job_id)
+        row = self._rows.get(job_id) or self._found.get(job_id)
         return row.incident if row else None
 
+    def earlier(self, job_id: str) -> StallMemory | None:
+        """As an earlier agent left it, and nobody has stored it since."""
+        row = self._found.get(job_id)
+        return row.memory if row else None
+
+    def earlier_incident(self, job_id: str) -> Incident | None:
+        """The incident that an earlier agent left open."""
+        row = self._found.get(job_id)
+        return row.incident if row else None
+
+    def found(self) -> dict[str, Row]:
+        """All that an earlier agent left and nobody has taken up or forgotten since."""
+        return dict(self._found) if self.opened else {}
+
     def keep(self, job_id: str, memory: StallMemory, incident: Incident | None) -> None:
-        """Store the newest state of one run; counted as lost where the disk does not follow."""
-        self._rows[job_id] = _Row(memory=memory, incident=incident)
-        told = msgspec.json.encode(incident) if incident else None
-        self._put((job_id, msgspec.json.encode(memory), told))
+        """Store the newest state of one run. `memory` must not change any more."""
+        row = self._rows[job_id] = Row(memory=memory, incident=incident)
+        self._found.pop(job_id, None)
+        self.scribe.put(f"run:{job_id}", lambda: self._write(job_id, row), last=incident is None)
 
     def forget(self, job_id: str) -> None:
         """Drop a run that is over."""
         self._rows.pop(job_id, None)
-        self._put(job_id)
+        self._found.pop(job_id, None)
+        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(Forget(job_id)))
 
-    def close(self, timeout: float = 2.0) -> None:
-        """Write what waits, for a while."""
-        self._put(None)
-        self._thread.join(timeout)
+    def report(self, report_id: str, work: Work) -> None:
+        """Have a report written; a newer one of the same id takes the place of one that waits."""
+        self.scribe.put(REPORT + report_id, work)
 
-    def _put(self, item: "tuple[str, bytes, bytes | None] | str | None") -> None:
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            self.lost += 1
+    def withdraw(self, report_id: str) -> None:
+        """A report that waits is told under another id."""
+        self.scribe.drop(REPORT + report_id)
 
-    def _load(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with contextlib.closing(self._open()) as link:
-                rows = link.execute("SELECT job_id, memory, incident FROM runs").fetchall()
-        except (OSError, sqlite3.Error):
-            self.lost += 1
-            return
-        for job_id, memory, incident in rows:
-            with contextlib.suppress(msgspec.MsgspecError):
-                known = msgspec.json.decode(incident, type=Incident) if incident else None
-                self._rows[job_id] = _Row(msgspec.json.decode(memory, type=StallMemory), known)
+    def leave(self, leftovers: tuple[Leftover, ...]) -> None:
+        """Remember processes that could not be ended; only a change is written."""
+        if leftovers != self._left:
+            self._left = leftovers
+            self.scribe.put("leftovers", lambda: self._keeper.ask(Leave(leftovers)))
 
-    def _open(self) -> sqlite3.Connection:
-        link = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
-        link.execute("PRAGMA journal_mode=WAL")
-        link.execute(_SCHEMA)
-        link.execute("DELETE FROM runs WHERE kept_at < unixepoch() - ?", (OLDEST,))
-        return link
+    @property
+    def worker(self) -> Worker | None:
+        """The child that keeps the state dir."""
+        return self._keeper.worker
 
-    def _write_all(self) -> None:
-        link: sqlite3.Connection | None = None
-        while (item := self._queue.get()) is not None:
-            try:
-                link = link or self._open()
-                self._write(link, item)
-            except (OSError, sqlite3.Error):
-                self.lost += 1
-                link = None
+    def close(self, timeout: float = 1.0) -> None:
+        """Write what waits, for a while, and take the socket away."""
+        self.scribe.release()
+        self.scribe.put("end", self._keeper.end)
+        if self.scribe.close(timeout):
+            self._keeper.hang_up()
 
-    def _write(self, link: sqlite3.Connection, item: tuple[str, bytes, bytes | None] | str) -> None:
-        if isinstance(item, str):
-            link.execute("DELETE FROM runs WHERE job_id = ?", (item,))
-            return
-        link.execute(
-            "INSERT OR REPLACE INTO runs (job_id, memory, incident) VALUES (?, ?, ?)", item
-        )
+    # --- in the scribe's thread ------------------------------------------------------------------------
+
+    def _open_place(self) -> None:
+        reply, door = self._keeper.open()
+        self.leftovers = reply.leftovers
+        self._found = {one.job_id: row for one in reply.rows if (row := _row(one))}
+        if door is not None:
+            self._got_door(door)
+        elif self._wants_door:
+            log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
+            self.scribe.put("door", self._open_door)
+
+    def _open_door(self) -> None:
+        if (door := self._keeper.open_door()) is not None:
+            self._got_door(door)
+
+    def _write(self, job_id: str, row: Row) -> None:
+        told = msgspec.json.encode(row.incident) if row.incident else None
+        self._keeper.ask(Keep(job_id, msgspec.json.encode(row.memory), told))
+
+
+def _row(stored: StoredRow) -> Row | None:
+    """None for a row of another version, which is no reason to start without the others."""
+    try:
+        known = msgspec.json.decode(stored.incident, type=Incident) if stored.incident else None
+        return Row(msgspec.json.decode(stored.memory, type=StallMemory), known)
+    except msgspec.MsgspecError:
+        return None

@@ -6,7 +6,6 @@ watch --NodeLook--> decide (StallWatch per run) --orders--> capture, write --res
 import logging
 import os
 import queue
-import resource
 import time
 from collections.abc import Callable
 
@@ -14,24 +13,37 @@ import msgspec
 
 from mldebug import __version__
 from mldebug.config import Config
+from mldebug.endings.facts import Ending
+from mldebug.errors import MldebugError
 from mldebug.model import Job, NodeCapture
 from mldebug.snapshot import Snapshot
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
+from mldebug_agents.clock import Clock
+from mldebug_agents.exits.follow import Endings
+from mldebug_agents.exits.pidfds import ExitWatch
+from mldebug_agents.exits.stories import Stories
+from mldebug_agents.exits.witness import Witness
+from mldebug_agents.host import Host
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.ledger import Ledger
-from mldebug_agents.notify import Notifier
+from mldebug_agents.notify import Notifier, reloading, status_text
+from mldebug_agents.reloading import needs_restart, stuck_remarks
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, may_stall, run_state
 from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.usage import Usage
 from mldebug_agents.watch import NodeLook, Watch
 from mldebug_agents.workbench import Workbench
 
 log = logging.getLogger("mldebug")
 
-LOOK_DEADLINE, CAPTURE_DEADLINE, WRITE_DEADLINE = 20.0, 60.0, 20.0
+LOOK_DEADLINE, CAPTURE_DEADLINE, CONFIG_DEADLINE, EXITS_DEADLINE = 20.0, 60.0, 10.0, 20.0
+AT_ONCE = 4  # jobs captured at the same time
+GLANCE = 1.0  # seconds that a capture watches: the run has been watched for long when it is taken
 BEAT = 1.0  # seconds between two turns of the loop without a message
+SOON, SOONEST = 1.0, 0.2  # seconds to the next look after a rank has failed, after any exit
 
 
 class Node:
@@ -44,71 +56,187 @@ class Node:
         ledger: Ledger,
         publish: Callable[[Snapshot], None],
         notifier: Notifier | None = None,
+        read_config: Callable[[], Config] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.config = config
         self.bench = bench
         self.ledger = ledger
         self.publish = publish
         self.notifier = notifier or Notifier()
-        self.started_at = time.time()
+        self.clock = clock or Clock()
+        self.started_at = self.clock.now()
         self.stopping = False
         self.runs: dict[str, Run] = {}
         self.found = Discovery()
-        self.reports_lost = 0
-        self._inbox: queue.Queue[Result] = queue.Queue()
+        self._usage = Usage(Host())
+        self._inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()  # None only wakes
         self._watch = Watch(bench)
         self._workers = {
             "watch": Worker("watch", self._watch.look, self._inbox, LOOK_DEADLINE),
-            "capture": Worker("capture", self._capture, self._inbox, CAPTURE_DEADLINE),
-            "write": Worker("write", lambda work: work(), self._inbox, WRITE_DEADLINE),
+            "capture": Worker("capture", self._capture, self._inbox, CAPTURE_DEADLINE, AT_ONCE),
+            "exits": Worker("exits", lambda work: work(), self._inbox, EXITS_DEADLINE),
         }
-        self.incidents = Incidents(ledger, self._workers["write"].order)
+        self._config = Worker(
+            "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
+        )
+        self.incidents = Incidents(ledger, self.clock)
+        self.stories = Stories(self.incidents, self._capture_survivors, ledger.forget)
+        self._exits = ExitWatch(
+            bench.host, lambda gone: self._inbox.put(Result("exit", None, gone, None))
+        )
+        self.endings = Endings(
+            Witness(bench),
+            self._exits,
+            self._workers["exits"].order,
+            self.stories,
+        )
         self._wanted: set[str] = set()
         self._due = time.monotonic()
         self._saved_at = 0.0
+        self._started = time.monotonic()
+        self._looks = 0
+        self._ready = self._recalled = self._settled = self._asked_to_reload = False
 
     # --- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Watch until told to stop."""
-        self.notifier.send("READY=1", "STATUS=watching")
+        """Watch until told to stop; raises where the state dir turns out, late, to be another agent's."""
         while not self.stopping:
             self._turn()
-        self.notifier.send("STOPPING=1")
+        self.notifier.send("STOPPING=1", "STATUS=stopping")
+        self._exits.close()
         self._remember()
 
     def stop(self) -> None:
         """Leave the loop at the next turn; safe in a signal handler."""
         self.stopping = True
+        self._inbox.put(None)
+
+    def ask_to_reload(self) -> None:
+        """Read the configuration again soon; safe in a signal handler."""
+        self._asked_to_reload = True
+        self._inbox.put(None)
 
     def _turn(self) -> None:
         now = time.monotonic()
+        self._recall()
         if now >= self._due and not self._workers["watch"].busy:
             wanted, self._wanted = tuple(self._wanted), set()
             self._workers["watch"].order(wanted)
-            self._due = now + self.config.stall.interval
+            pace = self.config.stall.interval
+            self._due = now + (min(SOON, pace) if self.endings.eager else pace)
         try:
             result = self._inbox.get(timeout=min(BEAT, max(0.05, self._due - now)))
         except queue.Empty:
             result = None
         if result is not None:
             self._handle(result)
-        self.notifier.send("WATCHDOG=1")
-        self.publish(self.snapshot())
+        self.endings.turn()
+        self._reread()
+        if not any(run.incident for run in self.runs.values()):
+            self.clock.settle()
+        self._tell()
         if now - self._saved_at > 10.0:
             self._saved_at = now
             self._remember()
 
+    def _tell(self) -> None:
+        """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""
+        self.notifier.send("WATCHDOG=1")
+        if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
+            return
+        snapshot = self.snapshot()
+        self.publish(snapshot)
+        self.notifier.status(status_text(snapshot))
+        if not self._ready:
+            self._ready = True
+            self.notifier.send("READY=1")
+
     def _handle(self, result: Result) -> None:
-        if result.error is not None:
+        if result.worker == "config":
+            self._reloaded(result)
+        elif result.error is not None:
             log.warning(
                 "%s failed: %s: %s", result.worker, type(result.error).__name__, result.error
             )
-            self.reports_lost += result.worker == "write"
         elif result.worker == "watch":
+            self._looks += 1
             self._looked(result.value)
         elif result.worker == "capture":
             self._captured(*result.value)
+        elif result.worker == "exit":
+            self.endings.exited(result.value)
+            self._due = min(self._due, time.monotonic() + SOONEST)
+        elif result.worker == "exits" and isinstance(result.value, Ending):
+            self.endings.told(result.value)
+
+    # --- what was before ---------------------------------------------------------------------------
+
+    def _recall(self) -> None:
+        """Take up what an earlier agent knew as soon as the state dir gives it: at once, or late on a hung disk."""
+        if self.ledger.refusal is not None:
+            raise self.ledger.refusal
+        if not self._recalled and self.ledger.opened:
+            self._recalled = True
+            self.bench.spawner.inherit(self.ledger.leftovers)
+            for run in self.runs.values():
+                self._resume(run)
+            self.ledger.scribe.release()
+        if self._recalled and not self._settled and self._looks:
+            self._settled = True
+            self.incidents.settle(self.runs)
+
+    def _resume(self, run: Run) -> None:
+        """A run that was met before its memory could be read."""
+        memory = self.ledger.earlier(run.job.id)
+        if memory is not None and run.incident is None:
+            run.watch = StallWatch(self._stall_settings(), memory)
+        self.incidents.recall(run)
+        self._capture_again(run)
+
+    def _capture_again(self, run: Run) -> None:
+        """An agent that was killed between blame and evidence leaves an incident without a capture."""
+        if run.incident is not None and not run.incident.captures:
+            self._workers["capture"].order((run.job, self.found, 0.0))
+
+    # --- the configuration -------------------------------------------------------------------------
+
+    def _reread(self) -> None:
+        if self._asked_to_reload and not self._config.busy:
+            self._asked_to_reload = False
+            self.notifier.send(*reloading())
+            self._config.order(None)
+
+    def _reloaded(self, result: Result) -> None:
+        if isinstance(result.error, MldebugError):
+            for problem in result.error.message.splitlines():
+                log.error("config: %s", problem)
+        if result.error is not None:
+            log.error("the configuration stays as it was: the new one cannot be obeyed")
+        else:
+            self.reload(result.value)
+        self.notifier.send("READY=1")
+
+    def reload(self, config: Config) -> None:
+        """Go on under another configuration; what was learned of the runs stays."""
+        for name in needs_restart(self.config, config):
+            log.warning("config: %s has changed, and is obeyed after a restart of the agent", name)
+        self.config = config
+        self.bench.reload(config)
+        for run in self.runs.values():
+            run.watch.obey(self._stall_settings())
+        self._due = time.monotonic()
+        log.info("the configuration was read again")
+
+    def _stall_settings(self) -> StallSettings:
+        stall = self.config.stall
+        return StallSettings(
+            timeout=stall.timeout,
+            busy_timeout=stall.busy_timeout,
+            init_timeout=stall.init_timeout,
+            interval=stall.interval,
+        )
 
     # --- decisions ---------------------------------------------------------------------------------
 
@@ -120,6 +248,7 @@ class Node:
             run.job, run.seen = one.job, one
             if one.classes:
                 run.classes = {rank: found.name for rank, found in one.classes.items()}
+            self.endings.follow(run, look.found.children)
             if may_stall(one):
                 self._decide(run, run.watch.look(one.look))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
@@ -127,15 +256,10 @@ class Node:
 
     def _meet(self, job: Job) -> Run:
         log.info("run %s (%s): %d ranks found", job.id, job.name, len(job.ranks))
-        stall = self.config.stall
-        settings = StallSettings(
-            timeout=stall.timeout,
-            busy_timeout=stall.busy_timeout,
-            init_timeout=stall.init_timeout,
-            interval=stall.interval,
-        )
-        run = self.runs[job.id] = Run(job, StallWatch(settings, self.ledger.memory(job.id)))
+        watch = StallWatch(self._stall_settings(), self.ledger.memory(job.id))
+        run = self.runs[job.id] = Run(job, watch)
         self.incidents.recall(run)
+        self._capture_again(run)
         return run
 
     def _decide(self, run: Run, decision: Decision) -> None:
@@ -158,16 +282,22 @@ class Node:
 
     def _ended(self, run: Run) -> None:
         log.info("run %s (%s) is over", run.job.id, run.job.name)
-        self.incidents.close(run, "ended", "all ranks are gone")
-        self.ledger.forget(run.job.id)
+        if run.incident is not None and run.incident.kind == "stall":
+            self.stories.explained(run)
+            self.incidents.close(run, "ended", "all ranks are gone")
+        self.endings.over(run)
 
     # --- captures --------------------------------------------------------------------------------
 
     def _capture(self, order: tuple[Job, Discovery, float]) -> tuple[str, NodeCapture]:
         """In the worker: take a capture of one job, and say how long it has been quiet."""
         job, found, quiet = order
-        taken = self.bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+        taken = self.bench.capturer(GLANCE).capture(job, found.children, found.remarks, found.gaps)
         return job.id, msgspec.structs.replace(taken, quiet_seconds=quiet)
+
+    def _capture_survivors(self, run: Run) -> None:
+        """A rank has ended, and others live on: what do they do?"""
+        self._workers["capture"].order((run.job, self.found, 0.0))
 
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)
@@ -177,32 +307,28 @@ class Node:
     def _remember(self) -> None:
         for run in self.runs.values():
             self.ledger.keep(run.job.id, run.watch.memory(), run.incident)
+        self.ledger.leave(self.bench.spawner.leftovers)
 
     # --- what others see ---------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
         return Snapshot(
             node=self.bench.node,
             at=time.time(),
             started_at=self.started_at,
+            pid=os.getpid(),
             runs=tuple(run_state(run) for run in self.runs.values()),
-            sources=tuple(worker.state() for worker in self._workers.values()),
+            sources=(*(one.state() for one in self._workers.values()), *self.ledger.states()),
             incidents=dict(self.incidents.counts),
             last_report=dict(self.incidents.last_report),
-            reports_lost=self.reports_lost + self.incidents.lost + self.ledger.lost,
-            remarks=self.found.remarks,
+            reports_lost=self.ledger.lost,
+            reports_waiting=self.ledger.waiting,
+            remarks=(*self.found.remarks, *stuck_remarks(self.bench.spawner.leftovers)),
             gaps=self.found.gaps,
-            cpu_seconds=usage.ru_utime + usage.ru_stime,
-            rss_bytes=_rss(),
+            cpu_seconds=self._usage.cpu_seconds(),
+            rss_bytes=self._usage.rss_bytes(),
+            children=self._usage.children(),
+            series_budget=self.config.metrics.series_budget,
             version=__version__,
         )
-
-
-def _rss() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -12,6 +12,8 @@ FORKED = 0x40  # PF_FORKNOEXEC: a copy of its parent that never called exec
 KERNEL_THREAD = 0x200000  # PF_KTHREAD
 TICKS = 100  # USER_HZ: the unit of /proc times, on every machine we know
 
+_OF_STAT = (1, 2, 3, 6, 11, 12, 17, 19, 23, 25, 47, 49)
+"""parent to system time, threads, start, start of code, stack and environment, exit status: all that is wanted."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _TORCH = re.compile(rb"/libtorch(?:_cpu|_cuda|_python|_hip|_xpu)?\.so")
@@ -44,6 +46,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """/proc/PID/status."""
 
     uid: int = 0
+    groups: tuple[int, ...] = ()
     tracer_pid: int = 0
     pending_signals: int = 0
     caught_signals: int = 0
@@ -68,21 +71,28 @@ def parse_stat(text: str) -> Stat | None:
     fields = rest.split()
     if len(fields) < 20 or not pid.strip().isdecimal():
         return None
-    numbers = [_integer(field) for field in fields[1:]]
-    numbers += [0] * (50 - len(numbers))  # numbers[n] is field n + 4 of proc(5)
+    fields += ["0"] * (50 - len(fields))  # fields[n] is field n + 3 of proc(5)
+    try:
+        return _stat(int(pid), name, [int(fields[number]) for number in _OF_STAT], fields[0])
+    except ValueError:
+        return _stat(int(pid), name, [_integer(fields[number]) for number in _OF_STAT], fields[0])
+
+
+def _stat(pid: int, name: str, numbers: list[int], state: str) -> Stat:
+    ppid, pgrp, session, flags, user, system, threads, start, *image, exit_status = numbers
     return Stat(
-        pid=int(pid),
+        pid=pid,
         name=name,
-        state=fields[0],
-        ppid=numbers[0],
-        pgrp=numbers[1],
-        session=numbers[2],
-        flags=numbers[5],
-        cpu_seconds=(numbers[10] + numbers[11]) / TICKS,
-        threads=numbers[16],
-        start_ticks=numbers[18],
-        exit_status=numbers[48],
-        image=(numbers[22], numbers[24], numbers[46]),  # start of code, stack, environment
+        state=state,
+        ppid=ppid,
+        pgrp=pgrp,
+        session=session,
+        flags=flags,
+        cpu_seconds=(user + system) / TICKS,
+        threads=threads,
+        start_ticks=start,
+        exit_status=exit_status,
+        image=(image[0], image[1], image[2]),
     )
 
 
@@ -96,6 +106,7 @@ def parse_status(text: str) -> Status:
 
     return Status(
         uid=number("Uid"),
+        groups=tuple(_integer(gid) for key in ("Gid", "Groups") for gid in values.get(key, ())),
         tracer_pid=number("TracerPid"),
         pending_signals=number("SigPnd", 16) | number("ShdPnd", 16),
         caught_signals=number("SigCgt", 16),

@@ -7,6 +7,7 @@ works again. The path and its folder are *stuck* until then, at once and without
 
 import errno
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from posixpath import dirname
 from typing import Protocol, Self
@@ -25,8 +26,15 @@ from mldebug_agents.starting.reading import (
 
 __all__ = ["FakeReader", "Piece", "Reader", "Tail", "Unreadable"]
 
-MAX_STUCK = 16
+MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
+    10,
+    6,
+)  # apart: a hung mount must not hide new jobs, nor a hung job all logs
 TIMEOUT = 2.0  # seconds for one path
+TOTAL = 4.0  # seconds for all paths of one question
+
+
+_NO_TIME = Unreadable("not read: no time left", errno=errno.EAGAIN)
 
 
 class WorkerStarter(Protocol):
@@ -48,7 +56,7 @@ class Reader:
         self._spawner = spawner
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        self._stuck: dict[str, Worker] = {}
+        self._stuck: dict[str, tuple[Operation, Worker]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +67,8 @@ class Reader:
     def close(self) -> None:
         """Kill the reader child and all that are stuck."""
         with self._lock:
-            for worker in filter(None, [self._worker, *self._stuck.values()]):
+            stuck = [worker for _, worker in self._stuck.values()]
+            for worker in filter(None, [self._worker, *stuck]):
                 worker.kill()
             self._worker = None
             self._stuck.clear()
@@ -74,7 +83,10 @@ class Reader:
     def read_many(
         self, paths: Sequence[str], *, max_bytes: int, timeout: float = TIMEOUT
     ) -> dict[str, bytes | Unreadable]:
-        """Read the first `max_bytes` of each kernel file (/proc, /sys); every path has an entry in the result."""
+        """Read the first `max_bytes` of each kernel file (/proc, /sys); every path has an entry in the result.
+
+        What there was no time for (`TOTAL`) or no reader left has errno EAGAIN: ask again later.
+        """
         answers = self._ask(Operation.KERNEL, paths, limit=max_bytes, timeout=timeout)
         return {path: _data(answer) for path, answer in answers.items()}
 
@@ -104,8 +116,8 @@ class Reader:
         )
         if isinstance(answer, Unreadable):
             return answer
-        inode, device = FILE_ID.unpack_from(answer.data)
-        return Piece(answer.data[FILE_ID.size :], answer.size, answer.mtime, inode, device)
+        facts = FILE_ID.unpack_from(answer.data)
+        return Piece(answer.data[FILE_ID.size :], answer.size, answer.mtime, *facts)
 
     def read_line(self, path: str, line: int, timeout: float = TIMEOUT) -> str | Unreadable:
         """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""
@@ -151,11 +163,14 @@ class Reader:
     ) -> dict[str, Answer | Unreadable]:
         answers: dict[str, Answer | Unreadable] = {}
         with self._lock:
+            until = time.monotonic() + TOTAL
             self._forgive()
             todo = {path: raw for path in paths if (raw := encode(path, answers)) is not None}
             while todo := {
-                path: raw for path, raw in todo.items() if not self._known(path, answers)
+                path: raw for path, raw in todo.items() if not self._known(operation, path, answers)
             }:
+                if time.monotonic() >= until and answers:
+                    return answers | dict.fromkeys(todo, _NO_TIME)
                 try:
                     worker = self._worker = self._worker or self._spawner.fork_worker("reader")
                 except OSError as error:
@@ -165,27 +180,36 @@ class Reader:
                     operation, limit, line, sum(map(len, todo.values())) + len(todo) - 1
                 )
                 self._converse(
-                    worker, header + b"\0".join(todo.values()), list(todo), timeout, answers
+                    (operation, worker),
+                    header + b"\0".join(todo.values()),
+                    list(todo),
+                    (timeout, until),
+                    answers,
                 )
         return answers
 
     def _converse(
         self,
-        worker: Worker,
+        asked: tuple[Operation, Worker],
         request: bytes,
         paths: list[str],
-        timeout: float,
+        limits: tuple[float, float],
         answers: dict[str, Answer | Unreadable],
     ) -> None:
-        """Ask for all paths and take answers until all are there or one fails to come."""
+        """Ask for all paths and take answers until all are there, one fails to come, or the time of all is over."""
+        (operation, worker), (timeout, until) = asked, limits
         incoming = converse(worker, request, timeout)
-        for path in paths:
+        for number, path in enumerate(paths):
+            if number and time.monotonic() >= until:  # it is not stuck, but we cannot wait for it
+                worker.kill()
+                self._worker = None
+                return
             try:
                 answers[path] = next(incoming)
             except TimeoutError:
                 answers[path] = Unreadable(f"timed out after {timeout:.1f} s", stuck=True)
                 worker.hang_up()
-                self._stuck[path] = worker
+                self._stuck[path] = operation, worker
                 self._worker = None
                 return
             except OSError as error:
@@ -194,21 +218,31 @@ class Reader:
                 self._worker = None
                 return
 
-    def _known(self, path: str, answers: dict[str, Answer | Unreadable]) -> bool:
+    def _known(
+        self, operation: Operation, path: str, answers: dict[str, Answer | Unreadable]
+    ) -> bool:
         """Say whether the path has its answer; gives it one if it, or its folder, is stuck."""
         if path in answers:
             return True
-        if len(self._stuck) >= MAX_STUCK:
-            answers[path] = Unreadable(f"not read: {MAX_STUCK} paths are stuck already")
-        elif any(dirname(path) == dirname(stuck) for stuck in self._stuck):
+        kernel = operation is Operation.KERNEL
+        count = sum((kind is Operation.KERNEL) == kernel for kind, _ in self._stuck.values())
+        if any(_folder(path) == _folder(stuck) for stuck in self._stuck):
             answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
+        elif count >= (MAX_STUCK_KERNEL if kernel else MAX_STUCK_FILES):
+            why = f"not read: {count} paths are stuck already"
+            answers[path] = Unreadable(why, errno=errno.EAGAIN)
         return path in answers
 
     def _forgive(self) -> None:
-        for path, worker in list(self._stuck.items()):
+        for path, (_, worker) in list(self._stuck.items()):
             if worker.gone():
                 worker.kill()
                 del self._stuck[path]
+
+
+def _folder(path: str) -> str:
+    """What hangs together: the files of a folder, those of a process; but its descriptors lead anywhere."""
+    return path if dirname(path).endswith("/fd") else dirname(path)
 
 
 class FakeReader(Reader):
@@ -262,7 +296,7 @@ def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
     if operation is Operation.LINE:
         return pick_line(data, line)
     if operation is Operation.FROM:
-        return FILE_ID.pack(1, 1) + data[line : line + limit]
+        return FILE_ID.pack(1, 1, 0o100644, 0, 0) + data[line : line + limit]
     start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
     return data[start : start + limit]
 

@@ -1,7 +1,7 @@
-"""One worker thread for each thing that may take long: work comes through a queue, results go into the node's inbox.
+"""One worker for each thing that may take long: work comes through a queue, results go into the node's inbox.
 
-Nothing that cannot be cancelled is started twice: while a worker is busy its next order waits, and a worker past its
-deadline is reported as stuck until it comes back.
+Nothing that cannot be cancelled is started twice: while all hands of a worker are busy the next order waits, and a worker
+with an order past its deadline is reported as stuck until that comes back.
 """
 
 import queue
@@ -23,26 +23,33 @@ class Result(NamedTuple):
 
 
 class Worker:
-    """A daemon thread that carries out one kind of order, one at a time."""
+    """Daemon threads that carry out one kind of order, as many at a time as it has `hands`."""
 
     def __init__(
-        self, name: str, work: Callable[[Any], Any], inbox: "queue.Queue[Result]", deadline: float
+        self,
+        name: str,
+        work: Callable[[Any], Any],
+        inbox: "queue.SimpleQueue[Result | None]",
+        deadline: float,
+        hands: int = 1,
     ) -> None:
         self.name = name
         self._work = work
         self._inbox = inbox
         self._deadline = deadline
         self._orders: queue.Queue[Any] = queue.Queue(maxsize=64)
-        self._since: float | None = None
+        self._since: dict[int, float] = {}  # hand -> when it began
         self._seconds = 0.0
         self._error = ""
-        self._thread = threading.Thread(target=self._run, name=f"mldebug-{name}", daemon=True)
-        self._thread.start()
+        for hand in range(hands):
+            threading.Thread(
+                target=self._run, args=(hand,), name=f"mldebug-{name}", daemon=True
+            ).start()
 
     @property
     def busy(self) -> bool:
         """Is an order being carried out, or waiting?"""
-        return self._since is not None or not self._orders.empty()
+        return bool(self._since) or not self._orders.empty()
 
     def order(self, what: Any) -> bool:
         """Ask for work; False where too many orders wait already."""
@@ -54,8 +61,8 @@ class Worker:
 
     def state(self) -> SourceState:
         """How the worker does, for status and metrics."""
-        since = self._since
-        stuck = since is not None and time.monotonic() - since > self._deadline
+        oldest = min(list(self._since.values()), default=None)
+        stuck = oldest is not None and time.monotonic() - oldest > self._deadline
         return SourceState(
             name=self.name,
             success=not self._error,
@@ -64,15 +71,16 @@ class Worker:
             error=self._error,
         )
 
-    def _run(self) -> None:
+    def _run(self, hand: int) -> None:
         while True:
             order = self._orders.get()
-            self._since = started = time.monotonic()
+            self._since[hand] = started = time.monotonic()
             value, error = None, None
             try:
                 value = self._work(order)
             except Exception as raised:  # noqa: BLE001 - the one place that catches
                 error = raised
-            self._seconds, self._since = time.monotonic() - started, None
+            self._seconds = time.monotonic() - started
+            del self._since[hand]
             self._error = f"{type(error).__name__}: {error}" if error else ""
             self._inbox.put(Result(self.name, order, value, error))

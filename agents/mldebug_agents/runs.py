@@ -1,9 +1,11 @@
 """One run under watch, and how people see it."""
 
+import time
+
 from mldebug.incident import Incident
 from mldebug.model import Job, Judgement, NodeCapture
 from mldebug.snapshot import RunState
-from mldebug.stall.signals import Decision
+from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.watch import JobLook
 
@@ -38,6 +40,7 @@ def run_state(run: Run) -> RunState:
         launcher=job.launcher,
         attempt=job.attempt,
         user=job.user,
+        uid=job.uid,
         world_size=job.world_size,
         ranks={rank.rank: rank.pid for rank in job.ranks},
         lost=tuple(lost.rank for lost in job.lost),
@@ -50,8 +53,29 @@ def run_state(run: Run) -> RunState:
         step=seen.step if seen else None,
         loss=seen.loss if seen else None,
         step_seconds=seen.step_seconds if seen else None,
+        step_times=seen.step_times if seen else None,
+        progress_at=_progress_at(decision, seen),
         log=seen.log if seen else "",
         incident=run.incident.id if run.incident else "",
+        incident_kind=run.incident.kind if run.incident else "",
+        incident_since=_since(run.incident),
         verdict=str(run.judgement.diagnosis.verdict) if run.judgement else "",
         report=run.judgement.diagnosis.summary if run.judgement else "",
     )
+
+
+def _progress_at(decision: Decision | None, seen: JobLook | None) -> float | None:
+    """Unix time of the last progress: a look has a monotonic clock, and is some seconds old already."""
+    if decision is None or seen is None:
+        return None
+    if not decision.timeout and decision.stage is not Stage.RECOVERED:
+        return None  # no rank lives: nothing is quiet, and nothing moves
+    age = time.monotonic() - seen.look.at
+    return round(time.time() - age - decision.quiet, 3)
+
+
+def _since(incident: Incident | None) -> float | None:
+    if incident is None:
+        return None
+    since = incident.stalled_since
+    return round(incident.detected_at if since is None else since, 3)

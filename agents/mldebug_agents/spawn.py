@@ -17,12 +17,14 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import msgspec
 
 from mldebug_agents.starting import reading
+from mldebug_agents.starting.leftovers import Leftover, children_of
 from mldebug_agents.starting.pipes import Child, Stream
 from mldebug_agents.starting.programs import Completed, FakeSpawner, Starter
 from mldebug_agents.starting.spawning import MAX_REQUEST, Request, Workers, fork_helper
@@ -30,6 +32,8 @@ from mldebug_agents.starting.spawning import MAX_REQUEST, Request, Workers, fork
 __all__ = ["Completed", "FakeSpawner", "Spawner", "Starter", "Worker"]
 
 MAX_ABANDONED = 16
+REMEMBERED = 64  # children whose words are known at the end
+WORDS = 200  # characters that name a leftover
 GRACE = 0.5  # seconds in which a killed process should be dead
 WORKERS: Workers = {"reader": reading.serve}
 
@@ -82,6 +86,9 @@ class Spawner:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._abandoned: list[Child] = []
+        self._started: deque[Child] = deque(maxlen=REMEMBERED)
+        self._cleared = False
+        self._inherited: tuple[Leftover, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -102,6 +109,17 @@ class Spawner:
                 (child.pid or 0, child.start_ticks, child.argv) for child in self._abandoned
             )
 
+    @property
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """All that is stuck in the kernel: programs of ours, and what an earlier agent left behind."""
+        ours = tuple(Leftover(pid, start, _told(argv)) for pid, start, argv in self.abandoned)
+        self._inherited = tuple(one for one in self._inherited if one.lives())
+        return (*self._inherited, *ours)
+
+    def inherit(self, leftovers: Sequence[Leftover]) -> None:
+        """Count what an earlier agent could not end, as long as it is there."""
+        self._inherited = (*self._inherited, *leftovers)
+
     def run(
         self,
         argv: Sequence[str],
@@ -117,7 +135,11 @@ class Spawner:
         """
         started = time.monotonic()
         words = tuple(argv)
-        if len(self.abandoned) >= MAX_ABANDONED:
+        stuck = self.leftovers
+        if any(one.words == _told(words) for one in stuck):
+            reason = "the same program was started before and is stuck in the kernel"
+            return Completed(argv=words, error=reason)
+        if len(stuck) >= MAX_ABANDONED:
             reason = (
                 f"{MAX_ABANDONED} programs are stuck in the kernel already, so no more are started"
             )
@@ -146,22 +168,53 @@ class Spawner:
             theirs.close()
         return Worker(child, ours, self._kill)
 
-    def close(self) -> None:
-        """End the helper, which kills every child that is left; waits at most a second."""
+    def close(self) -> tuple[Leftover, ...]:
+        """End the helper, which kills every child that is left; waits at most 1.5 s. Returns who survived that."""
         if self._control.fileno() < 0:
-            return
+            return ()
+        children = self._named(children_of(self.helper_pid))
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         with self._lock:
             while self._abandoned:
                 self._abandoned.pop().close()
-        deadline = time.monotonic() + 1.0
+        self._bury_helper(time.monotonic() + 1.0)
+        return (*(one for one in self._inherited if one.lives()), *_survivors(children))
+
+    def clear(self, spare: Worker | None = None) -> tuple[Leftover, ...]:
+        """Kill every child but one and start no more; waits at most half a second. Returns who survived that."""
+        self._cleared = True
+        spared = spare.pid if spare else None
+        children = [one for one in self._named(children_of(self.helper_pid)) if one.pid != spared]
+        pids = {one.pid for one in children}
+        for child in self._known():
+            if child.pid in pids:
+                self._kill(child)
+        return (*(one for one in self._inherited if one.lives()), *_survivors(children))
+
+    def _named(self, children: Sequence[Leftover]) -> list[Leftover]:
+        """With the words that they were started with; the kernel knows a short name only."""
+        words = {child.pid: _told(child.argv) for child in self._known()}
+        return [
+            Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children
+        ]
+
+    def _known(self) -> list[Child]:
+        with self._lock:
+            for child in self._started:
+                with contextlib.suppress(OSError):  # its thread has closed it just now
+                    child.update()
+            return list(self._started)
+
+    def _bury_helper(self, deadline: float) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self.helper_pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
                 time.sleep(0.002)
 
     def _launch(self, request: Request, fds: Sequence[int], words: tuple[str, ...]) -> Child:
+        if self._cleared:
+            raise ConnectionError("mldebug ends: it starts no more programs")
         outlet, inlet = os.pipe()
         os.set_blocking(outlet, False)
         try:
@@ -171,7 +224,10 @@ class Spawner:
             raise ConnectionError(self._obituary()) if error.errno in _HUNG_UP else error from None
         finally:
             os.close(inlet)
-        return Child(request.number, outlet, words)
+        child = Child(request.number, outlet, words)
+        with self._lock:
+            self._started.append(child)
+        return child
 
     def _supervise(
         self, child: Child, streams: tuple[Stream, Stream], started: float, timeout: float
@@ -243,6 +299,18 @@ def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None)
         raise ValueError("no program was named")
     encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
     return Request(number, argv=[os.fsencode(word) for word in words], env=encoded)
+
+
+def _survivors(children: Sequence[Leftover]) -> list[Leftover]:
+    """Who of them lives still, after at most `GRACE`."""
+    deadline = time.monotonic() + GRACE
+    while (left := [one for one in children if one.lives()]) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return left
+
+
+def _told(words: Sequence[str]) -> str:
+    return " ".join(words)[:WORDS]
 
 
 def _returncode(child: Child) -> int | None:

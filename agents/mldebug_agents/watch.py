@@ -1,44 +1,51 @@
 """The watch: one cheap look at all jobs of this node, every few seconds, without attaching to anybody.
 
 Runs in one worker thread. Only where the decision asks for a sample are stacks read, and then without stopping a rank.
+What a job can make slow (its log, its stacks) has a deadline of its own, so that one job cannot keep us from the others.
 """
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import msgspec
 
 from mldebug.judging.classification import classify
-from mldebug.logparser import LogParser
 from mldebug.model import (
     Classification,
+    Gap,
     Job,
+    LostRank,
     ProcessCapture,
-    ProcessState,
     RankCapture,
     RankIdentity,
 )
 from mldebug.movement import Sample, movement
-from mldebug.rooms import create_all
+from mldebug.records import StepTimes
 from mldebug.stacks import labels, principal, python_frames
 from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
-from mldebug_agents.logs.following import LogFollower
-from mldebug_agents.logs.places import LogFinder, LogPlace
+from mldebug_agents.logs.places import LogFinder
+from mldebug_agents.logs.watching import HungMounts, JobLogs, LogCounts
 from mldebug_agents.sourceline import source_line
+from mldebug_agents.sources.activity import Activity, read_activity
 from mldebug_agents.sources.ranks import Child, Discovery
 from mldebug_agents.workbench import Workbench
 
+log = logging.getLogger("mldebug")
+
 SAMPLE_TIMEOUT = 3.0
-MAX_LOGS = 4  # followed per job
+SAMPLES_DEADLINE = 6.0  # seconds for the stacks of all ranks of one job
+MAX_GAPS = 16  # of one look
 KEPT = 2  # samples of one rank that are compared
 COMPILERS = ("ptxas", "cc1plus", "cicc", "nvcc", "ninja", "clang", "gcc", "g++", "ld", "triton")
 
 Counters = tuple[
     float, float, float
-]  # monotonic time, main thread's CPU seconds, all threads' CPU seconds
+]  # monotonic time, CPU seconds of the followed thread, of all threads
 
 
 class JobLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +56,15 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     loss: float | None = None
     step_seconds: float | None = None
+    step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
+    log_counts: LogCounts = LogCounts()
     classes: dict[int, Classification] = {}  # of a stack sample, by rank
+    gaps: tuple[Gap, ...] = ()  # what could not be looked at
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs at one look."""
+    """All jobs at one look. The gaps of the jobs are among those of `found`, at most `MAX_GAPS`."""
 
     at: float
     found: Discovery
@@ -68,6 +78,7 @@ class Watch:
     def __init__(self, bench: Workbench, clock: Callable[[], float] = time.monotonic) -> None:
         self.bench = bench
         self.clock = clock
+        self._hung = HungMounts(bench.host, bench.reader)
         self._jobs: dict[str, _JobWatch] = {}
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
@@ -76,54 +87,68 @@ class Watch:
         found = self.bench.finder.find()
         finder = LogFinder(self.bench.host)
         asked = set(wanted)
-        self._jobs = {job.id: self._jobs.get(job.id) or _JobWatch(self.bench) for job in found.jobs}
-        looks = tuple(
-            self._jobs[job.id].look(job, found.children, finder, self.clock, sample=job.id in asked)
-            for job in found.jobs
-        )
+        self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
+        looks = tuple(self._look(job, found, finder, sample=job.id in asked) for job in found.jobs)
+        gaps = _few([gap for look in looks for gap in look.gaps])
+        found = msgspec.structs.replace(found, gaps=(*found.gaps, *gaps))
         return NodeLook(at=started, found=found, jobs=looks, seconds=self.clock() - started)
+
+    def _meet(self) -> "_JobWatch":
+        return _JobWatch(self.bench, self._hung)
+
+    def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: bool) -> JobLook:
+        """One job; an error in our own code that only this job brings out must not hide the others."""
+        now = self.clock()
+        try:
+            return self._jobs[job.id].look(job, found.children, finder, now, sample=sample)
+        except Exception as error:
+            log.exception("the look at run %s failed", job.id)
+            reason = f"{type(error).__name__}: {error}"
+            gap = Gap(
+                what=f"run {job.id}", reason=reason, way_out="report it as a defect of mldebug"
+            )
+            ranks = tuple(RankLook(rank=rank.rank) for rank in job.ranks)
+            empty = Look(at=now, run=job.id, attempt=job.attempt, ranks=ranks)
+            return JobLook(job=job, look=empty, gaps=(gap,))
 
 
 class _JobWatch:
     """What the watch remembers of one job between two looks."""
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: Workbench, hung: HungMounts) -> None:
         self.bench = bench
         self.progress = LogProgress()
-        self.log = ""
-        self._followers: dict[tuple[int, str], LogFollower] = {}
+        self.logs = JobLogs(bench.host, bench.reader, hung, bench.log_parser, self.progress)
         self._counters: dict[int, Counters] = {}
         self._samples: dict[int, deque[Sample]] = {}
+        self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
+        self._turn = 0
 
     def look(
         self,
         job: Job,
         children: dict[int, tuple[Child, ...]],
         finder: LogFinder,
-        clock: Callable[[], float],
+        now: float,
         *,
         sample: bool,
     ) -> JobLook:
         """Look at the processes and the logs of the job; with `sample`, at its stacks too."""
-        now = clock()
-        states = {
-            rank.rank: self.bench.host.process_state(rank.pid, files=True) for rank in job.ranks
-        }
-        self._read_logs(job, states, finder, now)
-        captures = self._sample(job.ranks, states, now) if sample else {}
+        self.logs.look(job, finder, now)
+        self._forget(job.ranks)
+        captures, gaps = self._sample(job.ranks, now) if sample else ({}, ())
         classes = {rank: classify(capture) for rank, capture in captures.items()}
-        ranks = tuple(
-            self._rank(rank, states[rank.rank], children, captures, classes, now)
-            for rank in job.ranks
-        )
+        ranks = tuple(self._rank(rank, children, captures, classes, now) for rank in job.ranks)
         look = Look(
             at=now,
             run=job.id,
             attempt=job.attempt,
             ranks=ranks,
-            exited=tuple(lost.rank for lost in job.lost),
+            exited=tuple(lost.rank for lost in job.lost if _lived(lost)),
+            missing=tuple(lost.rank for lost in job.lost if not _lived(lost)),
             progress=self.progress.signals(),
-            backend="nccl" if _uses_gpu(states.values()) else "gloo",
+            started=self._has_started(job, now),
+            backend="nccl" if self.logs.gpu else "gloo",
         )
         told = self.progress
         return JobLook(
@@ -132,109 +157,113 @@ class _JobWatch:
             step=told.step,
             loss=told.loss,
             step_seconds=told.step_seconds,
-            log=self.log,
+            step_times=told.step_times,
+            log=self.logs.sentence,
+            log_counts=self.logs.counts,
             classes=classes,
+            gaps=(*self.logs.gaps, *gaps),
         )
 
-    # --- progress ----------------------------------------------------------------------------------
+    def _has_started(self, job: Job, now: float) -> bool:
+        """Was a step written since the youngest rank came? A log may begin with those of an earlier launch."""
+        written = self.progress.moved_at
+        if written is None or self.progress.step is None or not job.ranks:
+            return False
+        youngest = max(rank.started_at for rank in job.ranks)
+        return written >= now - (self.bench.host.clock() - youngest)
 
-    def _read_logs(
-        self, job: Job, states: dict[int, ProcessState | None], finder: LogFinder, now: float
-    ) -> None:
-        launcher = (
-            self.bench.host.process_state(job.launcher_pid, files=True)
-            if job.launcher_pid
-            else None
-        )
-        launchers = (launcher,) if launcher else ()
-        self.log = ""
-        read: set[tuple[int, str]] = set()
-        for state in states.values():
-            if state is None or len(read) >= MAX_LOGS:
-                continue
-            logs = finder.find(state, launchers)
-            self.log = self.log or (logs.places[0].target if logs.places else logs.reason)
-            for place in logs.places:
-                key = (place.inode, place.target)
-                if key not in read:
-                    read.add(key)
-                    self._poll(key, place, now)
+    def _forget(self, ranks: tuple[RankIdentity, ...]) -> None:
+        pids = {rank.pid for rank in ranks}
+        for known in (self._counters, self._samples, self._followed):
+            for pid in known.keys() - pids:
+                del known[pid]
 
-    def _poll(self, key: tuple[int, str], place: LogPlace, now: float) -> None:
-        follower = self._followers.get(key)
-        if follower is None:
-            follower = self._followers[key] = LogFollower(
-                self.bench.reader, LogParser(create_all("logs"))
-            )
-        news = follower.poll(place)
-        if news.before is not None:
-            self.progress.arrive(
-                news.before, now - max(0.0, self.bench.host.clock() - news.modified_at)
-            )
-        self.progress.take(news.records, news.grew_bytes, now)
-
-    # --- activity ----------------------------------------------------------------------------------
+    # --- stacks ------------------------------------------------------------------------------------
 
     def _sample(
-        self, ranks: tuple[RankIdentity, ...], states: dict[int, ProcessState | None], now: float
-    ) -> dict[int, RankCapture]:
-        """Stacks of all ranks, non-blocking and in parallel; a rank that could not be read is left out."""
-        pyspy = self.bench.pyspy
+        self, ranks: tuple[RankIdentity, ...], now: float
+    ) -> tuple[dict[int, RankCapture], tuple[Gap, ...]]:
+        """Stacks of all ranks, non-blocking and in parallel; a rank that could not be read is left out.
+
+        Where the time is not enough for all, the next sample begins with those that are left.
+        """
+        until = time.monotonic() + SAMPLES_DEADLINE
+        turn = self._turn % len(ranks)
         with ThreadPoolExecutor(self.bench.capturer().workers()) as pool:
-            futures = {
-                rank: pool.submit(pyspy.dump, rank.pid, timeout=SAMPLE_TIMEOUT) for rank in ranks
-            }
-            dumps = {rank: future.result() for rank, future in futures.items()}
-        found = {}
-        for rank, dump in dumps.items():
-            state = states[rank.rank]
-            if dump.failure or state is None:
-                continue
-            kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
-            kept.append(Sample(now, state, dump.stacks))
-            process = ProcessCapture(
-                pid=rank.pid,
-                state=state,
-                stacks=dump.stacks,
-                movement=movement(rank.pid, list(kept)),
-                source_line=source_line(self.bench.host, self.bench.reader, rank.pid, dump.stacks),
-            )
-            found[rank.rank] = RankCapture(identity=rank, process=process)
-        return found
+            futures = [
+                pool.submit(self._sample_one, rank, now, until)
+                for rank in (*ranks[turn:], *ranks[:turn])
+            ]
+            taken = [future.result() for future in futures]
+        found = {one.identity.rank: one for one in taken if isinstance(one, RankCapture)}
+        late = sum(one == "late" for one in taken)
+        if not late:
+            return found, ()
+        self._turn = turn + len(ranks) - late
+        what = f"stack samples of {late} of {len(ranks)} ranks"
+        reason = f"no time was left for {what} in this look"
+        return found, (Gap(what=what, reason=reason),)
+
+    def _sample_one(
+        self, rank: RankIdentity, now: float, until: float
+    ) -> RankCapture | Literal["late"] | None:
+        left = until - time.monotonic()
+        if left <= 0:
+            return "late"
+        state = self.bench.host.process_state(rank.pid, files=True)
+        if state is None or state.start_ticks != rank.start_ticks:
+            return None
+        dump = self.bench.pyspy.dump(rank.pid, timeout=min(SAMPLE_TIMEOUT, left))
+        if dump.failure:
+            return None
+        kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
+        kept.append(Sample(now, state, dump.stacks))
+        process = ProcessCapture(
+            pid=rank.pid,
+            state=state,
+            stacks=dump.stacks,
+            movement=movement(rank.pid, list(kept)),
+            source_line=source_line(self.bench.host, self.bench.reader, rank.pid, dump.stacks),
+        )
+        return RankCapture(identity=rank, process=process)
+
+    # --- activity ----------------------------------------------------------------------------------
 
     def _rank(
         self,
         rank: RankIdentity,
-        state: ProcessState | None,
         children: dict[int, tuple[Child, ...]],
         captures: dict[int, RankCapture],
         classes: dict[int, Classification],
         now: float,
     ) -> RankLook:
-        if state is None:
+        known, capture = classes.get(rank.rank), captures.get(rank.rank)
+        if capture is not None and known is not None:
+            self._followed[rank.pid] = _thread(capture, known)
+        tid = self._followed.get(rank.pid, rank.pid)
+        activity = read_activity(self.bench.host, rank.pid, rank.start_ticks, tid)
+        if activity is None:
             return RankLook(rank=rank.rank)
-        main, everybody = self._cpu(rank.pid, state, now)
-        thread, known = state.main, classes.get(rank.rank)
+        main, everybody = self._cpu(rank.pid, activity, now)
         return RankLook(
             rank=rank.rank,
             role=known.role if known else None,
             class_name=known.name if known else "",
             operation=known.operation if known else "",
             doing=known.doing if known else "",
-            frames_signature=_signature(captures.get(rank.rank)),
+            frames_signature=_signature(capture, tid),
             cpu_ratio=main,
             process_cpu_ratio=everybody,
-            switches=thread.voluntary_switches if thread else 0,
-            io_bytes=state.io.read_chars + state.io.written_chars if state.io else 0,
-            state=state.state,
-            wchan=thread.wchan if thread else "",
+            switches=activity.switches,
+            io_bytes=activity.io_bytes,
+            state=activity.state,
+            wchan=activity.wchan,
             compiling=any(child.name.startswith(COMPILERS) for child in children.get(rank.pid, ())),
         )
 
-    def _cpu(self, pid: int, state: ProcessState, now: float) -> tuple[float, float]:
-        """Shares of a core since the look before: main thread, all threads."""
-        main = state.main.cpu_seconds if state.main else 0.0
-        everybody = sum(thread.cpu_seconds for thread in state.threads)
+    def _cpu(self, pid: int, activity: Activity, now: float) -> tuple[float, float]:
+        """Shares of a core since the look before: followed thread, all threads."""
+        main, everybody = activity.thread_cpu_seconds, activity.cpu_seconds
         before = self._counters.get(pid)
         self._counters[pid] = (now, main, everybody)
         if before is None or now <= before[0]:
@@ -243,10 +272,27 @@ class _JobWatch:
         return max(0.0, main - before[1]) / span, max(0.0, everybody - before[2]) / span
 
 
-def _signature(capture: RankCapture | None) -> str | None:
-    stack = principal(capture.process.stacks, capture.process.pid) if capture else None
+def _lived(lost: LostRank) -> bool:
+    return lost.pid is not None or bool(lost.leftovers)
+
+
+def _thread(capture: RankCapture, known: Classification) -> int:
+    """The thread that speaks for a rank: its main thread, or the one in which it trains and waits."""
+    named = {stack.name or str(stack.tid): stack.tid for stack in capture.process.stacks}
+    return named.get(known.thread, capture.process.pid)
+
+
+def _signature(capture: RankCapture | None, tid: int) -> str | None:
+    if capture is None:
+        return None
+    stacks = capture.process.stacks
+    stack = next((one for one in stacks if one.tid == tid), None) or principal(stacks, tid)
     return "\n".join(labels(python_frames(stack.frames))) if stack else None
 
 
-def _uses_gpu(states: Iterable[ProcessState | None]) -> bool:
-    return any(file.kind == "gpu" for state in states if state for file in state.files)
+def _few(gaps: Sequence[Gap]) -> list[Gap]:
+    """The first of them, and how many more there are."""
+    if len(gaps) <= MAX_GAPS:
+        return list(gaps)
+    more = f"{len(gaps) - MAX_GAPS} more things"
+    return [*gaps[:MAX_GAPS], Gap(what=more, reason=f"{more} could not be looked at")]

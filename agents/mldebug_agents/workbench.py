@@ -1,17 +1,20 @@
 """The tools that every look at this node needs, opened together and closed together."""
 
+import math
 import os
 import socket
 from typing import Self
 
 from mldebug.config import Config
-from mldebug.rooms import create_all
+from mldebug.logparser import LogParser
+from mldebug.rooms import create_all, load
+from mldebug_agents import keeper, statekeeping
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.host import Host
 from mldebug_agents.pyspy import PySpy
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.ranks import RankFinder
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.spawn import WORKERS, Spawner
 
 
 class Workbench:
@@ -20,10 +23,14 @@ class Workbench:
     def __init__(self, config: Config, root: str = "/") -> None:
         self.config = config
         self.node = socket.gethostname()
-        self.spawner = Spawner()
+        self.spawner = Spawner({**WORKERS, keeper.NAME: statekeeping.serve})
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.pyspy = PySpy(self.spawner, str(config.capture.py_spy))
+        self._log_formats = create_all("logs")
+        self._own_formats = {
+            name: load("logs", one.kind).create(one.options) for name, one in config.logs.items()
+        }
         self.finder = RankFinder(self.host, self.reader, self.node, create_all("clusters"))
 
     def __enter__(self) -> Self:
@@ -32,14 +39,28 @@ class Workbench:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def capturer(self) -> Capturer:
-        """A capturer with the settings of the `capture` section."""
+    def log_parser(self) -> LogParser:
+        """A parser for one log: the formats of the `logs` section first, then the built-in ones."""
+        return LogParser(self._log_formats, self._own_formats)
+
+    def capturer(self, longest: float = math.inf) -> Capturer:
+        """A capturer with the settings of the `capture` section, that watches for `longest` seconds at most."""
         wanted = self.config.capture
         workers = 0 if wanted.workers == "auto" else wanted.workers
         settings = Settings(
-            watch=wanted.watch, native=wanted.native, workers=workers, deadline=wanted.deadline
+            watch=min(wanted.watch, longest),
+            native=wanted.native,
+            workers=workers,
+            deadline=wanted.deadline,
         )
         return Capturer(self.host, self.reader, self.pyspy, self.node, settings)
+
+    def reload(self, config: Config) -> None:
+        """Go on under another `capture` section; what runs now ends under the old one."""
+        changed = config.capture.py_spy != self.config.capture.py_spy
+        self.config = config
+        if changed:
+            self.pyspy = PySpy(self.spawner, str(config.capture.py_spy))
 
     def close(self) -> None:
         """End the reader and the helper."""

@@ -1,52 +1,116 @@
-"""Prometheus exposition of the last snapshot: custom collectors without state, so what is gone vanishes at once."""
+"""Prometheus exposition of the last snapshot: nothing is kept between two snapshots, so what is gone vanishes at once."""
 
-from collections.abc import Iterator
-from typing import Any
+import threading
+import time
+from collections.abc import Callable
 
 import msgspec
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector
 
-from mldebug.rooms import create_all
+from mldebug.rooms import load, names
 from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.collect import collect
+from mldebug_exporters.exposition.families import Metrics
+from mldebug_exporters.exposition.text import write
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PACE = 5.0  # seconds between two renderings: as often as the agent looks
+FORGOTTEN = 150.0  # seconds after which nobody scrapes any more
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No settings."""
-
-
-class SnapshotCollector(Collector):
-    """Yields the families of every file in `metrics/` for one snapshot."""
-
-    def __init__(self, snapshot: Snapshot, metrics: list[Any]) -> None:
-        self.snapshot = snapshot
-        self.metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        """All families, in order of file name."""
-        for one in self.metrics:
-            yield from one.families(self.snapshot)
+    """No settings; the series budget comes with the snapshot, so that a re-read config counts at once."""
 
 
 class Prometheus:
-    """Renders snapshots; holds the metric files, and no state between two scrapes."""
+    """Holds the newest snapshot as text, for any number of threads.
 
-    def __init__(self) -> None:
-        self.metrics = create_all("metrics")
+    `publish` brings a snapshot; while somebody scrapes, a thread of its own renders it, at most every `pace` seconds, in
+    the format that was asked for. A scrape takes what lies ready; only the first one after a pause has to wait.
+    """
+
+    def __init__(self, pace: float = PACE, clock: Callable[[], float] = time.monotonic) -> None:
+        self.groups = groups()
+        self._pace = pace
+        self._clock = clock
+        self._snapshot: Snapshot | None = None
+        self._ready: dict[bool, tuple[Snapshot, float, bytes]] = {}
+        self._asked: dict[bool, float] = {}
+        self._news = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._keep_ready, name="mldebug-metrics", daemon=True
+        )
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Take a newer snapshot; costs nothing while nobody scrapes."""
+        if self._snapshot is None:
+            self._thread.start()
+        self._snapshot = snapshot
+        self._news.set()
+
+    def scrape(self, accept: str = "") -> tuple[bytes, str] | None:
+        """The exposition and its content type, OpenMetrics where the scraper prefers it; None before a snapshot."""
+        snapshot, openmetrics, now = self._snapshot, prefers_openmetrics(accept), self._clock()
+        if snapshot is None:
+            return None
+        self._asked[openmetrics] = now
+        ready = self._ready.get(openmetrics)
+        fresh = ready is not None and (ready[0] is snapshot or now - ready[1] < 2 * self._pace)
+        text = ready[2] if ready and fresh else self._prepare(snapshot, openmetrics)
+        return text, OPENMETRICS if openmetrics else PLAIN
 
     def render(self, snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type; OpenMetrics (with exemplars) where the scraper accepts it."""
-        registry = CollectorRegistry()
-        registry.register(SnapshotCollector(snapshot, self.metrics))
-        if "application/openmetrics-text" in accept:
-            return openmetrics.generate_latest(registry), OPENMETRICS  # type: ignore[no-untyped-call]
-        return generate_latest(registry), PLAIN
+        """Any snapshot, at once: somebody's own view of it."""
+        openmetrics = prefers_openmetrics(accept)
+        text = write(collect(self.groups, snapshot), openmetrics)
+        return text, OPENMETRICS if openmetrics else PLAIN
+
+    def _keep_ready(self) -> None:
+        while True:
+            self._news.wait()
+            self._news.clear()
+            now = self._clock()
+            for openmetrics, asked in list(self._asked.items()):
+                if now - asked < FORGOTTEN and self._snapshot is not None:
+                    self._prepare(self._snapshot, openmetrics)
+            time.sleep(self._pace)
+
+    def _prepare(self, snapshot: Snapshot, openmetrics: bool) -> bytes:
+        """Each snapshot once for each format."""
+        with self._lock:
+            ready = self._ready.get(openmetrics)
+            if ready is None or ready[0] is not snapshot:
+                text = write(collect(self.groups, snapshot), openmetrics)
+                ready = self._ready[openmetrics] = (snapshot, self._clock(), text)
+            return ready[2]
+
+
+def groups() -> dict[str, Metrics]:
+    """Every file of `metrics/` by name."""
+    modules = {name: load("metrics", name) for name in names("metrics")}
+    return {name: module.create(module.Options()) for name, module in modules.items()}
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Read an Accept header: OpenMetrics where it is wanted at least as much as plain text."""
+    wanted = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = [item.strip() for item in part.split(";")]
+        if kind in wanted:
+            wanted[kind] = max(wanted[kind], _quality(parameters))
+    plain = wanted["text/plain"]
+    return wanted["application/openmetrics-text"] >= max(plain, 0.001)
+
+
+def _quality(parameters: list[str]) -> float:
+    for one in parameters:
+        if one.startswith("q="):
+            try:
+                return float(one[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
 
 
 def create(options: Options) -> Prometheus:

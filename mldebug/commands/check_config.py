@@ -14,7 +14,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @click.command("check-config")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=click.Path(path_type=Path, readable=False))
 @click.option(
     "--print", "show", is_flag=True, help="Print the effective config, defaults included."
 )

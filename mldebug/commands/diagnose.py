@@ -26,10 +26,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @click.command("diagnose")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path, readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print report.json.")
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write report.html here."
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path, readable=False),
+    help="Write report.html here.",
 )
 def command(directory: Path, as_json: bool, html: Path | None) -> None:
     """Judge recorded evidence again.

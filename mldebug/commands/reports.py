@@ -26,7 +26,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @click.group("reports", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", type=click.Path(path_type=Path), help="Config file.")
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 @click.pass_context
 def group(context: click.Context, config: Path | None) -> None:
     """List, show and export the reports on this node.
@@ -66,7 +66,7 @@ def show(archive: Archive, report_id: str, as_json: bool) -> None:
 
 @group.command("export")
 @click.argument("report_id", metavar="ID")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path, readable=False))
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as an object.")
 @click.pass_obj

@@ -1,7 +1,8 @@
 """Your own patterns, with groups named step, total, loss, seconds: `^it=(?P<step>\\d+) of (?P<total>\\d+)`.
 
-Each is searched for in the first 1,000 characters of a line; the first that matches counts. A pattern that could take
-long on some line is refused when the configuration is read: a repeat inside a repeat, or one that was slow when tried.
+In the configuration: `logs: {mine: {kind: regex, pattern: '…'}}`. Each is searched for in the first 1,000 characters of a
+line; the first that matches counts. A pattern that could take long on some line is refused when the configuration is
+read: a repeat inside a repeat, or one that was slow when tried.
 """
 
 import re
@@ -28,7 +29,8 @@ _CLASSES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The patterns, tried in this order; none: this format reads nothing."""
 
-    patterns: tuple[str, ...] = ()
+    pattern: str = ""
+    patterns: tuple[str, ...] = ()  # several, after the one above
 
 
 class Regex:
@@ -61,11 +63,29 @@ def _record(said: dict[str, str | None]) -> LogRecord | None:
 
 def create(options: Options) -> Regex:
     """Build the format; `ConfigError` lists every pattern that cannot be used."""
-    checked = [(pattern, _problem(pattern)) for pattern in options.patterns]
-    problems = [f"logs.regex: {pattern!r} {problem}" for pattern, problem in checked if problem]
-    if problems:
-        raise ConfigError(problems, WAY_OUT)
-    return Regex(re.compile(pattern) for pattern in options.patterns)
+    given = list(_given(options))
+    checked = [(pattern, _problem(pattern)) for _, pattern in given]
+    wrong = [f"logs.regex: {pattern!r} {problem}" for pattern, problem in checked if problem]
+    if wrong:
+        raise ConfigError(wrong, WAY_OUT)
+    return Regex(re.compile(pattern) for _, pattern in given)
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """Yield (field, what is wrong with it), for the reader of the configuration."""
+    given = list(_given(options))
+    if not given:
+        yield "", f"has no pattern; {WAY_OUT}"
+    for field, pattern in given:
+        if problem := _problem(pattern):
+            yield field, f"the pattern {problem}"
+
+
+def _given(options: Options) -> Iterator[tuple[str, str]]:
+    if options.pattern:
+        yield "pattern", options.pattern
+    for index, pattern in enumerate(options.patterns):
+        yield f"patterns[{index}]", pattern
 
 
 def _problem(pattern: str) -> str:

@@ -2,12 +2,13 @@
 
 The struct is the schema: field names are the keys, defaults are the defaults. Understood field types: `bool`, `int`,
 `float`, `str`, `Path` (absolute), `Literal[...]`, `Duration`, `Size`, `None`, unions of these, `tuple[X, ...]`,
-`dict[str, X]` and nested structs; bounds come from `Annotated[X, msgspec.Meta(ge=…, gt=…, le=…)]`.
+`dict[str, X]`, plugins (`mldebug.settings.plugins`) and nested structs; bounds come from `Annotated[X, msgspec.Meta(ge=…, gt=…, le=…)]`.
 A string field takes a scalar as it is written, so `no` and `3.10` need no quotes. Aliases, tags and merge keys are
 refused, and so is a document deeper than `MAX_DEPTH`: nothing here can grow beyond the file itself.
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from types import NoneType
 from typing import Any, TypeVar, cast, get_args, get_origin
@@ -17,12 +18,14 @@ import yaml
 
 from mldebug.errors import ConfigError
 from mldebug.redact import clean
+from mldebug.settings.plugins import Plugin, Room, problems
 from mldebug.settings.scalars import OutOfBoundsError, convert, describe, members, unwrap
 
 MAX_DEPTH = 20
 YAML_TAG = "tag:yaml.org,2002:"
 EMPTY = YAML_TAG + "null"
 SEE_KEYS = "see every key and its default with: mldebug check-config --print"
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 NO_VALUE = "has no value; remove the line to get the default"
 PLAIN_TAGS = frozenset(
     YAML_TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "value")
@@ -73,13 +76,13 @@ class _Reader:
         self.file = file
         self.problems: list[tuple[int, str]] = []
 
-    def section(self, node: yaml.Node, kind: type[T], path: str) -> T:
-        """Read one mapping into a struct; an empty one means its defaults."""
+    def section(self, node: yaml.Node, kind: type[T], path: str, beside: tuple[str, ...] = ()) -> T:
+        """Read one mapping into a struct; an empty one means its defaults. `beside`: keys read by the caller."""
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         values: dict[str, Any] = {}
         for key, key_node, value_node in self._entries(node, path):
             if key not in fields:
-                self._refuse(key_node, _join(path, key), _unknown(key, list(fields)))
+                self._refuse(key_node, _join(path, key), _unknown(key, [*beside, *fields]))
                 continue
             problems_before = len(self.problems)
             value = self.value(value_node, fields[key].type, _join(path, key))
@@ -96,11 +99,49 @@ class _Reader:
             return self._sequence(node, get_args(plain)[0], path)
         if get_origin(plain) is dict:
             item = get_args(plain)[1]
+            room = next((mark for mark in meta if isinstance(mark, Room)), None)
+            if room is not None:
+                return self._plugins(node, room, path)
             return {
                 key: self.value(value, item, _join(path, key))
                 for key, _, value in self._entries(node, path)
             }
         return self._scalar(node, plain, meta, path)
+
+    def _plugins(self, node: yaml.Node, room: Room, path: str) -> dict[str, Plugin]:
+        found: dict[str, Plugin] = {}
+        for name, key_node, value_node in self._entries(node, path):
+            if not NAME.fullmatch(name):
+                problem = "a name has letters, digits, - and _, and at most 40 of them"
+                self._refuse(key_node, _join(path, name), problem)
+            elif plugin := self._plugin(value_node, room, _join(path, name)):
+                found[name] = plugin
+        return found
+
+    def _plugin(self, node: yaml.Node, room: Room, path: str) -> Plugin | None:
+        kinds = ", ".join(room.kinds())
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        own = [pair for pair in pairs if pair[0].value == "kind"]
+        if not own:
+            self._refuse(node, path, f"has no kind; write kind: with one of: {kinds}")
+            return None
+        if len(own) > 1:
+            self._refuse(own[1][0], f"{path}.kind", "stands here twice")
+            return None
+        kind = own[0][1]
+        if kind.value not in room.kinds():
+            self._refuse(kind, f"{path}.kind", f"{_show(kind)} is no kind; choose from: {kinds}")
+            return None
+        module = room.load(kind.value)
+        rest = [pair for pair in pairs if pair is not own[0]]
+        settings = yaml.MappingNode(node.tag, rest, node.start_mark, node.end_mark)
+        before = len(self.problems)
+        options = self.section(settings, module.Options, path, ("kind",))
+        if len(self.problems) == before:
+            for field, problem in problems(module, options):
+                where = _join(path, field) if field else path
+                self._refuse(_place(node, field), where, problem)
+        return Plugin(kind.value, options)
 
     def _sequence(self, node: yaml.Node, item: Any, path: str) -> tuple[Any, ...]:
         if not isinstance(node, yaml.SequenceNode):
@@ -152,6 +193,15 @@ class _Reader:
         )
 
 
+def _place(node: yaml.Node, field: str) -> yaml.Node:
+    """Where a field (`pattern`, `patterns[1]`) of a mapping stands; the mapping itself where it does not."""
+    name, _, index = field.rstrip("]").partition("[")
+    for key, value in node.value:
+        if key.value == name:
+            return value.value[int(index)] if index else value  # type: ignore[no-any-return]
+    return node
+
+
 def _best(problems: list[ValueError], otherwise: str) -> str:
     near = [problem for problem in problems if isinstance(problem, OutOfBoundsError)]
     return str(problems[0]) if len(problems) == 1 else str(near[0]) if near else otherwise
@@ -169,6 +219,8 @@ def _syntax_problem(error: yaml.YAMLError, file: str, text: str) -> str:
         return f"{file}:{line}: this is not YAML: there is a control character in it"
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or "cannot be read"
+    if "escape character" in problem:
+        problem += "; in \"…\" write each backslash twice, or use '…'"
     if "'\\t'" in problem:
         problem = "a tab stands where YAML allows only spaces"
     if "expected a single document" in str(error):

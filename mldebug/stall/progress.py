@@ -1,7 +1,8 @@
 """From what a log said to signs of progress: only a new step, or a record without one, is movement."""
 
-from mldebug.records import LogRecord
+from mldebug.records import LogRecord, StepTimes
 from mldebug.stall.signals import Progress, ProgressKind
+from mldebug.stall.steptimes import StepTimer
 
 
 class LogProgress:
@@ -17,20 +18,35 @@ class LogProgress:
         self._bytes = 0
         self._moved_at: float | None = None
         self._grown_at = 0.0
+        self._timer = StepTimer()
 
-    def take(self, records: tuple[LogRecord, ...], grew_bytes: int, now: float) -> None:
-        """Take what one poll of one log brought; `now` is monotonic."""
+    @property
+    def moved_at(self) -> float | None:
+        """When the last record came, or was there already (monotonic)."""
+        return self._moved_at
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        """All step durations so far; None before the first."""
+        return self._timer.times
+
+    def take(
+        self, records: tuple[LogRecord, ...], grew_bytes: int, now: float, log: object = ""
+    ) -> None:
+        """Take what one poll of one log brought; `now` is monotonic, `log` tells the logs of the run apart."""
         if grew_bytes:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
         for record in records:
             if self._is_new(record):
                 self._moves, self._moved_at = self._moves + 1, now
             self._remember(record)
+        self._timer.take(records, log, now)
 
-    def arrive(self, record: LogRecord | None, written_at: float) -> None:
+    def arrive(self, record: LogRecord | None, written_at: float, log: object = "") -> None:
         """Take the record that was there before we came, written at this monotonic time: how long it is quiet already."""
         if record is not None:
             self._remember(record)
+            self._timer.begin(record, log, written_at)
             self._moved_at = max(written_at, self._moved_at or written_at)
 
     def signals(self) -> tuple[Progress, ...]:

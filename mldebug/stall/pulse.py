@@ -15,6 +15,8 @@ UNSEEN = 3.0
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
 STARTED = (*STEPS, ProgressKind.CHECKPOINT_BYTES)
 SHRINKS = (ProgressKind.CHECKPOINT_BYTES, ProgressKind.LOG_GROWTH)
+COUNTED = (ProgressKind.RECORD, ProgressKind.LOG_GROWTH)
+"""Counts since the agent came: after its restart they begin anew."""
 
 
 class PulseMemory(msgspec.Struct, kw_only=True):
@@ -56,6 +58,12 @@ class Pulse:
     def __init__(self, interval: float, memory: PulseMemory | None = None) -> None:
         self.memory = memory or PulseMemory()
         self.gaps = Gaps(self.memory.gaps)
+        self._most = UNSEEN * interval
+        self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
+        self._heard: set[str] = set()
+
+    def look_every(self, interval: float) -> None:
+        """Change the usual time between two looks."""
         self._most = UNSEEN * interval
 
     def begin_attempt(self) -> None:
@@ -119,7 +127,11 @@ class Pulse:
         """Whether this signal changed since the look before. Log growth is noted, and never counts."""
         old = self.memory.values.get(signal.kind)
         self.memory.values[signal.kind] = signal.value
-        if old is None:
+        anew = self._resumed is not None and signal.kind not in self._heard
+        self._heard.add(signal.kind)
+        if anew and signal.kind in COUNTED:
+            changed = signal.at > (self._resumed or 0.0)
+        elif old is None:
             changed = before is not None and signal.at > before
         else:
             shrinks = signal.kind not in SHRINKS and signal.value < old

@@ -79,6 +79,17 @@ def keeps_waiting(rule: Rule, some_unmoved: float) -> bool:
     return rule.by == "stillness" and limit is not None and some_unmoved >= limit / 2
 
 
+def glance(rule: Rule, changed: bool) -> float:
+    """Seconds between two samples of a run that tells nothing, though cheap signs say that it moves.
+
+    A wait that polls looks alive to every counter, and that is how ranks wait for each other before the first step.
+    Whose frames were seen to change is looked at less often.
+    """
+    if rule.busy_limit is None:
+        return max(SOONEST, min(LATER, rule.timeout.seconds / SAMPLES))
+    return rule.timeout.seconds if changed else rule.timeout.seconds / 4
+
+
 def spacing(rule: Rule, over: bool) -> float:
     """Seconds between two samples: at least 8 in the second half of the timeout, fewer when that is over."""
     half = rule.window if rule.by == "progress" else rule.timeout.seconds / 2

@@ -40,6 +40,8 @@ def standing_words(standing: Standing) -> str:
     if standing.gone:
         many = len(standing.gone) > 1
         parts.append(f"{_ranks(list(standing.gone))} {'have' if many else 'has'} exited")
+    if standing.missing:
+        parts.append(f"{_ranks(list(standing.missing))} never came")
     return "; ".join(parts)
 
 

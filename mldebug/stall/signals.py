@@ -67,6 +67,7 @@ class Look(Noun, frozen=True, kw_only=True):
     attempt: int = 0
     ranks: tuple[RankLook, ...] = ()
     exited: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()  # that never came
     progress: tuple[Progress, ...] = ()
     started: bool = False  # this attempt has made its first step
     backend: str = "nccl"

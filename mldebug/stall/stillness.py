@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from mldebug.model import Role
-from mldebug.stall.signals import RankLook
+from mldebug.stall.signals import Look, RankLook
 
 SLICE = 1.0  # counters are compared over at least this long: a clock tick is 10 ms
 CPU_STILL = 0.01
@@ -21,6 +21,7 @@ IO_RATE = 64 * 1024  # bytes a second; a chatty thread writes less, a checkpoint
 OTHERS_BUSY = 0.2  # of one core, by the process's other threads
 SAMPLES = 4
 STOPPED = ("T", "t")
+POLLS = ("store", "init")  # waits that wake up now and then to look again
 
 
 class Condition(StrEnum):
@@ -50,6 +51,8 @@ class Trail(msgspec.Struct, kw_only=True):
     signature: str | None = None
     samples: int = 0
     sampled: float = 0.0
+    shown: float = 0.0  # the first sample of these frames
+    changed: bool = False  # the last sample showed other frames than the one before
 
     def see(self, look: RankLook, now: float) -> None:
         """Take one more look."""
@@ -74,8 +77,20 @@ class Trail(msgspec.Struct, kw_only=True):
     @property
     def since(self) -> float:
         """Since when it stands where it stands."""
+        if self.role is Role.WAITING and self.polls:
+            return self.same
         spins = self.role is Role.WAITING and self.device is False
         return self.steady if spins else max(self.steady, self.still)
+
+    @property
+    def same(self) -> float:
+        """Since when it shows the same frames, counters aside; before the first sample they still count."""
+        return max(self.steady, min(self.shown, self.calm) if self.samples > 1 else self.calm)
+
+    @property
+    def polls(self) -> bool:
+        """Whether it waits for the others to come in a way that wakes up by itself: switches prove nothing then."""
+        return self.told is not None and self.told.class_name in POLLS
 
     @property
     def unmoved(self) -> float:
@@ -91,7 +106,7 @@ class Trail(msgspec.Struct, kw_only=True):
         still = now - self.still >= window
         if self.role is not Role.WAITING:
             return Condition.INERT if still else Condition.BUSY
-        if self.device is False or still:
+        if self.device is False or still or (self.polls and now - self.same >= window):
             return Condition.WAITING
         return Condition.BLIND if now - self.calm >= window else Condition.BUSY
 
@@ -100,8 +115,12 @@ class Trail(msgspec.Struct, kw_only=True):
             return
         if self.signature not in (None, signature):
             # it moved since the sample before: when its counters last did, if they did
-            self.steady = max(self.steady, self.calm) if self.calm > self.sampled else now
-            self.samples = 0
+            self.steady = max(self.steady, self.still) if self.still >= self.sampled else now
+            self.samples, self.changed = 0, True
+        elif self.signature is not None:
+            self.changed = False
+        if self.samples == 0:
+            self.shown = now
         self.signature, self.sampled = signature, now
         self.samples += 1
 
@@ -139,13 +158,14 @@ class Standing(msgspec.Struct, frozen=True):
     inert: tuple[Trail, ...] = ()
     busy: tuple[Trail, ...] = ()
     gone: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
 
     @property
     def frozen(self) -> bool:
         """Nobody moves. Blind waiters count as frozen only beside somebody who does not wait."""
         if self.busy or not (self.waiting or self.blind or self.inert):
             return False
-        return not self.blind or bool(self.inert or self.gone)
+        return not self.blind or bool(self.inert or self.gone or self.missing)
 
     @property
     def somebody_stands(self) -> bool:
@@ -167,7 +187,7 @@ class Standing(msgspec.Struct, frozen=True):
     def suspects(self) -> tuple[int, ...]:
         """Ranks that do not wait."""
         found = [trail.last.rank for trail in (*self.inert, *self.busy)]
-        return tuple(sorted((*found, *self.gone)))
+        return tuple(sorted((*found, *self.gone, *self.missing)))
 
 
 class Ranks:
@@ -176,12 +196,13 @@ class Ranks:
     def __init__(self) -> None:
         self._trails: dict[int, Trail] = {}
         self._exited: tuple[int, ...] = ()
+        self._missing: tuple[int, ...] = ()
 
-    def see(self, ranks: tuple[RankLook, ...], exited: tuple[int, ...], now: float) -> None:
+    def see(self, seen: Look, now: float) -> None:
         """Take one look at every rank; a rank that is no longer listed is forgotten."""
-        known, self._exited = self._trails, exited
+        known, self._exited, self._missing = self._trails, seen.exited, seen.missing
         self._trails = {}
-        for look in ranks:
+        for look in seen.ranks:
             trail = known.get(look.rank)
             if trail is None:
                 trail = new_trail(look, now)
@@ -199,6 +220,15 @@ class Ranks:
         spans = [now - trail.unmoved for trail in self._trails.values()]
         return min(spans, default=0.0), max(spans, default=0.0)
 
+    def steady_for(self, now: float) -> float:
+        """Seconds for which every rank showed the same frames, counters aside."""
+        return min((now - trail.same for trail in self._trails.values()), default=0.0)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the last sample showed a rank in other frames than the one before."""
+        return any(trail.changed for trail in self._trails.values())
+
     def moved_since(self, ranks: tuple[int, ...], moment: float) -> bool:
         """Whether the frames of one of these ranks have changed after `moment`."""
         return any(trail.steady > moment for rank in ranks if (trail := self._trails.get(rank)))
@@ -215,6 +245,7 @@ class Ranks:
             inert=tuple(found[Condition.INERT]),
             busy=tuple(found[Condition.BUSY]),
             gone=tuple(sorted(gone)),
+            missing=self._missing,
         )
 
     def any_class(self, names: frozenset[str]) -> bool:

@@ -10,7 +10,15 @@ from typing import Any
 
 from mldebug.stall.gaps import Timeout
 from mldebug.stall.pulse import Pulse, StallMemory
-from mldebug.stall.rules import Rule, StallSettings, choose, is_blamed, keeps_waiting, spacing
+from mldebug.stall.rules import (
+    Rule,
+    StallSettings,
+    choose,
+    glance,
+    is_blamed,
+    keeps_waiting,
+    spacing,
+)
 from mldebug.stall.sentences import quietly, seconds, standing_words
 from mldebug.stall.signals import Decision, Look, Stage
 from mldebug.stall.stillness import Ranks, Standing
@@ -41,12 +49,17 @@ class StallWatch:
         self._memory.pulse = self._pulse.memory
         return copy.deepcopy(self._memory)
 
+    def obey(self, settings: StallSettings) -> None:
+        """Go on under other settings; what was learned and seen stays."""
+        self._settings = settings
+        self._pulse.look_every(settings.interval)
+
     def look(self, look: Look) -> Decision:
         """Take one look and decide."""
         interrupted = self._meet(look)
         pause = self._pulse.hear(look, learn=self._memory.opened is None)
         self._came = self._pulse.now if self._came is None else self._came
-        self._ranks.see(look.ranks, look.exited, self._pulse.now)
+        self._ranks.see(look, self._pulse.now)
         if interrupted is not None:
             return interrupted
         if self._is_over(look):
@@ -111,11 +124,24 @@ class StallWatch:
             return self._open(rule, quiet, standing)
         if rule.by == "progress" and quiet >= limit and self._watched >= rule.window:
             return self._confirm(rule, quiet, standing)
-        if quiet >= limit / 2 or keeps_waiting(rule, some):
-            return self._suspect(rule, quiet)
+        steady = self._ranks.steady_for(now) if rule.by == "stillness" else 0.0
+        if max(quiet, steady) >= limit / 2 or keeps_waiting(rule, some):
+            return self._suspect(rule, max(quiet, steady))
         stage = Stage.QUIET if quiet >= limit / 4 else Stage.WATCHING
         pace = min(self._settings.interval, max(SOONEST, limit / 2 - quiet))
-        return self._say(stage, self._quietly(rule, quiet), rule=rule, quiet=quiet, next_look=pace)
+        return self._say(
+            stage,
+            self._quietly(rule, quiet),
+            rule=rule,
+            quiet=quiet,
+            sample=self._glances(rule),
+            next_look=pace,
+        )
+
+    def _glances(self, rule: Rule) -> bool:
+        """Without a signal nobody is trusted for ever for looking alive: a sparse sample shows who polls."""
+        pace = glance(rule, self._ranks.changed)
+        return rule.by == "stillness" and self._watched >= pace and self._sample_due(pace)
 
     def _suspect(self, rule: Rule, quiet: float) -> Decision:
         left = rule.timeout.seconds - quiet

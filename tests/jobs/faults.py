@@ -1,17 +1,22 @@
 """What can go wrong on one rank: each function gets stuck for ever, the way real training scripts do."""
 
 import ctypes
+import itertools
 import mmap
 import os
 import pdb  # noqa: T100
+import random
 import re
 import signal
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 AGES = 1_000_000  # seconds
 
@@ -134,15 +139,86 @@ def fail_with_live_thread(job: Any) -> None:
     raise RuntimeError("loss is not finite")
 
 
+def sleep_beside_chatter(job: Any) -> None:
+    """A thread of the struck rank goes on logging while its main thread hangs."""
+    threading.Thread(target=chatter, name="uploader", daemon=True).start()
+    slow_data_source(job)
+
+
 def lag_behind(job: Any) -> None:
     """No hang at all: this rank is only slower than the others, every step."""
     time.sleep(0.05)
+
+
+# --- what looks like a hang and is none: each of these comes back -----------------------------------
+
+
+def once(job: Any) -> bool:
+    """True at the first call only."""
+    first = not getattr(job, "paused", False)
+    job.paused = True
+    return first
+
+
+def save_checkpoint(job: Any) -> None:
+    """Write a growing file while the others wait in their next collective."""
+    if not once(job):
+        return
+    with (job.events / "checkpoint.pt").open("wb") as file:
+        for _ in range(200):
+            file.write(os.urandom(1 << 20))
+            file.flush()
+            time.sleep(0.2)
+    job.announce("done")
+
+
+def evaluate_model(job: Any) -> None:
+    """Evaluate for a minute, without a line in the log, while the others wait."""
+    if not once(job):
+        return
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        job.model(torch.randn(64, 16))
+    job.announce("done")
+
+
+def vary_pace(job: Any) -> None:
+    """Steps of 0.05 to 3 s, without any order."""
+    time.sleep(random.choice((0.05, 0.1, 0.4, 1.0, 3.0)))
+
+
+def ramp_up(job: Any) -> None:
+    """Every step takes a little longer than the one before."""
+    job.pace = min(3.0, getattr(job, "pace", 0.05) * 1.1)
+    time.sleep(job.pace)
+
+
+def compile_kernels(job: Any) -> None:
+    """Wait for a compiler, as torch.compile does, while the others wait."""
+    if once(job):
+        subprocess.run([str(job.events / "cc1plus")], check=True)
+    job.announce("done")
+
+
+def chat_and_train(job: Any) -> None:
+    """A thread logs without end while training goes on."""
+    if once(job):
+        threading.Thread(target=chatter, name="uploader", daemon=True).start()
+    time.sleep(0.05)
+
+
+def chatter() -> None:
+    """Lines that are no progress."""
+    for count in itertools.count():
+        print(f"heartbeat thread: {count} uploads queued", flush=True)
+        time.sleep(0.5)
 
 
 STRIKES: dict[str, Callable[[Any], None]] = {
     "prepare": prepare_or_poll,
     "thread": slow_data_source,
     "sleep": slow_data_source,
+    "chatty": sleep_beside_chatter,
     "loop": evaluate,
     "gil": call_c_library,
     "regex": parse_log_line,
@@ -160,6 +236,14 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "full_pipe": log_everything,
     "slow": lag_behind,
     "teardown": fail_with_live_thread,
+    "checkpoint": save_checkpoint,
+    "evaluation": evaluate_model,
+    "irregular": vary_pace,
+    "ramp": ramp_up,
+    "compile": compile_kernels,
+    "healthy_chatty": chat_and_train,
+    "silent": lag_behind,
+    "done": lag_behind,
 }
 
 

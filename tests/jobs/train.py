@@ -82,7 +82,7 @@ def train(job: Job) -> None:
             average_gradients(job)
         share_loss(job, loss)
         job.optimizer.step()
-        if job.rank == 0 and step % 5 == 0:
+        if job.rank == 0 and step % 5 == 0 and job.options.fault != "silent":
             print(f"step {step} loss {loss.item() / job.world_size:.4f}", flush=True)
 
 

@@ -1,89 +1,96 @@
-"""The agent on a real job: it notices by itself, names the rank, and writes one report."""
+"""The agent on real jobs: what it says, and when it does not."""
 
-import json
-import subprocess
-import sys
+import os
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from mldebug_agents.client import ask_agent
-from processes.harness import Plan, User, running
+from processes.harness import Plan, RunningJob, User, folder_for, running, wait_for
+from processes.watching import Report, RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 pytest.importorskip("torch", reason="the scenarios train with PyTorch")
 
-TIMEOUT, INTERVAL = 15, 1
+QUICK = "{timeout: 6s, interval: 1s}"
+SOON = 40.0  # seconds from the fault to the report, on a machine that is busy with other things
 
 
-@contextmanager
-def agent(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A real agent with a state dir of its own and no port."""
-    state = folder / "state"
-    config = folder / "mldebug.yaml"
-    config.write_text(
-        f"agent: {{state_dir: {state}, listen: ''}}\nstall: {{timeout: {TIMEOUT}s, interval: {INTERVAL}s}}\n"
-    )
-    command = [sys.executable, "-m", "mldebug", "agent", "--config", str(config)]
-    with (folder / "agent.log").open("wb") as log, subprocess.Popen(command, stderr=log) as process:
-        try:
-            yield process, state
-        finally:
-            process.terminate()
-            assert process.wait(10) == 0, (folder / "agent.log").read_text()
+def first_report(agent: RunningAgent, job: RunningJob, seconds: float = SOON) -> Report:
+    return wait_for("a report", lambda: agent.reports(job), seconds)[0]  # type: ignore[no-any-return]
 
 
-def reports(state: Path) -> list[dict[str, object]]:
-    return [json.loads(path.read_text()) for path in sorted(state.glob("reports/*/report.json"))]
+def test_status_says_what_the_report_says(user: User) -> None:
+    with (
+        folder_for(user) as folder,
+        watching(folder, settings(folder, stall=QUICK), user) as agent,
+        running(Plan("sleep", after=40, user=user)) as job,
+    ):
+        report = first_report(agent, job)
+        run = agent.run_of(job)
+
+    assert run is not None
+    assert (run.incident, run.verdict) == (report["id"], "rank_waiting")
+    assert run.report == report["diagnosis"]["summary"]
+    assert "3 ranks wait in all_reduce; rank 2 sleeps in slow_data_source" in run.sentence
+    assert run.sentence in agent.log
+    assert run.classes == {0: "collective", 1: "collective", 2: "sleep", 3: "collective"}
 
 
-def wait_for_reports(state: Path, seconds: float) -> list[dict[str, object]]:
-    deadline = time.monotonic() + seconds
-    while not (found := reports(state)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return found
-
-
-def test_a_sleeping_rank_is_named_by_itself_within_the_timeout(tmp_path: Path) -> None:
-    with agent(tmp_path) as (_, state), running(Plan("sleep", after=200, user=User())) as job:
+def test_a_job_that_hung_before_the_agent_came_is_an_incident(user: User) -> None:
+    with running(Plan("sleep", user=user)) as job, folder_for(user) as folder:
         job.wait_until_stuck()
-        struck = time.time()
-        found = wait_for_reports(state, TIMEOUT + 30)
-        seen = ask_agent(state)
+        with watching(folder, settings(folder, stall=QUICK), user) as agent:
+            report = first_report(agent, job)
 
-    assert [report["diagnosis"]["verdict"] for report in found] == ["rank_waiting"]
-    assert [culprit["rank"] for culprit in found[0]["diagnosis"]["culprits"]] == [2]
-    assert found[0]["diagnosis"]["confidence"] == "high"
-    assert (found[0]["kind"], found[0]["trigger"]) == ("stall", "stall")
-    assert seen is not None
-    assert [run.incident for run in seen.runs if run.incident] == [found[0]["id"]]
-    assert time.time() - struck < TIMEOUT + 30
+    assert [culprit["rank"] for culprit in report["diagnosis"]["culprits"]] == [2]
+    assert "already stalled when the agent came" in report["timeline"][0]["what"]
 
 
-def test_a_healthy_job_raises_no_alarm(tmp_path: Path) -> None:
-    with agent(tmp_path) as (_, state), running(Plan("none", user=User())) as job:
-        job.wait_for_step(50)
-        time.sleep(TIMEOUT * 2)
-        seen = ask_agent(state)
+def test_of_two_jobs_only_the_hung_one_is_reported(user: User) -> None:
+    with (
+        folder_for(user) as folder,
+        watching(folder, settings(folder, stall=QUICK), user) as agent,
+        running(Plan("none", world_size=2, user=user)) as healthy,
+        running(Plan("sleep", after=40, user=user)) as hung,
+    ):
+        report = first_report(agent, hung)
+        healthy.wait_for_step(healthy.step(0) + 50)
+        assert report["job"]["world_size"] == 4
+        assert agent.reports(healthy) == []
 
-    assert reports(state) == []
-    assert seen is not None
-    mine = [(run.stage, run.incident) for run in seen.runs if run.name == "train.py"]
-    assert mine == [("watching", "")]
+
+def test_a_stall_that_ends_by_itself_is_told_with_its_length(user: User) -> None:
+    with (
+        folder_for(user) as folder,
+        watching(folder, settings(folder, stall=QUICK), user) as agent,
+        running(Plan(struck=(), user=user)) as job,
+    ):
+        job.wait_for_step(60)
+        wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 30)
+        os.kill(job.ranks[2], signal.SIGSTOP)
+        stopped = time.time()
+        assert first_report(agent, job)["diagnosis"]["verdict"] == "rank_stopped"
+        os.kill(job.ranks[2], signal.SIGCONT)
+        pause = time.time() - stopped
+        wait_for("recovered", lambda: agent.reports(job)[0]["state"] == "recovered", 30)
+        (report,) = agent.reports(job)
+        run = agent.run_of(job)
+
+    words = report["timeline"][-1]["what"].split()
+    assert words[:3] == ["moves", "again", "after"]
+    assert abs(float(words[3]) - pause) < 10, (report["timeline"], pause)
+    assert run is not None
+    assert run.incident == ""
 
 
-def test_a_second_agent_on_the_same_state_dir_is_refused(tmp_path: Path) -> None:
-    with agent(tmp_path) as (first, state):
-        deadline = time.monotonic() + 20
-        while ask_agent(state) is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        second = subprocess.run(
-            [sys.executable, "-m", "mldebug", "agent", "--config", str(tmp_path / "mldebug.yaml")],
-            capture_output=True, text=True, check=False, timeout=30,
-        )  # fmt: skip
-
-    assert second.returncode == 2
-    assert f"another agent (pid {first.pid})" in second.stderr
+def test_there_is_a_second_capture_and_an_end(user: User) -> None:
+    with folder_for(user) as folder, watching(folder, settings(folder, stall=QUICK), user) as agent:
+        with running(Plan("sleep", after=40, user=user)) as job:
+            name = first_report(agent, job)["id"]
+            wait_for("two captures", lambda: len(agent.reports(job)[0]["captures"]) == 2, 60)
+            assert agent.reports(job)[0]["state"] == "open"
+        folder = agent.state / "reports" / name
+        wait_for("the end", lambda: '"state":"ended"' in (folder / "report.json").read_text(), 30)
+        evidence = folder / "evidence"
+        assert len(list(evidence.glob("capture-*.json"))) == 2

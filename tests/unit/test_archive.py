@@ -1,6 +1,7 @@
 """Incidents on disk."""
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -279,3 +280,35 @@ def test_leftovers_of_a_crash_are_swept(archive: Archive) -> None:
     archive.prune()
     assert sorted(path.name for path in archive.folder.glob(".tmp-*")) == [".tmp-2-new"]
     assert len(archive.list()) == 1
+
+
+def test_a_report_that_was_half_replaced_gets_its_name_back(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, clock=lambda: time.time() + 7200)
+    folder = archive.save(made(), "<html>", evidence())
+    folder.rename(folder.with_name(f".tmp-99-{folder.name}.old"))
+    assert archive.list() == ()
+    archive.prune()
+    assert archive.load("latest") == made()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_replacing_leaves_the_new_one_and_no_litter(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    if not atomic:
+        monkeypatch.setattr(storage, "_exchange", lambda one, other: False)
+    archive.save(made(), "first", evidence())
+    folder = archive.save(made(), "second", {})
+    assert (folder / "report.html").read_text() == "second"
+    assert not list((folder / "evidence").iterdir())
+    assert [path.name for path in archive.folder.iterdir()] == [folder.name]
+
+
+def test_the_kernel_exchanges_two_folders(tmp_path: Path) -> None:
+    """Without it a kill at the wrong moment would hide a report for an hour."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    (one / "here").touch()
+    assert storage._exchange(one, other)
+    assert (other / "here").exists()

@@ -598,3 +598,15 @@ def test_a_healthy_job_that_trains_in_a_thread_names_nobody() -> None:
     loads = process(*HERE, wchan="hrtimer_nanosleep", move=move)
 
     assert outcome(job_of(main, main, main, loads))[:2] == ("unknown", [])
+
+
+def test_a_rank_that_left_well_is_not_blamed_while_nobody_waits_for_it() -> None:
+    done = LostRank(rank=1, pid=101, exit_status=0, reason="exit code 0")
+    writes = process(
+        "write (ckpt.py:9)", state="D", wchan="folio_wait_bit", syscall="write", move=still()
+    )
+    busy = diagnose([capture(rank(0, writes), lost=(done,))]).diagnosis
+    missed = diagnose([capture(rank(0, waiter()), lost=(done,))]).diagnosis
+
+    assert 1 not in [culprit.rank for culprit in busy.culprits]
+    assert [culprit.rank for culprit in missed.culprits] == [1]

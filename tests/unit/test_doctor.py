@@ -341,6 +341,19 @@ def doctor(tmp_path: Path, config: str = "") -> subprocess.CompletedProcess[str]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.parametrize("below", ["", "/deeper/state"])
+def test_a_state_directory_that_is_a_file_is_named(
+    spawner: Spawner, tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "state").write_text("")
+    world = checks.World(
+        reader=FakeReader({}), starter=spawner, py_spy="", state_dir=Path(f"{tmp_path}/state{below}"), asleep=1
+    )  # fmt: skip
+    row = checks.state_dir(world)
+    assert row.state == "missing"
+    assert f"{tmp_path}/state is not a folder" in row.meaning
+
+
 def test_doctor_works_here(tmp_path: Path) -> None:
     done = doctor(tmp_path)
     found = msgspec.json.decode(done.stdout, type=Examination)

@@ -542,6 +542,18 @@ def test_a_rank_that_is_still_a_shell_is_a_gap_not_a_loss(node: Node) -> None:
     assert "run.sh" in found.gaps[0].reason
 
 
+def test_the_rank_of_another_job_of_the_same_parent_is_no_stand_in(node: Node) -> None:
+    node.tree.add(50, 1, "bash", exe="/bin/bash")
+    for rank in (0, 1):
+        node.tree.add(60 + rank, 50, environ=plain(rank, 3))
+    for rank in (0, 1, 2):
+        node.tree.add(70 + rank, 50, environ=plain(rank, 3, MASTER_PORT=2))
+    node.tree.add(80, 72, "pt_data_worker", environ=plain(2, 3, MASTER_PORT=2), forked_from=72)
+    found = node.find()
+    assert [[lost.rank for lost in job.lost] for job in found.jobs] == [[2], []]
+    assert found.gaps == ()
+
+
 # --- lies, doubles, strangers ---------------------------------------------------------------------
 
 

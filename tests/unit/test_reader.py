@@ -1,6 +1,7 @@
 """reader: what may be read, what is refused, and what happens to a path that never answers."""
 
 import ctypes
+import errno
 import mmap
 import os
 import signal
@@ -370,12 +371,29 @@ def test_every_question_has_its_deadline(mount: HungMount, spawner: Spawner) -> 
 def test_too_many_stuck_paths_start_no_more(
     mount: HungMount, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "MAX_STUCK", 2)
+    monkeypatch.setattr(reader_module, "MAX_STUCK_KERNEL", 2)
     mount.hang()
     paths = [str(mount.target / name) for name in ("file", "sub/file")] + ["/proc/self/status"]
     answers = reader.read_many(paths, max_bytes=9, timeout=0.3)
     assert [answers[path].stuck for path in paths] == [True, True, False]  # type: ignore[union-attr]
     assert "stuck already" in reason(answers[paths[2]])
+    assert reader.read_file(
+        "/etc/passwd", max_bytes=1 << 20, timeout=PATIENT
+    )  # has a limit of its own
+
+
+def test_one_question_has_a_deadline_for_all_its_paths_together(
+    mount: HungMount, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "TOTAL", 0.5)
+    mount.hang()
+    paths = [str(mount.target / name) for name in ("file", "sub/file")] + ["/proc/self/status"]
+    answers = reader.read_many(paths, max_bytes=9, timeout=0.6)
+    assert [answers[path].stuck for path in paths] == [True, False, False]  # type: ignore[union-attr]
+    late = answers[paths[2]]
+    assert isinstance(late, Unreadable)
+    assert (late.reason, late.errno) == ("not read: no time left", errno.EAGAIN)
+    assert isinstance(reader.read_many(paths[2:], max_bytes=9)[paths[2]], bytes)
 
 
 def test_close_kills_what_is_stuck(mount: HungMount, spawner: Spawner) -> None:

@@ -207,6 +207,12 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         (319, 324),
         "4 ranks wait in init_process_group",
     ),
+    "init: a wait that polls looks alive to every counter": (
+        lambda: Run().play(20, TRAINS).play(400, RENDEZVOUS._replace(switches=100.0)),
+        {},
+        (319, 340),
+        "4 ranks wait in init_process_group",
+    ),
     "init_timeout as configured": (
         lambda: chat(Run(), 20, TRAINS).play(400, RENDEZVOUS),
         {"init_timeout": 60.0},

@@ -9,7 +9,8 @@ import msgspec
 from rich.console import Console
 
 from mldebug.model import Gap, Job, LostRank, RankIdentity, Remark
-from mldebug_agents.commands.status import Seen, status_lines
+from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug_agents.commands.status import Seen, _print, status_lines
 
 NOW = 1_795_240_000.0
 
@@ -35,7 +36,7 @@ def printed(*jobs: Job, remarks: tuple[Remark, ...] = (), gaps: tuple[Gap, ...] 
 
 
 def test_an_empty_node_says_so() -> None:
-    assert printed() == "0 training jobs on n1\n"
+    assert printed().startswith("0 training jobs on n1\n")
 
 
 def test_a_job_says_who_what_where_and_since_when() -> None:
@@ -81,4 +82,86 @@ def test_status_runs_on_this_node() -> None:
     argv = [sys.executable, "-m", "mldebug", "status", "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert set(json.loads(done.stdout)) == {"node", "now", "jobs", "remarks", "gaps", "agent"}
+    keys = {"node", "now", "jobs", "remarks", "gaps", "agent", "agent_trouble"}
+    assert set(json.loads(done.stdout)) == keys
+
+
+# --- beside an agent -----------------------------------------------------------------------------
+
+
+def watched(**changes: object) -> RunState:
+    run = RunState(
+        id="1a2b3c", name="train.py", launcher="torchrun", world_size=8, stage="watching", step=1200, loss=2.5,
+        sentence="last step 0.4 s ago (usual gap 0.6 s)", log="/logs/train.log",
+        timeout_seconds=30.0, why_timeout="5 x 0.6 s, the 99th percentile of 200 gaps, at least 30 s",
+    )  # fmt: skip
+    return msgspec.structs.replace(run, **changes)
+
+
+def beside(*runs: RunState, jobs: tuple[Job, ...] = (), width: int = 80, **changes: object) -> str:
+    seen = Seen(
+        node="n1", now=NOW, jobs=jobs or (job(),), remarks=(), gaps=(),
+        agent=Snapshot(node="n1", at=NOW, started_at=NOW - 3600, runs=runs, **changes),  # type: ignore[arg-type]
+    )  # fmt: skip
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, force_terminal=True, color_system=None)
+    for line in status_lines(seen):
+        _print(console, line)
+    return buffer.getvalue()
+
+
+def test_without_an_agent_it_says_that_nobody_watches() -> None:
+    assert "no agent watches them: a stall is noticed by nobody" in printed(job())
+
+
+def test_an_agent_that_may_not_be_asked_is_no_absent_one() -> None:
+    seen = Seen(node="n1", now=NOW, jobs=(), remarks=(), gaps=(), agent_trouble="may not ask it")
+    lines = [line.plain for line in status_lines(seen)]
+    assert "may not ask it" in lines
+    assert not any("no agent" in line for line in lines)
+
+
+def test_a_quiet_run_says_why_it_is_quiet() -> None:
+    text = beside(watched())
+    assert "an agent watches them for 1h: no incident open" in text
+    assert "step 1200, loss 2.5, log /logs/train.log" in text
+    flat = " ".join(text.split())
+    assert "watching: last step 0.4 s ago (usual gap 0.6 s); a stall after 30s (5 x 0.6 s" in flat
+
+
+def test_a_stalled_run_says_who_and_where_to_read_on() -> None:
+    text = beside(
+        watched(stage="blamed", incident="20261121T055041Z-1a2b3c", report="Rank 3 sleeps in x")
+    )
+    assert "an agent watches them for 1h: 1 incident open" in text
+    assert "Rank 3 sleeps in x" in text
+    assert "mldebug reports show 20261121T055041Z-1a2b3c" in text
+
+
+def test_what_ails_the_agent_is_told() -> None:
+    failing = SourceState(name="write", success=False, error="No space left on device")
+    stuck = SourceState(name="capture", stuck=True)
+    text = beside(
+        watched(), sources=(failing, stuck), reports_waiting=2, reports_lost=3, hidden_runs=2
+    )
+    for told in (
+        "its write fails: No space left on device",
+        "its capture is stuck",
+        "2 reports wait in memory for the state dir",
+        "3 reports or states could not be stored",
+        "it hides 2 runs of other users: ask as root or as a member of agent.group",
+    ):
+        assert told in " ".join(text.split())
+
+
+def test_a_report_that_is_just_being_written_is_no_trouble() -> None:
+    fine = SourceState(name="write")
+    assert "wait" not in beside(watched(), sources=(fine,), reports_waiting=1)
+
+
+def test_long_lines_go_on_below_their_beginning_in_80_columns() -> None:
+    text = beside(watched(sentence="last step 0.4 s ago " + "and more " * 20))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    first = next(number for number, line in enumerate(lines) if line.startswith("  watching"))
+    assert lines[first + 1].startswith("  ")

@@ -1,9 +1,6 @@
 """Watch this node's jobs; a stall becomes a report by itself."""
 
-import fcntl
 import logging
-import os
-import signal
 import sys
 from pathlib import Path
 
@@ -11,11 +8,16 @@ import click
 import msgspec
 
 from mldebug.config import Config, load_config
-from mldebug.errors import MldebugError, UsageError
+from mldebug_agents.ending import Ending
 from mldebug_agents.ledger import Ledger
 from mldebug_agents.node import Node
 from mldebug_agents.server import Server
+from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.workbench import Workbench
+
+log = logging.getLogger("mldebug")
+
+LAST_WRITES = 0.8  # seconds for what waits to be written at the end
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,61 +25,53 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @click.command("agent")
-@click.option("--config", type=click.Path(path_type=Path), help="Config file.")
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def agent(config: Path | None) -> None:
     """Watch this node's jobs; a stall becomes a report by itself.
 
-    Runs until SIGTERM. What it sees: `mldebug status`, and Prometheus metrics where `agent: {listen: …}` says.
+    Runs until SIGTERM; SIGHUP reads the config again. What it sees: `mldebug status`, and Prometheus metrics where
+    `agent: {listen: …}` says.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     settings = load_config(config)
-    with Workbench(settings) as bench, _only_one(settings.agent.state_dir):
-        serve(settings, bench)
+    with Workbench(settings) as bench:
+        ending = Ending()
+        ending.begin()
+        serve(settings, bench, ending, config)
+    ending.leave()
 
 
-def serve(settings: Config, bench: Workbench) -> None:
+def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None) -> None:
     """Run the node and its server until a signal says stop."""
-    ledger = Ledger(settings.agent.state_dir)
     server = Server(settings.agent)
-    node = Node(settings, bench, ledger, server.publish)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: node.stop())
     server.start()
+    ledger = Ledger(settings.agent.state_dir, bench.spawner, server.serve_door)
+    node = Node(settings, bench, ledger, server.publish, read_config=lambda: load_config(file))
+    ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
     try:
+        ledger.start()
         node.run()
     finally:
-        server.stop()
-        ledger.close()
+        _end(bench, server, ledger)
 
 
-class _only_one:  # noqa: N801 - a context manager that reads like a word
-    """Holds the lock of a state dir; a second agent there is refused with the pid of the first."""
+def _end(bench: Workbench, server: Server, ledger: Ledger) -> None:
+    """The children first: what waits for them comes back. Nothing here waits long."""
+    ledger.leave(bench.spawner.clear(spare=ledger.worker))
+    server.stop()
+    ledger.close(LAST_WRITES)
+    for one in bench.spawner.close():
+        log.warning("left behind: %s", _named(one))
 
-    def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / "agent.lock"
-        self.fd = -1
 
-    def __enter__(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            pid = os.pread(self.fd, 20, 0).decode(errors="replace").strip() or "unknown"
-            raise UsageError(
-                f"another agent (pid {pid}) already uses {self.path.parent}",
-                "stop it, or set another agent.state_dir",
-            ) from error
-        except OSError as error:
-            raise MldebugError(
-                f"the state dir {self.path.parent} cannot be used: {error.strerror}",
-                "set agent.state_dir in the config",
-            ) from error
-        os.ftruncate(self.fd, 0)
-        os.pwrite(self.fd, str(os.getpid()).encode(), 0)
+def _stuck(node: Node, bench: Workbench) -> str:
+    busy = [source.name for source in node.snapshot().sources if source.stuck or source.error]
+    left = [_named(one) for one in bench.spawner.leftovers]
+    return "; ".join([*busy, *left]) or "threads do not come back"
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self.fd)
+
+def _named(one: Leftover) -> str:
+    return f"pid {one.pid}, started {one.start_ticks} ticks after boot ({one.words})"
 
 
 def create(options: Options) -> click.Command:

@@ -1,8 +1,9 @@
-"""Hang a real training job on purpose and find out who did it."""
+"""Hang a real training job on purpose and watch the agent find out who did it."""
 
 import os
 import sys
 import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,14 +11,13 @@ import click
 import msgspec
 from rich.console import Console
 
-from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, ToolError
 from mldebug.model import Report
 from mldebug.report.text import print_report
 from mldebug_agents.demo.job import DemoJob, Plan
 from mldebug_agents.demo.progress import show_progress
-from mldebug_agents.manual import Taken, choose, take
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.demo.watcher import DemoAgent
+from mldebug_agents.spawn import Spawner
 
 FAULTS = {
     "sleep": "sleeps while the others wait for it",
@@ -38,10 +38,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @click.option("--fault", type=click.Choice(list(FAULTS)), default="sleep", show_default=True)
 @click.option("--ranks", type=click.IntRange(3, 64), default=4, show_default=True)
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write report.html here too."
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path, readable=False),
+    help="Write report.html here too.",
 )
 def demo(fault: str, ranks: int, html: Path | None) -> None:
-    """Start a real training job on this machine, let a fault strike one rank, and find out who it was.
+    """Start a real training job and an agent on this machine, let a fault strike one rank, and see the agent name it.
 
     Exit code 0: the report names the rank that was struck, and nobody else; 1: it does not.
     """
@@ -49,28 +51,22 @@ def demo(fault: str, ranks: int, html: Path | None) -> None:
     plan = Plan(fault=fault, ranks=ranks, struck=ranks // 2)
     console = Console()
     with (
-        Workbench(load_config(None)) as bench,
-        tempfile.TemporaryDirectory(prefix="mldebug-demo-") as folder,
-        DemoJob(bench.spawner, plan, Path(folder)) as job,
+        Spawner() as spawner,
+        tempfile.TemporaryDirectory(prefix="mldebug-demo-") as name,
+        DemoAgent(spawner, Path(name)) as agent,
+        DemoJob(spawner, plan, Path(name)) as job,
     ):
-        console.print(
-            f"A training job of {ranks} ranks starts (torchrun, gloo, CPU).", highlight=False
-        )
+        say = partial(console.print, highlight=False, soft_wrap=True)
+        say(f"A training job of {ranks} ranks starts (torchrun, gloo, CPU); an agent watches.")
         show_progress(job, console)
-        console.print(
-            f"\nRank {plan.struck} {FAULTS[fault]}. What does mldebug say?\n", highlight=False
-        )
-        taken = capture_and_report(bench, job.launcher_pid)
-    print_report(taken.report, console)
-    console.print(f"\nFull report: {write_html(taken, html)}", highlight=False, soft_wrap=True)
-    sys.exit(verdict_on(taken.report, plan))
-
-
-def capture_and_report(bench: Workbench, pid: int) -> Taken:
-    """What `mldebug dump --pid PID` does: discover, capture, judge, write the report."""
-    found = bench.finder.find()
-    (job,) = choose(found, pid, None)
-    return take(bench, job, found)
+        say(f"\nRank {plan.struck} {FAULTS[fault]}. From here on the agent is alone:\n")
+        report = agent.follow(job.pid_of(0), console)
+        page = write_html(agent.html(report), html)
+    console.print()
+    print_report(report, console)
+    say("")
+    say(f"Full report: {page}")
+    sys.exit(verdict_on(report, plan))
 
 
 def verdict_on(report: Report, plan: Plan) -> ExitCode:
@@ -92,16 +88,14 @@ def require_torch() -> None:
         )
 
 
-def write_html(taken: Taken, wanted: Path | None) -> Path:
-    """Return where the HTML lies: where it was wanted, in the archive, or else in a temporary file."""
-    if wanted is None and taken.html_path is not None:
-        return taken.html_path
+def write_html(text: str, wanted: Path | None) -> Path:
+    """Write the page where it was wanted, or into a temporary file, and return its path."""
     if wanted is None:
         handle, name = tempfile.mkstemp(prefix="mldebug-demo-", suffix=".html")
         os.close(handle)
         wanted = Path(name)
     try:
-        wanted.write_text(taken.html, encoding="utf-8")
+        wanted.write_text(text, encoding="utf-8")
     except OSError as error:
         raise MldebugError(
             f"{wanted} cannot be written: {error.strerror}", "give --html another place"

@@ -39,7 +39,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all checks.")
-@click.option("--config", type=click.Path(path_type=Path), help="Config file.")
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def command(as_json: bool, config: Path | None) -> None:
     """Show what works on this node as this user, and how to get the rest.
 

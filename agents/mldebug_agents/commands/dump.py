@@ -40,9 +40,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 )
 @click.option("--json", "as_json", is_flag=True, help="Print report.json, one line per job.")
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write report.html here too."
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path, readable=False),
+    help="Write report.html here too.",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="Config file.")
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def dump(
     pid: int | None,
     job: str | None,

@@ -1,5 +1,6 @@
 """Show the training jobs on this node and their ranks."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,18 +8,21 @@ from pathlib import Path
 import click
 import msgspec
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from mldebug.config import load_config
+from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
 from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
-from mldebug_agents.client import ask_agent
+from mldebug_agents.client import inquire
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8
+NO_AGENT = "no agent watches them: a stall is noticed by nobody (mldebug agent)"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,32 +38,49 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[Remark, ...]
     gaps: tuple[Gap, ...]
     agent: Snapshot | None = None  # what the agent of this node says, where one runs
+    agent_trouble: str = ""  # why it says nothing, where one is here
 
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all jobs.")
-@click.option("--config", type=click.Path(path_type=Path), help="Config file.")
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def command(as_json: bool, config: Path | None) -> None:
     """Show the training jobs on this node and their ranks: who runs them, who is missing.
 
-    Nothing is attached to and nothing is stopped.
+    Where an agent runs: how far each job is, and why it is quiet or not. Nothing is attached to and nothing is
+    stopped. Exit code 1: an incident is open.
     """
     settings = load_config(config)
     with Workbench(settings) as bench:
         found = bench.finder.find()
+        asked = inquire(settings.agent.state_dir)
         seen = Seen(
             node=bench.node,
             now=time.time(),
             jobs=tuple(found.jobs),
             remarks=tuple(found.remarks),
             gaps=tuple(found.gaps),
-            agent=ask_agent(settings.agent.state_dir),
+            agent=asked.snapshot,
+            agent_trouble=asked.trouble,
         )
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
-        return
-    console = Console()
-    for line in status_lines(seen):
+    else:
+        console = Console()
+        for line in status_lines(seen):
+            _print(console, line)
+    hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
+    sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def _print(console: Console, line: Text) -> None:
+    """On a terminal a long line goes on below its beginning; in a pipe it stays one line."""
+    text = line.plain
+    indent = len(text) - len(text.lstrip(" "))
+    if console.is_terminal and text.strip():
+        body = line[indent:]
+        console.print(Padding(body, (0, 0, 0, indent)), highlight=False)
+    else:
         console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -67,6 +88,7 @@ def status_lines(seen: Seen) -> Iterator[Text]:
     """Yield the answer line by line; names that a job chose are cleaned and never markup."""
     count = f"{len(seen.jobs)} training {'job' if len(seen.jobs) == 1 else 'jobs'}"
     yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
+    yield from _agent(seen)
     watched = {run.id: run for run in seen.agent.runs} if seen.agent else {}
     for job in seen.jobs:
         yield Text("")
@@ -78,6 +100,43 @@ def status_lines(seen: Seen) -> Iterator[Text]:
         yield Text(
             "\nOne of them hangs? mldebug dump" + (" --job ID" if len(seen.jobs) > 1 else "")
         )
+
+
+def _agent(seen: Seen) -> Iterator[Text]:
+    """Who watches, and what he cannot do at present."""
+    agent = seen.agent
+    if agent is None:
+        yield Text(clean(seen.agent_trouble or NO_AGENT, 300), style="yellow")
+        return
+    since = format_duration(float(max(0, int(seen.now - agent.started_at))))
+    stalled = sum(bool(run.incident) for run in agent.runs)
+    state = (
+        f"{stalled} {'incident' if stalled == 1 else 'incidents'} open"
+        if stalled
+        else "no incident open"
+    )
+    yield Text(f"an agent watches them for {since}: {state}", style="red" if stalled else "")
+    if agent.hidden_runs:
+        runs = "run" if agent.hidden_runs == 1 else "runs"
+        yield Text(
+            f"  it hides {agent.hidden_runs} {runs} of other users: ask as root or as a member of agent.group"
+        )
+    for line in _ailing(agent):
+        yield Text(clean(f"  {line}", 300), style="yellow")
+
+
+def _ailing(agent: Snapshot) -> Iterator[str]:
+    for source in agent.sources:
+        if source.stuck:
+            yield f"its {source.name} is stuck"
+        elif not source.success:
+            yield f"its {source.name} fails: {source.error}"
+    writes = next((one for one in agent.sources if one.name == "write"), None)
+    if agent.reports_waiting and (writes is None or writes.stuck or not writes.success):
+        count = agent.reports_waiting
+        yield f"{count} {'report waits' if count == 1 else 'reports wait'} in memory for the state dir"
+    if agent.reports_lost:
+        yield f"{agent.reports_lost} reports or states could not be stored since it started"
 
 
 def _job(job: Job, now: float) -> Iterator[Text]:
@@ -94,10 +153,20 @@ def _watched(run: RunState | None) -> Iterator[Text]:
     told = [f"step {run.step}"] if run.step is not None else []
     told += [f"loss {run.loss:g}"] if run.loss is not None else []
     yield Text(clean(f"  {', '.join([*told, f'log {run.log}'])}", 300))
-    yield Text(clean(f"  {run.stage}: {run.sentence}", 400), style="red" if run.incident else "")
+    limit = _limit(run)
+    yield Text(
+        clean(f"  {run.stage}: {run.sentence}{limit}", 400), style="red" if run.incident else ""
+    )
     if run.incident:
         yield Text(clean(f"  {run.report}", 400), style="bold red")
         yield Text(f"  mldebug reports show {clean(run.incident, 80)}")
+
+
+def _limit(run: RunState) -> str:
+    """How much silence counts as a stall, and where that comes from."""
+    if run.incident or not run.timeout_seconds:
+        return ""
+    return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({run.why_timeout})"
 
 
 def _facts(job: Job, now: float) -> Iterator[str]:

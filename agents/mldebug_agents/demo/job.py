@@ -85,6 +85,10 @@ class DemoJob:
         """Tell whether the fault has struck."""
         return (self.folder / f"strike.{self.plan.struck}").exists()
 
+    def pid_of(self, rank: int) -> int:
+        """The pid of a rank that has started."""
+        return int(_read(self.folder / f"started.{rank}").split()[0])
+
     def steps(self) -> list[Step]:
         """How far each rank is; raises `ToolError` where the job has ended before its time."""
         if self.completed is not None:
@@ -121,6 +125,7 @@ class DemoJob:
             "--standalone",
             "--nproc-per-node",
             str(plan.ranks),
+            *("--redirects", "3", "--log-dir", str(self.folder / "logs")),
         )
         wanted = ("--folder", str(self.folder), "--fault", plan.fault)
         when = ("--rank", str(plan.struck), "--after", str(STRIKE_AT))

@@ -36,6 +36,7 @@ def train(options: argparse.Namespace, rank: int) -> None:
         optimizer.step()
         step += 1
         tell(options.folder / f"progress.{rank}", f"{step} {loss.item():.4f}")
+        print(f"step {step} loss {loss.item():.4f}", flush=True)
 
 
 def forward_backward(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:

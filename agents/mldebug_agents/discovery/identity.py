@@ -17,8 +17,8 @@ from mldebug_agents.procfs import Stat
 
 MAX_BYTES = 8 << 20  # maps of a CUDA process: about 1 MB; environments: at most 6 MB
 MAX_ARGUMENTS = 64
-SETTLING = 120.0  # seconds of a new process in which every look asks whether PyTorch has come
-SETTLED_EVERY = 60.0  # seconds between two such questions later
+SETTLING = 30.0  # seconds of a new process in which every look asks whether PyTorch has come
+SETTLED_EVERY = 60.0  # seconds between two such questions at most; before that a tenth of its age
 
 _OF_TORCH = (
     "pt_main_thread",
@@ -42,7 +42,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     torch: bool = False
     uid: int = 0
     refusal: str = ""  # why its environment could not be read
-    stuck: bool = False  # because the read never came back
+    stuck: bool = (
+        False  # because the read has not come back, or there was no time for it: ask again
+    )
     network: str = ""  # network and pid namespace
     namespace: str = ""
     namespace_pid: int | None = None
@@ -193,7 +195,7 @@ class Registry:
             helper=any(word.startswith(_HELPERS) for word in argv[1:]),
             uid=status.uid,
             refusal=clean(failure.reason) if failure else "",
-            stuck=failure is not None and failure.stuck,
+            stuck=failure is not None and (failure.stuck or failure.errno == errno.EAGAIN),
             network=self._host.link(stat.pid, "ns/net"),
             namespace=self._host.link(stat.pid, "ns/pid"),
             namespace_pid=status.pids[-1] if len(status.pids) > 1 else None,
@@ -220,8 +222,8 @@ class Registry:
     def _is_due(self, process: Process, now: float) -> bool:
         if process.torch or process.claim is None or process.launcher:
             return False
-        young = now - self._host.started_at(process.stat.start_ticks) < SETTLING
-        return young or now - process.checked_at >= SETTLED_EVERY
+        age = now - self._host.started_at(process.stat.start_ticks)
+        return age < SETTLING or now - process.checked_at >= min(SETTLED_EVERY, age / 10)
 
 
 def _out_of_question(stat: Stat) -> bool:

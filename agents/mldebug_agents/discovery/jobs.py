@@ -184,7 +184,13 @@ def _run(seat: Seat) -> Key:
 def _teams(
     key: Key, members: list[Seat], family: Family, known_children: Collection[tuple[int, int]]
 ) -> Iterator[Team]:
-    left = [seat for seat in members if _left_behind(seat, members, family, known_children)]
+    launched = any(seat.launcher is not None for seat in members)
+    left = [
+        seat
+        for seat in members
+        if _left_behind(seat, members, family, known_children)
+        or (launched and seat.launcher is None and not seat.process.forked)
+    ]
     attempts: dict[Key, list[Seat]] = defaultdict(list)
     for seat in members:
         attempts[seat.claim.attempt, seat.claim.world_size].append(seat)
@@ -206,17 +212,20 @@ def _left_behind(
     known_children: Collection[tuple[int, int]],
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
-    process, others = seat.process, [other for other in members if other is not seat]
+    process = seat.process  # of many ranks: the others are gone through only where it matters
     if process.helper or process.key in known_children:
         return True
     if process.forked:  # environments are given at exec: it is a copy of whoever had this one
-        twins = any(other.claim.rank == seat.claim.rank for other in others)
-        return seat.claim.supervised or twins or any(not o.process.forked for o in others)
-    if seat.launcher is None and any(other.launcher is not None for other in others):
-        return True
-    leads = any(other.process.stat.pgrp == other.pid for other in others)
+        rank = seat.claim.rank
+        return seat.claim.supervised or any(
+            other.claim.rank == rank or not other.process.forked
+            for other in members
+            if other is not seat
+        )
     group = process.stat.pgrp
-    return leads and group != seat.pid and not family.lives(group)
+    if group == seat.pid or family.lives(group):
+        return False
+    return any(other.process.stat.pgrp == other.pid for other in members if other is not seat)
 
 
 def _launches(seats: list[Seat]) -> list[list[Seat]]:

@@ -15,12 +15,15 @@ Children = Mapping[tuple[int, int], int]
 
 
 class Losses:
-    """One look at one moment."""
+    """One look at one moment; `seated` are the pids that hold a rank of any job."""
 
-    def __init__(self, host: Host, registry: Registry, family: Family) -> None:
+    def __init__(
+        self, host: Host, registry: Registry, family: Family, seated: Collection[int]
+    ) -> None:
         self._host = host
         self._registry = registry
         self._family = family
+        self._seated = seated
 
     def of(
         self, team: Team, remembered: Mapping[int, RankIdentity], children: Children
@@ -74,7 +77,7 @@ class Losses:
 
     def _not_yet(self, parent: int | None, ranks: Collection[int]) -> list[Gap]:
         """A launcher may have started a shell that becomes the rank later."""
-        below = self._family.descendants(parent) if parent else ()
+        below = self._family.descendants(parent, without=self._seated) if parent else ()
         living = [pid for pid in below if self._family.lives(pid)]
         gaps: dict[int, Gap] = {}
         for pid, claim in self._registry.claims_of(living).items():

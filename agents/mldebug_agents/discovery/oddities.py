@@ -9,6 +9,7 @@ from mldebug_agents.discovery.jobs import Family, Team
 from mldebug_agents.host import Host
 
 MAX_PIDS = 32  # named in one remark
+MAX_GAPS = 16  # processes that did not answer, each with a gap of its own
 
 
 def lies(processes: Mapping[int, Process], family: Family) -> Iterator[Remark]:
@@ -65,7 +66,11 @@ def _outlived(team: Team) -> Remark:
 def unreadable(processes: Mapping[int, Process], host: Host) -> Iterator[Gap]:
     """One gap for each user whose Python processes are closed to us; one for each process that did not answer."""
     closed: dict[int, list[Process]] = defaultdict(list)
+    silent = 0
     for process in processes.values():
+        silent += process.stuck
+        if process.stuck and silent > MAX_GAPS:
+            continue
         if process.stuck:
             yield Gap(
                 what=f"identity of process {process.stat.pid}",
@@ -74,6 +79,9 @@ def unreadable(processes: Mapping[int, Process], host: Host) -> Iterator[Gap]:
             )
         elif process.refusal and not process.launcher:
             closed[process.uid].append(process)
+    if silent > MAX_GAPS:
+        more = f"{silent - MAX_GAPS} more processes"
+        yield Gap(what=f"identity of {more}", reason=f"{more} could not be read either")
     for uid, hidden in sorted(closed.items()):
         user, count = host.user(uid), len(hidden)
         what = f"{count} Python process{'es' if count > 1 else ''} of user {user}"

@@ -188,6 +188,9 @@ def state_dir(world: World) -> Check:
         found = trials.try_state_dir(world.starter, world.state_dir)
     except MldebugError as error:
         return Check(name=name, state="missing", meaning=error.message, way_out=error.way_out)
+    if found.obstacle:
+        meaning = f"{found.obstacle} is not a folder: reports are not kept, and no agent starts"
+        return Check(name=name, state="missing", meaning=meaning, way_out=way_out)
     if not found.writable:
         return Check(
             name=name,

@@ -35,7 +35,9 @@ sys.exit(mldebug_trial())
 _STATE_DIR = """
 import json, os, sys, tempfile
 wanted = place = sys.argv[1]
+obstacle = ""
 while not os.path.isdir(place) and place != "/":
+    obstacle = place if os.path.lexists(place) else obstacle
     place = os.path.dirname(place)
 try:
     if place == wanted:
@@ -44,7 +46,8 @@ try:
 except OSError:
     writable = False
 space = os.statvfs(place)
-print(json.dumps({"place": place, "writable": writable, "free": space.f_bavail * space.f_frsize}))
+free = space.f_bavail * space.f_frsize
+print(json.dumps({"place": place, "writable": writable, "free": free, "obstacle": obstacle}))
 """
 
 
@@ -54,6 +57,9 @@ class StatePlace(msgspec.Struct, frozen=True):
     place: str
     writable: bool
     free: int
+    obstacle: str = (
+        ""  # what stands in its place, or in the place of a folder above it, and is none
+    )
 
 
 def try_dump(starter: Starter, binary: str, mode: str) -> Dump:

@@ -4,6 +4,9 @@ Polling alone: it works on every file system, and a few seconds of delay cost no
 child, and each opens the file anew, which is also what makes a network file system tell the true size.
 """
 
+import math
+import time
+
 import msgspec
 
 from mldebug.logparser import LogParser
@@ -34,23 +37,36 @@ class LogNews(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFollower:
-    """Follows one log. Its place may move to another descriptor or process from poll to poll."""
+    """Follows one log. Its place may move to another descriptor or process from poll to poll.
+
+    Counters besides those of `parser`: `skipped` (bytes), `rotations`, `truncations`.
+    """
 
     def __init__(self, reader: Reader, parser: LogParser) -> None:
         self.parser = parser
+        self.skipped = self.rotations = self.truncations = 0
         self._reader = reader
         self._file: tuple[int, int] | None = None  # device, inode
         self._target = ""
         self._offset = 0
         self._seam = b""
         self._failure: Unreadable | None = None
+        self._until = math.inf
 
-    def poll(self, place: LogPlace) -> LogNews:
-        """Return what is new since the last poll. Never raises; a file that cannot be read gives a `gap`."""
+    def poll(self, place: LogPlace, until: float = math.inf) -> LogNews:
+        """Return what is new since the last poll. Never raises; a file that cannot be read gives a `gap`.
+
+        After the moment `until` (monotonic) no further piece is read; the rest is for the next poll.
+        """
         self._failure = None
+        self._until = until
         piece = self._reader.read_from(place.path, self._offset - len(self._seam), max_bytes=SEAM)
         if isinstance(piece, Unreadable):
             return _no_news(place, piece)
+        if place.rights and not place.rights.may_read(piece):
+            return _no_news(
+                place, Unreadable(f"user {place.rights.uid} of the job may not read it")
+            )
         if self._file is None:
             news = self._begin(place, piece)
         elif self._file != (piece.device, piece.inode):
@@ -61,6 +77,9 @@ class LogFollower:
         else:
             news = self._advance(place, piece)
         self._target = place.target
+        self.skipped += news.skipped_bytes
+        self.rotations += news.rotated
+        self.truncations += news.truncated
         if self._failure is None:
             return news
         failed = _no_news(place, self._failure)
@@ -71,7 +90,7 @@ class LogFollower:
         self._file = (piece.device, piece.inode)
         if self._offset:
             self.parser.resync()
-        records = self._read(place, place.path)
+        records = self._read(place, place.path, piece.size)
         before = records[-1] if records else None
         return LogNews(before=before, size=piece.size, modified_at=piece.mtime)
 
@@ -94,7 +113,7 @@ class LogFollower:
             piece = self._reader.read_from(path, self._offset, max_bytes=0)
             if isinstance(piece, Piece) and (piece.device, piece.inode) == self._file:
                 self._skip(piece.size)
-                return self._read(place, path)
+                return self._read(place, path, piece.size)
         return []
 
     def _advance(
@@ -103,7 +122,7 @@ class LogFollower:
         start = self._offset
         skipped = self._skip(piece.size) if place.parsed else 0
         if place.parsed:
-            records = self._read(place, place.path)
+            records = self._read(place, place.path, piece.size)
         else:
             records, self._offset = [], piece.size
         return LogNews(
@@ -125,16 +144,20 @@ class LogFollower:
             self.parser.resync()
         return skipped
 
-    def _read(self, place: LogPlace, path: str) -> list[LogRecord]:
-        """Parse from our offset to the end of the file, at most `MAX_NEWS` bytes."""
+    def _read(self, place: LogPlace, path: str, size: int) -> list[LogRecord]:
+        """Parse from our offset to the end of the file, at most `MAX_NEWS` bytes, while the path leads to our file.
+
+        Between two reads another file may be put there: under a name by whoever may write the folder, at a descriptor
+        by the job. What was read of it is dropped.
+        """
         records: list[LogRecord] = []
-        left = MAX_NEWS if place.parsed else 0
-        while left > 0:
+        left = MAX_NEWS if place.parsed and size > self._offset else 0
+        while left > 0 and time.monotonic() < self._until:
             piece = self._reader.read_from(path, self._offset, max_bytes=min(CHUNK, left))
             if isinstance(piece, Unreadable):
                 self._failure = piece
                 break
-            if not piece.data:
+            if not piece.data or (piece.device, piece.inode) != self._file:
                 break
             records += self.parser.feed(piece.data)
             self._offset += len(piece.data)

@@ -14,6 +14,7 @@ from mldebug.model import OpenFile, ProcessState
 from mldebug.redact import clean
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
+from mldebug_agents.logs.rights import Rights
 from mldebug_agents.procfs import Stat
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".jsonl")
@@ -48,6 +49,8 @@ class LogPlace(msgspec.Struct, frozen=True, kw_only=True):
     mount: str = ""
     fstype: str = ""
     via: str = ""  # "tee (pid 12)" for kind reader and container
+    start_ticks: int = 0  # of the process with that pid
+    rights: Rights | None = None  # of the rank: what it may not read is not read; None: not asked
 
     @property
     def parsed(self) -> bool:
@@ -91,7 +94,11 @@ class LogFinder:
         distinct: dict[tuple[int, str], LogPlace] = {}
         for place in places:
             distinct.setdefault((place.inode, place.target), place)
-        kept = tuple(distinct.values())[:MAX_PLACES]
+        rights = Rights(state.uid, self._host.status(state.pid).groups)
+        kept = tuple(
+            place if place.kind == "container" else msgspec.structs.replace(place, rights=rights)
+            for place in list(distinct.values())[:MAX_PLACES]
+        )
         if any(place.parsed for place in kept):
             return Logs(places=kept)
         return Logs(
@@ -153,10 +160,16 @@ class LogFinder:
                 yield from self._outputs(other, rank, f"{via}, srun (pid {other.pid})")
 
     def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogPlace]:
-        marks = container_marks(self._host.text(rank.pid, "cgroup"))
+        """Yield the log of the rank's container, which belongs to the runtime: whoever is no root cannot name himself so.
+
+        Below user.slice the user names his control groups himself.
+        """
+        cgroup = self._host.text(rank.pid, "cgroup")
+        marks = container_marks(cgroup)
+        trusted = (rank.uid,) if "/user.slice/" in cgroup else (0, rank.uid)
         for runtime in _RUNTIMES:
             for state in self._named(runtime, None):
-                for file in _written(state):
+                for file in _written(state) if state.uid in trusted else ():
                     if file.target.endswith(".log") and any(mark in file.target for mark in marks):
                         yield self._place(state, file, "container", via)
 
@@ -171,6 +184,7 @@ class LogFinder:
             mount=file.mount,
             fstype=file.fstype,
             via=via,
+            start_ticks=state.start_ticks,
         )
 
     # --- processes ---------------------------------------------------------------------------------
@@ -250,7 +264,7 @@ def _named(state: ProcessState) -> list[OpenFile]:
     return [
         file
         for file in _written(state)
-        if file.fd not in _STREAMS and file.target.endswith(LOG_NAMES)
+        if file.fd not in _STREAMS and file.target.removesuffix(" (deleted)").endswith(LOG_NAMES)
     ]
 
 

@@ -72,7 +72,8 @@ class RankFinder:
         self._memory = {team.key: self._recall(team, family) for team in alive}
         children = dict(_children(alive, processes, family))
         self._remember_children(alive, children, family)
-        losses = Losses(self._host, self._registry, family)
+        seated = {seat.pid for team in alive for seat in team.seats.values()}
+        losses = Losses(self._host, self._registry, family, seated)
         jobs, gaps = [], list(unreadable(processes, self._host))
         for team in alive:
             job, more = self._job(team, losses, family)

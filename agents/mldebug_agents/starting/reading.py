@@ -21,7 +21,9 @@ from enum import IntEnum
 
 REQUEST = struct.Struct("<BQQQ")
 ANSWER = struct.Struct("<iQQd")
-FILE_ID = struct.Struct("<QQ")  # inode, device: stands before the data of `Operation.FROM`
+FILE_ID = struct.Struct(
+    "<QQIII"
+)  # inode, device, mode, uid, gid: stands before the data of `Operation.FROM`
 MAX_SOURCE = 4 << 20  # bytes of a file that is searched for a line
 MAX_LINE = 400  # characters
 
@@ -105,7 +107,8 @@ def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
             data = os.pread(fd, limit, line)
         elif operation is Operation.FROM:
             os.lseek(fd, min(line, facts.st_size), os.SEEK_SET)
-            data = FILE_ID.pack(facts.st_ino, facts.st_dev) + _read(fd, limit)
+            identity = (facts.st_ino, facts.st_dev, facts.st_mode, facts.st_uid, facts.st_gid)
+            data = FILE_ID.pack(*identity) + _read(fd, limit)
         elif operation is Operation.TAIL:
             os.lseek(fd, max(0, facts.st_size - limit), os.SEEK_SET)
             data = _read(fd, limit)

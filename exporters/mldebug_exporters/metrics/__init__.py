@@ -1,1 +1,1 @@
-"""One file per metric family group: `families(snapshot)` yields Prometheus families."""
+"""One file per group of metric families: `families` declares them, `samples(snapshot)` reads them off a snapshot."""

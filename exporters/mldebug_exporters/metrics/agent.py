@@ -3,14 +3,80 @@
 from collections.abc import Iterator
 
 import msgspec
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
 
 from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Sample
+
+BUILD = Family(name="mldebug_build", kind="info", help="Version of the agent.", labels=("version",))
+AT = Family(
+    name="mldebug_snapshot_timestamp_seconds",
+    kind="gauge",
+    help="Unix time of the snapshot that all these values are of; where it stays behind, the agent's main loop hangs.",
+)
+STARTED = Family(
+    name="mldebug_agent_start_time_seconds", kind="gauge", help="Unix time of the agent's start."
+)
+CPU = Family(
+    name="mldebug_agent_cpu_seconds", kind="counter", help="CPU time of the agent's own process."
+)
+RSS = Family(
+    name="mldebug_agent_resident_memory_bytes",
+    kind="gauge",
+    help="Resident memory of the agent's own process.",
+    absent="where /proc cannot be read",
+)
+CHILDREN = Family(
+    name="mldebug_agent_children",
+    kind="gauge",
+    help="Processes that the agent has started and that live, their own children included.",
+    absent="before the first count, and where the kernel does not list children",
+)
+CHILDREN_CPU = Family(
+    name="mldebug_agent_children_cpu_seconds",
+    kind="counter",
+    help="CPU time of the agent's children, living and gone: the stack sampler is one of them.",
+    absent="before the first count, and where the kernel does not list children",
+)
+WITH_CHILDREN = Family(
+    name="mldebug_agent_with_children_memory_bytes",
+    kind="gauge",
+    help="Memory of the agent and its living children together. They are forks, so a page that they share counts once"
+    " (the sum of their Pss); a child that is stuck in the kernel is not looked at.",
+    absent="before the first count, and where the kernel does not list children or does not tell smaps_rollup",
+)
+LOST = Family(
+    name="mldebug_reports_lost",
+    kind="counter",
+    help="Reports and states that could not be stored since the agent's start.",
+)
+WAITING = Family(
+    name="mldebug_reports_waiting",
+    kind="gauge",
+    help="Reports in memory because the state dir does not take them at present.",
+)
+GAPS = Family(
+    name="mldebug_agent_gaps",
+    kind="gauge",
+    help="What the agent could not read at its last look, mostly for want of rights: `mldebug doctor` says what.",
+)
+SUCCESS = Family(
+    name="mldebug_source_success",
+    kind="gauge",
+    help="1 where the source's last round went well.",
+    labels=("source",),
+)
+SECONDS = Family(
+    name="mldebug_source_duration_seconds",
+    kind="gauge",
+    help="Duration of the source's last round.",
+    labels=("source",),
+)
+STUCK = Family(
+    name="mldebug_source_stuck",
+    kind="gauge",
+    help="1 while a round of the source is past its deadline.",
+    labels=("source",),
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,43 +84,33 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentMetrics:
-    """What the agent costs and how its sources do."""
+    """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
 
-    def families(self, snapshot: Snapshot) -> Iterator[Metric]:
-        """A broken source is a metric, never a crash."""
-        yield InfoMetricFamily(
-            "mldebug_build", "Version of the agent.", value={"version": snapshot.version}
-        )
-        yield CounterMetricFamily(
-            "mldebug_agent_cpu_seconds", "CPU time of the agent.", value=snapshot.cpu_seconds
-        )
-        yield GaugeMetricFamily(
-            "mldebug_agent_resident_memory_bytes", "RSS of the agent.", value=snapshot.rss_bytes
-        )
-        yield GaugeMetricFamily(
-            "mldebug_agent_start_time_seconds", "Unix time of its start.", value=snapshot.started_at
-        )
-        yield CounterMetricFamily(
-            "mldebug_reports_lost",
-            "Reports and states that could not be stored.",
-            value=snapshot.reports_lost,
-        )
-        success = GaugeMetricFamily(
-            "mldebug_source_success", "1 where the last round went well.", labels=["source"]
-        )
-        seconds = GaugeMetricFamily(
-            "mldebug_source_duration_seconds", "Duration of the last round.", labels=["source"]
-        )
-        stuck = GaugeMetricFamily(
-            "mldebug_source_stuck", "1 while a round is past its deadline.", labels=["source"]
-        )
+    families = (BUILD, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, GAPS, SUCCESS, SECONDS,
+                STUCK)  # fmt: skip
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """What is known of the agent."""
+        yield Sample(BUILD, (snapshot.version,))
+        yield Sample(AT, (), snapshot.at)
+        yield Sample(STARTED, (), snapshot.started_at)
+        yield Sample(CPU, (), snapshot.cpu_seconds)
+        if snapshot.rss_bytes:
+            yield Sample(RSS, (), snapshot.rss_bytes)
+        if snapshot.children is not None:
+            yield Sample(CHILDREN, (), snapshot.children.count)
+            yield Sample(CHILDREN_CPU, (), snapshot.children.cpu_seconds)
+            if snapshot.children.memory_bytes is not None:
+                yield Sample(WITH_CHILDREN, (), snapshot.children.memory_bytes)
+        yield Sample(LOST, (), snapshot.reports_lost)
+        yield Sample(WAITING, (), snapshot.reports_waiting)
+        yield Sample(GAPS, (), len(snapshot.gaps))
         for source in snapshot.sources:
-            success.add_metric([source.name], float(source.success))
-            seconds.add_metric([source.name], source.seconds)
-            stuck.add_metric([source.name], float(source.stuck))
-        yield from (success, seconds, stuck)
+            yield Sample(SUCCESS, (source.name,), int(source.success))
+            yield Sample(SECONDS, (source.name,), source.seconds)
+            yield Sample(STUCK, (source.name,), int(source.stuck))
 
 
 def create(options: Options) -> AgentMetrics:
-    """Build the metric families."""
+    """Build the group."""
     return AgentMetrics()

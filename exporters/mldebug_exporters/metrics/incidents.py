@@ -3,13 +3,34 @@
 from collections.abc import Iterator
 
 import msgspec
-from prometheus_client.metrics_core import CounterMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.samples import Exemplar
 
 from mldebug.model import Verdict
 from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Sample
 
-KINDS = ("stall",)
+KINDS = ("stall", "abnormal_end")
+
+TOTAL = Family(
+    name="mldebug_incidents",
+    kind="counter",
+    help="Incidents since the agent's start. Every kind and verdict is there from the start at 0. Exemplar: the id of"
+    " the newest report (`mldebug reports show ID`).",
+    labels=("kind", "verdict"),
+)
+OPEN = Family(
+    name="mldebug_incident_open",
+    kind="info",
+    help="One for each open incident; the verdict is empty until its first capture is diagnosed.",
+    labels=("run", "report", "kind", "verdict"),
+    absent="while no incident of the run is open",
+)
+SINCE = Family(
+    name="mldebug_incident_since_timestamp_seconds",
+    kind="gauge",
+    help="Unix time since which the run of an open incident has not moved.",
+    labels=("run",),
+    absent="while no incident of the run is open",
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,24 +40,23 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IncidentMetrics:
     """Incidents since the agent started, and the open ones."""
 
-    def families(self, snapshot: Snapshot) -> Iterator[Metric]:
-        """Every verdict is there from the start at 0, so that alerts can tell never from unknown."""
-        total = CounterMetricFamily(
-            "mldebug_incidents", "Incidents by kind and verdict.", labels=["kind", "verdict"]
-        )
-        for kind in KINDS:
-            for verdict in Verdict:
-                key = f"{kind}/{verdict}"
-                report = snapshot.last_report.get(key)
-                exemplar = Exemplar({"report": report}, 1.0) if report else None
-                total.add_metric([kind, verdict], snapshot.incidents.get(key, 0), exemplar=exemplar)
-        still_open = InfoMetricFamily("mldebug_incident_open", "Open incidents.", labels=["run"])
+    families = (TOTAL, OPEN, SINCE)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """All verdicts, so that an alert can tell never from unknown; then what is open."""
+        expected = {f"{kind}/{verdict}": 0 for kind in KINDS for verdict in Verdict}
+        for key, count in (expected | snapshot.incidents).items():
+            kind, _, verdict = key.partition("/")
+            report = snapshot.last_report.get(key)
+            exemplar = ("report", report) if report else None
+            yield Sample(TOTAL, (kind, verdict), count, exemplar)
         for run in snapshot.runs:
             if run.incident:
-                still_open.add_metric([run.id], {"report": run.incident, "verdict": run.verdict})
-        yield from (total, still_open)
+                yield Sample(OPEN, (run.id, run.incident, run.incident_kind, run.verdict))
+                if run.incident_since is not None:
+                    yield Sample(SINCE, (run.id,), run.incident_since)
 
 
 def create(options: Options) -> IncidentMetrics:
-    """Build the metric families."""
+    """Build the group."""
     return IncidentMetrics()

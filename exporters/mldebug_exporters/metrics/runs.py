@@ -1,13 +1,102 @@
-"""Training runs on this node: progress, ranks by class, stage of suspicion."""
+"""Training runs on this node: progress, step times, ranks by class, stage of suspicion."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
-from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from mldebug.snapshot import Snapshot
+from mldebug.records import STEP_BOUNDS, StepTimes
+from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.signals import Stage
+from mldebug_exporters.exposition.families import Family, Histogram, Importance, Sample
+
+GONE = "when the run has ended or left this node: at the next scrape"
+UNTOLD = "until a log of the run tells one, and when the run has ended"
+
+RUNS = Family(name="mldebug_runs", kind="gauge", help="Training runs on this node.")
+
+
+def _family(name: str, told: str, absent: str = GONE, *labels: str, **more: Importance) -> Family:
+    importance = more.get("importance", Importance.RUN)
+    return Family(
+        name=f"mldebug_run_{name}",
+        kind="gauge",
+        help=told,
+        labels=("run", *labels),
+        absent=absent,
+        importance=importance,
+    )
+
+
+INFO = Family(
+    name="mldebug_run",
+    kind="info",
+    help="A training run on this node, to join on `run`. The name is what its command line says.",
+    labels=("run", "name", "launcher", "user"),
+    absent=GONE,
+    importance=Importance.RUN,
+)
+UP = _family(
+    "up",
+    "1 while no incident of the run is open, 0 while one is: 1 means not known to be stalled. A run that has ended has"
+    " no sample, so an alert on 0 ends with the run.",
+)
+MOVED = _family(
+    "progress_timestamp_seconds",
+    "Unix time at which the run last made progress: a new step or record in its log; without such a log, the last"
+    " sign that its processes moved.",
+    "until the run is watched (a lone process that never told a step is not), and when it has ended",
+)
+QUIET = _family(
+    "progress_age_seconds",
+    "Seconds since the run made progress, at the last look; alerts are better built on time() - the timestamp.",
+    MOVED.absent,
+)
+LIMIT = _family(
+    "stall_timeout_seconds",
+    "Silence that counts as a stall at present.",
+    "while no timeout runs: the job starts, ends, or is not watched",
+)
+ATTEMPT = _family("attempt", "Elastic restarts of the run by its launcher so far.")
+WORLD = _family("world_size", "Ranks of the run on all nodes.")
+RANKS = _family("ranks", "Ranks with a process on this node.")
+LOST = _family("ranks_lost", "Ranks that should be on this node and are gone.")
+STEP = _family("step", "Last step that the run's log told; it falls with a new epoch.", UNTOLD)
+LOSS = _family("loss", "Last loss that the run's log told; NaN and +Inf are what it said.", UNTOLD)
+PACE = _family(
+    "last_step_duration_seconds", "Last duration of a step that the run's log told.", UNTOLD
+)
+TIMES = Family(
+    name="mldebug_run_step_duration_seconds",
+    kind="histogram",
+    help="Durations of steps since the agent met the run. Where the log tells them, those (a record of N steps counts"
+    " N times); where it tells only steps, the time between the records, shared by the steps of one poll.",
+    labels=("run",),
+    absent="until a log of the run has told two steps, or one with its duration; and when the run has ended",
+    importance=Importance.DETAIL,
+)
+STAGE = _family(
+    "stage",
+    "State set: 1 for how far the suspicion has come, 0 for the other stages.",
+    GONE,
+    "stage",
+    importance=Importance.DETAIL,
+)
+CLASSES = _family(
+    "ranks_by_class",
+    "Ranks by what the last stack sample shows them in.",
+    "while nobody is suspected: no stacks are sampled then",
+    "class",
+    importance=Importance.DETAIL,
+)
+CLASS = Family(
+    name="mldebug_rank_class",
+    kind="info",
+    help="What the last stack sample shows each rank in.",
+    labels=("run", "rank", "class"),
+    absent="while nobody is suspected: no stacks are sampled then",
+    importance=Importance.RANK,
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,64 +106,55 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RunMetrics:
     """One sample per run and fact that can be read."""
 
-    def families(self, snapshot: Snapshot) -> Iterator[Metric]:
+    families = (RUNS, INFO, UP, MOVED, QUIET, LIMIT, ATTEMPT, WORLD, RANKS, LOST, STEP, LOSS, PACE, TIMES, STAGE,
+                CLASSES, CLASS)  # fmt: skip
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of each run; a sample is absent where it cannot be read."""
-        info = InfoMetricFamily("mldebug_run", "A training run on this node.", labels=["run"])
-        up = GaugeMetricFamily(
-            "mldebug_run_up", "1 while the run moves, 0 while an incident is open.", labels=["run"]
-        )
-        quiet = GaugeMetricFamily(
-            "mldebug_run_progress_age_seconds",
-            "Seconds since the run made progress.",
-            labels=["run"],
-        )
-        limit = GaugeMetricFamily(
-            "mldebug_run_stall_timeout_seconds", "Silence that counts as a stall.", labels=["run"]
-        )
-        ranks = GaugeMetricFamily(
-            "mldebug_run_ranks", "Ranks with a process on this node.", labels=["run"]
-        )
-        lost = GaugeMetricFamily(
-            "mldebug_run_ranks_lost", "Ranks that should be here and are gone.", labels=["run"]
-        )
-        step = GaugeMetricFamily(
-            "mldebug_run_step", "Last step that the run's log told.", labels=["run"]
-        )
-        loss = GaugeMetricFamily(
-            "mldebug_run_loss", "Last loss that the run's log told.", labels=["run"]
-        )
-        pace = GaugeMetricFamily(
-            "mldebug_run_step_seconds", "Last step time that the run's log told.", labels=["run"]
-        )
-        stage = GaugeMetricFamily(
-            "mldebug_run_stage",
-            "State set: how far the suspicion has come.",
-            labels=["run", "stage"],
-        )
-        classes = GaugeMetricFamily(
-            "mldebug_run_ranks_by_class",
-            "Ranks by class at the last sample.",
-            labels=["run", "class"],
-        )
+        yield Sample(RUNS, (), len(snapshot.runs))
         for run in snapshot.runs:
-            info.add_metric(
-                [run.id], {"name": run.name, "launcher": run.launcher, "user": run.user}
-            )
-            up.add_metric([run.id], 0.0 if run.incident else 1.0)
-            quiet.add_metric([run.id], run.quiet_seconds)
-            limit.add_metric([run.id], run.timeout_seconds)
-            ranks.add_metric([run.id], len(run.ranks))
-            lost.add_metric([run.id], len(run.lost))
-            for family, value in ((step, run.step), (loss, run.loss), (pace, run.step_seconds)):
-                if value is not None:
-                    family.add_metric([run.id], value)
-            for one in Stage:
-                stage.add_metric([run.id, one], 1.0 if run.stage == one else 0.0)
-            for name, count in Counter(run.classes.values()).items():
-                classes.add_metric([run.id, name], count)
-        yield from (info, up, quiet, limit, ranks, lost, step, loss, pace, stage, classes)
+            yield from _always(run)
+            yield from _where_known(run)
+            yield from _suspicion(run)
+
+
+def _always(run: RunState) -> Iterator[Sample]:
+    one = (run.id,)
+    yield Sample(INFO, (run.id, run.name, run.launcher, run.user))
+    yield Sample(UP, one, 0 if run.incident else 1)
+    yield Sample(ATTEMPT, one, run.attempt)
+    yield Sample(WORLD, one, run.world_size)
+    yield Sample(RANKS, one, len(run.ranks))
+    yield Sample(LOST, one, len(run.lost))
+
+
+def _where_known(run: RunState) -> Iterator[Sample]:
+    one = (run.id,)
+    if run.progress_at is not None:
+        yield Sample(MOVED, one, run.progress_at)
+        yield Sample(QUIET, one, run.quiet_seconds)
+    if run.timeout_seconds:
+        yield Sample(LIMIT, one, run.timeout_seconds)
+    for family, value in ((STEP, run.step), (LOSS, run.loss), (PACE, run.step_seconds)):
+        if value is not None:
+            yield Sample(family, one, value)
+    if run.step_times is not None:
+        yield Sample(TIMES, one, _histogram(run.step_times))
+
+
+def _histogram(times: StepTimes) -> Histogram:
+    return Histogram(STEP_BOUNDS, times.counts, times.seconds)
+
+
+def _suspicion(run: RunState) -> Iterator[Sample]:
+    for stage in Stage:
+        yield Sample(STAGE, (run.id, stage.value), int(run.stage == stage))
+    for name, count in sorted(Counter(run.classes.values()).items()):
+        yield Sample(CLASSES, (run.id, name), count)
+    for rank, name in sorted(run.classes.items()):
+        yield Sample(CLASS, (run.id, str(rank), name))
 
 
 def create(options: Options) -> RunMetrics:
-    """Build the metric families."""
+    """Build the group."""
     return RunMetrics()

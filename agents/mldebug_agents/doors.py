@@ -1,0 +1,89 @@
+"""Opens the listening sockets of the agent: TCP, and the Unix socket file in the state dir.
+
+A socket address holds 107 bytes; a longer path is reached through a descriptor of its folder, by the client too.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mldebug.errors import UsageError
+
+SOCKET = "agent.sock"
+MAX_PATH = 107  # bytes, of sun_path
+PROBE_SECONDS = 1.0
+
+
+def open_tcp(listen: str) -> socket.socket:
+    """Bind `host:port`; UsageError where it is taken or makes no sense."""
+    host, _, port = listen.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # named as TCP, or asyncio leaves Nagle on and each answer on a kept connection waits 40 ms
+    door = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind((host.strip("[]"), int(port)))
+        door.listen(
+            64
+        )  # or a second agent on the port is noticed too late: by SO_REUSEADDR it may bind
+    except (OSError, ValueError, OverflowError) as error:
+        door.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot listen on {listen}: {reason}",
+            "set another agent.listen, or stop what is there",
+        ) from error
+    return door
+
+
+def open_unix(state_dir: Path) -> socket.socket:
+    """Bind the socket file, in place of one that a dead agent left. OSError where the folder will not have it."""
+    if is_served(state_dir):
+        raise UsageError(
+            f"another program already serves {state_dir / SOCKET}",
+            "stop it, or set another agent.state_dir",
+        )
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with reachable(state_dir) as path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            door.bind(path)
+            os.chmod(path, 0o666)  # noqa: S103 - everybody may ask; SO_PEERCRED decides what he sees
+        door.listen(64)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+def is_served(state_dir: Path) -> bool:
+    """Whether somebody answers there: a file alone is what a killed agent leaves."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(PROBE_SECONDS)
+        try:
+            with reachable(state_dir) as path:
+                link.connect(path)
+        except OSError as error:
+            return error.errno in (errno.EAGAIN, errno.EINPROGRESS) or isinstance(
+                error, TimeoutError
+            )
+    return True
+
+
+@contextmanager
+def reachable(state_dir: Path) -> Iterator[str]:
+    """The socket's path, short enough for a socket address."""
+    path = str(state_dir / SOCKET)
+    if len(os.fsencode(path)) <= MAX_PATH:
+        yield path
+        return
+    folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)

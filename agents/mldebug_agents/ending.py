@@ -1,0 +1,82 @@
+"""The end of the agent: asked for by SIGTERM or SIGINT, orderly where that works, and within its time whatever hangs."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+log = logging.getLogger("mldebug")
+
+SECONDS = 2.6  # from the signal to the end; 3 are promised
+LAST_WORDS = 0.2
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Ending:
+    """Make it first, in the main thread. `stop` and `reload` run in signal handlers: they may only set a flag.
+
+    The guard is woken by the kernel's write to a pipe, so it acts even if the main thread is stuck in a system call.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.asked = False
+        self._seconds = seconds
+        self._stop: Callable[[], None] = _nothing
+        self._reload: Callable[[], None] = _nothing
+        self._stuck: Callable[[], str] = str
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in _ENDS:
+            signal.signal(number, self._end)
+        signal.signal(signal.SIGHUP, lambda *_: self._reload())
+
+    def begin(self) -> None:
+        """Start the guard; after the process starter has forked."""
+        threading.Thread(target=self._guard, name="mldebug-ending", daemon=True).start()
+
+    def tell(
+        self, stop: Callable[[], None], reload: Callable[[], None], stuck: Callable[[], str]
+    ) -> None:
+        """Who is to be told; `stuck` says in the last moment what kept the agent from ending."""
+        self._stop, self._reload, self._stuck = stop, reload, stuck
+        if self.asked:
+            stop()
+
+    def leave(self) -> None:
+        """At the very end, with all done: do not wait for threads that sit in a system call."""
+        if any(
+            not one.daemon for one in threading.enumerate() if one is not threading.main_thread()
+        ):
+            _out()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._stop()
+
+    def _guard(self) -> None:
+        while not any(number in _ENDS for number in os.read(self._read, 64)):
+            pass
+        time.sleep(self._seconds)
+        words = threading.Thread(target=self._last_words, daemon=True)
+        words.start()
+        words.join(LAST_WORDS)  # whoever reads the log may hang too
+        _out()
+
+    def _last_words(self) -> None:
+        log.error("ended after %.1f s with work undone: %s", self._seconds, self._stuck())
+
+
+def _out() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def _nothing() -> None:
+    """Before the agent is up there is nothing to tell."""

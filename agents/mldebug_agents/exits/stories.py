@@ -1,0 +1,120 @@
+"""Incidents of abnormal ends: attempts of one launch that fail the same way are one story, told with a growing timeline.
+
+Belongs to the main loop's thread.
+"""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from mldebug.endings.facts import Ending
+from mldebug.endings.outcomes import Outcome
+from mldebug.incident import Incident
+from mldebug.model import Job
+from mldebug.report.build import State
+from mldebug_agents.incidents import Incidents
+from mldebug_agents.runs import Run
+
+PROVED = 60.0  # seconds after which an attempt that tells no steps counts as going on
+MAX_STORIES = 256  # of launches that still live
+
+
+class Story(msgspec.Struct, kw_only=True):
+    """One launch that has lost an attempt."""
+
+    run: Run  # of the attempt that failed last
+    incident: Incident
+    signs: tuple[str, ...]
+    closed: bool = False  # written as recovered or ended
+
+
+class Stories:
+    """Makes incidents of failed attempts. `capture` asks for a capture of ranks that live on."""
+
+    def __init__(
+        self, incidents: Incidents, capture: Callable[[Run], None], forget: Callable[[str], None]
+    ) -> None:
+        self._incidents = incidents
+        self._capture = capture
+        self._forget = forget
+        self._stories: dict[str, Story] = {}
+        self._explained: set[str] = set()  # jobs whose stall is the story of their end
+        self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
+
+    def explained(self, run: Run) -> None:
+        """The job ends in the middle of a stall: that incident tells it all."""
+        self._explained.add(run.job.id)
+
+    # --- what `Endings` tells ----------------------------------------------------------------------
+
+    def exited(self, run: Run, at: float, words: str) -> None:
+        """An open incident lists who ended."""
+        self._incidents.note(run, at, words)
+
+    def failed(self, run: Run, ending: Ending, outcome: Outcome, *, final: bool) -> None:
+        """Open an incident, or go on with the one that is open."""
+        if run.job.id in self._explained or (run.incident and run.incident.kind == "stall"):
+            return
+        key = _launch(run.job)
+        story = self._stories.get(key)
+        same = story is not None and bool(set(story.signs) & set(outcome.signs))
+        before = story.incident if story is not None and (same or story.run is run) else None
+        # one that loses rank after rank, perhaps since before our restart
+        before = run.incident or before
+        if story is not None and before is None:
+            self._end(story, "the next attempt failed in another way")
+        self._incidents.failed(run, ending, outcome, before)
+        if run.incident is None:
+            return
+        signs = outcome.signs or (story.signs if story else ())
+        self._stories[key] = Story(run=run, incident=run.incident, signs=signs)
+        if ending.living and not run.incident.captures:
+            self._capture(run)
+        if final:
+            self._close(self._stories[key], "ended", "the job has ended")
+
+    def goes_on(self, run: Run) -> None:
+        """A later attempt that steps, or lives for long, ends the story well."""
+        story = self._stories.get(_launch(run.job))
+        if story is None or story.run is run or story.closed:
+            return
+        step = run.seen.step if run.seen else None
+        since, first = self._came.setdefault(run.job.id, (time.monotonic(), step))
+        stepped = step is not None and first is not None and step > first
+        if stepped or time.monotonic() - since >= PROVED:
+            self._close(story, "recovered", f"attempt {run.job.attempt} goes on")
+
+    def launcher_ended(self, pid: int) -> None:
+        """Nobody starts another attempt."""
+        for key, story in list(self._stories.items()):
+            if story.run.job.launcher_pid == pid:
+                self._end(self._stories.pop(key), "the launcher has ended")
+
+    def done(self, run: Run) -> None:
+        """Forget what was kept for a job that is over."""
+        self._explained.discard(run.job.id)
+        self._came.pop(run.job.id, None)
+        story = self._stories.get(_launch(run.job))
+        if story is None or story.run is not run or story.closed:
+            self._forget(run.job.id)
+        for key in list(self._stories)[:-MAX_STORIES]:
+            self._end(self._stories.pop(key), "not followed any longer")
+
+    def _end(self, story: Story, why: str) -> None:
+        self._close(story, "ended", why)
+        self._forget(story.run.job.id)
+
+    def _close(self, story: Story, state: State, why: str) -> None:
+        """Write how it ended. The story stays known: the next attempt may fail in the same way."""
+        if not story.closed:
+            story.closed = True
+            story.incident = self._incidents.close_story(story.run, story.incident, state, why)
+
+
+def _launch(job: Job) -> str:
+    """What all attempts of one launch have in common."""
+    if job.launcher_pid is None:
+        return job.id
+    run_id = job.ranks[0].run_id if job.ranks else ""
+    return f"{job.launcher}/{run_id}/{job.launcher_pid}/{job.uid}"

@@ -1,0 +1,128 @@
+"""The agent's end of the state keeper: asks, and waits as long as it takes; so only the scribe's thread may ask.
+
+A keeper that has died is started and opened anew; one that hangs is left where it is when the agent ends.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from mldebug.errors import AccessError, ExitCode, MldebugError, UsageError
+from mldebug.model import Report
+from mldebug_agents.spawn import Worker
+from mldebug_agents.statewire import Door, End, Open, Order, Prune, Reply, Save, receive, send
+
+log = logging.getLogger("mldebug")
+
+NAME = "state"  # of the worker that the process starter forks
+
+
+class WorkerStarter(Protocol):
+    """The part of a `Spawner` that is needed."""
+
+    def fork_worker(self, name: str) -> Worker:
+        """Fork the worker of that name; raises OSError when there is none to be had."""
+        ...
+
+
+class Keeper:
+    """One state dir, by way of the child that keeps it. Raises what the child would have raised."""
+
+    def __init__(self, starter: WorkerStarter, state_dir: Path, *, door: bool = False) -> None:
+        self.worker: Worker | None = None
+        self._starter = starter
+        self._state_dir = state_dir
+        self._wants_door = door
+        self._place: tuple[int, int] | None = None  # of our socket file
+        self._ended = False
+
+    def open(self) -> tuple[Reply, socket.socket | None]:
+        """Start the child where there is none and have it open the state dir; with the socket, once."""
+        door = self._wants_door and self._place is None
+        reply, got = self._talk(Open(str(self._state_dir), os.getpid(), door))
+        self._place = reply.door or self._place
+        return reply, got
+
+    def open_door(self) -> socket.socket | None:
+        """Try again to open the socket."""
+        reply, door = self._talk(Door())
+        self._place = reply.door or self._place
+        return door
+
+    def ask(self, order: Order) -> None:
+        """Have an order carried out; a child that is new has to open the state dir first."""
+        if self.worker is None:
+            self.open()
+        self._talk(order)
+
+    def end(self) -> None:
+        """Have everything closed, and say good-bye."""
+        if self.worker is not None:
+            self._talk(End(self._place))
+        self._ended = True
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """An idle child ends at once; never waits."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.hang_up()
+
+    def _talk(self, order: Order) -> tuple[Reply, socket.socket | None]:
+        if self._ended:
+            raise ConnectionError("the agent ends")
+        worker = self.worker = self.worker or self._starter.fork_worker(NAME)
+        try:
+            send(worker.socket, order)
+            body, descriptor = receive(worker.socket)
+        except OSError:
+            self.hang_up()
+            raise
+        reply = msgspec.msgpack.decode(body, type=Reply)
+        for note in reply.notes:
+            log.warning("%s", note)
+        door = socket.socket(fileno=descriptor) if descriptor is not None else None
+        _raise(reply, door)
+        return reply, door
+
+
+class RemoteArchive:
+    """Writes like an `mldebug.archive.Archive`, in the child."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def save(
+        self,
+        report: Report,
+        html: str,
+        evidence: Mapping[str, bytes],
+        *,
+        owner_uid: int | None = None,
+    ) -> None:
+        """Write one report; the same id again replaces what was there."""
+        told = msgspec.json.encode(report)
+        self._keeper.ask(Save(told, html, dict(evidence), owner_uid))
+
+    def prune(self) -> None:
+        """Remove what is too old or too much."""
+        self._keeper.ask(Prune())
+
+
+def _raise(reply: Reply, door: socket.socket | None) -> None:
+    if reply.refusal is None and not reply.errno:
+        return
+    if door is not None:
+        with contextlib.suppress(OSError):
+            door.close()
+    if reply.refusal is None:
+        raise OSError(reply.errno, reply.error)
+    message, way_out, code = reply.refusal
+    kind = {ExitCode.USAGE: UsageError, ExitCode.MISSING: AccessError}.get(ExitCode(code))
+    raise (kind or MldebugError)(message, way_out)

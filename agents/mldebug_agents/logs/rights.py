@@ -1,0 +1,41 @@
+"""May a job's user read what the job writes? An agent with more rights than the job must not read for it.
+
+A job gets descriptors from others: a shell that ran as root, a service manager, a `tee` of somebody else. What is
+asked is what the kernel would ask if the job opened /proc/self/fd/N again: the owner, group and mode of the file that
+is open, and not of the folders on the way to its name. Access lists are not consulted: they can only make us refuse.
+"""
+
+import stat
+from typing import Protocol
+
+import msgspec
+
+
+class Facts(Protocol):
+    """The part of a `Piece` that tells whose file it is."""
+
+    @property
+    def mode(self) -> int:
+        """Type and permission bits."""
+
+    @property
+    def uid(self) -> int:
+        """Its owner."""
+
+    @property
+    def gid(self) -> int:
+        """Its group."""
+
+
+class Rights(msgspec.Struct, frozen=True):
+    """Whose rights count: those of one process of the job."""
+
+    uid: int
+    groups: tuple[int, ...] = ()
+
+    def may_read(self, file: Facts) -> bool:
+        """Would the kernel let it? An owner may always give himself the right."""
+        if self.uid in (0, file.uid):
+            return True
+        group = file.gid in self.groups
+        return bool(file.mode & (stat.S_IRGRP if group else stat.S_IROTH))

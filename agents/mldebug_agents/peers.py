@@ -1,0 +1,96 @@
+"""Who asks at the Unix socket, as the kernel says it (SO_PEERCRED), and what he may see.
+
+root, the agent's own user and the members of the group `agent.group` see everything; everybody else his own runs.
+"""
+
+import asyncio
+import grp
+import os
+import socket
+import struct
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mldebug.errors import UsageError
+from mldebug.snapshot import Snapshot
+
+_UCRED = struct.Struct("iII")  # pid, uid, gid
+_SO_PEERGROUPS = 59  # the same on all architectures that PyTorch runs on; Linux 4.13
+_MAX_GROUPS = 1024  # bytes, the most that Python asks for: 256 groups
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """The process at the other end, when it connected."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int] = frozenset()
+
+
+def peer_of(link: socket.socket) -> Peer | None:
+    """None where the other end is no process of this node (TCP)."""
+    if link.family != socket.AF_UNIX:
+        return None
+    pid, uid, gid = _UCRED.unpack(
+        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    )
+    return Peer(pid, uid, frozenset((gid, *_groups(link))))
+
+
+def _groups(link: socket.socket) -> tuple[int, ...]:
+    try:
+        told = link.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(told) // 4}I", told)
+
+
+class PeerProtocol(H11Protocol):
+    """Tells each request who asks: `request.state.peer`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Ask the kernel once per connection."""
+        link: Any = transport.get_extra_info("socket")
+        try:
+            peer = peer_of(link)
+        except (OSError, AttributeError):
+            peer = None
+        self.app_state = {**self.app_state, "peer": peer}
+        super().connection_made(transport)
+
+
+def group_number(name: str) -> int | None:
+    """The gid of `agent.group`, None for no group; UsageError where this node has no such group."""
+    if not name:
+        return None
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise UsageError(
+            f"there is no group {name!r} on this node",
+            f"groupadd --system {name}, or set another agent.group",
+        ) from None
+
+
+def may_see_all(peer: Peer | None, group: int | None) -> bool:
+    """Whether nothing is hidden from him; a peer that the kernel did not name sees nothing of others."""
+    if peer is None:
+        return False
+    return peer.uid in (0, os.geteuid()) or (group is not None and group in peer.groups)
+
+
+def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
+    """What this peer may see: of others only how many runs there are."""
+    if may_see_all(peer, group):
+        return snapshot
+    runs = tuple(run for run in snapshot.runs if peer is not None and run.uid == peer.uid)
+    return msgspec.structs.replace(
+        snapshot,
+        runs=runs,
+        hidden_runs=len(snapshot.runs) - len(runs),
+        remarks=tuple(one for one in snapshot.remarks if not one.pids),
+        gaps=tuple(one for one in snapshot.gaps if one.pid is None),
+        last_report={},
+    )

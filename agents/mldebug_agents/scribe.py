@@ -1,0 +1,216 @@
+"""The one thread that waits for the state dir: a hung or full disk costs reports that wait in memory, never the agent.
+
+What is asked of it waits under a key, so a newer state of the same run or report takes the place of the older one. What
+fails is tried again until it works; reports that wait are bounded, and what is dropped is counted.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from mldebug.errors import MldebugError
+from mldebug.snapshot import SourceState
+
+log = logging.getLogger("mldebug")
+
+Work = Callable[[], None]
+
+MAX_REPORTS = 16
+MAX_STATES = 1024
+RETRY_FIRST, RETRY_MOST = 1.0, 30.0  # seconds between two tries
+DEADLINE = 20.0  # seconds after which one piece of work counts as stuck
+REPORT = "report:"
+FAILURES = (OSError, MldebugError)
+
+
+class Scribe:
+    """`open` is done first, until it works; an `MldebugError` from it is a refusal, and nothing is done after that.
+
+    Any thread may call; no call waits for the disk but `start` and `close`, which have deadlines.
+    """
+
+    def __init__(self, open_place: Work, *, retry: float = RETRY_FIRST) -> None:
+        self.lost = 0
+        self.refusal: MldebugError | None = None
+        self._open = open_place
+        self._retry = self._pause = retry
+        self._todo: dict[str, Work] = {}
+        self._change = threading.Condition()
+        self._tried, self._opened, self._released = (threading.Event() for _ in range(3))
+        self._closing = False
+        self._since: float | None = None
+        self._seconds = 0.0
+        self._error = ""
+        self._thread = threading.Thread(target=self._run, name="mldebug-write", daemon=True)
+
+    @property
+    def opened(self) -> bool:
+        """Whether the place is open."""
+        return self._opened.is_set()
+
+    @property
+    def waiting(self) -> int:
+        """Reports that are not on disk yet."""
+        with self._change:
+            return sum(key.startswith(REPORT) for key in self._todo)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        with self._change:
+            return not self._todo
+
+    def start(self, timeout: float) -> bool:
+        """Open the place; False where that fails for now or takes longer. Raises the refusal."""
+        self._thread.start()
+        self._tried.wait(timeout)
+        if self.refusal is not None:
+            raise self.refusal
+        return self.opened
+
+    def release(self) -> None:
+        """Begin to write: what was found at the opening has been taken in."""
+        self._released.set()
+
+    def put(self, key: str, work: Work, *, last: bool = True) -> None:
+        """Have something written, in place of what waits under that key; `last`: after all that waits now."""
+        with self._change:
+            if last:
+                self._todo.pop(key, None)
+            self._todo[key] = work
+            self._bound()
+            self._change.notify_all()
+
+    def drop(self, key: str) -> None:
+        """Write it no more."""
+        with self._change:
+            self._todo.pop(key, None)
+
+    def state(self) -> SourceState:
+        """How writing does, for status and metrics."""
+        since = self._since
+        return SourceState(
+            name="write",
+            success=not self._error,
+            seconds=round(self._seconds, 4),
+            stuck=since is not None and time.monotonic() - since > DEADLINE,
+            error=self._error,
+        )
+
+    def close(self, timeout: float) -> bool:
+        """Write what waits, for a while; what is left then is lost, and counted. False while the thread is stuck."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        if self.waiting:
+            self.lost += self.waiting
+            log.error("%d reports could not be written: %s", self.waiting, self._why())
+        return not self._thread.is_alive()
+
+    def _why(self) -> str:
+        return self._error or "the state dir gives no answer"
+
+    def _bound(self) -> None:
+        reports = [key for key in self._todo if key.startswith(REPORT)]
+        if len(reports) > MAX_REPORTS:
+            del self._todo[reports[0]]
+            self.lost += 1
+            log.error("%d reports wait for the state dir; the oldest is dropped", len(reports))
+        if len(self._todo) > MAX_STATES:
+            del self._todo[next(iter(self._todo))]
+
+    # --- in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if not self._get_in():
+            return
+        while not (self._released.wait(0.2) or self._closing):
+            pass
+        while True:
+            with self._change:
+                while not self._todo and not self._closing:
+                    self._change.wait()
+                if not self._todo:
+                    return
+            if self._round() or self._rest():
+                continue
+            return
+
+    def _get_in(self) -> bool:
+        while True:
+            failed = self._carry_out(self._open)
+            self._note(failed)
+            if failed is None:
+                self._opened.set()
+                self._tried.set()
+                return True
+            self.refusal = failed if isinstance(failed, MldebugError) else None
+            self._tried.set()
+            if self.refusal is not None or not self._rest():
+                return False
+
+    def _round(self) -> bool:
+        """Try all that waits, in order; True where the disk took all of it."""
+        with self._change:
+            keys = list(self._todo)
+        trouble = [failed for key in keys if (failed := self._try(key)) is not None]
+        self._note(trouble[0] if trouble else None)
+        if not trouble:
+            self._pause = self._retry
+        return not trouble
+
+    def _try(self, key: str) -> Exception | None:
+        """Do what waits under a key; a failure of the disk is returned, and it waits on."""
+        with self._change:
+            work = self._todo.get(key)
+        if work is None:
+            return None
+        failed = self._carry_out(work)
+        if isinstance(failed, FAILURES):
+            return failed
+        with self._change:
+            if self._todo.get(key) is work:
+                del self._todo[key]
+        if failed is not None:
+            self.lost += 1
+            log.error("%s cannot be written: %s", key, _words(failed), exc_info=failed)
+        return None
+
+    def _carry_out(self, work: Work) -> Exception | None:
+        self._since = started = time.monotonic()
+        failed: Exception | None = None
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the one place that catches
+            failed = error
+        self._seconds, self._since = time.monotonic() - started, None
+        return failed
+
+    def _note(self, failed: Exception | None) -> None:
+        """Tell a change, and only that."""
+        told = _words(failed) if failed else ""
+        if told and told != self._error and self.opened and not self._closing:
+            log.warning("the state dir cannot be written: %s", told)
+        elif self._error and not told:
+            log.info("the state dir can be written")
+        self._error = told
+
+    def _rest(self) -> bool:
+        """Wait before the next try; False where there is none."""
+        with self._change:
+            if self._closing:
+                return False
+            self._change.wait_for(lambda: self._closing, self._pause)
+        self._pause = min(RETRY_MOST, 2 * self._pause)
+        return True
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, MldebugError):
+        return error.message
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"{type(error).__name__}: {error}"

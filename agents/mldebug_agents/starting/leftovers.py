@@ -1,0 +1,47 @@
+"""Children that cannot be ended: named by pid and start time, so that they are known even after the pid was reused."""
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+PROC = Path("/proc")
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """One process; `start_ticks` since boot as in /proc/PID/stat."""
+
+    pid: int
+    start_ticks: int
+    words: str = ""  # what it is, for people
+
+    def lives(self, proc: Path = PROC) -> bool:
+        """Whether that very process is still there; a zombie is not."""
+        stat = _stat(self.pid, proc)
+        return stat is not None and stat[0] not in "ZX" and stat[2] == self.start_ticks
+
+
+def children_of(parent: int, proc: Path = PROC) -> tuple[Leftover, ...]:
+    """All living children of a process, by the kernel's own list or, where it keeps none, by a look at everybody."""
+    found = []
+    for pid in _pids_of(parent, proc):
+        stat = _stat(pid, proc)
+        if stat is not None and stat[0] not in "ZX" and stat[1] == parent:
+            found.append(Leftover(pid, stat[2], stat[3]))
+    return tuple(found)
+
+
+def _pids_of(parent: int, proc: Path) -> list[int]:
+    with contextlib.suppress(OSError):
+        told = (proc / f"{parent}/task/{parent}/children").read_text()
+        return [int(word) for word in told.split()]
+    return [int(entry.name) for entry in proc.glob("[0-9]*")]
+
+
+def _stat(pid: int, proc: Path) -> tuple[str, int, int, str] | None:
+    """(state, parent, start ticks, name); None once it is gone."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        head, _, rest = (proc / f"{pid}/stat").read_text(errors="replace").rpartition(")")
+        fields = rest.split()
+        return fields[0], int(fields[1]), int(fields[19]), head.partition("(")[2]
+    return None

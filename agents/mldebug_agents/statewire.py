@@ -1,0 +1,120 @@
+"""What the agent and its state keeper say to each other, over one stream socket.
+
+A message is `HEAD` (size of the body, 1 where a descriptor follows), the body (msgpack), and where announced one byte
+that carries the descriptor of a listening socket.
+"""
+
+import socket
+import struct
+
+import msgspec
+
+from mldebug_agents.starting.leftovers import Leftover
+
+HEAD = struct.Struct("<Q?")
+MAX_BODY = 1 << 30
+
+
+class Open(msgspec.Struct, frozen=True, tag=True):
+    """Make the state dir ours and read what is there; `pid` is the agent's, `door` asks for the socket."""
+
+    state_dir: str
+    pid: int
+    door: bool
+
+
+class Door(msgspec.Struct, frozen=True, tag=True):
+    """Open the socket that could not be opened with the rest."""
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Store one run, as JSON."""
+
+    job_id: str
+    memory: bytes
+    incident: bytes | None
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Delete one run."""
+
+    job_id: str
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Store these and no other leftovers."""
+
+    leftovers: tuple[Leftover, ...]
+
+
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """Write one report (JSON) and its files."""
+
+    report: bytes
+    html: str
+    evidence: dict[str, bytes]
+    owner_uid: int | None
+
+
+class Prune(msgspec.Struct, frozen=True, tag=True):
+    """Remove reports that are too old or too many."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Close everything; the socket file goes if it is still the one of that device and inode."""
+
+    door: tuple[int, int] | None
+
+
+Order = Open | Door | Keep | Forget | Leave | Save | Prune | End
+
+
+class StoredRow(msgspec.Struct, frozen=True):
+    """A run as it lies on disk."""
+
+    job_id: str
+    memory: bytes
+    incident: bytes | None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How it went. An error is an errno and its words, or a refusal: a sentence, its way out, its exit code."""
+
+    errno: int = 0
+    error: str = ""
+    refusal: tuple[str, str, int] | None = None
+    notes: tuple[str, ...] = ()  # for the log
+    rows: tuple[StoredRow, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    door: tuple[int, int] | None = None  # device and inode of the socket file that was opened
+
+
+def send(link: socket.socket, message: msgspec.Struct, descriptor: int | None = None) -> None:
+    """Send one message; raises OSError once the other side is gone."""
+    body = msgspec.msgpack.encode(message)
+    link.sendall(HEAD.pack(len(body), descriptor is not None))
+    link.sendall(body)
+    if descriptor is not None:
+        socket.send_fds(link, [b"+"], [descriptor])
+
+
+def receive(link: socket.socket) -> tuple[bytes, int | None]:
+    """Receive one body and the descriptor beside it; raises ConnectionError once the other side is gone."""
+    size, carries = HEAD.unpack(_exactly(link, HEAD.size))
+    if size > MAX_BODY:
+        raise ConnectionError("a message without end")
+    body = _exactly(link, size)
+    if not carries:
+        return body, None
+    _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+    return body, descriptors[0] if descriptors else None
+
+
+def _exactly(link: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = link.recv(min(size - len(parts), 1 << 20))
+        if not part:
+            raise ConnectionError("the state keeper is gone")
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,1 @@
+"""From families and samples to Prometheus text: declared, collected, held within a budget, written."""

@@ -1,0 +1,124 @@
+"""All samples of one snapshot, made valid: labels cleaned, no series twice, never more than the budget."""
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from mldebug.redact import clean
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Histogram, Importance, Metrics, Sample
+
+log = logging.getLogger("mldebug")
+
+LONGEST = 200  # characters of a label value: a name of 10 KB helps nobody
+
+SERIES = Family(
+    name="mldebug_series", kind="gauge", help="Series in this exposition, these included."
+)
+BUDGET = Family(
+    name="mldebug_series_budget",
+    kind="gauge",
+    help="Series that may be exposed: `metrics: {series_budget: …}`.",
+)
+DROPPED = Family(
+    name="mldebug_series_dropped",
+    kind="gauge",
+    help="Series left out: whole families over the budget, and single series that would stand there twice.",
+    labels=("family", "reason"),
+    absent="while nothing is left out",
+)
+SUCCESS = Family(
+    name="mldebug_metrics_success",
+    kind="gauge",
+    help="1 where this group of metrics could be made from the last snapshot.",
+    labels=("group",),
+)
+OWN = (SERIES, BUDGET, DROPPED, SUCCESS)
+
+Values = dict[tuple[str, ...], Sample]  # by cleaned label values
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What is to be written: families in order, each with its samples by cleaned label values."""
+
+    families: tuple[tuple[Family, Values], ...]
+
+
+def collect(groups: Mapping[str, Metrics], snapshot: Snapshot) -> Page:
+    """Collect all groups; one that fails is missing, and says so."""
+    book = _Book()
+    for name, group in groups.items():
+        book.declare(group.families)
+        book.add(_one(SUCCESS, (name,), float(_fill(book, name, group, snapshot))))
+    return _within(book, snapshot.series_budget)
+
+
+def series(sample: Sample) -> int:
+    """How many lines a sample takes."""
+    return len(sample.value.counts) + 2 if isinstance(sample.value, Histogram) else 1
+
+
+class _Book:
+    """Samples by family."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, Family] = {}
+        self.values: dict[str, Values] = {}
+        self.twice: dict[str, int] = {}
+        self._clean: dict[str, str] = {}
+        self.declare(OWN)
+
+    def declare(self, families: Iterable[Family]) -> None:
+        """Take up families; those without samples are shown all the same."""
+        for family in families:
+            self.families[family.name] = family
+            self.values[family.name] = {}
+
+    def add(self, sample: Sample) -> None:
+        """Take a sample, unless its series is there already."""
+        name, known = sample.family.name, self._clean
+        labels = tuple([known.get(text) or self._cleaned(text) for text in sample.labels])
+        values = self.values[name]
+        if labels in values:
+            self.twice[name] = self.twice.get(name, 0) + series(sample)
+        else:
+            values[labels] = sample
+
+    def _cleaned(self, text: str) -> str:
+        self._clean[text] = cleaned = clean(text, LONGEST)
+        return cleaned
+
+
+def _fill(book: _Book, name: str, group: Metrics, snapshot: Snapshot) -> bool:
+    try:
+        for sample in group.samples(snapshot):
+            book.add(sample)
+    except Exception as error:  # noqa: BLE001 - the one place that catches
+        log.warning("metrics %s failed: %s: %s", name, type(error).__name__, error)
+        return False
+    return True
+
+
+def _within(book: _Book, budget: int) -> Page:
+    """Leave out whole families, the least important and last declared first, until the rest fits."""
+    sizes = {name: sum(map(series, values.values())) for name, values in book.values.items()}
+    dropped = {(name, "duplicate"): count for name, count in book.twice.items()}
+    total = sum(sizes.values()) + 2 + len(dropped)
+    last_first = [*book.families.values()][::-1]
+    for family in sorted(last_first, key=lambda one: -one.importance):
+        if total <= budget or family.importance is Importance.AGENT:
+            break
+        if size := sizes[family.name]:
+            total += 1 - size
+            dropped[family.name, "budget"] = size
+            del book.values[family.name]
+    book.add(_one(SERIES, (), total))
+    book.add(_one(BUDGET, (), budget))
+    for labels, count in sorted(dropped.items()):
+        book.add(_one(DROPPED, labels, count))
+    return Page(tuple((book.families[name], values) for name, values in book.values.items()))
+
+
+def _one(family: Family, labels: tuple[str, ...], value: float) -> Sample:
+    return Sample(family, labels, value)

@@ -1,0 +1,63 @@
+"""What a metric is: a family, declared once for the exposition and for the reference page, and its samples.
+
+Each family also says when it is absent and how important it is, which client_python's do not; `text` hands them to it.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Literal, Protocol
+
+import msgspec
+
+from mldebug.snapshot import Snapshot
+
+
+class Importance(IntEnum):
+    """What is left out first where there are too many series: the highest number."""
+
+    AGENT = 0  # the agent itself and its incidents: bounded, never left out
+    RUN = 1  # a few series per run
+    DETAIL = 2  # many series per run
+    RANK = 3  # series per rank
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric. `name` is without the `_total` of a counter and the `_info` of an info, as OpenMetrics has it."""
+
+    name: str
+    kind: Literal["gauge", "counter", "info", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    absent: str = "never"  # when there is no sample
+    importance: Importance = Importance.AGENT
+
+    @property
+    def series(self) -> str:
+        """The name by which PromQL knows it; a histogram has `_bucket`, `_sum` and `_count` behind it."""
+        return self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Observations by upper bound; the last count, without a bound, is what lies above all."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]  # not cumulative, one more than bounds
+    sum: float
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """One value of one family. `exemplar` is a label name and its value, for counters."""
+
+    family: Family
+    labels: tuple[str, ...] = ()  # values, in the order of family.labels
+    value: float | Histogram = 1.0
+    exemplar: tuple[str, str] | None = None
+
+
+class Metrics(Protocol):
+    """What a file in `metrics/` creates: its families, and their samples in one snapshot."""
+
+    families: tuple[Family, ...]
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """Yield what can be read, and nothing for what cannot: absent beats stale."""

@@ -1,0 +1,1 @@
+"""How a job ended: what was seen of its last moments, and who began it. Pure."""

@@ -1,0 +1,34 @@
+"""TORCHELASTIC_ERROR_FILE: the JSON that torch's `@record` writes when the main function of a rank raises. Pure.
+
+`{"message": {"message": "ValueError: …", "extraInfo": {"py_callstack": "Traceback …", "timestamp": "1763716000"}}}`
+"""
+
+import msgspec
+
+from mldebug.endings.facts import RankError
+from mldebug.endings.words import MAX_LINES, blames_peer
+from mldebug.redact import safe_line
+
+
+def parse_error_file(data: bytes) -> RankError | None:
+    """Return None for a file that is no such JSON."""
+    try:
+        told = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    message = told.get("message") if isinstance(told, dict) else None
+    text, stack = message, ""
+    if isinstance(message, dict):
+        text = message.get("message")
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
+    if not isinstance(text, str) or not text.strip():
+        return None
+    lines = stack.splitlines() if isinstance(stack, str) else []
+    error = safe_line(text.strip().splitlines()[0], 300)
+    return RankError(
+        error=error,
+        lines=tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip()),
+        source="its error file",
+        blames_peer=blames_peer(text),
+    )

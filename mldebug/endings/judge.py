@@ -1,0 +1,143 @@
+"""Who began the end of a job? Pure: exits in their order and the words about them, to one outcome.
+
+| the exits | the outcome |
+|---|---|
+| all 0, or nothing that tells of a failure | normal: nobody hears of it |
+| a signal asked them all to end, none failed before | outside: a line in the log, no incident |
+| one failed first, by its status, its own error or the kernel's word | abnormal: that rank is named |
+| every rank blames a peer, and one left with exit 0 before | abnormal: that rank is named |
+| every rank blames a peer, or it is not known who was first | abnormal: nobody is named |
+
+A rank that was asked to end, and one whose error only tells that a peer is gone, follow from another's end.
+"""
+
+from collections.abc import Sequence
+
+from mldebug.endings.facts import Ending, exit_signal, words_of_status
+from mldebug.endings.outcomes import Outcome, abnormal, nobody, status_words
+from mldebug.endings.seen import KILL, Seen, Way, see
+from mldebug.model import Confidence
+
+
+def judge_ending(ending: Ending) -> Outcome:
+    """Say how an attempt ended. Names a rank only where order or words single it out."""
+    seen = see(ending)
+    failing = [one for one in seen if one.way in (Way.FAILED, Way.KILLED)]
+    if ending.words.outside and not any(one.death for one in seen):
+        return Outcome(kind="outside", sentence=f"ended from outside: {ending.words.outside}")
+    if failing and _killed_from_outside(ending, seen):
+        return Outcome(kind="outside", sentence="ended from outside: all was killed at once")
+    if not failing:
+        return _without_failure(ending, seen)
+    first = _first(failing)
+    if first is None:
+        return nobody(seen, "several ranks failed at once, and their order is not known")
+    return _begun_by(ending, seen, first, failing)
+
+
+def _killed_from_outside(ending: Ending, seen: Sequence[Seen]) -> bool:
+    """Somebody killed everything: no story, as long as it is sure that it was no lack of memory."""
+    sure = ending.kernel_readable or ending.oom_kills is not None
+    memory = any(one.out_of_memory or one.death for one in seen)
+    everybody = not ending.living and len(seen) == len(ending.identities)
+    quiet = not any(one.way in (Way.FAILED, Way.LEFT) for one in seen) and not ending.words.failures
+    if not (sure and everybody and quiet and _at_once(seen)) or memory:
+        return False
+    if all(one.way is Way.KILLED for one in seen):
+        return True  # a launcher that ends the others after one was killed says whom it saw fail
+    return ending.launcher_gone and _fell_first(ending, seen)
+
+
+def _fell_first(ending: Ending, seen: Sequence[Seen]) -> bool:
+    """The launcher was killed, and not only gone because its ranks were."""
+    if exit_signal(ending.launcher_status) == KILL:
+        return True
+    mine = ending.launcher_moment
+    known = [one.exit.moment for one in seen if one.exit.moment is not None]
+    return ending.launcher_status is None and mine is not None and mine <= min(known, default=0)
+
+
+def _at_once(seen: Sequence[Seen]) -> bool:
+    times = [one.exit.at for one in seen if one.exit.at]
+    return len(times) < 2 or max(times) - min(times) < 2.0
+
+
+def _without_failure(ending: Ending, seen: Sequence[Seen]) -> Outcome:
+    ways = {one.way for one in seen}
+    if Way.PEER in ways:
+        return _only_peers(seen)
+    asked = [one for one in seen if one.way is Way.ASKED]
+    if asked and ending.words.failures:
+        return _named_by_launcher(ending, seen)
+    if asked:
+        names = words_of_status(asked[0].exit.status)
+        return Outcome(kind="outside", sentence=f"ended by a signal from outside ({names})")
+    error = ending.shared_error
+    if ways <= {Way.UNKNOWN} and ways and error is not None and _launcher_failed(ending):
+        return nobody(seen, f"the job's log ends with {error.error}, and no rank's exit is known")
+    unknown = sum(one.way is Way.UNKNOWN for one in seen)
+    why = f"{unknown} of {len(seen)} exits unknown" if unknown else "all ranks left with exit 0"
+    return Outcome(kind="normal", sentence=f"ended: {why}")
+
+
+def _launcher_failed(ending: Ending) -> bool:
+    return ending.launcher_status not in (None, 0) or bool(ending.words.failures)
+
+
+def _only_peers(seen: Sequence[Seen]) -> Outcome:
+    """All blame a peer: it is the one that left before, where there is one."""
+    first = next(one for one in seen if one.way is Way.PEER)
+    before = [one for one in seen if one.way in (Way.LEFT, Way.UNKNOWN) and _earlier(one, first)]
+    if len(before) == 1:
+        gone = before[0]
+        sure = gone.way is Way.LEFT
+        return abnormal(seen, (gone,), Confidence.HIGH if sure else Confidence.MEDIUM)
+    if before:
+        return nobody(seen, "more than one rank left before the first failure")
+    said = first.error.error if first.error else "an error about a peer"
+    return nobody(seen, f"every rank that failed blames another one ({said})")
+
+
+def _named_by_launcher(ending: Ending, seen: Sequence[Seen]) -> Outcome:
+    """All were asked to end, and the launcher says whom it found first: nobody asked the launcher."""
+    pids = {failure.pid for failure in ending.words.failures}
+    named = [one for one in seen if one.exit.pid in pids]
+    if len(named) != 1:
+        return nobody(seen, "the launcher's words fit more than one rank")
+    return abnormal(seen, (named[0],), Confidence.HIGH)
+
+
+def _first(failing: Sequence[Seen]) -> Seen | None:
+    """The one that failed first: the kernel's word, else the order, else the only one with an error of its own."""
+    by_kernel = [one for one in failing if one.death is not None]
+    for some in (by_kernel, list(failing)):
+        if len(some) == 1:
+            return some[0]
+        firsts = [one for one in some if all(_not_later(one, other) for other in some)]
+        if len(firsts) == 1:
+            return firsts[0]
+    own = [one for one in failing if one.own]
+    return own[0] if len(own) == 1 else None
+
+
+def _earlier(one: Seen, other: Seen) -> bool:
+    mine, its = one.exit.moment, other.exit.moment
+    return mine is not None and its is not None and mine < its
+
+
+def _not_later(one: Seen, other: Seen) -> bool:
+    return one is other or _earlier(one, other)
+
+
+def _begun_by(ending: Ending, seen: Sequence[Seen], first: Seen, failing: list[Seen]) -> Outcome:
+    """One rank failed first; who left before it with 0, or unseen, may be the true beginning."""
+    before = [one for one in seen if one.way in (Way.LEFT, Way.UNKNOWN) and _earlier(one, first)]
+    if not first.own and first.way is Way.FAILED and before:
+        who = ", ".join(f"rank {one.exit.rank} ({status_words(one)})" for one in before[:4])
+        words = f"{who} left before rank {first.exit.rank} ({status_words(first)}) failed"
+        return nobody(seen, f"{words}, and no log tells whether one follows from the other")
+    lost = len(seen) < len(ending.identities) - len(ending.living)
+    doubtful = any(one.own for one in failing if one is not first) and not first.own
+    ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
+    sure = first.proved and ordered and not lost and not doubtful
+    return abnormal(seen, (first,), Confidence.HIGH if sure else Confidence.MEDIUM, ending)

@@ -1,0 +1,129 @@
+"""How an end is put into words: the outcome of an attempt, and the finding that a report shows. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from mldebug.endings.facts import Ending, RankError, exit_signal, words_of_status
+from mldebug.endings.seen import Seen, Way
+from mldebug.endings.words import is_out_of_memory
+from mldebug.folding import fold_ranks
+from mldebug.model import Confidence, Culprit, Finding, Verdict
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the end of an attempt was. `finding` is None where there is nothing to report."""
+
+    kind: Literal["normal", "outside", "abnormal"]
+    sentence: str
+    finding: Finding | None = None
+    signs: tuple[
+        str, ...
+    ] = ()  # of the way it failed: two attempts that share one failed the same way
+
+
+def abnormal(
+    seen: Sequence[Seen],
+    culprits: tuple[Seen, ...],
+    confidence: Confidence,
+    ending: Ending | None = None,
+) -> Outcome:
+    """These began it; `ending` adds what the job's log says without a rank."""
+    first = culprits[0]
+    shared = ending.shared_error if ending and first.error is None else None
+    blamed = [_culprit(one, shared) for one in culprits]
+    verdict = Verdict.OUT_OF_MEMORY if _memory(first, shared) else Verdict.RANK_EXITED
+    others = _consequence(one for one in seen if one not in culprits)
+    summary = f"rank {first.exit.rank} {blamed[0].reason}" + (f"; {others}" if others else "")
+    finding = Finding(
+        verdict=verdict,
+        culprits=tuple(blamed),
+        confidence=confidence,
+        summary=summary,
+        evidence=_evidence(seen, ending),
+        next_steps=_next_steps(first, verdict),
+    )
+    return Outcome(kind="abnormal", sentence=summary, finding=finding, signs=_signs(first, shared))
+
+
+def _memory(first: Seen, shared: RankError | None) -> bool:
+    return first.out_of_memory or (shared is not None and is_out_of_memory(shared.error))
+
+
+def _culprit(one: Seen, shared: RankError | None) -> Culprit:
+    reason = one.phrase()
+    if shared is not None and one.way is Way.FAILED:
+        reason += f"; the job's log, without a rank: {shared.error}"
+    return Culprit(kind="rank", rank=one.exit.rank, node=one.node, pid=one.exit.pid, reason=reason)
+
+
+def nobody(seen: Sequence[Seen], why: str) -> Outcome:
+    """It ended badly, and the evidence names nobody."""
+    summary = f"the job ended, and nobody can be named: {why}"
+    finding = Finding(
+        verdict=Verdict.UNKNOWN,
+        culprits=(),
+        confidence=Confidence.LOW,
+        summary=summary,
+        evidence=_evidence(seen, None),
+        next_steps=("grep -nE 'Error|Traceback|FAILED' LAUNCHER_LOG | tail -40",),
+    )
+    kinds = sorted({one.error.kind for one in seen if one.error})
+    return Outcome(
+        kind="abnormal", sentence=summary, finding=finding, signs=tuple(f"error {k}" for k in kinds)
+    )
+
+
+def _consequence(others: Iterable[Seen]) -> str:
+    """`ranks 0-2,4 ended because of it (killed by SIGTERM)`."""
+    ranks = [one for one in others if one.way is not Way.LEFT]
+    if not ranks:
+        return ""
+    who = fold_ranks(one.exit.rank for one in ranks)
+    ways = sorted({status_words(one) for one in ranks})
+    many = "ranks" if len(ranks) > 1 else "rank"
+    return f"{many} {who} ended after it ({', '.join(ways[:3])})"
+
+
+def status_words(one: Seen) -> str:
+    """How it ended, in two words."""
+    return words_of_status(one.exit.status)
+
+
+def _evidence(seen: Sequence[Seen], ending: Ending | None) -> tuple[str, ...]:
+    facts = []
+    for one in seen[:8]:
+        facts.append(f"rank {one.exit.rank}: {status_words(one)} ({one.exit.source})")
+        if one.death is not None:
+            facts.append(f"rank {one.exit.rank}: kernel log: {one.death.text}")
+        if one.error is not None:
+            facts.append(f"rank {one.exit.rank}: {one.error.source}: {one.error.error}")
+    if ending is not None:
+        if ending.shared_error is not None:
+            facts.append(f"the job's log, without a rank: {ending.shared_error.error}")
+        if ending.oom_kills:
+            facts.append(f"the job's cgroup counts {ending.oom_kills} OOM kills since it was seen")
+        if ending.words.out_of_memory:
+            facts.append(f"the job's log: {ending.words.out_of_memory}")
+    return tuple(facts)
+
+
+def _next_steps(first: Seen, verdict: Verdict) -> tuple[str, ...]:
+    rank = first.exit.rank
+    if verdict is Verdict.OUT_OF_MEMORY and (first.way is Way.KILLED or first.worker):
+        return ("dmesg -T | grep -iE 'oom-kill|killed process' | tail",)
+    if verdict is Verdict.OUT_OF_MEMORY:
+        return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
+    if first.way is Way.KILLED or (first.way is Way.FAILED and exit_signal(first.exit.status)):
+        return (
+            f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
+            "coredumpctl list  # where cores are kept",
+        )
+    return (f"grep -nE 'rank{rank}\\]|Traceback|Error' LAUNCHER_LOG | tail -40",)
+
+
+def _signs(first: Seen, shared: RankError | None) -> tuple[str, ...]:
+    error = first.error or shared
+    signs = [f"rank {first.exit.rank} {status_words(first)}"]
+    return (*signs, f"error {error.kind}") if error else tuple(signs)

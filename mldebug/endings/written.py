@@ -1,0 +1,194 @@
+"""The end of an attempt as a judgement that a report can be built from: the ranks that ended, and those that still live.
+
+Where a capture was taken (ranks that hang after one of them died, or a suspicion just before), its ranks stay in it.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug.diagnosis import diagnose
+from mldebug.endings.facts import Ending, words_of_status
+from mldebug.endings.outcomes import Outcome
+from mldebug.endings.seen import Seen, Way, see
+from mldebug.folding import fold_ranks
+from mldebug.model import (
+    Classification,
+    ClassifiedRank,
+    Confidence,
+    Diagnosis,
+    Finding,
+    Gap,
+    Group,
+    Judgement,
+    LogTail,
+    LostRank,
+    NodeCapture,
+    ProcessCapture,
+    RankCapture,
+    RankIdentity,
+    Role,
+    Verdict,
+)
+
+
+def without_processes(ending: Ending, at: float, versions: Mapping[str, str]) -> NodeCapture:
+    """What stands for a capture where nobody was left to be captured."""
+    node = ending.identities[0].node if ending.identities else ""
+    lost = tuple(
+        LostRank(
+            rank=one.rank,
+            pid=one.pid,
+            exit_status=one.status,
+            reason=words_of_status(one.status),
+        )
+        for one in ending.exits
+    )
+    job = msgspec.structs.replace(ending.job, ranks=(), lost=lost)
+    gaps = tuple(Gap(what="evidence of the end", reason=reason) for reason in ending.gaps)
+    return NodeCapture(node=node, taken_at=at, job=job, gaps=gaps, versions=dict(versions))
+
+
+def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) -> Judgement:
+    """The outcome, with a row for every rank; `capture` shows those that were alive when it was taken."""
+    seen = {one.exit.rank: one for one in see(ending)}
+    before = diagnose([capture]) if capture is not None else None
+    diagnosis = _diagnosis(outcome, before)
+    alive = {one.rank: one for one in before.ranks if one.capture} if before else {}
+    blamed = {one.rank for one in diagnosis.culprits}
+    ranks = [
+        _row(one, seen.get(one.rank), alive.get(one.rank), ending, one.rank in blamed)
+        for one in ending.identities
+    ]
+    groups, group_of = _groups(ranks, before)
+    return Judgement(
+        diagnosis=diagnosis,
+        ranks=tuple(ranks),
+        groups=groups,
+        group_of=group_of,
+        tree=before.tree if before else (),
+        stalled=True,
+    )
+
+
+def _diagnosis(outcome: Outcome, before: Judgement | None) -> Diagnosis:
+    """What the exits say; where they name nobody, a capture from just before may know whom all waited for."""
+    finding = outcome.finding or Finding(
+        verdict=Verdict.UNKNOWN, culprits=(), confidence=Confidence.LOW, summary=outcome.sentence
+    )
+    if not finding.culprits and before is not None and before.diagnosis.culprits:
+        told = before.diagnosis
+        summary = f"{told.summary}; then the job ended"
+        return msgspec.structs.replace(
+            told, summary=summary, evidence=(*told.evidence, *finding.evidence)
+        )
+    steps = finding.next_steps
+    if before is not None and finding.verdict is Verdict.UNKNOWN:
+        steps = (*steps, *before.diagnosis.next_steps)
+    return Diagnosis(
+        verdict=finding.verdict,
+        culprits=finding.culprits,
+        confidence=finding.confidence,
+        summary=finding.summary[:1].upper() + finding.summary[1:],
+        evidence=finding.evidence,
+        next_steps=steps,
+    )
+
+
+# --- ranks -----------------------------------------------------------------------------------------
+
+
+def _row(
+    rank: RankIdentity,
+    seen: Seen | None,
+    alive: ClassifiedRank | None,
+    ending: Ending,
+    blamed: bool,
+) -> ClassifiedRank:
+    if seen is None:
+        return alive or _still_there(rank)
+    doing = seen.phrase() if blamed else _after(seen)
+    why = [f"{words_of_status(seen.exit.status)} ({seen.exit.source})"]
+    if seen.error is not None:
+        why.append(f"{seen.error.source}: {seen.error.error}")
+    if seen.death is not None:
+        why.append(f"kernel log: {seen.death.text}")
+    if alive is not None:
+        why.append(f"shortly before: {alive.is_.doing}")
+    return ClassifiedRank(
+        rank=rank.rank,
+        node=rank.node,
+        pid=rank.pid,
+        is_=Classification(
+            name="exited", role=Role.EXITED, doing=doing, direct=seen.proved, why=tuple(why)
+        ),
+        capture=_with_log(rank, alive, _log(seen, ending, blamed)),
+    )
+
+
+def _after(seen: Seen) -> str:
+    """A rank that only followed."""
+    if seen.way is Way.LEFT:
+        return "left with exit code 0"
+    if seen.way is Way.ASKED:
+        return f"was told to end ({words_of_status(seen.exit.status)})"
+    return seen.phrase()
+
+
+def _still_there(rank: RankIdentity) -> ClassifiedRank:
+    unclear = Classification(
+        name="unknown", role=Role.UNCLEAR, doing="was not seen to end", why=("no exit was seen",)
+    )
+    return ClassifiedRank(rank=rank.rank, node=rank.node, pid=rank.pid, is_=unclear)
+
+
+def _log(seen: Seen, ending: Ending, blamed: bool) -> LogTail | None:
+    """The last lines of a rank: its own, else the traceback it ended with, else those of the job."""
+    rank = seen.exit.rank
+    if rank in ending.logs:
+        return ending.logs[rank]
+    if seen.error is not None and seen.error.lines:
+        return LogTail(path=seen.error.source, lines=seen.error.lines)
+    return ending.log if blamed else None
+
+
+def _with_log(
+    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None
+) -> RankCapture | None:
+    """Its stacks, where it was captured before, and its last words."""
+    capture = alive.capture if alive else None
+    if capture is not None:
+        return msgspec.structs.replace(capture, log=log or capture.log)
+    if log is None:
+        return None
+    return RankCapture(identity=rank, process=ProcessCapture(pid=rank.pid), log=log)
+
+
+# --- groups ----------------------------------------------------------------------------------------
+
+
+def _groups(
+    ranks: list[ClassifiedRank], before: Judgement | None
+) -> tuple[tuple[Group, ...], dict[int, int]]:
+    """Those that ended by what they did, smaller groups first; those that live as the capture groups them."""
+    members: dict[tuple[int, str], list[ClassifiedRank]] = {}
+    for rank in ranks:
+        lives = before is not None and rank.is_.role is not Role.EXITED
+        number = before.group_of.get(rank.rank, -1) if before is not None and lives else -1
+        members.setdefault((number, rank.is_.doing if number < 0 else ""), []).append(rank)
+    ordered = sorted(members.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
+    groups = tuple(_group(number, some, before) for (number, _), some in ordered)
+    return groups, {one.rank: at for at, (_, some) in enumerate(ordered) for one in some}
+
+
+def _group(number: int, ranks: list[ClassifiedRank], before: Judgement | None) -> Group:
+    first = ranks[0]
+    frames = before.groups[number].frames if before is not None and number >= 0 else ()
+    return Group(
+        ranks=fold_ranks(rank.rank for rank in ranks),
+        count=len(ranks),
+        role=first.is_.role,
+        class_=first.is_.name,
+        doing=first.is_.doing,
+        frames=frames,
+    )

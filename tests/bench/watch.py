@@ -1,0 +1,160 @@
+"""What the agent costs while nothing happens: CPU and memory with 8 and 64 ranks of 60 threads each, among 200 others.
+
+As root it runs in a pid namespace of its own, so that nothing else on the machine is watched too.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from hung import wait_until
+from mldebug.config import Agent, Config
+from mldebug_agents.watch import Watch
+from mldebug_agents.workbench import Workbench
+
+THREADS = 60
+OTHERS = 200
+LOOKS = 8
+SECONDS = float(os.environ.get("MLDEBUG_BENCH_AGENT_SECONDS", "30"))
+INTERVAL = 5.0
+
+RANK = """
+import os, sys, threading, time
+threading.stack_size(65536)
+for _ in range(int(sys.argv[1]) - 1): threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+step = 0
+while True:
+    step += 1
+    if os.environ["RANK"] == "0": print(f"step {step} loss {1 / step}", flush=True)
+    time.sleep(1)
+"""
+CROWD = "import os, sys, time\nfor _ in range(int(sys.argv[1])):\n    os.fork() or time.sleep(3600)\ntime.sleep(3600)"
+
+
+@contextmanager
+def node(ranks: int, folder: Path) -> Iterator[None]:
+    """One job of `ranks` rank processes that log to one file, and a crowd of other processes."""
+    world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    log = folder / f"train-{ranks}.log"
+    with ExitStack() as stack, log.open("wb") as output:
+        crowd = subprocess.Popen([sys.executable, "-c", CROWD, str(OTHERS)], start_new_session=True)
+        stack.callback(crowd.wait)
+        stack.callback(lambda: os.killpg(crowd.pid, 9))
+        started = []
+        for rank in range(ranks):
+            names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": "29998"}
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", RANK, str(THREADS)],
+                    env={**os.environ, **world, **names},
+                    stdout=output,
+                )
+            )
+            stack.callback(started[-1].wait)
+            stack.callback(started[-1].kill)
+        for one in started:
+            wait_until(lambda pid=one.pid: psutil.Process(pid).num_threads() == THREADS, 120)
+        wait_until(lambda: len(psutil.Process(crowd.pid).children()) == OTHERS)
+        yield
+
+
+def look_rows(ranks: int, state: Path) -> Iterator[tuple[str, str, str]]:
+    """CPU of one look, that of the reader child included."""
+    with Workbench(Config(agent=Agent(state_dir=state))) as bench:
+        watch = Watch(bench)
+        for _ in range(3):
+            watch.look()
+        family = psutil.Process()
+        costs, seconds = [], []
+        for _ in range(LOOKS):
+            began, cpu = time.perf_counter(), _cpu(family)
+            seen = watch.look()
+            costs.append(_cpu(family) - cpu)
+            seconds.append(time.perf_counter() - began)
+            time.sleep(0.3)
+        steps = [job.step for job in seen.jobs if len(job.job.ranks) == ranks]
+        assert None not in steps
+        assert steps
+    budget = "≤ 50 ms" if ranks == 8 else ""
+    yield f"{ranks} ranks: CPU of one look", f"{1000 * sum(costs) / LOOKS:.1f} ms", budget
+    yield f"{ranks} ranks: the slowest look", f"{1000 * max(seconds):.1f} ms", ""
+
+
+def _cpu(family: psutil.Process) -> float:
+    """CPU seconds of this thread and of all children; a clock tick is 10 ms for the children."""
+    children = (child.cpu_times() for child in family.children(recursive=True))
+    return time.process_time() + sum(one.user + one.system for one in children if one)
+
+
+def agent_rows(ranks: int, state: Path) -> Iterator[tuple[str, str, str]]:
+    """The real agent, as a process of its own, over some seconds."""
+    config = state / "config.yaml"
+    config.write_text(f"agent: {{state_dir: {state}/state-{ranks}, listen: ''}}\n")
+    argv = [sys.executable, "-m", "mldebug", "agent", "--config", str(config)]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any(f"{ranks} ranks found" in line for line in process.stderr)
+        agent = psutil.Process(process.pid)
+        time.sleep(3)
+        family = [agent, *agent.children(recursive=True)]
+        cpu, began = _sum(family), time.monotonic()
+        time.sleep(SECONDS)
+        ratio = (_sum(family) - cpu) / (time.monotonic() - began)
+        own = agent.memory_info().rss
+        everyone = sum(one.memory_full_info().pss for one in family)
+        rss = sum(one.memory_info().rss for one in family)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+    yield f"{ranks} ranks: agent, CPU", f"{100 * ratio:.2f} %", "≤ 1 % of a core for 8"
+    yield f"{ranks} ranks: agent, RSS", f"{own / 2**20:.0f} MiB", "≤ 64 MiB for 8"
+    yield (
+        f"{ranks} ranks: agent and its children, PSS (RSS added up)",
+        f"{everyone / 2**20:.0f} MiB ({rss / 2**20:.0f})",
+        "≤ 80 MiB for 8",
+    )
+
+
+def _sum(family: list[psutil.Process]) -> float:
+    return sum(sum(one.cpu_times()[:2]) for one in family)
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table(title=f"mldebug watch, {THREADS} threads a rank, {OTHERS} other processes")
+    for title in ("what", "measured", "budget"):
+        table.add_column(title, no_wrap=title != "what")
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in map(int, sys.argv[1:] or ("8", "64")):
+            with node(ranks, Path(folder)):
+                for rows in (look_rows, agent_rows):
+                    for row in rows(ranks, Path(folder)):
+                        table.add_row(*row)
+    Console(width=100).print(table)
+
+
+def alone() -> None:
+    """Start again in a pid namespace, where that can be had."""
+    tool = shutil.which("unshare")
+    if os.geteuid() != 0 or tool is None or "MLDEBUG_BENCH_ALONE" in os.environ:
+        return
+    argv = [tool, "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*argv, "true"], check=False, stderr=subprocess.DEVNULL).returncode == 0:
+        os.environ["MLDEBUG_BENCH_ALONE"] = "1"
+        os.execv(tool, [*argv, sys.executable, *sys.argv])
+
+
+if __name__ == "__main__":
+    alone()
+    main()

@@ -1,0 +1,119 @@
+"""A real `mldebug agent` for the tests, asked over its socket and ended by SIGTERM.
+
+It watches the jobs of whoever runs the tests as that user; jobs of somebody else with the rights of the shipped unit: as
+a user of its own with three capabilities.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mldebug.snapshot import RunState, Snapshot
+from mldebug_agents.client import ask_agent
+from processes.harness import SCRIPTS, RunningJob, User, clean_environment, wait_for
+from system.lending import UNIT, VISITOR, Column, lent
+
+Report = dict[str, Any]
+
+
+@dataclass
+class RunningAgent:
+    """A started agent: its process, its state dir, what it logged."""
+
+    folder: Path
+    config: Path
+    user: User
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def state(self) -> Path:
+        """Its state dir."""
+        return self.folder / "state"
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return (self.folder / "agent.log").read_text(errors="replace")
+
+    def snapshot(self) -> Snapshot | None:
+        """What it knows now."""
+        return ask_agent(self.state)
+
+    def run_of(self, job: RunningJob) -> RunState | None:
+        """What it knows of one job."""
+        seen = self.snapshot()
+        mine = set(job.ranks.values())
+        runs = seen.runs if seen else ()
+        return next((run for run in runs if mine & set(run.ranks.values())), None)
+
+    def reports(self, job: RunningJob | None = None) -> list[Report]:
+        """Reports on its disk, oldest first; of one job, where it is given."""
+        files = sorted(self.state.glob("reports/[!.]*/report.json"))
+        found = [json.loads(file.read_text()) for file in files]
+        return [one for one in found if job is None or _is_of(one, job)]
+
+
+def _is_of(report: Report, job: RunningJob) -> bool:
+    return bool({rank["pid"] for rank in report["ranks"]} & set(job.ranks.values()))
+
+
+def settings(folder: Path, *, stall: str = "{timeout: 15s, interval: 1s}", listen: str = "") -> str:
+    """A configuration with a state dir of its own, and no port unless asked."""
+    return f"agent: {{state_dir: {folder / 'state'}, listen: '{listen}'}}\nstall: {stall}\n"
+
+
+def start(folder: Path, config: str, user: User = User()) -> RunningAgent:  # noqa: B008 - a value
+    """Start an agent for the jobs of this user, and wait until it has looked once."""
+    file = folder / "mldebug.yaml"
+    file.write_text(config)
+    rights = _rights(user, folder)
+    command = [*rights, str(SCRIPTS / "mldebug"), "agent", "--config", str(file)]
+    with (folder / "agent.log").open("ab") as log:
+        process = subprocess.Popen(
+            command, stderr=log, stdout=log, cwd=folder, env=clean_environment(folder)
+        )
+    agent = RunningAgent(folder, file, user, process)
+    wait_for("the agent's first look", lambda: _answers(agent), 60)
+    return agent
+
+
+def _rights(user: User, folder: Path) -> list[str]:
+    if user.name is None:
+        return []
+    state = folder / "state"
+    state.mkdir(exist_ok=True)
+    os.chown(state, VISITOR, VISITOR)
+    return lent(Column(VISITOR, UNIT))
+
+
+def _answers(agent: RunningAgent) -> bool:
+    assert agent.process.poll() is None, f"the agent ended: {agent.log}"
+    return agent.snapshot() is not None
+
+
+def stop(agent: RunningAgent) -> None:
+    """SIGTERM; it has to end by itself, with 0."""
+    if agent.process.poll() is None:
+        agent.process.terminate()
+    try:
+        code = agent.process.wait(15)
+    except subprocess.TimeoutExpired:
+        agent.process.kill()
+        agent.process.wait(15)
+        raise
+    assert code == 0, agent.log
+
+
+@contextmanager
+def watching(folder: Path, config: str = "", user: User = User()) -> Iterator[RunningAgent]:  # noqa: B008
+    """An agent for as long as the context lasts."""
+    agent = start(folder, config or settings(folder), user)
+    try:
+        yield agent
+    finally:
+        stop(agent)

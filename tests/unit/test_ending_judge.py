@@ -1,0 +1,265 @@
+"""Who began the end: a table of exits and words, with whom they name and how surely, or why nobody is named."""
+
+import signal
+
+import msgspec
+import pytest
+
+from builders import WAITER, capture, process, rank, still
+from mldebug.endings.facts import (
+    Ending,
+    KernelDeath,
+    LauncherFailure,
+    LauncherWords,
+    RankError,
+    RankExit,
+)
+from mldebug.endings.judge import judge_ending
+from mldebug.endings.written import judgement_of, without_processes
+from mldebug.incident import Incident, add_capture, add_ending, end, judge, write_report
+from mldebug.model import Confidence, Job, LostRank, RankIdentity, Verdict
+
+LAUNCHER = 90
+OWN = RankError(
+    error="ValueError: bad shard 7",
+    lines=("Traceback", "ValueError: bad shard 7"),
+    source="its own output",
+)
+PEER = RankError(
+    error="RuntimeError: Connection closed by peer", source="its own output", blames_peer=True
+)
+TERM, INT, KILL, SEGV, ABRT = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
+)  # fmt: skip
+ONE = 1 << 8
+TORCHRUN = LauncherWords(failures=(LauncherFailure(pid=101, local_rank=1, status=ONE),))
+
+
+def ranks(size: int) -> tuple[RankIdentity, ...]:
+    return tuple(
+        RankIdentity(rank=rank, world_size=size, pid=100 + rank, node="n1", local_rank=rank)
+        for rank in range(size)
+    )
+
+
+def ending(
+    *statuses: int | None,
+    order: tuple[int, ...] = (),
+    size: int = 0,
+    attempt: int = 0,
+    **more: object,
+) -> Ending:
+    """One status for each rank; `order`: their moments, as many as there are exits (default: by rank)."""
+    moments = order or tuple(range(len(statuses)))
+    exits = [
+        RankExit(
+            rank=rank,
+            pid=100 + rank,
+            at=1000.0 + moment,
+            moment=moment,
+            status=status,
+            source="exit status",
+        )
+        for rank, (status, moment) in enumerate(zip(statuses, moments, strict=True))
+    ]
+    known = ranks(size or len(statuses))
+    job = Job(
+        id=f"j{attempt}", name="train.py", launcher="torchrun", world_size=len(known), attempt=attempt,
+        launcher_pid=LAUNCHER, ranks=known, nodes=("n1",),
+    )  # fmt: skip
+    told = Ending(
+        job=job,
+        identities=known,
+        exits=tuple(sorted(exits, key=lambda one: one.moment or 0)),
+        living=tuple(range(len(statuses), len(known))),
+        launcher_pid=LAUNCHER,
+    )
+    return msgspec.structs.replace(told, **more)
+
+
+ABNORMAL = [
+    # what, ending, verdict, ranks, confidence, part of the summary
+    ("a traceback", ending(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN}), "rank_exited", [1], "high", "exited with code 1: ValueError: bad shard 7; ranks 0,2 ended after it (killed by SIGTERM)"),
+    ("exit code without a word", ending(TERM, 3 << 8, order=(1, 0)), "rank_exited", [1], "high", "rank 1 exited with code 3"),
+    ("SIGKILL", ending(TERM, KILL, order=(1, 0), kernel_readable=True), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
+    ("a crash", ending(ONE, SEGV, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "killed by SIGSEGV"),
+    ("peers fail first on the clock, but blame another", ending(ONE, ONE, order=(0, 1), errors={0: PEER, 1: OWN}), "rank_exited", [1], "high", "ValueError"),
+    ("left with 0, the other lost its peer", ending(ONE, 0, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early with exit code 0"),
+    ("SIGTERM to one rank, says torchrun", ending(TERM, TERM, order=(1, 0), words=LauncherWords(failures=(LauncherFailure(pid=101, status=TERM),), ended=(100,))), "rank_exited", [1], "high", "killed by SIGTERM"),
+    ("status told by the launcher alone", ending(None, None, order=(1, 0), words=LauncherWords(failures=TORCHRUN.failures, ended=(100,))), "rank_exited", [1], "high", "exited with code 1"),
+    ("no status, an error of its own", ending(None, None, order=(1, 0), errors={1: OWN}, words=LauncherWords(ended=(100,))), "rank_exited", [1], "medium", "ended: ValueError"),
+    ("came together, one with an error of its own", ending(ONE, ONE, order=(0, 0), errors={1: OWN}), "rank_exited", [1], "high", "ValueError"),
+    ("two errors of their own, in order", ending(ONE, ONE, order=(1, 0), errors={0: OWN, 1: OWN}), "rank_exited", [1], "high", "rank 1"),
+    ("OOM kill, by the kernel", ending(TERM, KILL, order=(1, 0), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="Killed process 101"),)), "out_of_memory", [1], "high", "killed by the kernel's OOM killer"),
+    ("the kernel overrules the order", ending(ONE, KILL, order=(0, 1), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "OOM"),
+    ("OOM kill, by the cgroup's counter", ending(TERM, KILL, order=(1, 0), oom_kills=1), "out_of_memory", [1], "high", "OOM killer worked in its cgroup"),
+    ("OOM killed a worker process", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="RuntimeError: DataLoader worker (pid 555) is killed by signal: Killed.")}, deaths=(KernelDeath(pid=555, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "lost its worker process 555"),
+    ("CUDA out of memory", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="torch.OutOfMemoryError: CUDA out of memory.")}), "out_of_memory", [1], "high", "CUDA out of memory"),
+    ("an error that names no rank", ending(TERM, ONE, order=(1, 0), shared_error=OWN), "rank_exited", [1], "high", "the job's log, without a rank: ValueError"),
+    ("torch's own abort after a timeout is no cause", ending(ABRT, ABRT, order=(0, 1), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
+    ("all blame a peer", ending(ONE, TERM, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
+    ("two at once without a word", ending(ONE, ONE, order=(0, 0)), "unknown", [], "low", "order is not known"),
+    ("a bare failure after one that left with 0", ending(ONE, 0, order=(1, 0)), "unknown", [], "low", "no log tells"),
+    ("an exit nobody saw, then a bare failure", ending(ONE, None, order=(1, 0)), "unknown", [], "low", "no log tells"),
+    ("an exit nobody saw, then lost peers", ending(ONE, None, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "medium", "rank 1 ended"),
+    ("all killed, and memory may be why", ending(KILL, KILL, order=(0, 0), launcher_gone=True, launcher_status=KILL), "unknown", [], "low", "order is not known"),
+    ("one killed, the others live on", ending(KILL, size=3, kernel_readable=True), "rank_exited", [0], "high", "killed by SIGKILL"),
+    ("killed before the launcher told the others", ending(TERM, KILL, order=(1, 0), launcher_gone=True, kernel_readable=True, words=LauncherWords(failures=(LauncherFailure(pid=101, status=KILL),), ended=(100,))), "rank_exited", [1], "high", "SIGKILL"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict", "blamed", "confidence", "said"),
+    [case[1:] for case in ABNORMAL],
+    ids=[case[0] for case in ABNORMAL],
+)
+def test_who_began_it(
+    told: Ending, verdict: str, blamed: list[int], confidence: str, said: str
+) -> None:
+    outcome = judge_ending(told)
+
+    assert outcome.kind == "abnormal", outcome.sentence
+    assert outcome.finding is not None
+    assert outcome.finding.verdict == Verdict(verdict), outcome.sentence
+    assert [culprit.rank for culprit in outcome.finding.culprits] == blamed
+    assert outcome.finding.confidence == Confidence(confidence)
+    assert said in outcome.finding.summary
+    assert outcome.finding.next_steps
+
+
+SILENT = [
+    ("all left with 0", ending(0, 0), "normal"),
+    ("nothing is known", ending(None, None), "normal"),
+    ("0 and unknown", ending(0, None), "normal"),
+    ("SIGTERM to all", ending(TERM, TERM, order=(0, 0)), "outside"),
+    ("SIGTERM to all, one after the other", ending(TERM, TERM), "outside"),
+    ("exit codes that stand for SIGTERM", ending(143 << 8, 143 << 8), "outside"),
+    ("Ctrl-C", ending(INT, INT, words=LauncherWords(outside="torchrun received signal 2", ended=(100, 101))), "outside"),
+    ("SIGTERM to torchrun, and a rank that fails while it is told to end", ending(ONE, TERM, errors={0: OWN}, words=LauncherWords(outside="torchrun received signal 15")), "outside"),
+    ("all killed with their launcher", ending(KILL, KILL, launcher_gone=True, launcher_status=KILL, kernel_readable=True), "outside"),
+    ("all killed after their launcher, whose status nobody saw", ending(KILL, None, order=(3, 4), launcher_gone=True, launcher_moment=2, oom_kills=0), "outside"),
+    ("all killed, and the launcher has nothing to say", ending(KILL, KILL, launcher_gone=True, launcher_moment=9, oom_kills=0), "outside"),
+    ("one process, killed", ending(KILL, launcher_pid=None, kernel_readable=True), "outside"),
+    ("all killed, no launcher", ending(KILL, KILL, launcher_pid=None, kernel_readable=True), "outside"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"), [case[1:] for case in SILENT], ids=[case[0] for case in SILENT]
+)
+def test_what_is_no_failure_of_a_rank(told: Ending, kind: str) -> None:
+    outcome = judge_ending(told)
+
+    assert (outcome.kind, outcome.finding) == (kind, None)
+    assert outcome.sentence
+
+
+def test_everything_together_never_names_at_high_without_a_status_or_a_kernel_line() -> None:
+    statuses = (None, 0, ONE, KILL, TERM)
+    for first in statuses:
+        for second in statuses:
+            for error in (None, OWN, PEER):
+                errors = {1: error} if error else {}
+                outcome = judge_ending(ending(first, second, order=(1, 0), errors=errors))
+                finding = outcome.finding
+                if finding and finding.confidence is Confidence.HIGH:
+                    (culprit,) = finding.culprits
+                    assert (first, second)[culprit.rank or 0] is not None
+
+
+# --- written down --------------------------------------------------------------------------------------
+
+
+def incident() -> Incident:
+    return Incident(
+        id="20261121T000000Z-j0", key="k", job_id="j0", detected_at=1000.0, kind="abnormal_end"
+    )
+
+
+def test_a_report_has_a_row_for_every_rank_and_the_last_words_of_the_culprit() -> None:
+    told = ending(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN})
+    one = add_ending(incident(), told, 1001.0, "rank 1 exited")
+    report = write_report(end(one, "ended", 1002.0, "the job has ended"), judge(one), 1003.0)
+
+    assert (report.kind, report.trigger, report.state) == ("abnormal_end", "exit", "ended")
+    assert [(row.rank, row.class_, row.culprit) for row in report.ranks] == [
+        (0, "exited", False),
+        (1, "exited", True),
+        (2, "exited", False),
+    ]
+    assert report.ranks[1].log == OWN.lines
+    assert [(group.ranks, group.count) for group in report.groups] == [("1", 1), ("0,2", 2)]
+    assert report.captures == ()
+    assert report.nodes[0].node == "n1"
+
+
+def test_the_job_named_in_the_report_is_the_attempt_that_failed() -> None:
+    taken = without_processes(ending(ONE, TERM, attempt=2), 5.0, {})
+
+    assert (taken.job.attempt, taken.job.ranks, len(taken.job.lost)) == (2, (), 2)
+
+
+def test_attempts_that_fail_alike_are_counted_in_one_story() -> None:
+    one = incident()
+    for attempt in range(3):
+        told = ending(TERM, ONE, order=(1, 0), errors={1: OWN}, attempt=attempt)
+        one = add_ending(one, told, 1000.0 + attempt, "rank 1 exited")
+
+    assert one.failed == (0, 1, 2)
+    assert "3 attempts failed this way (0, 1, 2)" in judge(one).diagnosis.summary
+    assert [event.what for event in one.timeline][
+        1
+    ] == "attempt 1 failed the same way: rank 1 exited"
+
+
+def test_attempts_that_only_the_launcher_saw_are_counted_too() -> None:
+    failures = tuple(LauncherFailure(pid=pid, local_rank=1, status=ONE) for pid in (101, 201, 301))
+    told = ending(TERM, ONE, order=(1, 0), words=LauncherWords(failures=failures))
+    one = add_ending(incident(), told, 1000.0, "rank 1 exited")
+    again = add_ending(one, ending(TERM, ONE, order=(1, 0), attempt=2), 1001.0, "rank 1 exited")
+
+    assert one.failed == again.failed == (0, 1, 2)
+
+
+def test_a_rank_that_ends_later_belongs_to_the_same_attempt() -> None:
+    one = add_ending(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
+    more = add_ending(one, ending(KILL, TERM), 1001.0, "rank 1 ended")
+
+    assert more.failed == (0,)
+    assert more.ending is not None
+    assert more.ending.living == ()
+    assert [culprit.rank for culprit in judge(more).diagnosis.culprits] == [0]
+
+
+def test_what_an_agent_saw_before_its_restart_is_not_lost_to_less() -> None:
+    one = add_ending(incident(), ending(KILL, size=2), 1000.0, "rank 0 was killed")
+    rest = msgspec.structs.replace(
+        ending(KILL, TERM), identities=ranks(2)[1:], exits=ending(KILL, TERM).exits[1:]
+    )
+    more = add_ending(one, rest, 1001.0, "rank 1 ended")
+
+    assert [culprit.rank for culprit in judge(more).diagnosis.culprits] == [0]
+
+
+def test_ranks_that_live_on_are_shown_as_they_were_captured() -> None:
+    waits = rank(1, process(*WAITER, pid=101, move=still()), world=2)
+    taken = capture(waits, lost=(LostRank(rank=0, pid=100, exit_status=KILL),))
+    told = ending(KILL, size=2, kernel_readable=True)
+    one = add_capture(add_ending(incident(), told, 1000.0, "x"), taken)
+    judgement = judge(one)
+
+    assert [row.is_.name for row in judgement.ranks] == ["exited", "collective"]
+    assert len(write_report(one, judgement, 1.0).captures) == 1
+
+
+def test_where_exits_name_nobody_a_capture_from_just_before_may() -> None:
+    waits = rank(0, process(*WAITER, pid=100, move=still()), world=2)
+    sleeps = process(
+        "load (train.py:7)", pid=101, wchan="hrtimer_nanosleep", syscall="clock_nanosleep", move=still(span=20.0),
+    )  # fmt: skip
+    told = ending(ONE, TERM, order=(0, 1), errors={0: PEER})
+    judgement = judgement_of(told, judge_ending(told), capture(waits, rank(1, sleeps, world=2)))
+
+    assert judgement.diagnosis.verdict is Verdict.RANK_WAITING
+    assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [1]
+    assert "then the job ended" in judgement.diagnosis.summary

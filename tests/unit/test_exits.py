@@ -1,0 +1,156 @@
+"""The exit watch on real processes: order, status, reaped children, reused numbers, bounds."""
+
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mldebug_agents.exits.pidfds import ExitWatch, ProcessExit
+from mldebug_agents.host import Host
+
+WAIT = 10.0
+CHILD = "import sys; sys.stdin.readline(); "
+
+
+class Watched:
+    """An exit watch, and what it has told."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.told: queue.Queue[ProcessExit] = queue.Queue()
+        self.watch = ExitWatch(Host(), self.told.put, limit)
+
+    def next(self) -> ProcessExit:
+        return self.told.get(timeout=WAIT)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    one = Watched()
+    yield one
+    one.watch.close()
+
+
+def child(words: str) -> "subprocess.Popen[bytes]":
+    """A process that ends by `words` when its standard input is closed."""
+    return subprocess.Popen([sys.executable, "-S", "-c", CHILD + words], stdin=subprocess.PIPE)
+
+
+def start_of(pid: int) -> int:
+    stat = Host().brief(pid)
+    assert stat is not None
+    return stat.start_ticks
+
+
+def let_end(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("sys.exit(3)", 3 << 8),
+        ("", 0),
+        ("import os; os.kill(os.getpid(), 9)", 9),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 15),
+    ],
+)
+def test_a_zombie_tells_its_status(watched: Watched, words: str, status: int) -> None:
+    process = child(words)
+    watched.watch.watch(process.pid, start_of(process.pid))
+    let_end(process)
+
+    told = watched.next()
+
+    assert (told.pid, told.status) == (process.pid, status)
+    process.wait(WAIT)
+
+
+def test_the_order_of_exits_is_known(watched: Watched) -> None:
+    processes = [child(f"sys.exit({number})") for number in range(3)]
+    for process in processes:
+        watched.watch.watch(process.pid, start_of(process.pid))
+    told = []
+    for process in (processes[2], processes[0], processes[1]):
+        let_end(process)
+        told.append(watched.next())  # those that one wake-up brings together have no order
+
+    assert [one.status for one in told] == [2 << 8, 0, 1 << 8]
+    assert told[0].moment < told[1].moment < told[2].moment
+    assert [process.wait(WAIT) for process in processes] == [0, 1, 2]
+
+
+def test_a_process_that_is_reaped_at_once_keeps_its_order_and_on_new_kernels_its_status(
+    watched: Watched,
+) -> None:
+    grandchild = "sleep 0.3; exit 7"
+    launcher = subprocess.Popen(
+        ["sh", "-c", f"sh -c '{grandchild}' & echo $!; wait"], stdout=subprocess.PIPE
+    )
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    watched.watch.watch(pid, start_of(pid))
+    launcher.communicate()
+
+    told = watched.next()
+
+    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+    assert told.status == 7 << 8 or (release < (6, 15) and told.status is None)
+
+
+def test_a_process_that_is_gone_is_an_exit_unknown(watched: Watched) -> None:
+    process = child("")
+    start = start_of(process.pid)
+    let_end(process)
+    process.wait(WAIT)
+    watched.watch.watch(process.pid, start)
+
+    told = watched.next()
+
+    assert (told.pid, told.status) == (process.pid, None)
+
+
+def test_another_process_with_the_number_of_one_that_is_gone_is_not_watched(
+    watched: Watched,
+) -> None:
+    process = child("sys.exit(3)")
+    watched.watch.watch(process.pid, start_of(process.pid) - 1)
+
+    told = watched.next()
+
+    assert (told.pid, told.status) == (process.pid, None)
+    let_end(process)
+    process.wait(WAIT)
+    assert watched.told.empty()
+
+
+def test_no_more_processes_than_there_is_room_for() -> None:
+    one = Watched(limit=1)
+    processes = [child("sys.exit(4)"), child("sys.exit(5)")]
+    for process in processes:
+        one.watch.watch(process.pid, start_of(process.pid))
+    for process in processes:
+        let_end(process)
+
+    assert one.next().status == 4 << 8
+    assert one.watch.left_out == 1
+    one.watch.close()
+    for process in processes:
+        process.wait(WAIT)
+
+
+def test_closing_lets_go_of_all_descriptors() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    one = Watched()
+    process = child("")
+    one.watch.watch(process.pid, start_of(process.pid))
+    let_end(process)
+    one.next()
+    process.wait(WAIT)
+    one.watch.watch(os.getpid(), start_of(os.getpid()))
+    one.watch.close()
+
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,257 @@
+"""What survives a restart of the agent, whatever the disk does meanwhile."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hung import hung_mount, wait_until
+from mldebug.errors import AccessError, MldebugError, UsageError
+from mldebug.incident import Incident
+from mldebug.stall.pulse import StallMemory
+from mldebug_agents import statekeeping
+from mldebug_agents.doors import open_unix
+from mldebug_agents.ledger import Ledger
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.starting.leftovers import Leftover, children_of
+
+INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
+
+
+SPAWNERS: list[Spawner] = []
+
+
+@pytest.fixture(autouse=True)
+def starter() -> Iterator[None]:
+    """What forks the state keepers of a test."""
+    with Spawner({"state": statekeeping.serve}) as one:
+        SPAWNERS.append(one)
+        yield
+        SPAWNERS.remove(one)
+
+
+def unopened(folder: Path) -> Ledger:
+    return Ledger(folder, SPAWNERS[-1], retry=0.01)
+
+
+@contextmanager
+def ledger(folder: Path, timeout: float = 5.0) -> Iterator[Ledger]:
+    one = unopened(folder)
+    try:
+        one.start(timeout)
+        one.scribe.release()
+        yield one
+    finally:
+        one.close(5)
+
+
+def test_memory_incident_and_leftovers_come_back(tmp_path: Path) -> None:
+    left = (Leftover(7, 99, "py-spy dump"),)
+    with ledger(tmp_path) as first:
+        first.keep("job", StallMemory(run="job", incidents=1), INCIDENT)
+        first.keep("gone", StallMemory(run="gone"), None)
+        first.forget("gone")
+        first.leave(left)
+    with ledger(tmp_path) as second:
+        assert second.opened
+        assert second.memory("job") == StallMemory(run="job", incidents=1)
+        assert second.incident("job") == INCIDENT
+        assert set(second.found()) == {"job"}
+        assert second.leftovers == left
+
+
+def test_only_the_agent_may_read_its_memory(tmp_path: Path) -> None:
+    with ledger(tmp_path / "state") as one:
+        one.keep("job", StallMemory(), None)
+        wait_until(lambda: (tmp_path / "state/agent.sqlite-wal").exists())
+        modes = {
+            path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").iterdir()
+        }
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o711
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "agent.sqlite").write_bytes(b"no database" * 1000)
+    with ledger(tmp_path) as one:
+        assert one.opened
+        one.keep("job", StallMemory(run="job"), None)
+    with ledger(tmp_path) as two:
+        assert two.memory("job") == StallMemory(run="job")
+    assert (tmp_path / "agent.sqlite.broken").read_bytes().startswith(b"no database")
+    assert "is damaged" in caplog.text
+
+
+def test_a_row_of_another_version_does_not_hide_the_others(tmp_path: Path) -> None:
+    with ledger(tmp_path) as one:
+        one.keep("old", StallMemory(), None)
+        one.keep("job", StallMemory(run="job"), None)
+    link = sqlite3.connect(tmp_path / "agent.sqlite")
+    link.execute("UPDATE runs SET memory = '{\"run\": 7}' WHERE job_id = 'old'")
+    link.commit()
+    link.close()
+    with ledger(tmp_path) as two:
+        assert set(two.found()) == {"job"}
+
+
+def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    with ledger(tmp_path):
+        other = unopened(tmp_path)
+        with pytest.raises(UsageError, match=rf"another agent \(pid {os.getpid()}\) already uses"):
+            other.start()
+        other.close(5)
+
+
+def test_an_agent_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
+    with ledger(tmp_path):
+        (tmp_path / "agent.lock").write_text("123 other-node")
+        other = unopened(tmp_path)
+        with pytest.raises(UsageError, match=r"pid 123 on other-node"):
+            other.start()
+        other.close(5)
+
+
+def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from mldebug_agents import statekeeping
+from mldebug_agents.doors import open_unix
+from mldebug_agents.ledger import Ledger
+from mldebug_agents.spawn import Spawner
+one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": statekeeping.serve}})); one.start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == -9
+    with ledger(tmp_path) as one:
+        assert one.opened
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "loop", "long"])
+def test_what_can_never_be_a_state_dir_is_a_sentence(tmp_path: Path, kind: str) -> None:
+    place = {
+        "file": tmp_path / "file",
+        "below a file": tmp_path / "file/state",
+        "loop": tmp_path / "loop",
+        "long": tmp_path / ("x" * 300),
+    }[kind]
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    one = unopened(place)
+    with pytest.raises(UsageError, match=f"the state dir {place} ") as raised:
+        one.start()
+    assert "agent.state_dir" in raised.value.way_out
+    one.close(5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_a_closed_state_dir_is_a_sentence(tmp_path: Path) -> None:
+    """As an ordinary user, in a child."""
+    place = tmp_path / "state"
+    place.mkdir(mode=0o500)
+    tmp_path.chmod(0o755)
+    for above in tmp_path.parents:
+        above.chmod(above.stat().st_mode | 0o011)
+    receive, send = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if not pid:
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        try:
+            Ledger(place, Spawner({"state": statekeeping.serve})).start()
+            send.send("started")
+        except MldebugError as error:
+            send.send(f"{type(error).__name__}: {error.message}")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (
+        receive.recv() == f"{AccessError.__name__}: this user may not write the state dir {place}"
+    )
+    receive.close()
+    send.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_read_only_disk_is_a_sentence_and_a_full_one_is_not(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)], check=True)
+    try:
+        (place / "fill").write_bytes(b"x" * 65536)
+        with ledger(place) as one:
+            one.keep("job", StallMemory(run="job"), INCIDENT)
+            wait_until(lambda: not one.states()[0].success)
+            assert "full" in one.states()[0].error
+            (place / "fill").unlink()
+            wait_until(lambda: one.states()[0].success)
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+        other = unopened(place)
+        with pytest.raises(UsageError, match="read-only"):
+            other.start()
+        other.close(5)
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_hung_disk_is_opened_when_it_comes_back(tmp_path: Path) -> None:
+    with ledger(tmp_path / "before") as first:
+        first.keep("job", StallMemory(run="job"), INCIDENT)
+    folder = tmp_path / "hung"
+    folder.mkdir()
+    with hung_mount(folder) as mount:
+        for path in (tmp_path / "before").iterdir():
+            (mount.source / path.name).write_bytes(path.read_bytes())
+        mount.hang()
+        late = unopened(mount.target)
+        assert not late.start(0.3)
+        assert late.found() == {}
+        mount.recover()
+        wait_until(lambda: late.opened)
+        assert late.earlier_incident("job") == INCIDENT
+        late.close(5)
+
+
+def test_the_socket_file_goes_at_the_end_if_it_is_still_ours(tmp_path: Path) -> None:
+    for taken_over in (False, True):
+        doors: list[socket.socket] = []
+        one = Ledger(tmp_path, SPAWNERS[-1], doors.append, retry=0.01)
+        assert one.start(5)
+        assert doors[0].getsockname() == str(tmp_path / "agent.sock")
+        if taken_over:
+            (tmp_path / "agent.sock").unlink()
+            doors.append(open_unix(tmp_path))
+        one.close(5)
+        assert (tmp_path / "agent.sock").exists() == taken_over
+        for door in doors:
+            door.close()
+
+
+def test_a_keeper_that_was_killed_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
+    with ledger(tmp_path) as one:
+        assert one.worker is not None
+        assert one.worker.pid
+        os.kill(one.worker.pid, signal.SIGKILL)
+        one.keep("job", StallMemory(run="job"), INCIDENT)
+        wait_until(lambda: one.scribe.idle)
+    with ledger(tmp_path) as two:
+        assert two.incident("job") == INCIDENT
+
+
+def test_leftovers_are_known_by_pid_and_start() -> None:
+    with subprocess.Popen(["sleep", "100"]) as child:
+        wait_until(lambda: any(one.pid == child.pid for one in children_of(os.getpid())))
+        (mine,) = (one for one in children_of(os.getpid()) if one.pid == child.pid)
+        assert mine.lives()
+        assert not Leftover(mine.pid, mine.start_ticks + 1).lives()
+        child.kill()
+        wait_until(lambda: not mine.lives())  # a zombie is nobody

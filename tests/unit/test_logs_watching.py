@@ -1,0 +1,416 @@
+"""The logs of one job from look to look: searched for seldom, followed wherever they go, bounded, counted, named."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hung import hung_mount
+from mldebug.logparser import LogParser
+from mldebug.model import Job, ProcessState, RankIdentity
+from mldebug.rooms import create_all
+from mldebug.stall.progress import LogProgress
+from mldebug_agents.host import Host
+from mldebug_agents.logs import following, watching
+from mldebug_agents.logs.places import LogFinder
+from mldebug_agents.logs.watching import HungMounts, JobLogs
+from mldebug_agents.reader import Reader
+from mldebug_agents.spawn import Spawner
+
+ME = os.getpid()
+MIB = 1 << 20
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Spawner() as spawner, Reader(spawner) as it:
+        yield it
+
+
+class Ours(Host):
+    """This test plays the rank: of its many descriptors only `shown` are seen, under the numbers given there.
+
+    The numbers are those of real descriptors; `role` says which of them counts as stdout.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[int] = []
+        self.searches = 0
+
+    def process_state(
+        self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
+    ) -> ProcessState | None:
+        self.searches += 1
+        seen = super().process_state(pid, threads=False, files=True)
+        assert seen is not None
+        files_ = tuple(file for file in seen.files if file.fd in self.shown)
+        return ProcessState(
+            pid=pid, ppid=seen.ppid, name=seen.name, state="S", uid=seen.uid,
+            start_ticks=seen.start_ticks, files=files_,
+        )  # fmt: skip
+
+
+class Watched:
+    """One job of one rank: this process, with files named like logs."""
+
+    def __init__(self, reader: Reader, hung: HungMounts | None = None) -> None:
+        self.host = Ours()
+        self.reader = reader
+        self.progress = LogProgress()
+        self.hung = hung or HungMounts(self.host, reader)
+        self.logs = JobLogs(self.host, reader, self.hung, self.parser, self.progress)
+        self.now = 1000.0
+        brief = self.host.brief(ME)
+        assert brief is not None
+        rank = RankIdentity(
+            rank=0, world_size=1, pid=ME, start_ticks=brief.start_ticks, started_at=0.0, node="n"
+        )
+        self.job = Job(
+            id="j",
+            name="j",
+            launcher="single",
+            attempt=0,
+            world_size=1,
+            ranks=(rank,),
+            nodes=("n",),
+        )
+
+    def parser(self) -> LogParser:
+        """Built-in formats."""
+        return LogParser(create_all("logs"))
+
+    def look(self, seconds: float = 1.0) -> int | None:
+        """Look, some seconds later; return the step."""
+        self.now += seconds
+        self.logs.look(self.job, LogFinder(self.host), self.now)
+        return self.progress.step
+
+
+class Log:
+    """An open file of this process."""
+
+    def __init__(self, watched: Watched, path: Path, flags: int = os.O_APPEND) -> None:
+        self.watched = watched
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
+        watched.host.shown.append(self.fd)
+
+    def write(self, data: str | bytes) -> None:
+        """Append."""
+        left = data.encode() if isinstance(data, str) else data
+        while left:
+            left = left[os.write(self.fd, left) :]
+
+    def close(self) -> None:
+        """And show it no more."""
+        with suppress(OSError):
+            os.close(self.fd)
+        self.watched.host.shown.remove(self.fd)
+
+
+@pytest.fixture
+def watched(reader: Reader) -> Watched:
+    return Watched(reader)
+
+
+@pytest.fixture
+def log(watched: Watched, tmp_path: Path) -> Iterator[Log]:
+    it = Log(watched, tmp_path / "train.log")
+    yield it
+    it.close()
+
+
+# --- searching seldom -----------------------------------------------------------------------------
+
+
+def test_descriptors_are_searched_once_a_minute_while_nothing_moves(
+    watched: Watched, log: Log
+) -> None:
+    log.write("step 1 loss 1\n")
+    assert watched.look() == 1
+    searches = watched.host.searches
+    for step in range(2, 12):
+        log.write(f"step {step} loss 1\n")
+        assert watched.look(5.0) == step
+    assert watched.host.searches == searches
+    watched.look(watching.SEARCH_EVERY)
+    assert watched.host.searches > searches
+
+
+def test_a_log_that_comes_later_is_found_soon(watched: Watched, tmp_path: Path) -> None:
+    assert watched.look() is None
+    assert watched.logs.sentence.startswith("no log found: ")
+    late = Log(watched, tmp_path / "late.log")
+    late.write("step 4 loss 1\n")
+    assert watched.look(watching.SEARCH_AGAIN) == 4
+    assert watched.logs.sentence == str(late.path)
+    late.close()
+
+
+def test_rotation_to_another_descriptor_is_seen_at_the_next_look(
+    watched: Watched, log: Log, tmp_path: Path
+) -> None:
+    log.write("step 1 loss 1\n")
+    watched.look()
+    log.path.rename(tmp_path / "train.log.1")
+    held = os.open(os.devnull, os.O_RDONLY)
+    new = Log(watched, log.path)
+    os.close(held)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), log.fd)
+    watched.host.shown.remove(log.fd)
+    new.write("step 2 loss 1\n")
+    assert watched.look() == 2
+    watched.host.shown.append(log.fd)
+    new.close()
+
+
+def test_rotation_at_the_same_descriptor_reads_old_and_new(watched: Watched, log: Log) -> None:
+    """Rename and create, as logrotate with a reopening writer does: no record is lost in between."""
+    log.write("step 1 loss 1\n")
+    watched.look()
+    moves = watched.progress.signals()[0].value
+    log.write("step 2 loss 1\n")
+    log.path.rename(log.path.with_name("train.log.1"))
+    new = os.open(log.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(new, log.fd)
+    os.close(new)
+    log.write("step 3 loss 1\n")
+    assert watched.look() == 3
+    assert watched.progress.signals()[0].value == moves + 2
+    assert watched.logs.counts.rotations == 1
+
+
+def test_a_thousand_rotations_leave_one_follower(watched: Watched, log: Log) -> None:
+    for step in range(30):
+        log.path.unlink()
+        new = os.open(log.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(new, log.fd)
+        os.close(new)
+        log.write(f"step {step} loss 1\n")
+        assert watched.look() == step
+    assert len(watched.logs._followers) == 1
+    assert watched.logs.counts.records == 30
+
+
+def test_first_and_last_rank_are_asked_first() -> None:
+    ranks = [
+        RankIdentity(rank=n, world_size=99, pid=n, start_ticks=0, started_at=0.0, node="n")
+        for n in range(99)
+    ]
+    asked = [rank.rank for rank in watching._to_ask(ranks)]
+    assert asked[:3] == [0, 98, 1]
+    assert len(asked) == watching.MAX_ASKED
+    assert [rank.rank for rank in watching._to_ask(ranks[:1])] == [0]
+    assert [rank.rank for rank in watching._to_ask(ranks[:2])] == [0, 1]
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_100_mb_on_one_line_are_left_out_counted_and_named(watched: Watched, log: Log) -> None:
+    log.write("step 1 loss 1\n")
+    watched.look()
+    before, children = _rss(ME), sum(map(_rss, _reader_children()))
+    for _ in range(25):
+        log.write(b"z" * (4 * MIB))
+        began = time.monotonic()
+        watched.look()
+        assert time.monotonic() - began < 2.0
+    log.write("\nstep 2 loss 1\n")
+    assert watched.look() == 2
+    assert watched.logs.counts.oversized == 1
+    assert "1 lines too long to read" in watched.logs.sentence
+    assert _rss(ME) - before < 24 * MIB
+    assert sum(map(_rss, _reader_children())) - children < 24 * MIB
+
+
+def test_100_mb_at_once_are_skipped_counted_and_named(watched: Watched, log: Log) -> None:
+    watched.look()
+    log.write(b"z" * (100 * MIB) + b"\nstep 2 loss 1\n")
+    assert watched.look() == 2
+    assert watched.logs.counts.skipped_bytes == 100 * MIB + 15 - following.MAX_NEWS
+    assert watched.logs.sentence == f"{log.path} (101 MB skipped)"
+
+
+def test_a_binary_log(watched: Watched, log: Log) -> None:
+    watched.look()
+    log.write(os.urandom(MIB) + b"\0" * MIB + b"\xff\xfe\n" * 100 + b"\nstep 2 loss 1\n")
+    assert watched.look() == 2
+    assert watched.logs.counts.binary > 100
+    assert "lines of binary data" in watched.logs.sentence
+
+
+def test_a_sparse_log_of_a_terabyte(watched: Watched, tmp_path: Path) -> None:
+    path = tmp_path / "sparse.log"
+    with path.open("wb") as file:
+        try:
+            file.truncate(1 << 40)
+        except OSError:
+            file.truncate(1 << 34)
+    log = Log(watched, path)
+    began = time.monotonic()
+    assert watched.look() is None
+    log.write("\nstep 5 loss 1\n")
+    assert watched.look() == 5
+    os.truncate(path, path.stat().st_size + (1 << 34))  # and it grows by a hole
+    log.write("\nstep 6 loss 1\n")
+    assert watched.look() == 6
+    assert time.monotonic() - began < 5.0
+    assert watched.logs.counts.bytes < 8 * MIB
+    log.close()
+
+
+def test_truncated_to_nothing_and_grown_beyond_its_old_size(watched: Watched, log: Log) -> None:
+    log.write("step 1 loss 1\n" * 5)
+    watched.look()
+    os.truncate(log.path, 0)
+    log.write("step 2 loss 1\n" * 50)
+    assert watched.look() == 2
+    assert watched.logs.counts.truncations == 1
+    assert watched.logs.counts.records == 5 + 50
+
+
+def test_a_fifo_with_a_name_is_refused_unopened_and_named(watched: Watched, tmp_path: Path) -> None:
+    fifo = tmp_path / "my.log"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    watched.host.shown.append(end)
+    assert watched.look() is None
+    assert watched.logs.sentence == f"no log can be read: {fifo}: not a regular file"
+    assert [gap.what for gap in watched.logs.gaps] == ["log"]
+    assert watched.logs.counts.failures == 1
+    os.close(end)
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/null", "/dev/ptmx"])
+def test_devices_are_named_and_not_opened(watched: Watched, device: str) -> None:
+    """As stdout; a child plays the rank."""
+    flags = os.O_RDWR if device == "/dev/ptmx" else os.O_WRONLY
+    end = os.open(device, flags | os.O_NOCTTY)
+    sentence = _of_child(watched, end)
+    os.close(end)
+    assert sentence.startswith(
+        f"no log found: stdout is {'a terminal (' if 'pt' in device else ''}/dev/"
+    )
+
+
+def test_a_socket_is_named(watched: Watched) -> None:
+    one, other = socket.socketpair()
+    sentence = _of_child(watched, one.fileno())
+    one.close()
+    other.close()
+    assert sentence.startswith("no log found: stdout is a socket (socket:[")
+
+
+def test_a_log_that_became_a_folder_is_still_followed(watched: Watched, log: Log) -> None:
+    log.write("step 1 loss 1\n")
+    watched.look()
+    log.path.unlink()
+    log.path.mkdir()
+    log.write("step 2 loss 1\n")
+    assert watched.look() == 2
+
+
+def test_a_closed_log_is_named(watched: Watched, log: Log) -> None:
+    log.write("step 1 loss 1\n")
+    watched.look()
+    os.close(log.fd)
+    assert watched.look() == 1  # it told so before
+    assert watched.logs.sentence.startswith("no log found: ")
+
+
+# --- what is slow, or hangs ----------------------------------------------------------------------
+
+
+def test_one_mount_that_hangs_costs_one_reader_and_one_deadline(
+    reader: Reader, tmp_path: Path
+) -> None:
+    with hung_mount(tmp_path) as mount:
+        (mount.source / "sub").mkdir()
+        one = Watched(reader)
+        two = Watched(reader, one.hung)
+        logs = [Log(one, mount.target / "a.log"), Log(two, mount.target / "sub/b.log")]
+        good = Log(one, tmp_path / "good.log")
+        logs += [Log(two, mount.target / "c.log")]
+        for each in (*logs, good):
+            each.write("step 3 loss 1\n")
+        mount.hang()
+        began = time.monotonic()
+        assert one.look() == 3
+        assert two.look() is None
+        assert time.monotonic() - began < 2 * 2.0 + 1.0
+        began = time.monotonic()
+        good.write("step 4 loss 1\n")
+        assert one.look() == 4
+        assert time.monotonic() - began < 1.9
+        assert len(reader.stuck) == 1
+        assert one.logs.sentence == str(good.path)
+        assert (len(one.logs.gaps), len(two.logs.gaps)) == (1, 2)
+        assert two.logs.sentence.startswith("no log can be read: ")
+        mount.recover()
+        deadline = time.monotonic() + 20
+        while two.look() != 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert two.progress.step == 3
+        for each in (*logs, good):
+            each.close()
+
+
+def test_what_there_is_no_time_for_is_named_and_comes_first_next_time(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "BUDGET", 0.0)
+    logs = [Log(watched, tmp_path / f"{name}.log") for name in "ab"]
+    watched.look()
+    reasons = [gap.reason for gap in watched.logs.gaps]
+    assert reasons == [
+        f"{log.path}: not read this time: the other logs took too long" for log in logs
+    ]
+    monkeypatch.setattr(watching, "BUDGET", 2.0)
+    logs[1].write("step 8 loss 1\n")
+    assert watched.look() == 8
+    for log in logs:
+        log.close()
+
+
+def _of_child(watched: Watched, stdout: int) -> str:
+    """What is said of a rank with that stdout."""
+    rank = subprocess.Popen(["sleep", "600"], stdout=stdout, stderr=subprocess.DEVNULL)
+    try:
+        host = Host()
+        state = host.process_state(rank.pid, files=True)
+        assert state is not None
+        identity = RankIdentity(
+            rank=0, world_size=1, pid=rank.pid, start_ticks=state.start_ticks, started_at=0.0, node="n"
+        )  # fmt: skip
+        job = Job(
+            id="j", name="j", launcher="single", attempt=0, world_size=1, ranks=(identity,), nodes=("n",)
+        )  # fmt: skip
+        logs = JobLogs(host, watched.reader, watched.hung, watched.parser, watched.progress)
+        logs.look(job, LogFinder(host), 1.0)
+        return logs.sentence
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def _rss(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def _reader_children() -> list[int]:
+    """The helper and all that it has forked."""
+    found = []
+    for pid in _children(ME):
+        found += [pid, *_children(pid)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,416 @@
+"""What Prometheus reads: right values, valid in both formats whatever a job calls itself, held within the budget."""
+
+import math
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_plain
+
+from hung import wait_until
+from mldebug.model import Verdict
+from mldebug.records import STEP_BOUNDS, StepTimes
+from mldebug.snapshot import RunState, Snapshot
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.prometheus import (
+    FORGOTTEN,
+    OPENMETRICS,
+    PLAIN,
+    Prometheus,
+    groups,
+    prefers_openmetrics,
+)
+from snapshots import REPORT, moving, snapshot, stalled
+
+ASKS_FOR_OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+Golden = Callable[[str, str], None]
+
+
+def text(seen: Snapshot, accept: str = "", teller: Prometheus | None = None) -> str:
+    return (teller or Prometheus()).render(seen, accept)[0].decode()
+
+
+def families(seen: Snapshot, *, openmetrics: bool = False) -> dict[str, Metric]:
+    read = read_openmetrics if openmetrics else read_plain
+    told = text(seen, ASKS_FOR_OPENMETRICS if openmetrics else "")
+    return {family.name: family for family in read(told)}
+
+
+def values(seen: Snapshot, name: str) -> dict[tuple[str, ...], float]:
+    """Samples of one series name by their label values, in order of label name."""
+    found = [one for family in families(seen).values() for one in family.samples]
+    return {
+        tuple(value for _, value in sorted(one.labels.items())): one.value
+        for one in found
+        if one.name == name
+    }
+
+
+# --- the whole text ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "accept"), [("plain", ""), ("openmetrics", ASKS_FOR_OPENMETRICS)])
+def test_the_exposition_is_as_recorded(name: str, accept: str, golden: Golden) -> None:
+    golden(f"metrics-{name}.txt", text(snapshot(moving(), stalled()), accept))
+
+
+def test_promtool_has_nothing_to_say() -> None:
+    promtool = shutil.which("promtool")
+    assert promtool or "CI" not in os.environ, "install the package `prometheus`"
+    if promtool is None:
+        pytest.skip("promtool is not here")
+    for seen in (snapshot(moving(), stalled()), snapshot(), snapshot(moving(), series_budget=100)):
+        done = subprocess.run([promtool, "check", "metrics"], input=text(seen), text=True,
+                              capture_output=True, check=False, timeout=60)  # fmt: skip
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_both_formats_tell_the_same_series() -> None:
+    seen = snapshot(moving(), stalled())
+    plain, rich = families(seen), families(seen, openmetrics=True)
+
+    def told(found: dict[str, Metric]) -> list[tuple[str, str, str]]:
+        samples = [one for family in found.values() for one in family.samples]
+        return sorted((one.name, str(one.labels), str(one.value)) for one in samples)
+
+    assert told(plain) == told(rich)
+
+
+def test_every_family_is_declared_once_with_the_names_of_the_field() -> None:
+    declared = [family for group in groups().values() for family in group.families]
+    names = [family.name for family in declared]
+    assert len(set(names)) == len(names)
+    for family in declared:
+        assert family.name.startswith("mldebug_")
+        assert not family.name.endswith(("_total", "_info", "_count", "_sum", "_bucket"))
+        assert not {"pid", "node", "host", "instance", "job"} & set(family.labels)
+        assert family.help.endswith(".")
+        assert family.absent
+
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+def test_a_moving_run_is_up_and_tells_its_progress() -> None:
+    seen = snapshot(moving())
+    assert values(seen, "mldebug_run_up") == {("5c01",): 1.0}
+    assert values(seen, "mldebug_run_step") == {("5c01",): 1200.0}
+    assert values(seen, "mldebug_run_loss") == {("5c01",): 2.75}
+    assert values(seen, "mldebug_run_progress_age_seconds") == {("5c01",): 1.2}
+    assert values(seen, "mldebug_run_progress_timestamp_seconds") == {("5c01",): seen.at - 1.5}
+    assert values(seen, "mldebug_incident_open_info") == {}
+
+
+def test_a_stalled_run_is_down_and_names_its_incident() -> None:
+    seen = snapshot(stalled())
+    assert values(seen, "mldebug_run_up") == {("7f3a",): 0.0}
+    labels = ("stall", REPORT, "7f3a", "rank_waiting")
+    assert values(seen, "mldebug_incident_open_info") == {labels: 1.0}
+    assert values(seen, "mldebug_incident_since_timestamp_seconds") == {("7f3a",): seen.at - 76}
+    assert values(seen, "mldebug_run_ranks_by_class") == {
+        ("collective", "7f3a"): 3.0,
+        ("sleep", "7f3a"): 1.0,
+    }
+    assert values(seen, "mldebug_rank_class_info")[("sleep", "2", "7f3a")] == 1.0
+    assert values(seen, "mldebug_run_ranks_lost") == {("7f3a",): 1.0}
+    stages = values(seen, "mldebug_run_stage")
+    assert {stage for (_, stage), value in stages.items() if value} == {"blamed"}
+    assert len(stages) == 7
+
+
+def test_what_is_not_known_is_absent() -> None:
+    seen = snapshot(RunState(id="new", name="x", launcher="single"))
+    told = {name for name in families(seen) if values(seen, name)}
+    assert "mldebug_run_up" in told
+    assert not told & {"mldebug_run_step", "mldebug_run_loss", "mldebug_run_last_step_duration_seconds",
+                       "mldebug_run_progress_age_seconds", "mldebug_run_progress_timestamp_seconds",
+                       "mldebug_run_stall_timeout_seconds", "mldebug_run_ranks_by_class"}  # fmt: skip
+    assert values(seen, "mldebug_run_step_duration_seconds_count") == {}
+
+
+def test_a_run_that_has_ended_vanishes_at_the_next_scrape() -> None:
+    teller = Prometheus()
+    assert 'run="5c01"' in text(snapshot(moving()), teller=teller)
+    assert 'run="5c01"' not in text(snapshot(), teller=teller)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 1e-300, 1.5e308])
+def test_a_loss_is_what_the_log_said(loss: float) -> None:
+    seen = snapshot(msgspec.structs.replace(moving(), loss=loss))
+    (found,) = values(seen, "mldebug_run_loss").values()
+    assert found == loss or (math.isnan(loss) and math.isnan(found))
+
+
+def test_step_times_are_a_cumulative_histogram() -> None:
+    times = StepTimes(counts=(1, 0, 2, *[0] * (len(STEP_BOUNDS) - 3), 4), seconds=2500.5)
+    seen = snapshot(msgspec.structs.replace(moving(), step_times=times))
+    found = values(seen, "mldebug_run_step_duration_seconds_bucket")
+    bounds = {bound: value for (bound, _), value in found.items()}
+    assert (bounds["0.01"], bounds["0.05"], bounds["0.1"], bounds["600.0"]) == (1, 1, 3, 3)
+    assert bounds["+Inf"] == 7
+    assert values(seen, "mldebug_run_step_duration_seconds_count") == {("5c01",): 7}
+    assert values(seen, "mldebug_run_step_duration_seconds_sum") == {("5c01",): 2500.5}
+
+
+# --- incidents -------------------------------------------------------------------------------------
+
+
+def test_every_kind_and_verdict_is_there_from_the_start() -> None:
+    found = values(snapshot(incidents={}), "mldebug_incidents_total")
+    expected = {(kind, str(one)) for kind in ("stall", "abnormal_end") for one in Verdict}
+    assert set(found) == expected
+    assert set(found.values()) == {0.0}
+
+
+def test_a_kind_that_nobody_expected_is_counted_all_the_same() -> None:
+    found = values(snapshot(incidents={"manual/unknown": 3}), "mldebug_incidents_total")
+    assert found["manual", "unknown"] == 3
+
+
+def test_the_newest_report_is_the_exemplar() -> None:
+    seen = snapshot(moving())
+    counters = families(seen, openmetrics=True)["mldebug_incidents"].samples
+    found = {one.labels["verdict"]: one.exemplar.labels for one in counters if one.exemplar}
+    assert found == {"rank_waiting": {"report": REPORT}}
+    assert REPORT not in text(seen)
+
+
+@pytest.mark.parametrize(("length", "there"), [(122, True), (123, False)])
+def test_an_exemplar_is_never_longer_than_the_standard_allows(length: int, there: bool) -> None:
+    seen = snapshot(last_report={"stall/rank_waiting": "7" * length})
+    counters = families(seen, openmetrics=True)["mldebug_incidents"].samples
+    assert any(one.exemplar for one in counters) is there
+
+
+@pytest.mark.parametrize("name", ['"', 'a"}', "a b", "é", "\ud800"])
+def test_what_is_no_id_is_no_exemplar(name: str) -> None:
+    counters = families(snapshot(last_report={"stall/rank_waiting": name}), openmetrics=True)
+    assert not any(one.exemplar for one in counters["mldebug_incidents"].samples)
+
+
+# --- hostile names ---------------------------------------------------------------------------------
+
+NAMES = st.one_of(
+    st.text(st.characters(exclude_categories=()), max_size=30),  # surrogates too
+    st.sampled_from(['"', "\\", "\\n", "\n", "\r", "a\\", 'x"} 1\nup 0', "\x00", "\ud800", "é" * 9, "x" * 10_000]),
+)  # fmt: skip
+NUMBERS = st.one_of(st.none(), st.floats())
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> RunState:
+    return RunState(
+        id=draw(NAMES), name=draw(NAMES), launcher=draw(NAMES), user=draw(NAMES), loss=draw(NUMBERS),
+        classes=draw(st.dictionaries(st.integers(), NAMES, max_size=3)), incident=draw(NAMES), verdict=draw(NAMES),
+        incident_kind=draw(NAMES), incident_since=draw(NUMBERS), stage=draw(NAMES), progress_at=draw(NUMBERS),
+        step=draw(st.one_of(st.none(), st.integers(0, 10**15))), step_seconds=draw(NUMBERS),
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(runs(), max_size=4),
+    st.dictionaries(NAMES, st.integers(0, 2**53), max_size=3),
+    st.dictionaries(NAMES, NAMES, max_size=3),
+    st.sampled_from([100, 5000]),
+)
+def test_the_text_is_valid_whatever_a_job_calls_itself(
+    found: list[RunState], incidents: dict[str, int], reports: dict[str, str], budget: int
+) -> None:
+    seen = snapshot(*found, incidents=incidents, last_report=reports, series_budget=budget)
+    for openmetrics in (False, True):
+        samples = [
+            one for family in families(seen, openmetrics=openmetrics).values() for one in family.samples
+        ]  # fmt: skip
+        keys = [(one.name, *sorted(one.labels.items())) for one in samples]
+        assert len(set(keys)) == len(keys)
+        assert {name.partition("_")[0] for name, *_ in keys} == {"mldebug"}
+        (count,) = [one.value for one in samples if one.name == "mldebug_series"]
+        assert count == len(samples)
+        assert max(len(value) for one in samples for value in [*one.labels.values(), ""]) <= 200
+
+
+def test_two_runs_with_one_id_are_exposed_once_and_counted() -> None:
+    seen = snapshot(moving(), msgspec.structs.replace(moving(), step=7))
+    assert values(seen, "mldebug_run_step") == {("5c01",): 1200.0}
+    dropped = values(seen, "mldebug_series_dropped")
+    assert dropped["mldebug_run_step", "duplicate"] == 1
+    assert dropped["mldebug_run_step_duration_seconds", "duplicate"] == len(STEP_BOUNDS) + 3
+
+
+# --- the budget ------------------------------------------------------------------------------------
+
+
+def total(seen: Snapshot) -> int:
+    return sum(len(family.samples) for family in families(seen).values())
+
+
+def test_everything_is_there_within_the_budget() -> None:
+    seen = snapshot(moving(), stalled())
+    assert values(seen, "mldebug_series") == {(): total(seen)}
+    assert values(seen, "mldebug_series_dropped") == {}
+    assert values(seen, "mldebug_series_budget") == {(): 5000}
+    fits = msgspec.structs.replace(seen, series_budget=total(seen))
+    assert values(fits, "mldebug_series_dropped") == {}
+
+
+def test_over_the_budget_whole_families_go_ranks_first() -> None:
+    whole = snapshot(moving(ranks=8), stalled(ranks=800))
+    ranks = values(
+        msgspec.structs.replace(whole, series_budget=total(whole) - 1), "mldebug_series_dropped"
+    )
+    assert ranks == {("mldebug_rank_class", "budget"): 800}
+
+    tight = msgspec.structs.replace(whole, series_budget=100)
+    left = families(tight)
+    assert total(tight) <= 100
+    assert {"mldebug_run_up", "mldebug_run_step"} <= set(left)
+    assert not {"mldebug_run_stage", "mldebug_rank_class_info"} & set(left)
+    dropped = values(tight, "mldebug_series_dropped")
+    lost = sum(int(value) for value in dropped.values())
+    assert total(whole) - lost + len(dropped) == total(tight)
+
+
+def test_the_agent_and_its_incidents_are_never_left_out() -> None:
+    seen = snapshot(*(moving(f"r{number}") for number in range(500)), series_budget=100)
+    left = {name: family for name, family in families(seen).items() if family.samples}
+    assert {"mldebug_build_info", "mldebug_incidents", "mldebug_series", "mldebug_runs"} <= set(
+        left
+    )
+    assert not [name for name in left if name.startswith("mldebug_run_")]
+
+
+# --- a group that fails ------------------------------------------------------------------------------
+
+
+class Broken:
+    """A metrics file with a bug."""
+
+    families = (Family(name="mldebug_broken", kind="gauge", help="x.", importance=Importance.RUN),)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        raise KeyError("x")
+
+
+def test_a_group_that_fails_costs_only_itself(caplog: pytest.LogCaptureFixture) -> None:
+    teller = Prometheus()
+    teller.groups = {"broken": Broken(), **teller.groups}
+    told = text(snapshot(moving()), teller=teller)
+    assert 'mldebug_metrics_success{group="broken"} 0' in told
+    assert 'mldebug_run_up{run="5c01"} 1' in told
+    assert "metrics broken failed: KeyError" in caplog.text
+
+
+# --- rendered ahead of the scrape ----------------------------------------------------------------------
+
+
+class Counting(Broken):
+    """Notes which snapshots are rendered."""
+
+    families = ()
+
+    def __init__(self) -> None:
+        self.seen: list[Snapshot] = []
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        self.seen.append(snapshot)
+        return iter(())
+
+
+def counting(pace: float) -> tuple[Prometheus, Counting]:
+    teller, counter = Prometheus(pace), Counting()
+    teller.groups = {"counting": counter}
+    return teller, counter
+
+
+def test_before_the_first_snapshot_there_is_nothing_to_scrape() -> None:
+    assert Prometheus().scrape() is None
+
+
+def test_any_number_of_scrapes_of_one_snapshot_render_once() -> None:
+    teller, counter = counting(0.01)
+    teller.publish(seen := snapshot())
+    told: list[object] = []
+    threads = [threading.Thread(target=lambda: told.append(teller.scrape())) for _ in range(16)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert counter.seen == [seen]
+    assert len(told) == 16
+
+
+def test_while_somebody_scrapes_the_next_text_lies_ready() -> None:
+    teller, counter = counting(0.01)
+    teller.publish(snapshot())
+    teller.scrape()
+    teller.publish(newer := snapshot(moving()))
+    wait_until(lambda: counter.seen[-1] is newer)
+    rendered = len(counter.seen)
+    teller.scrape()
+    assert len(counter.seen) == rendered
+
+
+def test_what_nobody_scrapes_is_not_rendered() -> None:
+    now = [0.0]
+    teller, counter = counting(0.01)
+    teller._clock = lambda: now[0]
+    teller.publish(snapshot())
+    teller.scrape()
+    now[0] = FORGOTTEN + 1
+    teller.publish(late := snapshot(moving()))
+    wait_until(lambda: not teller._news.is_set())
+    assert late not in counter.seen
+    teller.scrape()
+    assert counter.seen[-1] is late
+
+
+def test_a_scrape_never_gets_what_is_older_than_two_paces() -> None:
+    now = [0.0]
+    teller, counter = counting(1000.0)
+    teller._clock = lambda: now[0]
+    teller.publish(snapshot())
+    teller.scrape()
+    wait_until(lambda: not teller._news.is_set())
+    teller.publish(newer := snapshot(moving()))
+    teller.scrape()
+    assert newer not in counter.seen
+    now[0] = 2000.0
+    teller.scrape()
+    assert counter.seen[-1] is newer
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        (ASKS_FOR_OPENMETRICS, True),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.4", True),
+        ("application/openmetrics-text; q=0.3, text/plain; q=0.9", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=many", False),
+        ("application/openmetrics-textual", False),
+        (",;,q=1;;", False),
+    ],
+)  # fmt: skip
+def test_the_scraper_chooses_the_format(accept: str, openmetrics: bool) -> None:
+    assert prefers_openmetrics(accept) is openmetrics
+    told, kind = Prometheus().render(snapshot(), accept)
+    assert kind == (OPENMETRICS if openmetrics else PLAIN)
+    assert told.endswith(b"# EOF\n") is openmetrics
+
+
+def test_a_snapshot_goes_to_people_and_back_with_its_step_times() -> None:
+    seen: Any = snapshot(moving())
+    assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen

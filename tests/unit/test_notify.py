@@ -1,0 +1,114 @@
+"""What the service manager hears, over a real datagram socket, also while the agent's own look is stuck."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hung import wait_until
+from mldebug.config import Agent, Config, Stall
+from mldebug.snapshot import Snapshot
+from mldebug_agents import node as module
+from mldebug_agents.ledger import Ledger
+from mldebug_agents.node import Node
+from mldebug_agents.notify import MAX_STATUS, Notifier, reloading, status_text
+from mldebug_agents.watch import Watch
+from mldebug_agents.workbench import Workbench
+from snapshots import REPORT, moving, snapshot, stalled
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """The address of a service manager, and all that it has heard."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(tmp_path / "notify"))
+        ear.setblocking(False)
+        heard: list[str] = []
+
+        def listen() -> list[str]:
+            with suppress(BlockingIOError):
+                while True:
+                    heard.extend(ear.recv(4096).decode().splitlines())
+            return heard
+
+        yield str(tmp_path / "notify"), listen
+
+
+def test_states_go_out_in_one_datagram_and_status_only_when_new(
+    manager: tuple[str, Callable[[], list[str]]],
+) -> None:
+    address, heard = manager
+    notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000000"})
+    notifier.send("READY=1", "STATUS=x")
+    for _ in range(3):
+        notifier.status("1 run")
+    notifier.status("2 runs")
+    assert heard() == ["READY=1", "STATUS=x", "STATUS=1 run", "STATUS=2 runs"]
+    assert notifier.watchdog_seconds == 30.0
+
+
+def test_an_abstract_address_is_understood() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind("\0mldebug-test-notify")
+        Notifier({"NOTIFY_SOCKET": "@mldebug-test-notify"}).send("READY=1")
+        assert ear.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "x"}])
+def test_without_a_manager_nothing_happens(environ: dict[str, str]) -> None:
+    Notifier(environ).send("READY=1")
+
+
+def test_a_reload_begins_with_the_time_that_systemd_asks_for() -> None:
+    first, second = reloading()
+    assert first == "RELOADING=1"
+    assert abs(int(second.removeprefix("MONOTONIC_USEC=")) / 1e6 - time.monotonic()) < 1
+
+
+def test_the_status_names_runs_and_open_incidents() -> None:
+    assert status_text(snapshot()) == "0 runs"
+    assert status_text(snapshot(moving())) == "1 run (train.py)"
+    said = status_text(snapshot(moving(), stalled(), reports_waiting=2))
+    assert said.startswith("2 runs (train.py, run")
+    assert f"incident {REPORT}: rank_waiting" in said
+    assert said.endswith("2 reports wait for the state dir")
+    many = status_text(snapshot(*(moving(str(number)) for number in range(900))))
+    assert len(many) <= MAX_STATUS
+    assert "900 runs (train.py, train.py, train.py, …)" in many
+
+
+def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
+    manager: tuple[str, Callable[[], list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    address, heard = manager
+    back = threading.Event()
+    monkeypatch.setattr(Watch, "look", lambda *_: back.wait(60))
+    monkeypatch.setattr(module, "LOOK_DEADLINE", 1.5)
+    monkeypatch.setattr(module, "BEAT", 0.05)
+    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
+    published: list[Snapshot] = []
+    with Workbench(config) as bench:
+        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+        ledger.start(5)
+        node = Node(config, bench, ledger, published.append, Notifier({"NOTIFY_SOCKET": address}))
+        thread = threading.Thread(target=node.run)
+        thread.start()
+        try:
+            wait_until(lambda: heard().count("WATCHDOG=1") >= 5)
+            assert "READY=1" not in heard()
+            assert published == []
+            wait_until(lambda: "READY=1" in heard())
+            before = heard().count("WATCHDOG=1")
+            wait_until(lambda: heard().count("WATCHDOG=1") > before + 5)
+            wait_until(lambda: any(one.stuck for one in published[-1].sources))
+        finally:
+            node.stop()
+            thread.join(10)
+            back.set()
+            ledger.close(5)
+    assert not thread.is_alive()
+    assert "STOPPING=1" in heard()

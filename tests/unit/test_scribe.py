@@ -1,0 +1,187 @@
+"""The thread of the state dir: order, retries, bounds, and an end that does not wait."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hung import wait_until
+from mldebug.errors import UsageError
+from mldebug_agents import scribe as module
+from mldebug_agents.scribe import MAX_REPORTS, REPORT, Scribe
+
+
+class Disk:
+    """Writes names into a list; `full` makes it fail, `hung` makes it hang."""
+
+    def __init__(self) -> None:
+        self.wrote: list[str] = []
+        self.full = False
+        self.hung = threading.Event()
+        self.hung.set()
+
+    def write(self, name: str) -> Callable[[], None]:
+        def work() -> None:
+            self.hung.wait()
+            if self.full:
+                raise OSError(28, "No space left on device")
+            self.wrote.append(name)
+
+        return work
+
+
+@contextmanager
+def scribe(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[Scribe]:
+    one = Scribe(disk.write("open"), retry=retry)
+    if release:
+        one.release()
+    try:
+        yield one
+    finally:
+        disk.full = False
+        disk.hung.set()
+        one.close(5)
+
+
+def test_work_is_done_in_order_after_the_opening() -> None:
+    disk = Disk()
+    with scribe(disk) as one:
+        assert one.start(5)
+        for name in "abc":
+            one.put(name, disk.write(name))
+        wait_until(lambda: len(disk.wrote) == 4)
+    assert disk.wrote == ["open", "a", "b", "c"]
+
+
+def test_nothing_is_written_before_what_was_found_is_taken_in() -> None:
+    disk = Disk()
+    with scribe(disk, release=False) as one:
+        one.put("a", disk.write("a"))
+        assert one.start(5)
+        time.sleep(0.05)
+        assert disk.wrote == ["open"]
+        one.release()
+        wait_until(lambda: disk.wrote == ["open", "a"])
+
+
+def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
+    disk = Disk()
+    with scribe(disk, release=False) as one:
+        one.put("run", disk.write("run, incident open"), last=False)
+        one.put(REPORT + "x", disk.write("report"))
+        one.put("run", disk.write("run, later"), last=False)
+        one.put("end", disk.write("end"))
+        one.put(REPORT + "x", disk.write("report, closed"))
+        one.start(5)
+        one.release()
+        wait_until(lambda: len(disk.wrote) == 4)
+    assert disk.wrote == ["open", "run, later", "end", "report, closed"]
+
+
+def test_a_full_disk_is_tried_again_until_it_has_room() -> None:
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        disk.full = True
+        one.put(REPORT + "x", disk.write("x"))
+        wait_until(lambda: not one.state().success)
+        assert "No space left" in one.state().error
+        assert (one.waiting, one.lost) == (1, 0)
+        disk.full = False
+        wait_until(lambda: disk.wrote == ["open", "x"])
+        wait_until(lambda: one.state().success)
+    assert (one.waiting, one.lost) == (0, 0)
+
+
+def test_a_disk_that_is_full_at_the_start_is_opened_later() -> None:
+    disk = Disk()
+    disk.full = True
+    with scribe(disk) as one:
+        assert not one.start(5)
+        one.put("a", disk.write("a"))
+        disk.full = False
+        wait_until(lambda: disk.wrote == ["open", "a"])
+        assert one.opened
+
+
+def test_a_hung_disk_costs_the_start_its_deadline_and_nothing_more() -> None:
+    disk = Disk()
+    disk.hung.clear()
+    with scribe(disk) as one:
+        started = time.monotonic()
+        assert not one.start(0.2)
+        assert time.monotonic() - started < 2
+        one.put(REPORT + "x", disk.write("x"))
+        assert one.waiting == 1
+        disk.hung.set()
+        wait_until(lambda: disk.wrote == ["open", "x"])
+
+
+def test_reports_that_wait_are_bounded_and_counted() -> None:
+    disk = Disk()
+    with scribe(disk, release=False) as one:
+        for number in range(MAX_REPORTS + 3):
+            one.put(f"{REPORT}{number}", disk.write(str(number)))
+        assert (one.waiting, one.lost) == (MAX_REPORTS, 3)
+        one.start(5)
+        one.release()
+        wait_until(lambda: one.waiting == 0)
+    assert disk.wrote[1:] == [str(number) for number in range(3, MAX_REPORTS + 3)]
+
+
+def test_a_refusal_is_raised_and_nothing_is_done_after_it() -> None:
+    def refuse() -> None:
+        raise UsageError("another agent is here")
+
+    done: list[str] = []
+    one = Scribe(refuse)
+    one.release()
+    one.put("a", lambda: done.append("a"))
+    with pytest.raises(UsageError, match="another agent"):
+        one.start(5)
+    one.close(5)
+    assert done == []
+
+
+def test_a_defect_costs_its_own_work_only(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise ValueError("a defect")
+
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        one.put(REPORT + "x", broken)
+        one.put("a", disk.write("a"))
+        wait_until(lambda: disk.wrote == ["open", "a"])
+        assert (one.waiting, one.lost) == (0, 1)
+    assert "a defect" in caplog.text
+
+
+def test_the_end_waits_for_a_hung_disk_no_longer_than_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        disk.hung.clear()
+        one.put(REPORT + "x", disk.write("x"))
+        one.put(REPORT + "y", disk.write("y"))
+        started = time.monotonic()
+        one.close(0.2)
+        assert time.monotonic() - started < 2
+        assert one.lost == 2
+        assert "2 reports could not be written" in caplog.text
+
+
+def test_stuck_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEADLINE", 0.05)
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        disk.hung.clear()
+        one.put("a", disk.write("a"))
+        wait_until(lambda: one.state().stuck)
+        disk.hung.set()
+        wait_until(lambda: not one.state().stuck)

@@ -1,0 +1,267 @@
+"""The agent's doors: who may ask, what he sees, and addresses that cannot be had."""
+
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hung import hung_mount
+from mldebug.config import Agent
+from mldebug.errors import UsageError
+from mldebug.model import Gap, Remark
+from mldebug.snapshot import Snapshot
+from mldebug_agents.client import Inquiry, ask_agent, inquire
+from mldebug_agents.doors import MAX_PATH, SOCKET, open_tcp, open_unix
+from mldebug_agents.peers import Peer, group_number, view
+from mldebug_agents.server import Server
+from snapshots import moving, snapshot
+
+NOBODY = 65534
+ROOTS = msgspec.structs.replace(moving("r00t"), uid=0)
+THEIRS = msgspec.structs.replace(moving("n0b0"), uid=NOBODY)
+SEEN = snapshot(
+    ROOTS,
+    THEIRS,
+    remarks=(Remark(kind="odd", message="two", pids=(7,)), Remark(kind="odd", message="node")),
+    gaps=(Gap(what="environ", reason="denied", pid=7), Gap(what="kernel log", reason="denied")),
+)
+BECOME = """
+import os, socket, sys
+from pathlib import Path
+import msgspec
+from mldebug_agents.client import inquire
+place, uid, gid, *groups = sys.argv[1:]
+os.setgroups([int(one) for one in groups])
+os.setresgid(int(gid), int(gid), int(gid))
+os.setresuid(int(uid), int(uid), int(uid))
+"""
+ASK = "sys.stdout.buffer.write(msgspec.json.encode(inquire(Path(place))))"
+SCRAPE = """
+link = socket.socket(socket.AF_UNIX)
+link.connect(place + "/agent.sock")
+link.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+sys.stdout.buffer.write(link.makefile("rb").read())
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A state dir that others may pass through; pytest's own folders are closed to them."""
+    path = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@contextmanager
+def serving(state_dir: Path, **settings: str) -> Iterator[Server]:
+    server = Server(Agent(state_dir=state_dir, **({"listen": ""} | settings)))
+    server.publish(SEEN)
+    server.start()
+    server.serve_door(open_unix(state_dir))
+    try:
+        yield server
+    finally:
+        server.stop(5)
+
+
+def run_as(code: str, state_dir: Path, *ids: int) -> bytes:
+    """A real process that gives up root before it asks: this Python may be closed to other users."""
+    argv = [sys.executable, "-c", BECOME + code, str(state_dir), *map(str, ids)]
+    return subprocess.run(argv, check=True, capture_output=True, timeout=60, cwd="/").stdout
+
+
+def ask_as(state_dir: Path, uid: int, gid: int = NOBODY, groups: tuple[int, ...] = ()) -> Inquiry:
+    """Ask as that user."""
+    return msgspec.json.decode(run_as(ASK, state_dir, uid, gid, *groups), type=Inquiry)
+
+
+def runs(seen: Snapshot | None) -> list[str]:
+    assert seen is not None
+    return [run.id for run in seen.runs]
+
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+
+
+# --- who sees what -------------------------------------------------------------------------------
+
+
+def test_the_agents_own_user_sees_everything(folder: Path) -> None:
+    with serving(folder):
+        assert ask_agent(folder) == SEEN
+
+
+@root_only
+def test_an_ordinary_user_sees_his_own_runs_only(folder: Path) -> None:
+    with serving(folder):
+        seen = ask_as(folder, NOBODY).snapshot
+    assert runs(seen) == ["n0b0"]
+    assert seen is not None
+    assert seen.hidden_runs == 1
+    assert [one.message for one in seen.remarks] == ["node"]
+    assert [one.what for one in seen.gaps] == ["kernel log"]
+    assert seen.last_report == {}
+
+
+@root_only
+@pytest.mark.parametrize("groups", [(4242,), (1, 2, 4242, 7)])
+def test_a_member_of_the_group_sees_everything(folder: Path, groups: tuple[int, ...]) -> None:
+    with serving(folder, group="4242"):
+        assert runs(ask_as(folder, NOBODY, groups=groups).snapshot) == ["r00t", "n0b0"]
+        assert runs(ask_as(folder, NOBODY, gid=4242).snapshot) == ["r00t", "n0b0"]
+        assert runs(ask_as(folder, NOBODY, groups=(4241,)).snapshot) == ["n0b0"]
+
+
+@root_only
+def test_a_stranger_sees_that_there_are_runs_and_no_more(folder: Path) -> None:
+    with serving(folder):
+        seen = ask_as(folder, 12345, 12345).snapshot
+    assert seen is not None
+    assert (seen.runs, seen.hidden_runs) == ((), 2)
+
+
+@root_only
+def test_metrics_at_the_socket_hide_what_status_hides(folder: Path) -> None:
+    with serving(folder):
+        told = run_as(SCRAPE, folder, NOBODY, NOBODY).decode()
+    assert 'run="n0b0"' in told
+    assert "r00t" not in told
+
+
+def test_whom_the_kernel_does_not_name_sees_nothing_of_others() -> None:
+    assert view(SEEN, None, None).runs == ()
+    assert view(SEEN, Peer(1, 12345, frozenset({4242})), 4242) == SEEN
+    assert view(SEEN, Peer(1, 12345, frozenset({4242})), None).runs == ()
+
+
+def test_a_group_that_does_not_exist_is_a_sentence() -> None:
+    assert group_number("") is None
+    assert group_number("root") == 0
+    with pytest.raises(UsageError, match="no group 'no-such-group'"):
+        group_number("no-such-group")
+
+
+# --- what came of asking -------------------------------------------------------------------------
+
+
+def test_no_agent_is_no_trouble(tmp_path: Path) -> None:
+    assert inquire(tmp_path) == Inquiry(outcome="none")
+    assert inquire(tmp_path / "absent") == Inquiry(outcome="none")
+    door = open_unix(tmp_path)
+    door.close()
+    assert inquire(tmp_path) == Inquiry(outcome="none")
+
+
+@root_only
+def test_a_closed_folder_is_told_from_no_agent(folder: Path) -> None:
+    folder.chmod(0o700)
+    with serving(folder):
+        said = ask_as(folder, NOBODY)
+    assert (said.outcome, said.snapshot) == ("denied", None)
+    assert "may not ask" in said.trouble
+
+
+def test_an_agent_that_has_not_looked_yet_says_so(folder: Path) -> None:
+    with serving(folder) as server:
+        server.snapshot = None
+        assert inquire(folder).outcome == "starting"
+
+
+def test_an_agent_that_does_not_answer_is_waited_for_no_longer_than_told(folder: Path) -> None:
+    with open_unix(folder):
+        started = time.monotonic()
+        assert inquire(folder).outcome == "silent"
+        assert time.monotonic() - started < 6
+
+
+def test_a_hung_state_dir_does_not_hang_who_asks(tmp_path: Path) -> None:
+    with hung_mount(tmp_path) as mount:
+        mount.hang()
+        started = time.monotonic()
+        assert inquire(mount.target).outcome == "silent"
+        assert time.monotonic() - started < 8
+
+
+# --- addresses -------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with open_tcp("127.0.0.1:0") as first:
+        taken = f"127.0.0.1:{first.getsockname()[1]}"
+        with pytest.raises(UsageError, match=f"cannot listen on {taken}: Address already in use"):
+            open_tcp(taken)
+
+
+@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:99999", "127.0.0.1:x", "256.0.0.1:80"])
+def test_an_address_that_makes_no_sense_is_one_sentence(listen: str) -> None:
+    with pytest.raises(UsageError, match="cannot listen on"):
+        open_tcp(listen)
+
+
+def test_a_socket_file_that_a_dead_agent_left_is_replaced(folder: Path) -> None:
+    open_unix(folder).close()
+    assert (folder / SOCKET).is_socket()
+    with serving(folder):
+        assert ask_agent(folder) == SEEN
+
+
+def test_a_living_socket_is_not_taken_away(folder: Path) -> None:
+    with serving(folder):
+        with pytest.raises(UsageError, match="already serves"):
+            open_unix(folder)
+        assert ask_agent(folder) == SEEN
+
+
+def test_a_long_path_works_like_a_short_one(folder: Path) -> None:
+    deep = folder / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    assert len(str(deep / SOCKET)) > MAX_PATH
+    with serving(deep):
+        assert ask_agent(deep) == SEEN
+
+
+def test_a_socket_that_comes_when_all_is_over_is_closed(folder: Path) -> None:
+    server = Server(Agent(state_dir=folder, listen=""))
+    server.stop()
+    door = open_unix(folder)
+    server.serve_door(door)
+    assert door.fileno() == -1
+    assert inquire(folder).outcome == "none"
+
+
+# --- behaviour under strain --------------------------------------------------------------------------
+
+
+def test_connections_that_say_nothing_do_not_stop_the_others(folder: Path) -> None:
+    with serving(folder):
+        idle = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+        for one in idle:
+            one.connect(str(folder / SOCKET))
+        assert ask_agent(folder) == SEEN
+        for one in idle:
+            one.close()
+
+
+def test_tcp_tells_metrics_and_health_and_nothing_else(folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with serving(folder, listen=f"127.0.0.1:{port}"):
+        codes = {}
+        for path in ("/metrics", "/healthz", "/readyz", "/api/v1/status"):
+            link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            link.request("GET", path)
+            codes[path] = link.getresponse().status
+            link.close()
+    assert codes == {"/metrics": 200, "/healthz": 200, "/readyz": 200, "/api/v1/status": 404}

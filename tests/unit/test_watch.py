@@ -1,0 +1,489 @@
+"""The watch: ranks that rename themselves, become something else, vanish in the middle; jobs that are slow or many."""
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from hung import hung_mount, wait_until
+from mldebug.config import Agent, Config, load_config
+from mldebug.logparser import LogParser
+from mldebug.model import Gap
+from mldebug.rooms import create_all
+from mldebug_agents.host import Host
+from mldebug_agents.pyspy import Dump
+from mldebug_agents.reader import Reader
+from mldebug_agents.sources.activity import read_activity
+from mldebug_agents.sources.ranks import RankFinder
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.watch import JobLook, NodeLook, Watch
+from mldebug_agents.workbench import Workbench
+from proctree import BOOT, DirectPaths, Tree
+
+NOW = BOOT + 3600.0
+RANK = "import time; print('step 4 loss 1', flush=True); time.sleep(600)"
+
+
+def world(rank: int, size: int, **more: object) -> dict[str, str]:
+    """The environment of a rank that somebody started by hand."""
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
+    return {key: str(value) for key, value in (values | more).items()}
+
+
+class SlowPySpy:
+    """Takes its time; counts whom it was asked for."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.asked: list[int] = []
+
+    def dump(self, pid: int, *, timeout: float) -> Dump:
+        """Nothing found, late."""
+        self.asked.append(pid)
+        time.sleep(min(self.seconds, timeout))
+        return Dump(failure="timed out")
+
+
+class Bench:
+    """A workbench over a made-up /proc: the reader and the process starter are real."""
+
+    def __init__(self, host: Host, reader: Reader, pyspy: Any = None) -> None:
+        self.host = host
+        self.reader = reader
+        self.pyspy = pyspy or SlowPySpy(0.0)
+        self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
+
+    def log_parser(self) -> LogParser:
+        """Built-in formats."""
+        return LogParser(create_all("logs"))
+
+    def capturer(self) -> "Bench":
+        """For the number of workers."""
+        return self
+
+    def workers(self) -> int:
+        """As many as cores."""
+        return 2
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    with Spawner() as spawner, Reader(spawner) as it:
+        yield it
+
+
+def watch(bench: Bench, clock: Callable[[], float] = time.monotonic) -> Watch:
+    return Watch(cast(Workbench, bench), clock)
+
+
+class Node:
+    """A made-up job of some ranks, whose stdout is one file."""
+
+    def __init__(self, root: Path, ranks: int = 3) -> None:
+        root.mkdir(exist_ok=True)
+        self.tree = Tree(root)
+        self.log = root / "train.log"
+        self.log.write_text("step 7 loss 2\n")
+        self.tree.add(50, 1, "bash", exe="/bin/bash", argv=("bash",))
+        self.size = ranks
+        self.pids = [self.rank(rank, 100 + rank) for rank in range(ranks)]
+
+    def rank(self, rank: int, pid: int, **more: Any) -> int:
+        """Add one rank with its descriptors and main thread."""
+        environ = world(rank, self.size, MASTER_PORT=29500)
+        self.tree.add(pid, 50, **{"environ": environ, **more})
+        folder = self.tree.root / f"proc/{pid}"
+        for name in ("fd", "fdinfo", f"task/{pid}"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "fd/1").unlink(missing_ok=True)
+        (folder / "fd/1").symlink_to(self.log)
+        (folder / "fdinfo/1").write_text("flags:\t0100001\nmnt_id:\t1\n")
+        (folder / f"task/{pid}/stat").write_text((folder / "stat").read_text())
+        return pid
+
+    def host(self, kind: Callable[..., Host] = Host) -> Host:
+        """Its /proc."""
+        return kind(str(self.tree.root), lambda: NOW)
+
+
+def job_of(look: NodeLook, pid: int) -> JobLook:
+    return next(one for one in look.jobs if pid in [rank.pid for rank in one.job.ranks])
+
+
+# --- who a rank is -------------------------------------------------------------------------------
+
+
+def test_a_made_up_job_is_seen_whole(tmp_path: Path, reader: Reader) -> None:
+    node = Node(tmp_path)
+    (job,) = watch(Bench(node.host(), reader)).look().jobs
+    assert [rank.rank for rank in job.look.ranks] == [0, 1, 2]
+    assert (job.step, job.log, job.gaps) == (7, str(node.log), ())
+
+
+@pytest.mark.parametrize("name", ["trainer: step 12", "pt_main_thread", ") R 1 2 3", "a\nb", ""])
+def test_a_rank_that_renames_itself_is_the_same_rank(
+    tmp_path: Path, reader: Reader, name: str
+) -> None:
+    """prctl changes the name, setproctitle also overwrites argv and what comes after it: the environment."""
+    node = Node(tmp_path)
+    looks = watch(Bench(node.host(), reader))
+    before = looks.look().jobs[0].job
+    node.rank(1, 101, name=name, argv=("trainer: step 12",), environ={})
+    after = looks.look().jobs[0].job
+    assert [rank.pid for rank in after.ranks] == node.pids
+    assert after.id == before.id
+    assert after.ranks[1].argv == before.ranks[1].argv
+
+
+def test_a_rank_that_execs_into_something_else_is_no_rank_any_more(
+    tmp_path: Path, reader: Reader
+) -> None:
+    node = Node(tmp_path)
+    looks = watch(Bench(node.host(), reader))
+    looks.look()
+    node.rank(1, 101, name="sleep", argv=("sleep", "9"), exe="/bin/sleep", program=1)
+    (job,) = looks.look().jobs
+    assert [rank.rank for rank in job.look.ranks] == [0, 2]
+
+
+def test_a_pid_that_came_again_between_two_looks_is_another_process(
+    tmp_path: Path, reader: Reader
+) -> None:
+    node = Node(tmp_path)
+    looks = watch(Bench(node.host(), reader))
+    looks.look()
+    node.tree.end(101)
+    node.tree.add(101, 1, "sshd", exe="/usr/sbin/sshd", argv=("sshd",), start=99_000)
+    (job,) = looks.look().jobs
+    assert [rank.rank for rank in job.look.ranks] == [0, 2]
+    assert [(lost.rank, lost.pid) for lost in job.job.lost] == [(1, 101)]
+
+
+def test_a_pid_that_comes_again_during_the_look_is_not_read_as_the_rank(
+    tmp_path: Path, reader: Reader
+) -> None:
+    node = Node(tmp_path)
+    host = node.host()
+    assert read_activity(host, 101, 101, 101) is not None
+    node.tree.end(101)
+    node.rank(1, 101, start=99_000)
+    assert read_activity(host, 101, 101, 101) is None
+    assert read_activity(host, 9999, 1, 9999) is None
+
+
+class VanishingHost(Host):
+    """A /proc whose process 101 goes away just before the n-th read of anything of it."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.reads = 0
+        self.last = -1
+        self.vanish: Callable[[], None] = lambda: None
+
+    def _count(self, pid: int) -> None:
+        if pid == 101:
+            if self.reads == self.last:
+                self.vanish()
+            self.reads += 1
+
+    def text(self, pid: int, name: str) -> str:
+        self._count(pid)
+        return super().text(pid, name)
+
+    def link(self, pid: int, name: str) -> str:
+        self._count(pid)
+        return super().link(pid, name)
+
+
+def reads_of_a_look(folder: Path, reader: Reader, moment: int, *, sample: bool) -> int:
+    """Look twice; in the second look the rank vanishes before its read number `moment`. Return the number of reads."""
+    node = Node(folder)
+    host = cast(VanishingHost, node.host(VanishingHost))
+    looks = watch(Bench(host, reader))
+    first = looks.look()
+    host.reads, host.last, host.vanish = 0, moment, lambda: node.tree.end(101)
+    look = looks.look({job.job.id for job in first.jobs} if sample else ())
+    (job,) = look.jobs
+    assert {rank.rank for rank in job.look.ranks} >= {0, 2}
+    assert [rank.state for rank in job.look.ranks if rank.rank != 1] == ["S", "S"]
+    assert job.step == 7
+    assert not [gap for gap in look.found.gaps if gap.what.startswith("run ")], look.found.gaps
+    reads, host.last = host.reads, -1
+    (after,) = looks.look().jobs
+    assert [rank.rank for rank in after.look.ranks] == ([0, 2] if moment < reads else [0, 1, 2])
+    return reads
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_rank_may_vanish_before_any_read(tmp_path: Path, reader: Reader, sample: bool) -> None:
+    moments = reads_of_a_look(tmp_path / "whole", reader, 10**6, sample=sample)
+    assert moments >= 8
+    for moment in range(moments):
+        reads_of_a_look(tmp_path / str(moment), reader, moment, sample=sample)
+
+
+@pytest.mark.parametrize(("age", "started"), [(60.0, True), (2 * 3600.0, False)])
+def test_a_job_has_started_when_a_step_was_written_since_its_ranks_came(
+    tmp_path: Path, reader: Reader, age: float, started: bool
+) -> None:
+    """So a job that hung before the agent came is one; the ranks are an hour old."""
+    node = Node(tmp_path)
+    os.utime(node.log, (NOW - age, NOW - age))
+    (job,) = watch(Bench(node.host(), reader)).look().jobs
+    assert (job.step, job.look.started) == (7, started)
+
+
+# --- one job must not cost the others -------------------------------------------------------------
+
+
+def test_a_defect_that_one_job_brings_out_does_not_hide_the_others(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    for rank in range(2):
+        node.tree.add(200 + rank, 1, environ=world(rank, 2, MASTER_PORT=29600))
+    bench = Bench(node.host(), reader)
+    bad = read_activity
+
+    def activity(host: Host, pid: int, start: int, tid: int) -> object:
+        if pid == 200:
+            raise ZeroDivisionError("odd")
+        return bad(host, pid, start, tid)
+
+    monkeypatch.setattr("mldebug_agents.watch.read_activity", activity)
+    look = watch(bench).look()
+    assert job_of(look, 100).step == 7
+    broken = job_of(look, 200)  # still listed: a run that is not listed counts as ended
+    assert [rank.rank for rank in broken.look.ranks] == [0, 1]
+    assert look.found.gaps[-1].reason == "ZeroDivisionError: odd"
+
+
+def test_stacks_have_one_deadline_for_all_ranks_and_the_late_ones_come_first_next_time(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.watch.SAMPLES_DEADLINE", 0.5)
+    node = Node(tmp_path, ranks=12)
+    pyspy = SlowPySpy(0.2)
+    looks = watch(Bench(node.host(), reader, pyspy))
+    (job,) = looks.look().jobs
+    began = time.monotonic()
+    look = looks.look({job.job.id})
+    assert time.monotonic() - began < 3.0
+    (gap,) = look.jobs[0].gaps
+    assert gap.what.endswith("of 12 ranks")
+    first = list(pyspy.asked)
+    assert 0 < len(first) < 12
+    looks.look({job.job.id})
+    following = pyspy.asked[len(first) : len(first) + 2]  # two at once, in any order
+    assert 100 + len(first) in following
+
+
+def test_many_gaps_become_a_few() -> None:
+    look = Watch.__module__
+    module = sys.modules[look]
+    gaps = module._few([Gap(what=str(n), reason="r") for n in range(100)])
+    assert len(gaps) == module.MAX_GAPS + 1
+    assert gaps[-1].reason == "84 more things could not be looked at"
+
+
+def test_800_ranks_on_one_node(tmp_path: Path, reader: Reader) -> None:
+    node = Node(tmp_path, ranks=800)
+    looks = watch(Bench(node.host(), reader))
+    looks.look()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    spent = []
+    for _ in range(4):
+        began = time.thread_time()
+        (job,) = looks.look().jobs
+        spent.append(time.thread_time() - began)
+        assert len(job.look.ranks) == 800
+    assert min(spent) < 1.0  # 0.2 s on the machine of 2026: 4 % of a core at one look in 5 s
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10  # KiB
+
+
+# --- real processes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(code: str, environ: dict[str, str], **streams: Any) -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, "-c", code]
+        started.append(
+            subprocess.Popen(
+                argv, env={**os.environ, **environ}, stderr=subprocess.DEVNULL, **streams
+            )
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_pattern_of_the_config_reads_a_strange_log(
+    tmp_path: Path, start: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    """The whole way: YAML, workbench, discovery, the rank's stdout, the user's pattern."""
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"agent: {{state_dir: {tmp_path / 'state'}}}\n"
+        "logs:\n"
+        "  ours:\n"
+        "    kind: regex\n"
+        r"    pattern: '^>> tick<(?P<step>\d+)>.*L~(?P<loss>\S+)'" "\n"
+    )  # fmt: skip
+    log = tmp_path / "odd"
+    code = (
+        "import time\nfor n in range(10**6):\n"
+        "    print(f'>> tick<{n}> zz L~{n / 2}', flush=True); time.sleep(0.05)"
+    )
+    with log.open("wb") as file:
+        rank = start(code, world(0, 1, MASTER_PORT=29701), stdout=file)
+    with Workbench(load_config(config)) as bench:
+        looks = Watch(bench)
+        wait_until(lambda: _step(looks, rank.pid) is not None)
+        first = _step(looks, rank.pid)
+        assert first is not None
+        wait_until(lambda: (_step(looks, rank.pid) or 0) > first)
+        job = job_of(looks.look(), rank.pid)
+        assert job.loss is not None
+        assert job.step == job.loss * 2
+    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:  # nothing else reads it
+        assert _step(Watch(bench), rank.pid) is None
+
+
+def _step(looks: Watch, pid: int) -> int | None:
+    found = [one for one in looks.look().jobs if pid in [rank.pid for rank in one.job.ranks]]
+    return found[0].step if found else None
+
+
+def test_a_real_rank_with_another_name_and_argv(
+    tmp_path: Path, start: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    code = (
+        "import ctypes, time, sys\n"
+        "ctypes.CDLL(None).prctl(15, b'renamed')\n"
+        "print('step 3 loss 1', flush=True); time.sleep(600)"
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        rank = start(code, world(0, 1, MASTER_PORT=29702), stdout=file)
+    wait_until(lambda: Path(f"/proc/{rank.pid}/comm").read_text() == "renamed\n")
+    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
+        looks = Watch(bench)
+        wait_until(lambda: _step(looks, rank.pid) == 3)
+
+
+def test_activity_counts_all_threads_and_tells_the_main_one_apart(
+    start: Callable[..., "subprocess.Popen[bytes]"],
+) -> None:
+    code = (
+        "import threading, time\n"
+        "def spin():\n    while True: pass\n"
+        "threading.Thread(target=spin, daemon=True).start()\ntime.sleep(600)"
+    )
+    process = start(code, {})
+    host = Host()
+    ticks = host.brief(process.pid)
+    assert ticks is not None
+
+    def seen() -> tuple[float, float]:
+        found = read_activity(host, process.pid, ticks.start_ticks, process.pid)
+        assert found is not None
+        return found.thread_cpu_seconds, found.cpu_seconds
+
+    wait_until(lambda: seen()[1] > 0.5)
+    assert seen()[0] < 0.3
+    found = read_activity(host, process.pid, ticks.start_ticks, process.pid)
+    assert found is not None
+    assert (found.state, found.io_bytes > 0, found.switches >= 0) == ("S", True, True)
+
+
+def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(
+    tmp_path: Path, start: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    with hung_mount(tmp_path) as mount:
+        good = tmp_path / "good.log"
+        ranks = []
+        for number, log in enumerate((mount.target / "a.log", mount.target / "b.log", good)):
+            with log.open("wb") as file:
+                job = world(0, 1, MASTER_PORT=29710 + number)
+                ranks.append(start(RANK, job, stdout=file).pid)
+        for name in ("source/a.log", "source/b.log", "good.log"):
+            wait_until(lambda name=name: (tmp_path / name).stat().st_size > 0)  # type: ignore[misc]
+        mount.hang()
+        with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
+            looks = Watch(bench)
+            began = time.monotonic()
+            look = looks.look()
+            first = time.monotonic() - began
+            began = time.monotonic()
+            look = looks.look()
+            again = time.monotonic() - began
+            assert job_of(look, ranks[2]).step == 4
+            hung = [job_of(look, pid) for pid in ranks[:2]]
+            assert [job.step for job in hung] == [None, None]
+            assert [job.log[:20] for job in hung] == ["no log can be read: "] * 2
+            assert all(gap in look.found.gaps for job in hung for gap in job.gaps)
+            assert first < 6.0  # one read is waited for (2 s), for both jobs together
+            assert again < 1.9
+            assert len(bench.reader.stuck) == 1
+            mount.recover()
+            wait_until(lambda: _step(looks, ranks[0]) == 4)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount over a file")
+def test_processes_whose_environment_never_answers_do_not_hide_the_others(tmp_path: Path) -> None:
+    """As /proc/PID/environ of a process that is stuck with its own memory map locked."""
+    with hung_mount(tmp_path) as mount, ExitStack() as stack:
+        node = Node(tmp_path / "node")
+        mute = [node.tree.add(60 + n, 1, environ={}) for n in range(3)]
+        for pid in mute:
+            environ = node.tree.root / f"proc/{pid}/environ"
+            (mount.source / str(pid)).write_text(f"RANK=0\0WORLD_SIZE=1\0MASTER_PORT={pid}\0")
+            subprocess.run(["mount", "--bind", mount.target / str(pid), environ], check=True)
+            stack.callback(subprocess.run, ["umount", "-l", environ], check=True)
+        stack.callback(mount.recover)
+        mount.hang()
+        config = Config(agent=Agent(state_dir=tmp_path))
+        with Workbench(config, root=str(node.tree.root)) as bench:
+            looks = Watch(bench)
+            spent = []
+            for _ in range(4):
+                began = time.monotonic()
+                look = looks.look()
+                spent.append(time.monotonic() - began)
+            assert job_of(look, 100).step == 7
+            assert (
+                spent[0] < 8.0
+            )  # 3 x 2 s, but no more than 4 s and the last wait for one question
+            assert spent[-1] < 1.0
+            silent = {gap.pid for gap in look.found.gaps if gap.what.startswith("identity of ")}
+            assert set(mute) <= silent
+            mount.recover()
+            wait_until(lambda: set(mute) <= _ranks(looks.look()))
+
+
+def _ranks(look: NodeLook) -> set[int]:
+    return {rank.pid for one in look.jobs for rank in one.job.ranks}
+
+
+def test_the_watch_runs_in_any_thread(tmp_path: Path, reader: Reader) -> None:
+    node = Node(tmp_path)
+    looks = watch(Bench(node.host(), reader))
+    found: list[NodeLook] = []
+    thread = threading.Thread(target=lambda: found.append(looks.look()))
+    thread.start()
+    thread.join(20)
+    assert found[0].jobs[0].step == 7
