@@ -29,14 +29,14 @@ from mldebug.model import (
     Remark,
 )
 from mldebug.movement import Sample, movement
-from mldebug_agents.blocked import blocked_on
-from mldebug_agents.guard import restore
+from mldebug_agents.capturing.blocked import blocked_on
+from mldebug_agents.capturing.guard import restore
+from mldebug_agents.capturing.pyspy import FORBIDDEN, Dump, PySpy
+from mldebug_agents.capturing.pystack import find_pystack, second_opinion
+from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.host import Host
 from mldebug_agents.logs.tail import log_of, read_log
-from mldebug_agents.pyspy import FORBIDDEN, Dump, PySpy
-from mldebug_agents.pystack import find_pystack, second_opinion
 from mldebug_agents.reader import Reader, Unreadable
-from mldebug_agents.sourceline import source_line
 from mldebug_agents.sources.ranks import Child
 
 MAX_SAMPLES = 8

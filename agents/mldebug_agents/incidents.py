@@ -27,9 +27,9 @@ from mldebug.model import Judgement, NodeCapture
 from mldebug.report.build import State, make_id
 from mldebug.report.html import render_html
 from mldebug.stall.signals import Decision
-from mldebug_agents.clock import Clock
-from mldebug_agents.ledger import Ledger
+from mldebug_agents.life.clock import Clock
 from mldebug_agents.runs import Run
+from mldebug_agents.state.ledger import Ledger
 
 log = logging.getLogger("mldebug")
 

@@ -20,20 +20,20 @@ from mldebug.snapshot import Snapshot
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.clock import Clock
 from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.pidfds import ExitWatch
 from mldebug_agents.exits.stories import Stories
 from mldebug_agents.exits.witness import Witness
 from mldebug_agents.host import Host
 from mldebug_agents.incidents import Incidents
-from mldebug_agents.ledger import Ledger
-from mldebug_agents.notify import Notifier, reloading, status_text
-from mldebug_agents.reloading import needs_restart, stuck_remarks
+from mldebug_agents.life.clock import Clock
+from mldebug_agents.life.notify import Notifier, reloading, status_text
+from mldebug_agents.life.reloading import needs_restart, stuck_remarks
+from mldebug_agents.life.usage import Usage
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, may_stall, run_state
 from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.usage import Usage
+from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.watch import NodeLook, Watch
 from mldebug_agents.workbench import Workbench
 

@@ -18,8 +18,8 @@ from starlette.routing import Route
 from mldebug.config import Agent
 from mldebug.rooms import create_all
 from mldebug.snapshot import Snapshot, encode
-from mldebug_agents.doors import open_tcp
-from mldebug_agents.peers import Peer, PeerProtocol, group_number, view
+from mldebug_agents.serving.doors import open_tcp
+from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, view
 
 log = logging.getLogger("mldebug")
 

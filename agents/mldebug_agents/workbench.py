@@ -8,13 +8,13 @@ from typing import Self
 from mldebug.config import Config
 from mldebug.logparser import LogParser
 from mldebug.rooms import create_all, load
-from mldebug_agents import keeper, statekeeping
 from mldebug_agents.capture import Capturer, Settings
+from mldebug_agents.capturing.pyspy import PySpy
 from mldebug_agents.host import Host
-from mldebug_agents.pyspy import PySpy
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import WORKERS, Spawner
+from mldebug_agents.state import keeper, keeping
 
 
 class Workbench:
@@ -23,7 +23,7 @@ class Workbench:
     def __init__(self, config: Config, root: str = "/") -> None:
         self.config = config
         self.node = socket.gethostname()
-        self.spawner = Spawner({**WORKERS, keeper.NAME: statekeeping.serve})
+        self.spawner = Spawner({**WORKERS, keeper.NAME: keeping.serve})
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.pyspy = PySpy(self.spawner, str(config.capture.py_spy))

@@ -24,8 +24,8 @@ from mldebug.diagnosis import diagnose
 from mldebug.model import NodeCapture, Stall
 from mldebug.report.build import build_report
 from mldebug.report.html import render_html
+from mldebug_agents.capturing.pyspy import find_binary
 from mldebug_agents.manual import choose, write_down
-from mldebug_agents.pyspy import find_binary
 from mldebug_agents.workbench import Workbench
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "9"))

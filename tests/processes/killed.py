@@ -28,12 +28,12 @@ from mldebug.report.schema import report_schema
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents import statekeeping
 from mldebug_agents.incidents import Incidents
-from mldebug_agents.ledger import Ledger
 from mldebug_agents.runs import Run
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.leftovers import children_of
+from mldebug_agents.state import keeping
+from mldebug_agents.state.ledger import Ledger
 
 SHORT_ONES = 2  # per life: more would be pruned
 LONGEST = 0.5  # seconds of work before the kill
@@ -46,7 +46,7 @@ class Life:
     def __init__(self, state_dir: Path, number: int, ack: int) -> None:
         self.number = number
         self.ack = ack
-        self.ledger = Ledger(state_dir, Spawner({"state": statekeeping.serve}), retry=0.01)
+        self.ledger = Ledger(state_dir, Spawner({"state": keeping.serve}), retry=0.01)
         self.ledger.start(10)
         self.incidents = Incidents(self.ledger)
 
@@ -222,7 +222,7 @@ def main() -> None:
     killer = Killer(state_dir, seed)
     for number in range(rounds):
         killer.round(number)
-    last = Ledger(state_dir, Spawner({"state": statekeeping.serve}), retry=0.01)
+    last = Ledger(state_dir, Spawner({"state": keeping.serve}), retry=0.01)
     last.start(10)
     last.scribe.release()
     Incidents(last).settle({"stall"})

@@ -24,7 +24,7 @@ from hung import state as process_state
 from mldebug.archive import Archive
 from mldebug.report.schema import report_schema
 from mldebug.snapshot import RunState, Snapshot
-from mldebug_agents.client import ask_agent
+from mldebug_agents.serving.client import ask_agent
 from mldebug_agents.starting.leftovers import children_of
 from processes.harness import SCRIPTS, clean_environment, free_port, wait_for
 from processes.light import LightJob, light_job

@@ -3,7 +3,7 @@
 import pytest
 
 from mldebug.model import OpenFile, ProcessState, ThreadState
-from mldebug_agents.blocked import blocked_on
+from mldebug_agents.capturing.blocked import blocked_on
 
 SHARD = OpenFile(fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="nfs4")
 

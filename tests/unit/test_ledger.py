@@ -18,11 +18,11 @@ from hung import hung_mount, wait_until
 from mldebug.errors import AccessError, MldebugError, UsageError
 from mldebug.incident import Incident
 from mldebug.stall.pulse import StallMemory
-from mldebug_agents import statekeeping
-from mldebug_agents.doors import open_unix
-from mldebug_agents.ledger import Ledger
+from mldebug_agents.serving.doors import open_unix
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.leftovers import Leftover, children_of
+from mldebug_agents.state import keeping
+from mldebug_agents.state.ledger import Ledger
 
 INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
 
@@ -33,7 +33,7 @@ SPAWNERS: list[Spawner] = []
 @pytest.fixture(autouse=True)
 def starter() -> Iterator[None]:
     """What forks the state keepers of a test."""
-    with Spawner({"state": statekeeping.serve}) as one:
+    with Spawner({"state": keeping.serve}) as one:
         SPAWNERS.append(one)
         yield
         SPAWNERS.remove(one)
@@ -124,11 +124,11 @@ def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from mldebug_agents import statekeeping
-from mldebug_agents.doors import open_unix
-from mldebug_agents.ledger import Ledger
+from mldebug_agents.state import keeping
+from mldebug_agents.serving.doors import open_unix
+from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.spawn import Spawner
-one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": statekeeping.serve}})); one.start()
+one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": keeping.serve}})); one.start()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
@@ -168,7 +168,7 @@ def test_a_closed_state_dir_is_a_sentence(tmp_path: Path) -> None:
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
         try:
-            Ledger(place, Spawner({"state": statekeeping.serve})).start()
+            Ledger(place, Spawner({"state": keeping.serve})).start()
             send.send("started")
         except MldebugError as error:
             send.send(f"{type(error).__name__}: {error.message}")

@@ -13,9 +13,9 @@ from hung import wait_until
 from mldebug.config import Agent, Config, Stall
 from mldebug.snapshot import Snapshot
 from mldebug_agents import node as module
-from mldebug_agents.ledger import Ledger
+from mldebug_agents.life.notify import MAX_STATUS, Notifier, reloading, status_text
 from mldebug_agents.node import Node
-from mldebug_agents.notify import MAX_STATUS, Notifier, reloading, status_text
+from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.watch import Watch
 from mldebug_agents.workbench import Workbench
 from snapshots import REPORT, moving, snapshot, stalled

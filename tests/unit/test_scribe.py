@@ -9,8 +9,8 @@ import pytest
 
 from hung import wait_until
 from mldebug.errors import UsageError
-from mldebug_agents import scribe as module
-from mldebug_agents.scribe import MAX_REPORTS, REPORT, Scribe
+from mldebug_agents.state import scribe as module
+from mldebug_agents.state.scribe import MAX_REPORTS, REPORT, Scribe
 
 
 class Disk:

@@ -20,10 +20,10 @@ from mldebug.config import Agent
 from mldebug.errors import UsageError
 from mldebug.model import Gap, Remark
 from mldebug.snapshot import Snapshot
-from mldebug_agents.client import Inquiry, ask_agent, inquire
-from mldebug_agents.doors import MAX_PATH, SOCKET, open_tcp, open_unix
-from mldebug_agents.peers import Peer, group_number, view
 from mldebug_agents.server import Server
+from mldebug_agents.serving.client import Inquiry, ask_agent, inquire
+from mldebug_agents.serving.doors import MAX_PATH, SOCKET, open_tcp, open_unix
+from mldebug_agents.serving.peers import Peer, group_number, view
 from snapshots import moving, snapshot
 
 NOBODY = 65534
@@ -39,7 +39,7 @@ BECOME = """
 import os, socket, sys
 from pathlib import Path
 import msgspec
-from mldebug_agents.client import inquire
+from mldebug_agents.serving.client import inquire
 place, uid, gid, *groups = sys.argv[1:]
 os.setgroups([int(one) for one in groups])
 os.setresgid(int(gid), int(gid), int(gid))

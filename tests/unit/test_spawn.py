@@ -309,7 +309,9 @@ def test_no_descriptor_leaks(spawner: Spawner) -> None:
         spawner.run(["/bin/true" if number % 3 else "/no/such/program"], timeout=20)
     spawner.run(["/bin/sleep", "9"], timeout=0.05)
     spawner.run(["/usr/bin/yes"], timeout=9, max_output=10)
-    wait_until(lambda: all(map(int.__le__, counts(), before)))  # the helper closes its end after it told of the death
+    wait_until(
+        lambda: all(map(int.__le__, counts(), before))
+    )  # the helper closes its end after it told of the death
     assert children(spawner.helper_pid) == []
 
 

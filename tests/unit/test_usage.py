@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mldebug_agents.host import Host
-from mldebug_agents.usage import EVERY, Usage
+from mldebug_agents.life.usage import EVERY, Usage
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

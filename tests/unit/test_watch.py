@@ -18,8 +18,8 @@ from mldebug.config import Agent, Config, load_config
 from mldebug.logparser import LogParser
 from mldebug.model import Gap
 from mldebug.rooms import create_all
+from mldebug_agents.capturing.pyspy import Dump
 from mldebug_agents.host import Host
-from mldebug_agents.pyspy import Dump
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.activity import read_activity
 from mldebug_agents.sources.ranks import RankFinder

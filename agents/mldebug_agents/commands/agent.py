@@ -8,11 +8,11 @@ import click
 import msgspec
 
 from mldebug.config import Config, load_config
-from mldebug_agents.ending import Ending
-from mldebug_agents.ledger import Ledger
+from mldebug_agents.life.ending import Ending
 from mldebug_agents.node import Node
 from mldebug_agents.server import Server
 from mldebug_agents.starting.leftovers import Leftover
+from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.workbench import Workbench
 
 log = logging.getLogger("mldebug")

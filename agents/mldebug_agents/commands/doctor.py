@@ -14,9 +14,9 @@ from rich.text import Text
 from mldebug.config import load_config
 from mldebug.errors import ExitCode
 from mldebug.redact import clean
+from mldebug_agents.capturing.pyspy import find_binary
 from mldebug_agents.doctor.checks import OWN_DUMP, World, examine
 from mldebug_agents.doctor.rows import Check
-from mldebug_agents.pyspy import find_binary
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
 

@@ -18,7 +18,7 @@ from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
-from mldebug_agents.client import inquire
+from mldebug_agents.serving.client import inquire
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8

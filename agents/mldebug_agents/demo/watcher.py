@@ -14,8 +14,8 @@ from mldebug.archive import Archive
 from mldebug.errors import ToolError
 from mldebug.model import Report
 from mldebug.snapshot import RunState
-from mldebug_agents.client import ask_agent
 from mldebug_agents.demo.job import job_environment
+from mldebug_agents.serving.client import ask_agent
 from mldebug_agents.spawn import Completed, Starter
 
 LIFETIME = 600.0  # seconds after which the agent is killed whatever happens

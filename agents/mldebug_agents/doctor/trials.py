@@ -10,7 +10,7 @@ import msgspec
 
 from mldebug.errors import EvidenceError, ToolError
 from mldebug.redact import clean
-from mldebug_agents.pyspy import INSTALL, Dump, PySpy, read_dump
+from mldebug_agents.capturing.pyspy import INSTALL, Dump, PySpy, read_dump
 from mldebug_agents.starting.programs import Completed, Starter
 
 TRIAL_SECONDS = 5.0

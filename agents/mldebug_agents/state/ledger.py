@@ -15,11 +15,11 @@ from mldebug.errors import MldebugError
 from mldebug.incident import Incident
 from mldebug.snapshot import SourceState
 from mldebug.stall.pulse import StallMemory
-from mldebug_agents.keeper import Keeper, RemoteArchive, WorkerStarter
-from mldebug_agents.scribe import REPORT, RETRY_FIRST, Scribe, Work
 from mldebug_agents.spawn import Worker
 from mldebug_agents.starting.leftovers import Leftover
-from mldebug_agents.statewire import Forget, Keep, Leave, StoredRow
+from mldebug_agents.state.keeper import Keeper, RemoteArchive, WorkerStarter
+from mldebug_agents.state.scribe import REPORT, RETRY_FIRST, Scribe, Work
+from mldebug_agents.state.wire import Forget, Keep, Leave, StoredRow
 
 log = logging.getLogger("mldebug")
 

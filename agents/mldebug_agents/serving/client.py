@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from mldebug.snapshot import Snapshot
-from mldebug_agents.doors import SOCKET, reachable
+from mldebug_agents.serving.doors import SOCKET, reachable
 
 TIMEOUT = 2.0
 MAX_BYTES = 32 << 20

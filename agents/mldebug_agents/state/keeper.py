@@ -16,7 +16,7 @@ import msgspec
 from mldebug.errors import AccessError, ExitCode, MldebugError, UsageError
 from mldebug.model import Report
 from mldebug_agents.spawn import Worker
-from mldebug_agents.statewire import Door, End, Open, Order, Prune, Reply, Save, receive, send
+from mldebug_agents.state.wire import Door, End, Open, Order, Prune, Reply, Save, receive, send
 
 log = logging.getLogger("mldebug")
 

@@ -17,10 +17,10 @@ import msgspec
 from mldebug.archive import Archive
 from mldebug.errors import MldebugError
 from mldebug.model import Report
-from mldebug_agents.doors import open_unix, reachable
+from mldebug_agents.serving.doors import open_unix, reachable
 from mldebug_agents.starting.leftovers import Leftover
-from mldebug_agents.statedir import Hold
-from mldebug_agents.statewire import (
+from mldebug_agents.state.folder import Hold
+from mldebug_agents.state.wire import (
     Door,
     End,
     Forget,

@@ -1,0 +1,1 @@
+"""How the agent begins, reloads, tells the time and ends."""

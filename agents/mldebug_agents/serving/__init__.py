@@ -1,0 +1,1 @@
+"""The agent's doors, who may come in, and how to knock."""
