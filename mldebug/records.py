@@ -40,6 +40,20 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # of all together
 
 
+class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the watch has met in the logs of one job, all told."""
+
+    lines: int = 0
+    records: int = 0
+    bytes: int = 0  # parsed
+    binary: int = 0  # lines that are no text, and runs of NULs
+    oversized: int = 0  # lines too long to be a record, left out
+    skipped_bytes: int = 0  # left out because more came than one look can parse
+    rotations: int = 0
+    truncations: int = 0
+    failures: int = 0  # polls that could not read
+
+
 def number(text: str | None) -> float | None:
     """Return a float as a log writes it (1.5, 3E-05, nan, -inf), None where it is none."""
     try:

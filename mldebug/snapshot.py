@@ -3,7 +3,7 @@
 import msgspec
 
 from mldebug.model import Gap, Noun, Remark
-from mldebug.records import StepTimes
+from mldebug.records import LogCounts, StepTimes
 
 
 class RunState(Noun, frozen=True, kw_only=True):
@@ -32,6 +32,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     step_times: StepTimes | None = None  # since the agent met the run
     progress_at: float | None = None  # unix; None where the run is not watched
     log: str = ""
+    log_counts: LogCounts = LogCounts()
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end
     incident_since: float | None = None  # unix: since when the run has not moved

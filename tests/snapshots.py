@@ -3,7 +3,7 @@
 import math
 
 from mldebug.model import Gap
-from mldebug.records import STEP_BOUNDS, StepTimes
+from mldebug.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.snapshot import Children, RunState, Snapshot, SourceState
 
 AT = 1_795_240_000.0
@@ -17,6 +17,7 @@ def moving(run: str = "5c01", ranks: int = 4) -> RunState:
         ranks={rank: 100 + rank for rank in range(ranks)}, quiet_seconds=1.2, progress_at=AT - 1.5,
         timeout_seconds=30.0, step=1200, loss=2.75, step_seconds=0.4,
         step_times=StepTimes(counts=(0, 0, 0, 7, 1180, 3, *[0] * 6, 1), seconds=1075.25),
+        log_counts=LogCounts(lines=1500, records=1200, binary=2, oversized=1, rotations=1, skipped_bytes=4096),
     )  # fmt: skip
 
 
@@ -47,5 +48,5 @@ def snapshot(*runs: RunState, **changes: object) -> Snapshot:
 
 def big(series: int = 2000) -> Snapshot:
     """An agent whose exposition has about so many series."""
-    each = 6 + 5 + len(STEP_BOUNDS) + 3 + 7
+    each = 6 + 5 + len(STEP_BOUNDS) + 3 + 7 + 7
     return snapshot(*(moving(f"run{number:04d}", ranks=8) for number in range(series // each - 1)))

@@ -4,6 +4,7 @@ import time
 
 from mldebug.incident import Incident
 from mldebug.model import Job, Judgement, NodeCapture
+from mldebug.records import LogCounts
 from mldebug.snapshot import RunState
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
@@ -56,6 +57,7 @@ def run_state(run: Run) -> RunState:
         step_times=seen.step_times if seen else None,
         progress_at=_progress_at(decision, seen),
         log=seen.log if seen else "",
+        log_counts=seen.log_counts if seen else LogCounts(),
         incident=run.incident.id if run.incident else "",
         incident_kind=run.incident.kind if run.incident else "",
         incident_since=_since(run.incident),

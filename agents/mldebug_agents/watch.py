@@ -24,13 +24,13 @@ from mldebug.model import (
     RankIdentity,
 )
 from mldebug.movement import Sample, movement
-from mldebug.records import StepTimes
+from mldebug.records import LogCounts, StepTimes
 from mldebug.stacks import labels, principal, python_frames
 from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.logs.places import LogFinder
-from mldebug_agents.logs.watching import HungMounts, JobLogs, LogCounts
+from mldebug_agents.logs.watching import HungMounts, JobLogs
 from mldebug_agents.sources.activity import Activity, read_activity
 from mldebug_agents.sources.ranks import Child, Discovery
 from mldebug_agents.workbench import Workbench

@@ -1,5 +1,6 @@
 """How an end is put into words: the outcome of an attempt, and the finding that a report shows. Pure."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -42,7 +43,7 @@ def abnormal(
         confidence=confidence,
         summary=summary,
         evidence=_evidence(seen, ending),
-        next_steps=_next_steps(first, verdict),
+        next_steps=_next_steps(first, verdict, ending),
     )
     return Outcome(kind="abnormal", sentence=summary, finding=finding, signs=_signs(first, shared))
 
@@ -109,7 +110,7 @@ def _evidence(seen: Sequence[Seen], ending: Ending | None) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def _next_steps(first: Seen, verdict: Verdict) -> tuple[str, ...]:
+def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[str, ...]:
     rank = first.exit.rank
     if verdict is Verdict.OUT_OF_MEMORY and (first.way is Way.KILLED or first.worker):
         return ("dmesg -T | grep -iE 'oom-kill|killed process' | tail",)
@@ -120,7 +121,9 @@ def _next_steps(first: Seen, verdict: Verdict) -> tuple[str, ...]:
             f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
             "coredumpctl list  # where cores are kept",
         )
-    return (f"grep -nE 'rank{rank}\\]|Traceback|Error' LAUNCHER_LOG | tail -40",)
+    tail = (ending.logs.get(rank) or ending.log) if ending else None
+    log = shlex.quote(tail.path) if tail else "LAUNCHER_LOG"
+    return (f"grep -nE 'rank{rank}\\]|Traceback|Error' {log} | tail -40",)
 
 
 def _signs(first: Seen, shared: RankError | None) -> tuple[str, ...]:

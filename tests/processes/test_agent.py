@@ -27,13 +27,13 @@ def test_status_says_what_the_report_says(user: User) -> None:
         running(Plan("sleep", after=40, user=user)) as job,
     ):
         report = first_report(agent, job)
-        run = agent.run_of(job)
+        run, log = agent.run_of(job), agent.log
 
     assert run is not None
     assert (run.incident, run.verdict) == (report["id"], "rank_waiting")
     assert run.report == report["diagnosis"]["summary"]
     assert "3 ranks wait in all_reduce; rank 2 sleeps in slow_data_source" in run.sentence
-    assert run.sentence in agent.log
+    assert run.sentence in log
     assert run.classes == {0: "collective", 1: "collective", 2: "sleep", 3: "collective"}
 
 

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from mldebug.config import load_config
+from mldebug.config import SYSTEM_STATE_DIR, load_config
 from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
 from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
-from mldebug_agents.serving.client import inquire
+from mldebug_agents.serving.client import Inquiry, inquire
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8
@@ -53,7 +53,7 @@ def command(as_json: bool, config: Path | None) -> None:
     settings = load_config(config)
     with Workbench(settings) as bench:
         found = bench.finder.find()
-        asked = inquire(settings.agent.state_dir)
+        asked = _ask(settings.agent.state_dir, here_only=config is not None)
         seen = Seen(
             node=bench.node,
             now=time.time(),
@@ -71,6 +71,14 @@ def command(as_json: bool, config: Path | None) -> None:
             _print(console, line)
     hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def _ask(state_dir: Path, *, here_only: bool) -> Inquiry:
+    """This user's own agent, or else, where no config file says which, the service of this node."""
+    asked = inquire(state_dir)
+    if asked.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
+        return inquire(SYSTEM_STATE_DIR)
+    return asked
 
 
 def _print(console: Console, line: Text) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from mldebug.logparser import LogParser
 from mldebug.model import Gap, Job, ProcessState, RankIdentity
+from mldebug.records import LogCounts
 from mldebug.redact import clean
 from mldebug.stall.progress import LogProgress
 from mldebug_agents.host import Host
@@ -23,20 +24,6 @@ MAX_ASKED = 16  # ranks whose descriptors are looked through in one search
 BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
 SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
 _OUTPUTS = ("fd/1", "fd/2")
-
-
-class LogCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the watch has met in the logs of one job, all told."""
-
-    lines: int = 0
-    records: int = 0
-    bytes: int = 0  # parsed
-    binary: int = 0  # lines that are no text, and runs of NULs
-    oversized: int = 0  # lines too long to be a record, left out
-    skipped_bytes: int = 0  # left out because more came than one look can parse
-    rotations: int = 0
-    truncations: int = 0
-    failures: int = 0  # polls that could not read
 
 
 class HungMounts:

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.records import STEP_BOUNDS, StepTimes
+from mldebug.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.signals import Stage
 from mldebug_exporters.exposition.families import Family, Histogram, Importance, Sample
 
 GONE = "when the run has ended or left this node: at the next scrape"
+LOG_EVENTS = ("records", "binary", "oversized", "rotations", "truncations", "failures")
 UNTOLD = "until a log of the run tells one, and when the run has ended"
 
 RUNS = Family(name="mldebug_runs", kind="gauge", help="Training runs on this node.")
@@ -75,6 +76,23 @@ TIMES = Family(
     absent="until a log of the run has told two steps, or one with its duration; and when the run has ended",
     importance=Importance.DETAIL,
 )
+LOG = Family(
+    name="mldebug_run_log_events",
+    kind="counter",
+    help="What the agent met in the logs of the run: records of training, lines that are no text (binary) or too long"
+    " to be a record (oversized), rotations, truncations, and polls that could not read (failures).",
+    labels=("run", "event"),
+    absent="while no log is found, and when the run has ended",
+    importance=Importance.DETAIL,
+)
+SKIPPED = Family(
+    name="mldebug_run_log_skipped_bytes",
+    kind="counter",
+    help="Bytes of the run's logs left out because more came than one look can parse.",
+    labels=("run",),
+    absent=LOG.absent,
+    importance=Importance.DETAIL,
+)
 STAGE = _family(
     "stage",
     "State set: 1 for how far the suspicion has come, 0 for the other stages.",
@@ -106,7 +124,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RunMetrics:
     """One sample per run and fact that can be read."""
 
-    families = (RUNS, INFO, UP, MOVED, QUIET, LIMIT, ATTEMPT, WORLD, RANKS, LOST, STEP, LOSS, PACE, TIMES, STAGE,
+    families = (RUNS, INFO, UP, MOVED, QUIET, LIMIT, ATTEMPT, WORLD, RANKS, LOST, STEP, LOSS, PACE, TIMES, LOG, SKIPPED, STAGE,
                 CLASSES, CLASS)  # fmt: skip
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
@@ -115,6 +133,7 @@ class RunMetrics:
         for run in snapshot.runs:
             yield from _always(run)
             yield from _where_known(run)
+            yield from _log(run)
             yield from _suspicion(run)
 
 
@@ -140,6 +159,15 @@ def _where_known(run: RunState) -> Iterator[Sample]:
             yield Sample(family, one, value)
     if run.step_times is not None:
         yield Sample(TIMES, one, _histogram(run.step_times))
+
+
+def _log(run: RunState) -> Iterator[Sample]:
+    counts = run.log_counts
+    if counts == LogCounts():
+        return
+    for event in LOG_EVENTS:
+        yield Sample(LOG, (run.id, event), getattr(counts, event))
+    yield Sample(SKIPPED, (run.id,), counts.skipped_bytes)
 
 
 def _histogram(times: StepTimes) -> Histogram:
