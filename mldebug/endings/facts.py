@@ -81,6 +81,7 @@ class Ending(Noun, frozen=True, kw_only=True):
     kernel_readable: bool = False
     logs: dict[int, LogTail] = {}  # rank -> last lines that are its own
     log: LogTail | None = None  # of the job, where ranks cannot be told apart
+    log_path: str = ""  # a file that holds the job's output
     gaps: tuple[str, ...] = ()
 
 

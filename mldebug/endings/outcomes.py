@@ -121,8 +121,7 @@ def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[s
             f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
             "coredumpctl list  # where cores are kept",
         )
-    tail = (ending.logs.get(rank) or ending.log) if ending else None
-    log = shlex.quote(tail.path) if tail else "LAUNCHER_LOG"
+    log = shlex.quote(ending.log_path) if ending and ending.log_path else "LAUNCHER_LOG"
     return (f"grep -nE 'rank{rank}\\]|Traceback|Error' {log} | tail -40",)
 
 

@@ -80,6 +80,11 @@ class Case:
         return self.scenario.name
 
     @property
+    def late(self) -> float:
+        """Seconds from the end of the timeout to the agent's report."""
+        return self.reported_at[0] - self.struck_at - self.limit
+
+    @property
     def kind(self) -> str:
         """What kind of culprit it has."""
         return KINDS.get(self.name, "rank")

@@ -170,6 +170,15 @@ def test_everything_together_never_names_at_high_without_a_status_or_a_kernel_li
 # --- written down --------------------------------------------------------------------------------------
 
 
+def test_what_to_type_next_names_the_real_log() -> None:
+    told = ending(TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/home/ada/it's a run.log")
+
+    finding = judge_ending(told).finding
+
+    assert finding is not None
+    assert finding.next_steps[0].endswith("""'/home/ada/it'"'"'s a run.log' | tail -40""")
+
+
 def incident() -> Incident:
     return Incident(
         id="20261121T000000Z-j0", key="k", job_id="j0", detected_at=1000.0, kind="abnormal_end"

@@ -118,6 +118,7 @@ class Witness:
             kernel_readable=self._kernel.readable,
             logs={rank: _tail("its own output", text) for rank, text in own.items() if text},
             log=_tail("the job's log", _before_launcher(shared)) if shared else None,
+            log_path=next((log.place.target for log in notes.logs.values()), ""),
             gaps=tuple(gaps),
         )
 
