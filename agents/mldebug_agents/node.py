@@ -189,6 +189,7 @@ class Node:
 
     def _resume(self, run: Run) -> None:
         """A run that was met before its memory could be read."""
+        self.ledger.adopt(run.job)
         memory = self.ledger.earlier(run.job.id)
         if memory is not None and run.incident is None:
             run.watch = StallWatch(self._stall_settings(), memory)
@@ -256,6 +257,7 @@ class Node:
 
     def _meet(self, job: Job) -> Run:
         log.info("run %s (%s): %d ranks found", job.id, job.name, len(job.ranks))
+        self.ledger.adopt(job)
         watch = StallWatch(self._stall_settings(), self.ledger.memory(job.id))
         run = self.runs[job.id] = Run(job, watch)
         self.incidents.recall(run)

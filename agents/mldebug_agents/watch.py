@@ -244,7 +244,8 @@ class _JobWatch:
         activity = read_activity(self.bench.host, rank.pid, rank.start_ticks, tid)
         if activity is None:
             return RankLook(rank=rank.rank)
-        main, everybody = self._cpu(rank.pid, activity, now)
+        below = self._cpu_below(children.get(rank.pid, ()))
+        main, everybody = self._cpu(rank.pid, activity, below, now)
         return RankLook(
             rank=rank.rank,
             role=known.role if known else None,
@@ -261,9 +262,14 @@ class _JobWatch:
             compiling=any(child.name.startswith(COMPILERS) for child in children.get(rank.pid, ())),
         )
 
-    def _cpu(self, pid: int, activity: Activity, now: float) -> tuple[float, float]:
-        """Shares of a core since the look before: followed thread, all threads."""
-        main, everybody = activity.thread_cpu_seconds, activity.cpu_seconds
+    def _cpu_below(self, children: Sequence[Child]) -> float:
+        """CPU seconds of the living children: who waits for a child that works is not idle."""
+        found = (self.bench.host.brief(child.pid) for child in children)
+        return sum(one.cpu_seconds for one in found if one is not None)
+
+    def _cpu(self, pid: int, activity: Activity, below: float, now: float) -> tuple[float, float]:
+        """Shares of a core since the look before: followed thread; all threads and living children."""
+        main, everybody = activity.thread_cpu_seconds, activity.cpu_seconds + below
         before = self._counters.get(pid)
         self._counters[pid] = (now, main, everybody)
         if before is None or now <= before[0]:

@@ -20,21 +20,14 @@ class RankExited:
             return None
         if case.starting and not any(rank.is_.role is Role.EXITED for rank in gone):
             return None
-        if not case.waiting and all(_left_well(case, rank.rank) for rank in gone):
-            return (
-                None  # the others write the last checkpoint, and nobody misses those that are done
-            )
+        if not case.waiting:
+            return None  # nobody is seen to miss them
         ranks = "|".join(str(rank.rank) for rank in gone[:4])
         steps = [
             "dmesg -T | grep -iE 'killed process|out of memory|segfault|Xid' | tail",
             f"grep -nE '(\\[|rank ?)({ranks})\\]?|Traceback|Error' LAUNCHER_LOG | tail -40",
         ]
         return blame(case, Verdict.RANK_EXITED, gone, steps)
-
-
-def _left_well(case: Case, rank: int) -> bool:
-    """Has it left with exit code 0?"""
-    return any(lost.rank == rank and lost.exit_status == 0 for lost in case.job.lost)
 
 
 def create(options: Options) -> RankExited:

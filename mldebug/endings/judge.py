@@ -4,7 +4,8 @@
 |---|---|
 | all 0, or nothing that tells of a failure | normal: nobody hears of it |
 | a signal asked them all to end, none failed before | outside: a line in the log, no incident |
-| one failed first, by its status, its own error or the kernel's word | abnormal: that rank is named |
+| one failed first, by its own error, a crash, SIGKILL or the kernel's word | abnormal: that rank is named |
+| one failed first and does not say why | abnormal: named at medium; nobody, where others live or end alike |
 | every rank blames a peer, and one left with exit 0 before | abnormal: that rank is named |
 | every rank blames a peer, or it is not known who was first | abnormal: nobody is named |
 
@@ -17,6 +18,8 @@ from mldebug.endings.facts import Ending, exit_signal, words_of_status
 from mldebug.endings.outcomes import Outcome, abnormal, nobody, status_words
 from mldebug.endings.seen import KILL, Seen, Way, see
 from mldebug.model import Confidence
+
+SOON = 5.0  # seconds in which the peers of a rank that left must notice, for it to be sure
 
 
 def judge_ending(ending: Ending) -> Outcome:
@@ -90,7 +93,7 @@ def _only_peers(seen: Sequence[Seen]) -> Outcome:
     before = [one for one in seen if one.way in (Way.LEFT, Way.UNKNOWN) and _earlier(one, first)]
     if len(before) == 1:
         gone = before[0]
-        sure = gone.way is Way.LEFT
+        sure = gone.way is Way.LEFT and first.exit.at - gone.exit.at <= SOON
         return abnormal(seen, (gone,), Confidence.HIGH if sure else Confidence.MEDIUM)
     if before:
         return nobody(seen, "more than one rank left before the first failure")
@@ -136,8 +139,14 @@ def _begun_by(ending: Ending, seen: Sequence[Seen], first: Seen, failing: list[S
         who = ", ".join(f"rank {one.exit.rank} ({status_words(one)})" for one in before[:4])
         words = f"{who} left before rank {first.exit.rank} ({status_words(first)}) failed"
         return nobody(seen, f"{words}, and no log tells whether one follows from the other")
+    own = first.own or first.way is Way.KILLED
+    if not own and ending.living:
+        words = f"rank {first.exit.rank} ({status_words(first)}) ended first and does not say why"
+        return nobody(seen, f"{words}, while others live on")
+    if not own and len(seen) > 1 and {one.exit.status for one in seen} == {first.exit.status}:
+        return nobody(seen, f"all left with {status_words(first)}, and none says why")
     lost = len(seen) < len(ending.identities) - len(ending.living)
     doubtful = any(one.own for one in failing if one is not first) and not first.own
     ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
-    sure = first.proved and ordered and not lost and not doubtful
+    sure = own and first.proved and ordered and not lost and not doubtful
     return abnormal(seen, (first,), Confidence.HIGH if sure else Confidence.MEDIUM, ending)

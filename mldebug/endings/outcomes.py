@@ -33,10 +33,12 @@ def abnormal(
     """These began it; `ending` adds what the job's log says without a rank."""
     first = culprits[0]
     shared = ending.shared_error if ending and first.error is None else None
-    blamed = [_culprit(one, shared) for one in culprits]
+    blamed = [_culprit(one) for one in culprits]
     verdict = Verdict.OUT_OF_MEMORY if _memory(first, shared) else Verdict.RANK_EXITED
     others = _consequence(one for one in seen if one not in culprits)
-    summary = f"rank {first.exit.rank} {blamed[0].reason}" + (f"; {others}" if others else "")
+    told = f"the job's log ends with {shared.error}, of no rank in particular" if shared else ""
+    said = f"rank {first.exit.rank} {blamed[0].reason}"
+    summary = "; ".join(part for part in (said, others, told) if part)
     finding = Finding(
         verdict=verdict,
         culprits=tuple(blamed),
@@ -52,11 +54,10 @@ def _memory(first: Seen, shared: RankError | None) -> bool:
     return first.out_of_memory or (shared is not None and is_out_of_memory(shared.error))
 
 
-def _culprit(one: Seen, shared: RankError | None) -> Culprit:
-    reason = one.phrase()
-    if shared is not None and one.way is Way.FAILED:
-        reason += f"; the job's log, without a rank: {shared.error}"
-    return Culprit(kind="rank", rank=one.exit.rank, node=one.node, pid=one.exit.pid, reason=reason)
+def _culprit(one: Seen) -> Culprit:
+    return Culprit(
+        kind="rank", rank=one.exit.rank, node=one.node, pid=one.exit.pid, reason=one.phrase()
+    )
 
 
 def nobody(seen: Sequence[Seen], why: str) -> Outcome:

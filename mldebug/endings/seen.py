@@ -50,9 +50,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own(self) -> bool:
-        """Is its failure its own beyond doubt: an error that blames no peer, a crash, the kernel's word?"""
+        """Is its failure its own beyond doubt: an error that blames no peer, a crash, the kernel's word?
+
+        SIGABRT without a word is not: that is how the watchdog of a collective ends every victim.
+        """
         number = exit_signal(self.exit.status)
-        crashed = number is not None and number != KILL
+        crashed = number is not None and number not in (KILL, ABORT)
         told = self.error is not None and not self.error.blames_peer
         return self.death is not None or told or (crashed and self.error is None)
 

@@ -20,13 +20,21 @@ _FATAL = re.compile(
     r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*)$"
 )
 _PEER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|Socket closed"
+    r"Connection closed by peer|Socket Timeout|Socket closed"
     r"|Timed out waiting \d+ ?ms for (?:recv|send) operation|[Aa]pplication timeout caused pair closure"
     r"|ncclRemoteError|remote process exit|Watchdog caught collective operation timeout"
     r"|NCCL communicator was aborted|watchdog thread terminated with exception"
     r"|failed to recv, got 0 bytes|Connection was likely closed|DistNetworkError|DistStoreError"
     r"|recvValue failed|sendBytes failed|wait timeout after \d+ ?ms|TCPStore.{0,60}timed? ?out"
     r"|by a remote worker|\[c10d\] The client socket has (?:failed|timed out)",
+)
+# What any socket may say, that of an object store too: a peer's only where torch's own words stand beside it
+_SOCKET = re.compile(r"Connection reset by peer|Broken pipe")
+_TORCH = re.compile(r"^(?:RuntimeError|torch\.)|gloo|c10d|nccl|Dist[A-Z]\w*Error", re.IGNORECASE)
+# The job's own word that the reason lies elsewhere: ranks that agree to stop
+_SECOND_HAND = re.compile(
+    r"\b(?:another|other|some|remote|failed) (?:rank|worker|process|peer)|\bon (?:an)?other rank",
+    re.IGNORECASE,
 )
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|HIP out of memory|XPU out of memory|OutOfMemoryError|^MemoryError"
@@ -109,8 +117,10 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
 
 
 def blames_peer(error: str) -> bool:
-    """Is it an error that a rank gets because another one is gone or does not come?"""
-    return _PEER.search(error) is not None
+    """Is it an error that a rank gets because another one is gone, does not come, or has told it to stop?"""
+    if _PEER.search(error) or _SECOND_HAND.search(error):
+        return True
+    return _SOCKET.search(error) is not None and _TORCH.search(error) is not None
 
 
 def is_out_of_memory(error: str) -> bool:

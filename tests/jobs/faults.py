@@ -200,6 +200,13 @@ def compile_kernels(job: Any) -> None:
     job.announce("done")
 
 
+def evaluate_in_child(job: Any) -> None:
+    """Wait for a program that works, while the others wait."""
+    if once(job):
+        subprocess.run([str(job.events / "evaluate")], check=True)
+    job.announce("done")
+
+
 def chat_and_train(job: Any) -> None:
     """A thread logs without end while training goes on."""
     if once(job):
@@ -241,6 +248,7 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "irregular": vary_pace,
     "ramp": ramp_up,
     "compile": compile_kernels,
+    "child": evaluate_in_child,
     "healthy_chatty": chat_and_train,
     "silent": lag_behind,
     "done": lag_behind,

@@ -2,14 +2,16 @@
 
 import os
 import pwd
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from processes.harness import User, folder_for
+from processes.harness import User, build_fake_cuda, folder_for
 
 
 @pytest.fixture(scope="session", params=["as_is", "ordinary"])
@@ -23,6 +25,15 @@ def folder(user: User) -> Iterator[Path]:
     """A folder that the job's user may write."""
     with folder_for(user) as path:
         yield path
+
+
+@pytest.fixture(scope="session")
+def library() -> Iterator[Path]:
+    """The pretended GPU runtime, where everybody may read it: pytest's own folders are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="mldebug-library-"))
+    folder.chmod(0o755)
+    yield build_fake_cuda(folder)
+    shutil.rmtree(folder)
 
 
 def _ordinary_user() -> User:

@@ -67,6 +67,7 @@ class Case:
     plan: Plan
     limit: float
     mount: str = ""
+    trouble: str = ""  # why the job did not get stuck
     struck_at: float = 0.0
     culprits: dict[int, tuple[int | None, ...]] = field(default_factory=dict)  # rank -> right pids
     answer: Answer | None = None  # of `mldebug dump`
@@ -148,8 +149,11 @@ def _pipeline(agent: RunningAgent, todo: Iterator[Case]) -> Iterator[Case]:
             stack = everything.enter_context(ExitStack())
             job = stack.enter_context(running(case.plan))
             hanging.append((case, job, stack))
-            _strike(agent, case, job)
-            _dump(case, job)
+            try:
+                _strike(agent, case, job)
+                _dump(case, job)
+            except AssertionError as error:
+                case.trouble = str(error)
         for waiting in hanging:
             yield _finish(agent, *waiting)
 
@@ -201,7 +205,7 @@ def health(pid: int) -> str:
 
 def _finish(agent: RunningAgent, case: Case, job: RunningJob, stack: ExitStack) -> Case:
     with stack:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + (0 if case.trouble else PATIENCE)
         while not agent.reports(job) and time.monotonic() < deadline:
             time.sleep(0.2)
         case.reports = agent.reports(job)

@@ -14,7 +14,6 @@ from processes.harness import (
     Plan,
     RunningJob,
     User,
-    build_fake_cuda,
     folder_for,
     running,
     wait_for,
@@ -28,6 +27,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "checkpoint": {"struck": (0,)},
     "evaluation": {"struck": (0,)},
     "compile": {"struck": (1,)},
+    "child": {"struck": (1,)},
     "silent": {"struck": (1,)},
     "irregular": {"struck": (1,)},
     "ramp": {"struck": (0, 1)},
@@ -35,32 +35,33 @@ PLANS: dict[str, dict[str, Any]] = {
     "spin_healthy": {"struck": (1,)},
     "done": {"struck": (1,), "options": ("--steps", "120")},
 }
-PAUSES = ("checkpoint", "evaluation", "compile")  # these tell when they are through
+PAUSES = ("checkpoint", "evaluation", "compile", "child")  # these tell when they are through
 AFTERWARDS = 10  # steps to see before and after the pause
 
 
-def compiler(folder: Path) -> None:
-    """A program that is called like a compiler and works for 40 s."""
-    program = folder / "cc1plus"
-    program.write_text(
+def programs(folder: Path) -> None:
+    """Two that work for 40 s, one of them called like a compiler."""
+    for name in ("cc1plus", "evaluate"):
+        program(folder / name)
+
+
+def program(path: Path) -> None:
+    """A shell script that counts."""
+    path.write_text(
         '#!/bin/sh\nend=$(($(date +%s) + 40))\nwhile [ "$(date +%s)" -lt $end ]; do :; done\n'
     )
-    program.chmod(0o755)
+    path.chmod(0o755)
 
 
 @pytest.fixture(scope="module")
-def watched(
-    user: User, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RunningAgent, dict[str, RunningJob]]]:
+def watched(user: User, library: Path) -> Iterator[tuple[RunningAgent, dict[str, RunningJob]]]:
     """Every job, seen by the agent through its pause and after it."""
-    library = build_fake_cuda(tmp_path_factory.mktemp("library"))
-    library.parent.chmod(0o755)
     with folder_for(user) as folder, ExitStack() as stack:
         agent = stack.enter_context(watching(folder, settings(folder), user))
         jobs = {}
         for name, more in PLANS.items():
             own = stack.enter_context(folder_for(user))
-            compiler(own / "events")
+            programs(own / "events")
             options = (*more.get("options", ()), "--library", str(library))
             plan = Plan(
                 name, world_size=2, after=20, user=user, struck=more["struck"], options=options

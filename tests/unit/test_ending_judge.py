@@ -80,13 +80,13 @@ def ending(
 ABNORMAL = [
     # what, ending, verdict, ranks, confidence, part of the summary
     ("a traceback", ending(TERM, ONE, TERM, order=(1, 0, 2), errors={1: OWN}), "rank_exited", [1], "high", "exited with code 1: ValueError: bad shard 7; ranks 0,2 ended after it (killed by SIGTERM)"),
-    ("exit code without a word", ending(TERM, 3 << 8, order=(1, 0)), "rank_exited", [1], "high", "rank 1 exited with code 3"),
+    ("exit code without a word", ending(TERM, 3 << 8, order=(1, 0)), "rank_exited", [1], "medium", "rank 1 exited with code 3"),
     ("SIGKILL", ending(TERM, KILL, order=(1, 0), kernel_readable=True), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
     ("a crash", ending(ONE, SEGV, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "killed by SIGSEGV"),
     ("peers fail first on the clock, but blame another", ending(ONE, ONE, order=(0, 1), errors={0: PEER, 1: OWN}), "rank_exited", [1], "high", "ValueError"),
     ("left with 0, the other lost its peer", ending(ONE, 0, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "high", "left early with exit code 0"),
     ("SIGTERM to one rank, says torchrun", ending(TERM, TERM, order=(1, 0), words=LauncherWords(failures=(LauncherFailure(pid=101, status=TERM),), ended=(100,))), "rank_exited", [1], "high", "killed by SIGTERM"),
-    ("status told by the launcher alone", ending(None, None, order=(1, 0), words=LauncherWords(failures=TORCHRUN.failures, ended=(100,))), "rank_exited", [1], "high", "exited with code 1"),
+    ("status told by the launcher alone", ending(None, None, order=(1, 0), words=LauncherWords(failures=TORCHRUN.failures, ended=(100,))), "rank_exited", [1], "medium", "exited with code 1"),
     ("no status, an error of its own", ending(None, None, order=(1, 0), errors={1: OWN}, words=LauncherWords(ended=(100,))), "rank_exited", [1], "medium", "ended: ValueError"),
     ("came together, one with an error of its own", ending(ONE, ONE, order=(0, 0), errors={1: OWN}), "rank_exited", [1], "high", "ValueError"),
     ("two errors of their own, in order", ending(ONE, ONE, order=(1, 0), errors={0: OWN, 1: OWN}), "rank_exited", [1], "high", "rank 1"),
@@ -95,7 +95,7 @@ ABNORMAL = [
     ("OOM kill, by the cgroup's counter", ending(TERM, KILL, order=(1, 0), oom_kills=1), "out_of_memory", [1], "high", "OOM killer worked in its cgroup"),
     ("OOM killed a worker process", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="RuntimeError: DataLoader worker (pid 555) is killed by signal: Killed.")}, deaths=(KernelDeath(pid=555, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "lost its worker process 555"),
     ("CUDA out of memory", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="torch.OutOfMemoryError: CUDA out of memory.")}), "out_of_memory", [1], "high", "CUDA out of memory"),
-    ("an error that names no rank", ending(TERM, ONE, order=(1, 0), shared_error=OWN), "rank_exited", [1], "high", "the job's log, without a rank: ValueError"),
+    ("an error that names no rank", ending(TERM, ONE, order=(1, 0), shared_error=OWN), "rank_exited", [1], "medium", "ended after it (killed by SIGTERM); the job's log ends with ValueError: bad shard 7, of no rank in particular"),
     ("torch's own abort after a timeout is no cause", ending(ABRT, ABRT, order=(0, 1), errors={0: PEER, 1: PEER}), "unknown", [], "low", "blames another one"),
     ("all blame a peer", ending(ONE, TERM, order=(0, 1), errors={0: PEER}), "unknown", [], "low", "blames another one"),
     ("two at once without a word", ending(ONE, ONE, order=(0, 0)), "unknown", [], "low", "order is not known"),
@@ -104,6 +104,11 @@ ABNORMAL = [
     ("an exit nobody saw, then lost peers", ending(ONE, None, order=(1, 0), errors={0: PEER}), "rank_exited", [1], "medium", "rank 1 ended"),
     ("all killed, and memory may be why", ending(KILL, KILL, order=(0, 0), launcher_gone=True, launcher_status=KILL), "unknown", [], "low", "order is not known"),
     ("one killed, the others live on", ending(KILL, size=3, kernel_readable=True), "rank_exited", [0], "high", "killed by SIGKILL"),
+    ("left with 0, and the peers notice much later", ending(ONE, 0, order=(9, 0), errors={0: PEER}), "rank_exited", [1], "medium", "left early"),
+    ("a victim leaves, and who kept it waiting lives", ending(ONE, size=3), "unknown", [], "low", "while others live on"),
+    ("the watchdog aborts a waiter, and who kept it waiting lives", ending(ABRT, size=2), "unknown", [], "low", "killed by SIGABRT"),
+    ("the watchdog aborts a waiter without a word", ending(ABRT, TERM, order=(0, 1)), "rank_exited", [0], "medium", "SIGABRT"),
+    ("all saved and left with 1 when they were told to stop", ending(ONE, ONE, ONE), "unknown", [], "low", "all left with exit code 1, and none says why"),
     ("killed before the launcher told the others", ending(TERM, KILL, order=(1, 0), launcher_gone=True, kernel_readable=True, words=LauncherWords(failures=(LauncherFailure(pid=101, status=KILL),), ended=(100,))), "rank_exited", [1], "high", "SIGKILL"),
 ]  # fmt: skip
 

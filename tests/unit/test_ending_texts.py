@@ -261,3 +261,18 @@ def test_mpirun_says_which_rank_a_signal_killed() -> None:
     line = "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal 9 (Killed)."
 
     assert [(one.rank, one.status) for one in launcher_words([line]).failures] == [(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("error", "peer"),
+    [
+        ("ConnectionResetError: [Errno 104] Connection reset by peer while reading s3://bucket/shard-7", False),
+        ("BrokenPipeError: [Errno 32] Broken pipe", False),
+        ("RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection reset by peer", True),
+        ("torch.distributed.DistBackendError: NCCL error: Broken pipe", True),
+        ("RuntimeError: stopping: another rank reported an error", True),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
+    ],
+)  # fmt: skip
+def test_a_broken_socket_is_a_peer_s_only_in_torch_s_own_words(error: str, peer: bool) -> None:
+    assert blames_peer(error) is peer

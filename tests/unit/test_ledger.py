@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hung import hung_mount, wait_until
 from mldebug.errors import AccessError, MldebugError, UsageError
 from mldebug.incident import Incident
+from mldebug.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.pulse import StallMemory
 from mldebug_agents.serving.doors import open_unix
 from mldebug_agents.spawn import Spawner
@@ -67,6 +69,32 @@ def test_memory_incident_and_leftovers_come_back(tmp_path: Path) -> None:
         assert second.incident("job") == INCIDENT
         assert set(second.found()) == {"job"}
         assert second.leftovers == left
+
+
+def test_a_run_whose_id_has_changed_is_known_by_its_processes(tmp_path: Path) -> None:
+    """Its launcher has died, and the agent was killed: the same stall keeps its incident."""
+    job = Job(id="job", name="train.py", launcher="torchrun", ranks=tuple(
+        RankIdentity(rank=rank, world_size=2, pid=100 + rank, start_ticks=7) for rank in range(2)))  # fmt: skip
+    seen = msgspec.structs.replace(
+        INCIDENT, captures=(NodeCapture(node="n1", taken_at=2.0, job=job),)
+    )
+    with ledger(tmp_path) as first:
+        first.keep("job", StallMemory(run="job", incidents=1), seen)
+    left = msgspec.structs.replace(job, id="new", ranks=job.ranks[1:])
+    stranger = msgspec.structs.replace(
+        left, id="other", ranks=(msgspec.structs.replace(job.ranks[1], start_ticks=8),)
+    )
+    for _ in range(2):  # the second time from the disk
+        with ledger(tmp_path) as again:
+            again.adopt(stranger)
+            assert again.incident("other") is None
+            again.adopt(left)
+            known, memory = again.incident("new"), again.memory("new")
+            assert known is not None
+            assert (known.id, known.job_id) == (INCIDENT.id, "new")
+            assert memory is not None
+            assert memory.run == "new"
+            assert set(again.found()) == {"new"}
 
 
 def test_only_the_agent_may_read_its_memory(tmp_path: Path) -> None:

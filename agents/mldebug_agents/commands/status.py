@@ -97,17 +97,22 @@ def status_lines(seen: Seen) -> Iterator[Text]:
     count = f"{len(seen.jobs)} training {'job' if len(seen.jobs) == 1 else 'jobs'}"
     yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
     yield from _agent(seen)
-    watched = {run.id: run for run in seen.agent.runs} if seen.agent else {}
+    runs = seen.agent.runs if seen.agent else ()
     for job in seen.jobs:
         yield Text("")
         yield from _job(job, seen.now)
-        yield from _watched(watched.get(job.id))
+        yield from _watched(next((run for run in runs if _is(run, job)), None))
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
     yield from _listed("Not seen", _gaps(seen.gaps))
     if seen.jobs:
         yield Text(
             "\nOne of them hangs? mldebug dump" + (" --job ID" if len(seen.jobs) > 1 else "")
         )
+
+
+def _is(run: RunState, job: Job) -> bool:
+    """The agent may know the run by the id that it had before its launcher died."""
+    return run.id == job.id or any(run.ranks.get(rank.rank) == rank.pid for rank in job.ranks)
 
 
 def _agent(seen: Seen) -> Iterator[Text]:

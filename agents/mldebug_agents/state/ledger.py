@@ -13,6 +13,7 @@ import msgspec
 
 from mldebug.errors import MldebugError
 from mldebug.incident import Incident
+from mldebug.model import Job
 from mldebug.snapshot import SourceState
 from mldebug.stall.pulse import StallMemory
 from mldebug_agents.spawn import Worker
@@ -115,6 +116,21 @@ class Ledger:
         row = self._found.get(job_id)
         return row.incident if row else None
 
+    def adopt(self, job: Job) -> None:
+        """Know a run again by its processes: its id may be another one since its launcher or a rank has died."""
+        if job.id in self._rows or job.id in self._found or not self.opened:
+            return
+        old = next((one for one, row in self._found.items() if _same(row.incident, job)), None)
+        if old is None:
+            return
+        before = self._found[old]
+        memory = msgspec.structs.replace(before.memory, run=job.id, attempt=job.attempt)
+        incident = before.incident and msgspec.structs.replace(before.incident, job_id=job.id)
+        log.info("run %s is known from before as %s", job.id, old)
+        row = self._found[job.id] = Row(memory=memory, incident=incident)
+        self.scribe.put(f"run:{job.id}", lambda: self._write(job.id, row))
+        self.forget(old)
+
     def found(self) -> dict[str, Row]:
         """All that an earlier agent left and nobody has taken up or forgotten since."""
         return dict(self._found) if self.opened else {}
@@ -176,6 +192,13 @@ class Ledger:
     def _write(self, job_id: str, row: Row) -> None:
         told = msgspec.json.encode(row.incident) if row.incident else None
         self._keeper.ask(Keep(job_id, msgspec.json.encode(row.memory), told))
+
+
+def _same(incident: Incident | None, job: Job) -> bool:
+    """Has the incident's capture seen a process of this job?"""
+    seen = (rank for capture in incident.captures for rank in capture.job.ranks) if incident else ()
+    here = {(rank.pid, rank.start_ticks) for rank in job.ranks}
+    return any((rank.pid, rank.start_ticks) in here for rank in seen)
 
 
 def _row(stored: StoredRow) -> Row | None:
