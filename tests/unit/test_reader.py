@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import gc
 import mmap
 import os
 import signal
@@ -434,6 +435,7 @@ def test_no_descriptor_leaks(mount: HungMount, spawner: Spawner) -> None:
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), spawner.helper_pid)]
 
     assert spawner.run(["/bin/true"], timeout=PATIENT).returncode == 0  # the helper is at work
+    gc.collect()  # what an earlier test left must not be closed in between
     before = count()
     for _ in range(3):
         with Reader(spawner) as reader:
@@ -442,7 +444,7 @@ def test_no_descriptor_leaks(mount: HungMount, spawner: Spawner) -> None:
             reader.read_file("/etc/passwd", max_bytes=99, timeout=PATIENT)
             mount.recover()
             wait_until(lambda: not reader.stuck)
-    wait_until(lambda: count() == before)
+    wait_until(lambda: all(map(int.__le__, count(), before)))
 
 
 def test_reader_works_while_programs_run(spawner: Spawner, reader: Reader) -> None:
