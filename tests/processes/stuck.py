@@ -113,8 +113,12 @@ class Clock(threading.Thread):
     def run(self) -> None:
         """Look ten times a second."""
         while not self._over.wait(0.1):
-            for file in self._agent.state.glob("reports/[!.]*/report.json"):
-                self.seen.setdefault(file.parent.name, time.time())
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        for file in self._agent.state.glob("reports/[!.]*/report.json"):
+            self.seen.setdefault(file.parent.name, time.time())
 
     def __enter__(self) -> Self:
         self.start()
