@@ -27,6 +27,7 @@ class Does(NamedTuple):
     state: str = "S"
     compiling: bool = False
     process_cpu: float = 0.0
+    children_cpu: float = 0.0
 
 
 WAITS = Does(Role.WAITING, "waits in all_reduce at train.py:30", "all_reduce", "collective")
@@ -39,6 +40,7 @@ LOOPS = WORKS._replace(stands=True, doing="runs tokenize_forever (train.py:47)",
 TRAINS = Does(Role.BUSY, "runs train (train.py:20)", stands=False, cpu=0.9, switches=11.0)
 ONE_LINE = SPINS._replace(device=True, switches=11.0)  # healthy, always seen in `.item()`
 COMPILES = Does(Role.INERT, "waits for a child", compiling=True)
+EVALUATES = Does(Role.INERT, "waits for a child", children_cpu=0.08)  # on a crowded node
 SAVES = Does(Role.INERT, "saves", stands=False, cpu=0.6, switches=100.0, io=8e8, state="D")
 RENDEZVOUS = Does(Role.WAITING, "waits in init_process_group", "init_process_group", "init")
 EXITED = Does(Role.EXITED, "has exited")
@@ -122,6 +124,7 @@ class Run:
             frames_signature=place,
             cpu_ratio=does.cpu,
             process_cpu_ratio=max(does.cpu, does.process_cpu),
+            children_cpu_ratio=does.children_cpu,
             switches=int(self._switches[number]),
             io_bytes=int(self._io[number]),
             state=does.state,

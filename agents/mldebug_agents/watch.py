@@ -31,7 +31,7 @@ from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.logs.places import LogFinder
 from mldebug_agents.logs.watching import HungMounts, JobLogs
-from mldebug_agents.sources.activity import Activity, read_activity
+from mldebug_agents.sources.activity import read_activity
 from mldebug_agents.sources.ranks import Child, Discovery
 from mldebug_agents.workbench import Workbench
 
@@ -43,9 +43,7 @@ MAX_GAPS = 16  # of one look
 KEPT = 2  # samples of one rank that are compared
 COMPILERS = ("ptxas", "cc1plus", "cicc", "nvcc", "ninja", "clang", "gcc", "g++", "ld", "triton")
 
-Counters = tuple[
-    float, float, float
-]  # monotonic time, CPU seconds of the followed thread, of all threads
+Counters = tuple[float, tuple[float, ...]]  # monotonic time, CPU seconds as `_cpu` takes them
 
 
 class JobLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,7 +243,9 @@ class _JobWatch:
         if activity is None:
             return RankLook(rank=rank.rank)
         below = self._cpu_below(children.get(rank.pid, ()))
-        main, everybody = self._cpu(rank.pid, activity, below, now)
+        main, everybody, children_too = self._cpu(
+            rank.pid, activity.thread_cpu_seconds, activity.cpu_seconds, below, now=now
+        )
         return RankLook(
             rank=rank.rank,
             role=known.role if known else None,
@@ -255,6 +255,7 @@ class _JobWatch:
             frames_signature=_signature(capture, tid),
             cpu_ratio=main,
             process_cpu_ratio=everybody,
+            children_cpu_ratio=children_too,
             switches=activity.switches,
             io_bytes=activity.io_bytes,
             state=activity.state,
@@ -267,15 +268,13 @@ class _JobWatch:
         found = (self.bench.host.brief(child.pid) for child in children)
         return sum(one.cpu_seconds for one in found if one is not None)
 
-    def _cpu(self, pid: int, activity: Activity, below: float, now: float) -> tuple[float, float]:
-        """Shares of a core since the look before: followed thread; all threads and living children."""
-        main, everybody = activity.thread_cpu_seconds, activity.cpu_seconds + below
-        before = self._counters.get(pid)
-        self._counters[pid] = (now, main, everybody)
-        if before is None or now <= before[0]:
-            return 0.0, 0.0
-        span = now - before[0]
-        return max(0.0, main - before[1]) / span, max(0.0, everybody - before[2]) / span
+    def _cpu(self, pid: int, *counters: float, now: float) -> list[float]:
+        """Shares of a core since the look before: of the followed thread, all threads, the living children."""
+        at, before = self._counters.get(pid, (now, counters))
+        self._counters[pid] = (now, counters)
+        span = now - at
+        pairs = zip(before, counters, strict=True)
+        return [max(0.0, new - old) / span if span > 0 else 0.0 for old, new in pairs]
 
 
 def _lived(lost: LostRank) -> bool:

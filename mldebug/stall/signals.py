@@ -49,7 +49,8 @@ class RankLook(Noun, frozen=True, kw_only=True):
     doing: str = ""  # follows "rank 3 ": "sleeps in slow_data_loader (train.py:7)"
     frames_signature: str | None = None  # equal for equal Python frames of the main thread
     cpu_ratio: float = 0.0  # main thread, since the look before
-    process_cpu_ratio: float = 0.0  # all threads and living children together
+    process_cpu_ratio: float = 0.0  # all threads together
+    children_cpu_ratio: float = 0.0  # living descendants
     switches: int = 0  # voluntary context switches of the main thread
     io_bytes: int = 0  # through read and write calls of the process
     state: str = ""

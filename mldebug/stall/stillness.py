@@ -19,6 +19,9 @@ SWITCHES_STILL = 3  # a DataLoader's poll is one in 5 s, a training step on a GP
 SWITCH_RATE = 0.5
 IO_RATE = 64 * 1024  # bytes a second; a chatty thread writes less, a checkpoint more
 OTHERS_BUSY = 0.2  # of one core, by the process's other threads
+CHILDREN_BUSY = (
+    0.05  # by its children: an idle one uses nothing, a working one on a crowded node little
+)
 SAMPLES = 4
 STOPPED = ("T", "t")
 POLLS = ("store", "init")  # waits that wake up now and then to look again
@@ -131,6 +134,7 @@ class Trail(msgspec.Struct, kw_only=True):
         if not 0 <= switches <= max(SWITCHES_STILL, SWITCH_RATE * span):
             self.calm = self.still = now
         works = self.cpu_seconds > max(TICKS, CPU_STILL * span)
+        works = works or look.children_cpu_ratio >= CHILDREN_BUSY
         if works or look.process_cpu_ratio >= OTHERS_BUSY or moved > IO_RATE * span:
             self.still = now
         self.marked, self.mark, self.cpu_seconds = now, look, 0.0

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
+from processes.harness import wait_for
 from processes.light import light_job
 from processes.watching import RunningAgent, settings, watching
 
@@ -53,11 +54,14 @@ def soak(minutes: float, folder: Path) -> Iterator[Size]:
             wave += 1
             with ExitStack() as stack:
                 jobs = [
-                    stack.enter_context(
-                        light_job(folder / f"job-{wave}-{number}", 60 + 40 * number)
-                    )
+                    stack.enter_context(light_job(folder / f"job-{wave}-{number}", 2 + number))
                     for number in range(AT_ONCE)
                 ]
+                for job in jobs:
+                    wait_for(
+                        "it trains", lambda one=job: one.log.read_text().count("step") > 20, 30
+                    )
+                    job.hang()
                 deadline = time.monotonic() + 60
                 while not all(agent.reports(job) for job in jobs):  # type: ignore[arg-type]
                     assert time.monotonic() < deadline, (

@@ -8,6 +8,7 @@ from plots import LIGHT, chat, grow, irregular, restart, trained, unlogged
 from traces import (
     BLIND,
     COMPILES,
+    EVALUATES,
     EXITED,
     ONE_LINE,
     RENDEZVOUS,
@@ -63,6 +64,11 @@ SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
     ),
     "one rank compiles for 40 s": (
         lambda: trained().play(40, {1: COMPILES}).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "one waits for a child that works for 40 s": (
+        lambda: trained().play(40, {1: EVALUATES}).train(30),
         {"timeout": 15.0},
         True,
     ),
