@@ -282,11 +282,12 @@ def _groups(case: Case) -> tuple[tuple[Group, ...], dict[int, int]]:
         members.items(),
         key=lambda item: (item[0][1] is Role.WAITING, len(item[1]), item[1][0].rank),
     )
-    groups = tuple(_group(key[2], ranks) for key, ranks in ordered)
+    groups = tuple(make_group(key[2], ranks) for key, ranks in ordered)
     return groups, {rank.rank: index for index, (_, ranks) in enumerate(ordered) for rank in ranks}
 
 
-def _group(frames: tuple[str, ...], ranks: list[ClassifiedRank]) -> Group:
+def make_group(frames: tuple[str, ...], ranks: list[ClassifiedRank]) -> Group:
+    """Ranks of one class; what the first of them does stands for all."""
     first = ranks[0]
     return Group(
         ranks=fold_ranks(rank.rank for rank in ranks),

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.diagnosis import diagnose
+from mldebug.diagnosis import diagnose, make_group
 from mldebug.endings.facts import Ending, words_of_status
 from mldebug.endings.outcomes import Outcome
 from mldebug.endings.seen import Seen, Way, see
-from mldebug.folding import fold_ranks
 from mldebug.model import (
     Classification,
     ClassifiedRank,
@@ -182,13 +181,5 @@ def _groups(
 
 
 def _group(number: int, ranks: list[ClassifiedRank], before: Judgement | None) -> Group:
-    first = ranks[0]
     frames = before.groups[number].frames if before is not None and number >= 0 else ()
-    return Group(
-        ranks=fold_ranks(rank.rank for rank in ranks),
-        count=len(ranks),
-        role=first.is_.role,
-        class_=first.is_.name,
-        doing=first.is_.doing,
-        frames=frames,
-    )
+    return make_group(frames, ranks)

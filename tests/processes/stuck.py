@@ -28,7 +28,7 @@ from processes.harness import (
     wait_for,
     wchan_of,
 )
-from processes.scenarios import HIGH, LOW, MEDIUM, SCENARIOS, Expected, Scenario, one
+from processes.scenarios import HIGH, MEDIUM, SCENARIOS, Expected, Scenario, one
 from processes.watching import Report, RunningAgent
 
 TIMEOUT, BUSY_TIMEOUT, INIT_TIMEOUT = 15.0, 25.0, 20.0
@@ -214,6 +214,3 @@ def _finish(agent: RunningAgent, case: Case, job: RunningJob, stack: ExitStack) 
             time.sleep(0.2)
         case.reports = agent.reports(job)
     return case
-
-
-__all__ = ["ALL", "LOW", "STALL", "Case", "run_all"]
