@@ -7,34 +7,36 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from mldebug.errors import AccessError, EvidenceError
-from mldebug.model import CAPTURE_SCHEMA, REPORT_SCHEMA, NodeCapture, Report
+from mldebug.model import REPORT_SCHEMA, NodeCapture, Report
+from mldebug.pruning import Kept, excess
+from mldebug.recorded import load_captures, newer
 from mldebug.storage import (
     OLD,
-    TAKE_ANOTHER,
+    add_folder,
     folder_size,
     give,
     read_struct,
     replace_folder,
     write_files,
 )
+from mldebug.suggest import typed
 
 DAY = 86_400.0
-MAX_CAPTURES = 4_096
 MAX_AGE_DAYS = 90
 MAX_REPORTS = 500
 MAX_BYTES = 5 << 30
 
 TEMPORARY = ".tmp-"
 STALE_SECONDS = 3_600.0  # a temporary folder this old was left by a crash
-SEE_LIST = "see what there is with: mldebug reports list"
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
@@ -74,7 +76,7 @@ class _Head(msgspec.Struct):
 
 
 class Archive:
-    """All reports below one folder. `clock` returns unix seconds."""
+    """All reports below one folder. `clock` returns unix seconds; `config` is the file that people gave, for advice."""
 
     def __init__(
         self,
@@ -84,12 +86,14 @@ class Archive:
         max_reports: int = MAX_REPORTS,
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = time.time,
+        config: Path | None = None,
     ) -> None:
         self.folder = root / "reports"
         self._max_age = max_age_days * DAY
         self._max_reports = max_reports
         self._max_bytes = max_bytes
         self._clock = clock
+        self._config = config
 
     def save(
         self,
@@ -103,21 +107,49 @@ class Archive:
 
         `evidence` maps plain file names to content. As root the folder is given to `owner_uid`.
         """
+        return self._save(report, html, evidence, owner_uid, replace_folder)
+
+    def save_new(
+        self,
+        report: Report,
+        html: str,
+        evidence: Mapping[str, bytes],
+        *,
+        owner_uid: int | None = None,
+    ) -> Path | None:
+        """The same, but never in place of another: None where its id is taken."""
+        done: list[bool] = []
+        folder = self._save(
+            *(report, html, evidence, owner_uid),
+            lambda temporary, target: done.append(add_folder(temporary, target)),
+        )
+        return folder if done == [True] else None
+
+    def _save(
+        self,
+        report: Report,
+        html: str,
+        evidence: Mapping[str, bytes],
+        owner_uid: int | None,
+        put: Callable[[Path, Path], None],
+    ) -> Path:
         for name in (report.id, *evidence):
-            _check_name(name)
+            self._check_name(name)
         target = self.folder / report.id
         temporary = self._make_temporary(report.id)
         try:
             write_files(temporary, _contents(report, html, evidence))
             give(temporary, owner_uid)
-            replace_folder(temporary, target)
-        except BaseException:
+            put(temporary, target)
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
         return target
 
     def list(self) -> tuple[Entry, ...]:
-        """Return all reports, newest first; one that cannot be read is listed as broken."""
+        """Return all reports, newest first; one that cannot be read is listed as broken.
+
+        AccessError where this user may not see which there are.
+        """
         return tuple(self._entry(name) for name in reversed(self._ids()))
 
     def path(self, wanted: str) -> Path:
@@ -129,9 +161,7 @@ class Archive:
         file = self.path(wanted) / "report.json"
         report = read_struct(file, Report)
         if report.schema != REPORT_SCHEMA:
-            raise EvidenceError(
-                f"{file} is of schema {report.schema[:60]!r}", _newer(REPORT_SCHEMA)
-            )
+            raise EvidenceError(f"{file} is of schema {report.schema[:60]!r}", newer(REPORT_SCHEMA))
         return report
 
     def evidence(self, wanted: str) -> tuple[NodeCapture, ...]:
@@ -139,9 +169,9 @@ class Archive:
         return load_captures(self.path(wanted))
 
     def prune(self) -> tuple[str, ...]:
-        """Remove what is too old or too much, oldest first, and return the ids; the newest one always stays."""
+        """Remove what is too old or too much and return the ids; see `mldebug.pruning` for whose goes first."""
         self._sweep_temporaries()
-        removed = tuple(self._excess())
+        removed = self._excess()
         for name in removed:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         return removed
@@ -164,6 +194,11 @@ class Archive:
         try:
             with os.scandir(self.folder) as entries:
                 found = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+        except PermissionError as error:
+            raise AccessError(
+                f"this user may not list the reports in {self.folder}",
+                "ask as root; a report of your own job opens under its full id",
+            ) from error
         except OSError:
             return []
         return sorted(name for name in found if _ID.fullmatch(name))
@@ -172,7 +207,7 @@ class Archive:
         file = self.folder / name / "report.json"
         try:
             head = read_struct(file, _Head)
-        except EvidenceError as error:
+        except (EvidenceError, AccessError) as error:
             return Entry(id=name, broken=error.message)
         return Entry(
             id=name,
@@ -187,35 +222,49 @@ class Archive:
     def _resolve(self, wanted: str) -> str:
         if wanted == "latest":
             return self._latest()
-        _check_name(wanted)
+        self._check_name(wanted)
+        if _is_folder(self.folder / wanted):
+            return wanted  # who may not list the others may open his own
         found = [name for name in self._ids() if name.startswith(wanted)]
-        if wanted in found:
-            return wanted
         if len(found) > 1:
             raise EvidenceError(
                 f"{wanted!r} fits {len(found)} reports", f"one of them: {', '.join(found[-3:])}"
             )
         if not found:
-            raise EvidenceError(f"there is no report {wanted!r} in {self.folder}", SEE_LIST)
+            raise EvidenceError(f"there is no report {wanted!r} in {self.folder}", self._see_list())
         return found[0]
 
     def _latest(self) -> str:
-        whole = (entry.id for entry in map(self._entry, reversed(self._ids())) if not entry.broken)
-        latest = next(whole, None)
-        if latest is None:
-            raise EvidenceError(f"there is no report in {self.folder}", TAKE_ANOTHER)
-        return latest
+        ids = self._ids()
+        entries = map(self._entry, reversed(ids))
+        latest = next((entry.id for entry in entries if not entry.broken), None)
+        if latest is not None:
+            return latest
+        if ids:
+            raise EvidenceError(
+                f"none of the {len(ids)} reports in {self.folder} can be read", self._see_list()
+            )
+        how = f"take one with: {typed('dump', self._config)}"
+        raise EvidenceError(f"there is no report in {self.folder}", how)
 
-    def _excess(self) -> Iterator[str]:
-        """Newest first: the first is safe, each of the others has to fit."""
-        oldest_allowed = self._clock() - self._max_age
-        total = 0
-        for index, name in enumerate(reversed(self._ids())):
-            folder = self.folder / name
-            total += folder_size(folder)
-            old = _made_at(folder) < oldest_allowed
-            if index and (old or index >= self._max_reports or total > self._max_bytes):
-                yield name
+    def _check_name(self, name: str) -> None:
+        if not _ID.fullmatch(name):
+            raise EvidenceError(f"{name[:60]!r} is not the name of a report", self._see_list())
+
+    def _see_list(self) -> str:
+        return f"see what there is with: {typed('reports list', self._config)}"
+
+    def _excess(self) -> tuple[str, ...]:
+        try:
+            kept = [_kept(self.folder / name) for name in self._ids()]
+        except AccessError:
+            return ()
+        return excess(
+            kept,
+            oldest_allowed=self._clock() - self._max_age,
+            max_reports=self._max_reports,
+            max_bytes=self._max_bytes,
+        )
 
     def _sweep_temporaries(self) -> None:
         """Clear what a crash has left; a report that was half replaced then gets its name back."""
@@ -231,38 +280,6 @@ class Archive:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def load_captures(directory: Path) -> tuple[NodeCapture, ...]:
-    """Read `capture-*.json` of a report folder (its `evidence/`) or of the folder itself, in order of name."""
-    places = (directory / "evidence", directory)
-    files = next((found for found in map(_capture_files, places) if found), [])
-    if not files:
-        raise EvidenceError(f"there is no capture-*.json in {directory}", TAKE_ANOTHER)
-    if len(files) > MAX_CAPTURES:
-        raise EvidenceError(f"{directory} holds {len(files)} captures, more than {MAX_CAPTURES}")
-    return tuple(_load_capture(file) for file in files)
-
-
-def _capture_files(folder: Path) -> list[Path]:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return sorted(
-        folder / name for name in names if name.startswith("capture-") and name.endswith(".json")
-    )
-
-
-def _load_capture(file: Path) -> NodeCapture:
-    capture = read_struct(file, NodeCapture)
-    if capture.schema != CAPTURE_SCHEMA:
-        raise EvidenceError(f"{file} is of schema {capture.schema[:60]!r}", _newer(CAPTURE_SCHEMA))
-    return capture
-
-
-def _newer(schema: str) -> str:
-    return f"this mldebug reads {schema}; read it with the version that wrote it"
-
-
 def _contents(report: Report, html: str, evidence: Mapping[str, bytes]) -> dict[str, bytes]:
     named = {f"evidence/{name}": content for name, content in evidence.items()}
     encoded = msgspec.json.encode(report) + b"\n"
@@ -272,9 +289,19 @@ def _contents(report: Report, html: str, evidence: Mapping[str, bytes]) -> dict[
 # --- names, ages and sizes -----------------------------------------------------------------------
 
 
-def _check_name(name: str) -> None:
-    if not _ID.fullmatch(name):
-        raise EvidenceError(f"{name[:60]!r} is not the name of a report", SEE_LIST)
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _kept(folder: Path) -> Kept:
+    try:
+        owner = folder.lstat().st_uid
+    except OSError:
+        owner = -1
+    return Kept(id=folder.name, owner=owner, size=folder_size(folder), made_at=_made_at(folder))
 
 
 def _made_at(folder: Path) -> float:

@@ -75,6 +75,8 @@ class Stall(Section, frozen=True, kw_only=True):
     init_timeout: PositiveDuration = 300.0
     # between two looks at all jobs
     interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=60)] = 5.0
+    # names of jobs whose work it is to idle (notebooks, servers); * stands for anything
+    exclude: tuple[str, ...] = ("ipykernel_launcher",)
 
 
 class Metrics(Section, frozen=True, kw_only=True):

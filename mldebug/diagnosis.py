@@ -156,9 +156,14 @@ def _infer_native_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
         return ranks
     if not others or any(rank.is_.role is not Role.WAITING for rank in others):
         return ranks
-    if any(rank.capture and rank.capture.process.native for rank in unclear):
-        return ranks  # the native stacks were read and show no wait
+    if any(rank.capture and _seen_alive(rank.capture) for rank in unclear):
+        return ranks
     return [_as_wait(rank) if rank.is_.name == "native_code" else rank for rank in ranks]
+
+
+def _seen_alive(capture: RankCapture) -> bool:
+    """A native stack that shows no wait is an answer; a process that could be asked for one, and was not, may compute."""
+    return bool(capture.process.native) or capture.process.state is not None
 
 
 def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:

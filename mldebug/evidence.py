@@ -6,9 +6,13 @@ from pathlib import Path
 from mldebug.errors import EvidenceError
 from mldebug.model import Job, NodeCapture, ProcessCapture, RankCapture, RankIdentity, ThreadStack
 from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
+from mldebug.storage import unreadable
 
 MAX_FILES = 100_000
 MAX_BYTES = 32 << 20
+NO_DUMP = (
+    "each file whose name ends in a number must be the output of `py-spy dump`; move others away"
+)
 _RANK = re.compile(r"(\d+)$")
 _SUFFIXES = (".txt", ".json", ".out", "")
 
@@ -18,9 +22,7 @@ def captures_from_dumps(directory: Path) -> tuple[NodeCapture, ...]:
 
     Raises EvidenceError for a file that is no py-spy output. Where a rank has several, native stacks fill `native`.
     """
-    files = sorted(
-        path for path in directory.iterdir() if path.is_file() and path.suffix in _SUFFIXES
-    )[:MAX_FILES]
+    files = _files(directory)
     found: dict[int, ProcessCapture] = {}
     for path in files:
         if match := _RANK.search(path.stem):
@@ -47,7 +49,25 @@ def captures_from_dumps(directory: Path) -> tuple[NodeCapture, ...]:
     return (NodeCapture(node="recorded", taken_at=taken, job=job, ranks=ranks),)
 
 
+def _files(directory: Path) -> list[Path]:
+    try:
+        named = [path for path in directory.iterdir() if path.suffix in _SUFFIXES]
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    return sorted(path for path in named if path.is_file())[:MAX_FILES]
+
+
 def _read(path: Path) -> ProcessCapture:
+    try:
+        return _parse(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except EvidenceError as error:
+        message = error.message if str(path) in error.message else f"{path}: {error.message}"
+        raise EvidenceError(message, error.way_out or NO_DUMP) from error
+
+
+def _parse(path: Path) -> ProcessCapture:
     if path.stat().st_size > MAX_BYTES:
         raise EvidenceError(
             f"{path} is larger than {MAX_BYTES >> 20} MiB", "py-spy dumps are some kilobytes"
@@ -57,9 +77,7 @@ def _read(path: Path) -> ProcessCapture:
         return _process(0, parse_pyspy_json(data))
     dumps = parse_pyspy_text(data.decode(errors="replace"))
     if not dumps:
-        raise EvidenceError(
-            f"{path} holds no py-spy dump", "each file must be the output of `py-spy dump --pid P`"
-        )
+        raise EvidenceError(f"{path} holds no py-spy dump", NO_DUMP)
     return _process(*next(iter(dumps.items())))
 
 

@@ -2,7 +2,6 @@
 end of the job. Pure.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -10,7 +9,8 @@ import msgspec
 from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending
 from mldebug.endings.judge import judge_ending
-from mldebug.endings.written import judgement_of, without_processes
+from mldebug.endings.timeline import with_exits
+from mldebug.endings.written import judgement_of, with_gaps, without_processes
 from mldebug.model import CaptureView, Judgement, NodeCapture, Noun, Report, Stall, TimelineEvent
 from mldebug.report.build import State, build_report, rfc3339
 
@@ -116,9 +116,11 @@ def _judge_ending(incident: Incident, ending: Ending) -> Judgement:
 
 def write_report(incident: Incident, judgement: Judgement, reported_at: float) -> Report:
     """The incident as a report; needs at least one capture, or an ending."""
-    captures = incident.captures[:1]
-    if incident.ending is not None and not captures:
-        captures = (without_processes(incident.ending, incident.detected_at, incident.versions),)
+    captures, timeline = incident.captures[:1], incident.timeline
+    if incident.ending is not None:
+        captures = (_of_the_end(incident, incident.ending),)
+        blamed = {one.rank for one in judgement.diagnosis.culprits if one.rank is not None}
+        timeline = with_exits(timeline, incident.ending, blamed, incident.detected_at)
     report = build_report(
         judgement,
         captures,
@@ -128,16 +130,23 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         detected_at=incident.detected_at,
         reported_at=reported_at,
         stall=Stall(timeout_seconds=incident.timeout, why=incident.why),
-        timeline=incident.timeline,
+        timeline=timeline,
         versions=captures[0].versions,
         report_id=incident.id,
         stalled_since=incident.stalled_since,
     )
-    return msgspec.structs.replace(report, captures=_views(incident.captures))
+    return msgspec.structs.replace(report, captures=_views(incident))
 
 
-def _views(captures: Sequence[NodeCapture]) -> tuple[CaptureView, ...]:
-    notes = ("when the stall was confirmed", "later: what moved")
+def _of_the_end(incident: Incident, ending: Ending) -> NodeCapture:
+    """The capture of those that lived on, else what stands for one."""
+    if incident.captures:
+        return with_gaps(incident.captures[0], ending)
+    return without_processes(ending, incident.detected_at, incident.versions)
+
+
+def _views(incident: Incident) -> tuple[CaptureView, ...]:
+    first = "when the stall was confirmed" if incident.kind == "stall" else "ranks that lived on"
     return tuple(
         CaptureView(
             at=rfc3339(capture.taken_at),
@@ -145,5 +154,5 @@ def _views(captures: Sequence[NodeCapture]) -> tuple[CaptureView, ...]:
             ranks=len(capture.ranks),
             note=note,
         )
-        for capture, note in zip(captures, notes, strict=False)
+        for capture, note in zip(incident.captures, (first, "later: what moved"), strict=False)
     )

@@ -399,6 +399,7 @@ class RankView(Spoken, frozen=True, kw_only=True):
     culprit: bool
     threads: tuple[ThreadView, ...] = ()
     log: tuple[str, ...] = ()
+    log_source: str = ""  # where these lines come from: a file, "its own output", "the job's log"
 
 
 class JobView(Spoken, frozen=True, kw_only=True):
@@ -435,6 +436,7 @@ class TimelineEvent(Spoken, frozen=True, kw_only=True):
 
     at: str
     what: str
+    source: str = ""  # who says so, where it was not seen by the agent itself
 
 
 class CaptureView(Spoken, frozen=True, kw_only=True):

@@ -18,6 +18,9 @@ class RunState(Noun, frozen=True, kw_only=True):
     world_size: int = 1
     ranks: dict[int, int] = {}  # rank -> pid
     lost: tuple[int, ...] = ()
+    exits: dict[
+        int, str
+    ] = {}  # rank -> how it ended, where the agent saw it: "killed by SIGKILL (9)"
     classes: dict[
         int, str
     ] = {}  # rank -> class, of the last stack sample; empty while nobody is suspected
@@ -71,6 +74,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     last_report: dict[str, str] = {}  # "kind/verdict" -> id of the newest report
     reports_lost: int = 0
     reports_waiting: int = 0  # in memory, for a state dir that does not take them
+    state_dir_losses: int = 0  # times that it was removed or replaced under the agent
     hidden_runs: int = 0  # of other users, which whoever asked may not see
     remarks: tuple[Remark, ...] = ()
     gaps: tuple[Gap, ...] = ()

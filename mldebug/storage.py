@@ -6,6 +6,7 @@ A folder may belong to a user who puts anything there: reading follows no symlin
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import stat
@@ -15,11 +16,12 @@ from typing import TypeVar
 
 import msgspec
 
-from mldebug.errors import EvidenceError
+from mldebug.errors import AccessError, EvidenceError
 
 MAX_FILE_BYTES = 64 << 20
 OLD = ".old"  # ends the name of a report that is being replaced where that takes two steps
-TAKE_ANOTHER = "take a new one with: mldebug dump"
+NOT_WHOLE = "it was cut off or changed after it was written: copy it again, or take another report"
+NOT_OURS = "mldebug did not write it like this: remove it, or look at another report"
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _T = TypeVar("_T")
@@ -41,18 +43,31 @@ def read_bytes(file: Path) -> bytes:
         finally:
             os.close(folder)
     except OSError as error:
-        raise EvidenceError(f"cannot read {file}: {error.strerror}", TAKE_ANOTHER) from error
+        raise unreadable(file, error) from error
     with open(handle, "rb") as stream:
         return _read_bounded(stream.fileno(), file)
+
+
+def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:
+    """Why a file or folder of evidence cannot be read: a right is missing, or it is not there."""
+    if isinstance(error, PermissionError):
+        return AccessError(
+            f"this user may not read {path}", "ask as the owner of the job, or as root"
+        )
+    if error.errno == errno.ELOOP:
+        return EvidenceError(
+            f"cannot read {path}: it is a symbolic link", "put the file itself in its place"
+        )
+    return EvidenceError(f"cannot read {path}: {error.strerror or error}", NOT_WHOLE)
 
 
 def _read_bounded(handle: int, file: Path) -> bytes:
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
-        raise EvidenceError(f"{file} is not a regular file", TAKE_ANOTHER)
+        raise EvidenceError(f"{file} is not a regular file", NOT_OURS)
     if status.st_size > MAX_FILE_BYTES:
         raise EvidenceError(
-            f"{file} has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}", TAKE_ANOTHER
+            f"{file} has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}", NOT_OURS
         )
     return _drain(handle, MAX_FILE_BYTES)
 
@@ -69,7 +84,8 @@ def _decode(content: bytes, wanted: type[_T], file: Path) -> _T:
     try:
         return msgspec.json.decode(content, type=wanted)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise EvidenceError(f"{file} is malformed: {str(error)[:200]}", TAKE_ANOTHER) from error
+        why = str(error).removeprefix("JSON is malformed: ")[:200]
+        raise EvidenceError(f"{file} is malformed: {why}", NOT_WHOLE) from error
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -93,6 +109,18 @@ def give(folder: Path, owner_uid: int | None) -> None:
         return
     for path in (*folder.glob("evidence/*"), *folder.glob("*"), folder):
         os.chown(path, owner_uid, -1, follow_symlinks=False)
+
+
+def add_folder(temporary: Path, target: Path) -> bool:
+    """Give the new folder a name that nobody has, at once; False where somebody has it."""
+    try:
+        os.rename(temporary, target)  # fails on a folder with something in it
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            return False
+        raise
+    _sync_folder(target.parent)
+    return True
 
 
 def replace_folder(temporary: Path, target: Path) -> None:

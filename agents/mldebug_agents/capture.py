@@ -9,14 +9,11 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from mldebug import __version__
-from mldebug.diagnosis import wants_native
-from mldebug.judging.classes import STORAGE_WAITS
 from mldebug.model import (
     Gap,
     Job,
@@ -28,21 +25,19 @@ from mldebug.model import (
     RankIdentity,
     Remark,
 )
-from mldebug.movement import Sample, movement
+from mldebug.movement import movement
 from mldebug_agents.capturing.blocked import blocked_on
-from mldebug_agents.capturing.guard import restore
+from mldebug_agents.capturing.native import Native
 from mldebug_agents.capturing.pyspy import FORBIDDEN, Dump, PySpy
 from mldebug_agents.capturing.pystack import find_pystack, second_opinion
+from mldebug_agents.capturing.sampling import DUMP_TIMEOUT, Sampling, Target
 from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.host import Host
 from mldebug_agents.logs.tail import log_of, read_log
 from mldebug_agents.reader import Reader, Unreadable
 from mldebug_agents.sources.ranks import Child
 
-MAX_SAMPLES = 8
 MAX_CHILDREN = 64
-DUMP_TIMEOUT = 5.0
-NATIVE_TIMEOUT = 15.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,20 +47,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     native: str = "auto"  # auto, never, always
     workers: int = 0  # 0: one per core, at most 4
     deadline: float = 30.0
-
-
-class Target(NamedTuple):
-    """One process to look at, and the rank it belongs to."""
-
-    pid: int
-    rank: int
-    kind: str
-    name: str
-    python: bool
-    start_ticks: int = 0
-
-
-Pending = tuple[Target, float, ProcessState | None, "Future[Dump] | None"]
 
 
 class Capturer:
@@ -99,10 +80,11 @@ class Capturer:
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
         with ThreadPoolExecutor(self.workers()) as pool:
-            session.look(pool)
-            session.watch(pool)
+            session.seen.look(pool)
+            session.seen.watch(pool, self.settings.watch)
             taken = session.node_capture(taken_at, remarks, gaps)
-            taken = session.add_native(pool, taken)
+            native = Native(self.host, self.pyspy, self.settings.native, session.left)
+            taken = native.add(pool, taken)
         duration = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(taken, duration_seconds=duration)
 
@@ -112,7 +94,7 @@ class Capturer:
 
 
 class _Session:
-    """The state of one running capture."""
+    """One running capture: who is looked at, and what was seen, as values."""
 
     def __init__(
         self, capturer: Capturer, job: Job, children: dict[int, tuple[Child, ...]], started: float
@@ -122,9 +104,7 @@ class _Session:
         self.started = started
         self.gaps: list[Gap] = []
         self.targets = list(self._targets(job.ranks, children))
-        self.states: dict[int, ProcessState | None] = {}
-        self.dumps: dict[int, Dump] = {}
-        self.samples: dict[int, list[Sample]] = {}
+        self.seen = Sampling(capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep)
 
     def _targets(
         self, ranks: Iterable[RankIdentity], children: dict[int, tuple[Child, ...]]
@@ -143,54 +123,6 @@ class _Session:
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.started + self.c.settings.deadline - time.monotonic()
-
-    # --- rungs 1 and 2 -----------------------------------------------------------------------------
-
-    def look(self, pool: ThreadPoolExecutor) -> None:
-        """First pass: /proc of everybody, then everybody's Python stacks at once."""
-        for target in self.targets:
-            state = self.c.host.process_state(target.pid, files=True, kernel_stacks=True)
-            if state and target.start_ticks and state.start_ticks != target.start_ticks:
-                state = None  # the pid belongs to somebody else by now
-            self.states[target.pid] = state
-        self._sample(pool, first=True)
-
-    def watch(self, pool: ThreadPoolExecutor) -> None:
-        """Further samples, evenly spread over the watch."""
-        span = min(self.c.settings.watch, max(0.0, self.left() - 1.0))
-        begun = time.monotonic()
-        for number in range(1, MAX_SAMPLES if span > 0 else 1):
-            due = begun + span * number / (MAX_SAMPLES - 1)
-            self.c.sleep(max(0.0, due - time.monotonic()))
-            if time.monotonic() > begun + span * 2 or self.left() < DUMP_TIMEOUT:
-                return
-            self._sample(pool, first=False)
-
-    def _sample(self, pool: ThreadPoolExecutor, *, first: bool) -> None:
-        pending = [self._start_sample(pool, target, first=first) for target in self.targets]
-        for target, at, state, future in pending:
-            dump = future.result() if future else None
-            if first and dump:
-                self.dumps[target.pid] = dump
-            stacks = dump.stacks if dump and not dump.failure else None
-            self.samples.setdefault(target.pid, []).append(Sample(at, state, stacks))
-
-    def _start_sample(self, pool: ThreadPoolExecutor, target: Target, *, first: bool) -> Pending:
-        state = self.states[target.pid] if first else self.c.host.process_state(target.pid)
-        at, future = time.monotonic(), None
-        if self._dumpable(target):
-            future = pool.submit(self.c.pyspy.dump, target.pid, timeout=DUMP_TIMEOUT)
-        return target, at, state, future
-
-    def _dumpable(self, target: Target) -> bool:
-        """Zombies have no stack; what once failed for good is not asked again."""
-        state, dump = self.states[target.pid], self.dumps.get(target.pid)
-        return (
-            target.python
-            and state is not None
-            and state.state not in "ZX"
-            and not (dump and dump.failure)
-        )
 
     # --- what was seen, as values ------------------------------------------------------------------
 
@@ -216,11 +148,11 @@ class _Session:
 
     def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:
         """What is odd about this job, or about no process in particular."""
-        mine = set(self.states)
+        mine = set(self.seen.states)
         return tuple(one for one in remarks if not one.pids or mine.intersection(one.pids))
 
     def _process(self, target: Target) -> ProcessCapture:
-        state, dump = self.states[target.pid], self.dumps.get(target.pid, Dump())
+        state, dump = self.seen.states[target.pid], self.seen.dumps.get(target.pid, Dump())
         dump = self._second_opinion(target, dump)
         self._note_failure(target, state, dump)
         return ProcessCapture(
@@ -230,7 +162,7 @@ class _Session:
             python=target.python and not dump.not_python,
             state=state,
             stacks=dump.stacks,
-            movement=movement(target.pid, self.samples.get(target.pid, [])),
+            movement=movement(target.pid, self.seen.samples.get(target.pid, [])),
             source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
             blocked_on=blocked_on(state, self._memory, self.c.host.mount_of),
         )
@@ -286,7 +218,7 @@ class _Session:
 
     def _log(self, identity: RankIdentity) -> LogTail | None:
         launcher = self._launcher_state(identity.launcher_pid)
-        place = log_of([self.states.get(identity.pid), launcher])
+        place = log_of([self.seen.states.get(identity.pid), launcher])
         if place is None:
             return None
         tail = read_log(self.c.reader, *place)
@@ -300,71 +232,6 @@ class _Session:
     def _launcher_state(self, pid: int | None) -> ProcessState | None:
         if pid is None:
             return None
-        if pid not in self.states:
-            self.states[pid] = self.c.host.process_state(pid, files=True)
-        return self.states[pid]
-
-    # --- rung 3 ------------------------------------------------------------------------------------
-
-    def add_native(self, pool: ThreadPoolExecutor, taken: NodeCapture) -> NodeCapture:
-        """Native stacks for the ranks where they decide something (or all, if asked), where that is safe."""
-        policy = self.c.settings.native
-        wanted = (
-            set(wants_native(taken))
-            if policy == "auto"
-            else {rank.identity.rank for rank in taken.ranks}
-        )
-        if policy == "never" or not wanted:
-            return taken
-        asked = [rank for rank in taken.ranks if rank.identity.rank in wanted]
-        futures = {rank.identity.rank: pool.submit(self._native, rank, policy) for rank in asked}
-        found = {rank: future.result() for rank, future in futures.items()}
-        ranks = tuple(_with_native(rank, found.get(rank.identity.rank)) for rank in taken.ranks)
-        gaps = tuple(dict.fromkeys((*taken.gaps, *self.gaps)))
-        return msgspec.structs.replace(taken, ranks=ranks, gaps=gaps)
-
-    def _native(self, rank: RankCapture, policy: str) -> Dump | None:
-        pid = rank.identity.pid
-        before = self.c.host.process_state(pid)
-        refusal = unsafe_to_stop(before)
-        if refusal or before is None or self.left() < 1.0:
-            if policy == "always":
-                reason = f"not taken: {refusal or 'no time left'}"
-                self.gaps.append(
-                    Gap(what="native stack", reason=reason, rank=rank.identity.rank, pid=pid)
-                )
-            return None
-        dump = self.c.pyspy.dump(pid, native=True, timeout=min(NATIVE_TIMEOUT, self.left()))
-        if dump.killed and (gap := restore(before, self.c.host.process_state(pid))):
-            self.gaps.append(gap)
-        if dump.failure:
-            gap = Gap(
-                what="native stack",
-                reason=dump.failure,
-                rank=rank.identity.rank,
-                pid=pid,
-                way_out=dump.way_out,
-            )
-            self.gaps.append(gap)
-        return dump
-
-
-def unsafe_to_stop(state: ProcessState | None) -> str:
-    """Why a blocking dump may hang on this process or harm it; "" where every thread can be interrupted."""
-    if state is None:
-        return "the process is gone"
-    if state.tracer_pid:
-        return f"another tracer (pid {state.tracer_pid}) holds it"
-    for thread in state.threads:
-        if thread.state not in ("R", "S"):
-            return f"thread {thread.tid} is in state {thread.state}"
-        if STORAGE_WAITS.fullmatch(thread.wchan):
-            return f"thread {thread.tid} waits for storage ({thread.wchan})"
-    return "" if state.threads else "its threads cannot be read"
-
-
-def _with_native(rank: RankCapture, dump: Dump | None) -> RankCapture:
-    if dump is None or dump.failure:
-        return rank
-    process = msgspec.structs.replace(rank.process, native=dump.stacks)
-    return msgspec.structs.replace(rank, process=process)
+        if pid not in self.seen.states:
+            self.seen.states[pid] = self.c.host.process_state(pid, files=True)
+        return self.seen.states[pid]

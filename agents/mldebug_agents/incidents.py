@@ -7,7 +7,7 @@ costs reports, never the loop.
 import logging
 import platform
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -30,6 +30,7 @@ from mldebug.stall.signals import Decision
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.runs import Run
 from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.state.rows import Row
 
 log = logging.getLogger("mldebug")
 
@@ -48,7 +49,7 @@ class Incidents:
         """An incident that was open before our restart goes on under its id, whatever was told meanwhile."""
         known = self._ledger.earlier_incident(run.job.id)
         mine = run.incident
-        if known is None or (mine is not None and mine.key != known.key):
+        if known is None or known.state != "open" or (mine is not None and mine.key != known.key):
             return
         if mine is not None:  # the state dir came back late: the same stall was opened anew
             self._ledger.withdraw(mine.id)
@@ -62,16 +63,29 @@ class Incidents:
             run.judgement = judge(known)
             self._write(known, run.judgement, run.job.uid)
 
-    def settle(self, present: Collection[str]) -> None:
-        """What was open when an earlier agent ended, of runs that are gone since, ends now."""
+    def settle(
+        self, present: Collection[str], goes_on: Callable[[str, Row], bool] = lambda *_: False
+    ) -> None:
+        """What was open when an earlier agent ended, of runs that are gone since, ends now; or its story `goes_on`."""
         for job_id, row in self._ledger.found().items():
-            if job_id in present:
+            if job_id in present or goes_on(job_id, row):
                 continue
-            if row.incident is not None and (row.incident.captures or row.incident.ending):
+            told = row.incident
+            if told is not None and told.state == "open" and (told.captures or told.ending):
                 why = "the run was gone when the agent came back"
-                closed = end(row.incident, "ended", self._now(row.incident), why)
+                closed = end(told, "ended", self._now(told), why)
                 self._write(closed, judge(closed), _owner(closed))
             self._ledger.forget(job_id)
+        self._ledger.forget_others(present)
+
+    def shelve(self, run: Run, incident: Incident) -> None:
+        """Keep an incident whose run is gone, as long as its launch may go on with it."""
+        self._ledger.keep(run.job.id, run.watch.memory(), incident)
+
+    def write_again(self, incident: Incident) -> None:
+        """The state dir was lost: what had been written is not there any more."""
+        if incident.captures or incident.ending:
+            self._write(incident, judge(incident), _owner(incident))
 
     def open(self, run: Run, decision: Decision) -> None:
         """A stall is blamed on somebody; with the capture of its confirmation, where one was taken."""

@@ -12,12 +12,14 @@ from mldebug.archive import Archive
 from mldebug.diagnosis import diagnose
 from mldebug.errors import AccessError, MldebugError, UsageError
 from mldebug.model import Job, Judgement, NodeCapture, Report, Stall
-from mldebug.report.build import build_report
+from mldebug.pruning import BY_HAND
+from mldebug.report.build import build_report, make_id
 from mldebug.report.html import render_html
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
 
 STORE_TIMEOUT = 10.0
+MAX_TURNS = 100  # reports of one job in one second
 
 
 class Taken(NamedTuple):
@@ -28,6 +30,13 @@ class Taken(NamedTuple):
     judgement: Judgement
     html_path: Path | None
     trouble: str
+
+
+class Named(NamedTuple):
+    """A report under its final id."""
+
+    report: Report
+    html: str
 
 
 def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, ...]:
@@ -71,7 +80,7 @@ def take(bench: Workbench, job: Job, found: Discovery) -> Taken:
 
 
 def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken:
-    """Judge, build, render, store."""
+    """Judge, build, render; store within a deadline: a hung or closed state dir costs the file, never the answer."""
     judgement = diagnose([capture])
     report = build_report(
         judgement,
@@ -82,27 +91,33 @@ def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken
         reported_at=time.time(),
         stall=Stall(timeout_seconds=None, why="captured by hand: nobody waited for a timeout"),
         versions=capture.versions,
+        report_id=make_id(detected, f"{capture.job.id[:40]}-{BY_HAND}"),
     )
-    html = render_html(report)
-    path, trouble = _store(bench, report, html, capture)
-    return Taken(report, html, judgement, path, trouble)
-
-
-def _store(
-    bench: Workbench, report: Report, html: str, capture: NodeCapture
-) -> tuple[Path | None, str]:
-    """Store the report within a deadline: a hung or closed state dir costs the file, never the answer."""
     state_dir = bench.config.agent.state_dir
-    evidence = {f"capture-{capture.node}.json": msgspec.json.encode(capture)}
+    stored: list[Named] = []
 
     def save() -> Path:
         archive = Archive(state_dir)
-        folder = archive.save(report, html, evidence, owner_uid=capture.job.uid)
+        stored.append(store(archive, report, capture))
         archive.prune()
-        return folder / "report.html"
+        return archive.folder / stored[0].report.id / "report.html"
 
     path, why = within(STORE_TIMEOUT, save)
-    return path, f"the report was not stored in {state_dir}: {why}" if why else ""
+    named = stored[0] if path else Named(report, render_html(report))
+    trouble = f"the report was not stored in {state_dir}: {why}" if why else ""
+    return Taken(named.report, named.html, judgement, path, trouble)
+
+
+def store(archive: Archive, report: Report, capture: NodeCapture) -> Named:
+    """Save under an id that no other report has: of two taken in one second, the second gets a number."""
+    evidence = {f"capture-{capture.node}.json": msgspec.json.encode(capture)}
+    for turn in range(1, MAX_TURNS):
+        report_id = report.id if turn == 1 else f"{report.id}-{turn:02d}"
+        named = msgspec.structs.replace(report, id=report_id)
+        html = render_html(named)
+        if archive.save_new(named, html, evidence, owner_uid=capture.job.uid):
+            return Named(named, html)
+    raise MldebugError(f"{MAX_TURNS} reports of this second are there already", "wait a second")
 
 
 def within(timeout: float, write: Callable[[], Path]) -> tuple[Path | None, str]:

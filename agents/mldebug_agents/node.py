@@ -19,19 +19,20 @@ from mldebug.model import Job, NodeCapture
 from mldebug.snapshot import Snapshot
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
-from mldebug.stall.watch import StallWatch
 from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.pidfds import ExitWatch
 from mldebug_agents.exits.stories import Stories
 from mldebug_agents.exits.witness import Witness
 from mldebug_agents.host import Host
 from mldebug_agents.incidents import Incidents
+from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.life.notify import Notifier, reloading, status_text
 from mldebug_agents.life.reloading import needs_restart, stuck_remarks
 from mldebug_agents.life.usage import Usage
+from mldebug_agents.past import Past
 from mldebug_agents.runner import Result, Worker
-from mldebug_agents.runs import Run, may_stall, run_state
+from mldebug_agents.runs import Run, run_state, unjudged
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.watch import NodeLook, Watch
@@ -81,7 +82,7 @@ class Node:
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
         self.incidents = Incidents(ledger, self.clock)
-        self.stories = Stories(self.incidents, self._capture_survivors, ledger.forget)
+        self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
             bench.host, lambda gone: self._inbox.put(Result("exit", None, gone, None))
         )
@@ -90,13 +91,16 @@ class Node:
             self._exits,
             self._workers["exits"].order,
             self.stories,
+            ledger.keep_ends,
+        )
+        self._past = Past(
+            *(ledger, bench, self.incidents, self.stories, self.endings), self._capture_now
         )
         self._wanted: set[str] = set()
         self._due = time.monotonic()
-        self._saved_at = 0.0
         self._started = time.monotonic()
         self._looks = 0
-        self._ready = self._recalled = self._settled = self._asked_to_reload = False
+        self._ready = self._asked_to_reload = False
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class Node:
             self._turn()
         self.notifier.send("STOPPING=1", "STATUS=stopping")
         self._exits.close()
-        self._remember()
+        self._past.store(self.runs)
 
     def stop(self) -> None:
         """Leave the loop at the next turn; safe in a signal handler."""
@@ -120,7 +124,7 @@ class Node:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._recall()
+        self._past.turn(self.runs, self._stall_settings(), looked=bool(self._looks))
         if now >= self._due and not self._workers["watch"].busy:
             wanted, self._wanted = tuple(self._wanted), set()
             self._workers["watch"].order(wanted)
@@ -137,9 +141,6 @@ class Node:
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
-        if now - self._saved_at > 10.0:
-            self._saved_at = now
-            self._remember()
 
     def _tell(self) -> None:
         """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""
@@ -170,36 +171,6 @@ class Node:
             self._due = min(self._due, time.monotonic() + SOONEST)
         elif result.worker == "exits" and isinstance(result.value, Ending):
             self.endings.told(result.value)
-
-    # --- what was before ---------------------------------------------------------------------------
-
-    def _recall(self) -> None:
-        """Take up what an earlier agent knew as soon as the state dir gives it: at once, or late on a hung disk."""
-        if self.ledger.refusal is not None:
-            raise self.ledger.refusal
-        if not self._recalled and self.ledger.opened:
-            self._recalled = True
-            self.bench.spawner.inherit(self.ledger.leftovers)
-            for run in self.runs.values():
-                self._resume(run)
-            self.ledger.scribe.release()
-        if self._recalled and not self._settled and self._looks:
-            self._settled = True
-            self.incidents.settle(self.runs)
-
-    def _resume(self, run: Run) -> None:
-        """A run that was met before its memory could be read."""
-        self.ledger.adopt(run.job)
-        memory = self.ledger.earlier(run.job.id)
-        if memory is not None and run.incident is None:
-            run.watch = StallWatch(self._stall_settings(), memory)
-        self.incidents.recall(run)
-        self._capture_again(run)
-
-    def _capture_again(self, run: Run) -> None:
-        """An agent that was killed between blame and evidence leaves an incident without a capture."""
-        if run.incident is not None and not run.incident.captures:
-            self._workers["capture"].order((run.job, self.found, 0.0))
 
     # --- the configuration -------------------------------------------------------------------------
 
@@ -247,22 +218,25 @@ class Node:
         for one in look.jobs:
             run = self.runs.get(one.job.id) or self._meet(one.job)
             run.job, run.seen = one.job, one
-            if one.classes:
-                run.classes = {rank: found.name for rank, found in one.classes.items()}
             self.endings.follow(run, look.found.children)
-            if may_stall(one):
-                self._decide(run, run.watch.look(one.look))
+            self._see(run, self.endings.complete(one))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
     def _meet(self, job: Job) -> Run:
         log.info("run %s (%s): %d ranks found", job.id, job.name, len(job.ranks))
-        self.ledger.adopt(job)
-        watch = StallWatch(self._stall_settings(), self.ledger.memory(job.id))
-        run = self.runs[job.id] = Run(job, watch)
-        self.incidents.recall(run)
-        self._capture_again(run)
+        run = self.runs[job.id] = self._past.meet(job, self._stall_settings())
         return run
+
+    def _see(self, run: Run, one: JobLook) -> None:
+        run.job, run.seen = one.job, one
+        if one.classes:
+            run.classes = {rank: found.name for rank, found in one.classes.items()}
+        run.unjudged = unjudged(one, self.config.stall.exclude)
+        if not run.unjudged:
+            self._decide(run, run.watch.look(one.look))
+        elif run.incident is not None and run.incident.kind == "stall":
+            self.incidents.close(run, "ended", run.unjudged)
 
     def _decide(self, run: Run, decision: Decision) -> None:
         if run.decision is None or run.decision.stage is not decision.stage:
@@ -297,19 +271,14 @@ class Node:
         taken = self.bench.capturer(GLANCE).capture(job, found.children, found.remarks, found.gaps)
         return job.id, msgspec.structs.replace(taken, quiet_seconds=quiet)
 
-    def _capture_survivors(self, run: Run) -> None:
-        """A rank has ended, and others live on: what do they do?"""
+    def _capture_now(self, run: Run) -> None:
+        """A rank has ended and others live on, or an incident of before has no capture: what do they do?"""
         self._workers["capture"].order((run.job, self.found, 0.0))
 
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)
         if run is not None:
             self.incidents.captured(run, capture)
-
-    def _remember(self) -> None:
-        for run in self.runs.values():
-            self.ledger.keep(run.job.id, run.watch.memory(), run.incident)
-        self.ledger.leave(self.bench.spawner.leftovers)
 
     # --- what others see ---------------------------------------------------------------------------
 
@@ -326,6 +295,7 @@ class Node:
             last_report=dict(self.incidents.last_report),
             reports_lost=self.ledger.lost,
             reports_waiting=self.ledger.waiting,
+            state_dir_losses=self.ledger.losses,
             remarks=(*self.found.remarks, *stuck_remarks(self.bench.spawner.leftovers)),
             gaps=self.found.gaps,
             cpu_seconds=self._usage.cpu_seconds(),

@@ -8,23 +8,15 @@ works again. The path and its folder are *stuck* until then, at once and without
 import errno
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from posixpath import dirname
 from typing import Protocol, Self
 
-from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode, judge
+from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode
 from mldebug_agents.spawn import Worker
-from mldebug_agents.starting.reading import (
-    FILE_ID,
-    MAX_SOURCE,
-    REQUEST,
-    Operation,
-    Refusal,
-    Refused,
-    pick_line,
-)
+from mldebug_agents.starting.reading import FILE_ID, MAX_SOURCE, REQUEST, Operation
 
-__all__ = ["FakeReader", "Piece", "Reader", "Tail", "Unreadable"]
+__all__ = ["Piece", "Reader", "Tail", "Unreadable"]
 
 MAX_STUCK_KERNEL, MAX_STUCK_FILES = (
     10,
@@ -243,62 +235,6 @@ class Reader:
 def _folder(path: str) -> str:
     """What hangs together: the files of a folder, those of a process; but its descriptors lead anywhere."""
     return path if dirname(path).endswith("/fd") else dirname(path)
-
-
-class FakeReader(Reader):
-    """A `Reader` for tests over a dict: path -> content, or the `Unreadable` to answer with."""
-
-    def __init__(self, files: Mapping[str, bytes | Unreadable]) -> None:
-        self.files = dict(files)
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-    @property
-    def stuck(self) -> tuple[str, ...]:
-        """The paths that answer as stuck."""
-        return tuple(
-            path for path, it in self.files.items() if isinstance(it, Unreadable) and it.stuck
-        )
-
-    def _ask(
-        self,
-        operation: Operation,
-        paths: Sequence[str],
-        *,
-        limit: int = 0,
-        line: int = 0,
-        timeout: float,
-    ) -> dict[str, Answer | Unreadable]:
-        return {path: self._answer(operation, path, limit, line) for path in paths}
-
-    def _answer(
-        self, operation: Operation, path: str, limit: int, line: int
-    ) -> Answer | Unreadable:
-        data = self.files.get(path)
-        if operation in (Operation.EXISTS, Operation.EXECUTABLE) and not isinstance(
-            data, Unreadable
-        ):
-            return Answer(b"" if data is None else b"1")
-        if data is None:
-            return judge(errno.ENOENT, Answer(b""))
-        if isinstance(data, Unreadable):
-            return data
-        try:
-            return Answer(_piece(operation, data, limit, line), len(data))
-        except Refused as refused:
-            return judge(refused.refusal, Answer(b"", len(data)))
-
-
-def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
-    if operation is Operation.FILE and len(data) > limit:
-        raise Refused(Refusal.TOO_LARGE)
-    if operation is Operation.LINE:
-        return pick_line(data, line)
-    if operation is Operation.FROM:
-        return FILE_ID.pack(1, 1, 0o100644, 0, 0) + data[line : line + limit]
-    start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
-    return data[start : start + limit]
 
 
 def _data(answer: Answer | Unreadable) -> bytes | Unreadable:

@@ -1,6 +1,7 @@
 """One run under watch, and how people see it."""
 
 import time
+from fnmatch import fnmatchcase
 
 from mldebug.incident import Incident
 from mldebug.model import Job, Judgement, NodeCapture
@@ -8,7 +9,7 @@ from mldebug.records import LogCounts
 from mldebug.snapshot import RunState
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.watch import JobLook
+from mldebug_agents.jobwatch import JobLook
 
 
 class Run:
@@ -19,12 +20,20 @@ class Run:
         self.watch = watch
         self.decision: Decision | None = None
         self.seen: JobLook | None = None
+        self.unjudged = ""
         self.classes: dict[int, str] = {}
         self.capture: NodeCapture | None = (
             None  # taken at the confirmation, kept whatever the ranks do
         )
         self.incident: Incident | None = None
         self.judgement: Judgement | None = None
+
+
+def unjudged(seen: JobLook, exclude: tuple[str, ...]) -> str:
+    """Why nobody is told when this job is quiet; "" for a job that is judged."""
+    if any(fnmatchcase(seen.job.name, pattern) for pattern in exclude):
+        return "not judged: its name stands in stall.exclude"
+    return "" if may_stall(seen) else "not judged: one process that has told no step"
 
 
 def may_stall(seen: JobLook) -> bool:
@@ -47,7 +56,7 @@ def run_state(run: Run) -> RunState:
         lost=tuple(lost.rank for lost in job.lost),
         classes=dict(run.classes),
         stage=str(decision.stage) if decision else "watching",
-        sentence=decision.sentence if decision else "",
+        sentence=run.unjudged or (decision.sentence if decision else ""),
         quiet_seconds=round(decision.quiet, 1) if decision else 0.0,
         timeout_seconds=decision.timeout if decision else 0.0,
         why_timeout=decision.why_timeout if decision else "",

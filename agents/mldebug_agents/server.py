@@ -33,6 +33,7 @@ class Server:
         self.snapshot: Snapshot | None = None
         (self._prometheus,) = create_all("tellers")
         self._servers: list[tuple[uvicorn.Server, threading.Thread]] = []
+        self._private_server: uvicorn.Server | None = None
         self._stopped = False
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -50,7 +51,11 @@ class Server:
         if self._stopped:
             door.close()
             return
-        self._serve(Starlette(routes=[*self._public(), *self._private()]), door)
+        before, self._private_server = self._private_server, None
+        if before is not None:
+            before.should_exit = True  # its socket file went with the state dir
+        app = Starlette(routes=[*self._public(), *self._private()])
+        self._private_server = self._serve(app, door)
 
     def stop(self, timeout: float = 0.5) -> None:
         """Close the doors; waits at most `timeout` seconds for all of them."""
@@ -62,7 +67,7 @@ class Server:
         for _, thread in servers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _serve(self, app: Starlette, door: socket.socket) -> None:
+    def _serve(self, app: Starlette, door: socket.socket) -> uvicorn.Server:
         config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off",
                                 timeout_keep_alive=5, limit_concurrency=64, http=PeerProtocol, ws="none",
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
@@ -71,7 +76,9 @@ class Server:
             target=server.run, kwargs={"sockets": [door]}, name="mldebug-server", daemon=True
         )
         thread.start()
+        self._servers = [one for one in self._servers if one[1].is_alive()]
         self._servers.append((server, thread))
+        return server
 
     def _public(self) -> list[Route]:
         return [

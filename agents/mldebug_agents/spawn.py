@@ -15,62 +15,27 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import msgspec
 
 from mldebug_agents.starting import reading
-from mldebug_agents.starting.leftovers import Leftover, children_of
+from mldebug_agents.starting.leftovers import Leftover, children_of, survivors
 from mldebug_agents.starting.pipes import Child, Stream
 from mldebug_agents.starting.programs import Completed, FakeSpawner, Starter
+from mldebug_agents.starting.roster import Roster, told
 from mldebug_agents.starting.spawning import MAX_REQUEST, Request, Workers, fork_helper
+from mldebug_agents.starting.worker import Worker
 
 __all__ = ["Completed", "FakeSpawner", "Spawner", "Starter", "Worker"]
 
 MAX_ABANDONED = 16
-REMEMBERED = 64  # children whose words are known at the end
-WORDS = 200  # characters that name a leftover
 GRACE = 0.5  # seconds in which a killed process should be dead
 WORKERS: Workers = {"reader": reading.serve}
 
 _HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
-
-
-class Worker:
-    """A forked child that runs one of our own functions and talks through `socket` (a stream)."""
-
-    def __init__(
-        self, child: Child, connection: socket.socket, kill: Callable[[Child], None]
-    ) -> None:
-        self.socket = connection
-        self._child = child
-        self._kill = kill
-
-    @property
-    def pid(self) -> int | None:
-        """The worker's pid, once the helper has told it."""
-        self._child.update()
-        return self._child.pid
-
-    def gone(self) -> bool:
-        """Say whether it has ended; never waits."""
-        self._child.update()
-        return self._child.over
-
-    def hang_up(self) -> None:
-        """Close the connection: an idle worker ends at once, a stuck one when it comes back."""
-        self.socket.close()
-
-    def kill(self) -> None:
-        """Hang up and kill it, without waiting for its death."""
-        self.socket.close()
-        if not self.gone():
-            self._kill(self._child)
-        self._child.close()
 
 
 class Spawner:
@@ -84,11 +49,8 @@ class Spawner:
         theirs.close()
         self._control.settimeout(1.0)
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        self._abandoned: list[Child] = []
-        self._started: deque[Child] = deque(maxlen=REMEMBERED)
+        self._roster = Roster()
         self._cleared = False
-        self._inherited: tuple[Leftover, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -99,26 +61,16 @@ class Spawner:
     @property
     def abandoned(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
         """Programs that outlived their kill, as (pid, start ticks, argv); one that ends is forgiven."""
-        with self._lock:
-            for child in self._abandoned:
-                child.update()
-            for child in [child for child in self._abandoned if child.over]:
-                self._abandoned.remove(child)
-                child.close()
-            return tuple(
-                (child.pid or 0, child.start_ticks, child.argv) for child in self._abandoned
-            )
+        return self._roster.abandoned
 
     @property
     def leftovers(self) -> tuple[Leftover, ...]:
         """All that is stuck in the kernel: programs of ours, and what an earlier agent left behind."""
-        ours = tuple(Leftover(pid, start, _told(argv)) for pid, start, argv in self.abandoned)
-        self._inherited = tuple(one for one in self._inherited if one.lives())
-        return (*self._inherited, *ours)
+        return self._roster.leftovers
 
     def inherit(self, leftovers: Sequence[Leftover]) -> None:
         """Count what an earlier agent could not end, as long as it is there."""
-        self._inherited = (*self._inherited, *leftovers)
+        self._roster.inherit(leftovers)
 
     def run(
         self,
@@ -136,7 +88,7 @@ class Spawner:
         started = time.monotonic()
         words = tuple(argv)
         stuck = self.leftovers
-        if any(one.words == _told(words) for one in stuck):
+        if any(one.words == told(words) for one in stuck):
             reason = "the same program was started before and is stuck in the kernel"
             return Completed(argv=words, error=reason)
         if len(stuck) >= MAX_ABANDONED:
@@ -172,40 +124,25 @@ class Spawner:
         """End the helper, which kills every child that is left; waits at most 1.5 s. Returns who survived that."""
         if self._control.fileno() < 0:
             return ()
-        children = self._named(children_of(self.helper_pid))
+        children = self._roster.named(children_of(self.helper_pid))
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
-        with self._lock:
-            while self._abandoned:
-                self._abandoned.pop().close()
+        self._roster.close()
         self._bury_helper(time.monotonic() + 1.0)
-        return (*(one for one in self._inherited if one.lives()), *_survivors(children))
+        return (*self._roster.inherited(), *survivors(children, GRACE))
 
     def clear(self, spare: Worker | None = None) -> tuple[Leftover, ...]:
         """Kill every child but one and start no more; waits at most half a second. Returns who survived that."""
         self._cleared = True
         spared = spare.pid if spare else None
-        children = [one for one in self._named(children_of(self.helper_pid)) if one.pid != spared]
+        living = self._roster.named(children_of(self.helper_pid))
+        children = [one for one in living if one.pid != spared]
         pids = {one.pid for one in children}
-        for child in self._known():
+        for child in self._roster.known():
             if child.pid in pids:
                 self._kill(child)
-        return (*(one for one in self._inherited if one.lives()), *_survivors(children))
-
-    def _named(self, children: Sequence[Leftover]) -> list[Leftover]:
-        """With the words that they were started with; the kernel knows a short name only."""
-        words = {child.pid: _told(child.argv) for child in self._known()}
-        return [
-            Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children
-        ]
-
-    def _known(self) -> list[Child]:
-        with self._lock:
-            for child in self._started:
-                with contextlib.suppress(OSError):  # its thread has closed it just now
-                    child.update()
-            return list(self._started)
+        return (*self._roster.inherited(), *survivors(children, GRACE))
 
     def _bury_helper(self, deadline: float) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -225,8 +162,7 @@ class Spawner:
         finally:
             os.close(inlet)
         child = Child(request.number, outlet, words)
-        with self._lock:
-            self._started.append(child)
+        self._roster.add(child)
         return child
 
     def _supervise(
@@ -283,12 +219,10 @@ class Spawner:
                     os.killpg(child.pid, signal.SIGKILL)
 
     def _part(self, child: Child, abandoned: bool) -> None:
-        if not abandoned:
+        if abandoned:
+            self._roster.abandon(child)
+        else:
             child.close()
-            return
-        child.note_start()
-        with self._lock:
-            self._abandoned.append(child)
 
     def _obituary(self) -> str:
         return f"the helper process that starts programs (pid {self.helper_pid}) is gone; restart mldebug"
@@ -299,18 +233,6 @@ def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None)
         raise ValueError("no program was named")
     encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
     return Request(number, argv=[os.fsencode(word) for word in words], env=encoded)
-
-
-def _survivors(children: Sequence[Leftover]) -> list[Leftover]:
-    """Who of them lives still, after at most `GRACE`."""
-    deadline = time.monotonic() + GRACE
-    while (left := [one for one in children if one.lives()]) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return left
-
-
-def _told(words: Sequence[str]) -> str:
-    return " ".join(words)[:WORDS]
 
 
 def _returncode(child: Child) -> int | None:

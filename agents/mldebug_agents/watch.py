@@ -1,64 +1,26 @@
 """The watch: one cheap look at all jobs of this node, every few seconds, without attaching to anybody.
 
-Runs in one worker thread. Only where the decision asks for a sample are stacks read, and then without stopping a rank.
-What a job can make slow (its log, its stacks) has a deadline of its own, so that one job cannot keep us from the others.
+Runs in one worker thread. What a job can make slow (its log, its stacks) has a deadline of its own in its `JobWatch`, so
+that one job cannot keep us from the others.
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import msgspec
 
-from mldebug.judging.classification import classify
-from mldebug.model import (
-    Classification,
-    Gap,
-    Job,
-    LostRank,
-    ProcessCapture,
-    RankCapture,
-    RankIdentity,
-)
-from mldebug.movement import Sample, movement
-from mldebug.records import LogCounts, StepTimes
-from mldebug.stacks import labels, principal, python_frames
-from mldebug.stall.progress import LogProgress
+from mldebug.model import Gap, Job
 from mldebug.stall.signals import Look, RankLook
-from mldebug_agents.capturing.sourceline import source_line
+from mldebug_agents.jobwatch import JobLook, JobWatch
 from mldebug_agents.logs.places import LogFinder
-from mldebug_agents.logs.watching import HungMounts, JobLogs
-from mldebug_agents.sources.activity import read_activity
-from mldebug_agents.sources.ranks import Child, Discovery
+from mldebug_agents.logs.watching import HungMounts
+from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
 
 log = logging.getLogger("mldebug")
 
-SAMPLE_TIMEOUT = 3.0
-SAMPLES_DEADLINE = 6.0  # seconds for the stacks of all ranks of one job
 MAX_GAPS = 16  # of one look
-KEPT = 2  # samples of one rank that are compared
-COMPILERS = ("ptxas", "cc1plus", "cicc", "nvcc", "ninja", "clang", "gcc", "g++", "ld", "triton")
-
-Counters = tuple[float, tuple[float, ...]]  # monotonic time, CPU seconds as `_cpu` takes them
-
-
-class JobLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One job at one look: what the decision needs, and what people want to see."""
-
-    job: Job
-    look: Look
-    step: int | None = None
-    loss: float | None = None
-    step_seconds: float | None = None
-    step_times: StepTimes | None = None
-    log: str = ""  # the file that is followed, or why there is none
-    log_counts: LogCounts = LogCounts()
-    classes: dict[int, Classification] = {}  # of a stack sample, by rank
-    gaps: tuple[Gap, ...] = ()  # what could not be looked at
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +39,7 @@ class Watch:
         self.bench = bench
         self.clock = clock
         self._hung = HungMounts(bench.host, bench.reader)
-        self._jobs: dict[str, _JobWatch] = {}
+        self._jobs: dict[str, JobWatch] = {}
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Look once; a job that is gone is forgotten."""
@@ -91,8 +53,8 @@ class Watch:
         found = msgspec.structs.replace(found, gaps=(*found.gaps, *gaps))
         return NodeLook(at=started, found=found, jobs=looks, seconds=self.clock() - started)
 
-    def _meet(self) -> "_JobWatch":
-        return _JobWatch(self.bench, self._hung)
+    def _meet(self) -> JobWatch:
+        return JobWatch(self.bench, self._hung)
 
     def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: bool) -> JobLook:
         """One job; an error in our own code that only this job brings out must not hide the others."""
@@ -108,191 +70,6 @@ class Watch:
             ranks = tuple(RankLook(rank=rank.rank) for rank in job.ranks)
             empty = Look(at=now, run=job.id, attempt=job.attempt, ranks=ranks)
             return JobLook(job=job, look=empty, gaps=(gap,))
-
-
-class _JobWatch:
-    """What the watch remembers of one job between two looks."""
-
-    def __init__(self, bench: Workbench, hung: HungMounts) -> None:
-        self.bench = bench
-        self.progress = LogProgress()
-        self.logs = JobLogs(bench.host, bench.reader, hung, bench.log_parser, self.progress)
-        self._counters: dict[int, Counters] = {}
-        self._samples: dict[int, deque[Sample]] = {}
-        self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
-        self._turn = 0
-
-    def look(
-        self,
-        job: Job,
-        children: dict[int, tuple[Child, ...]],
-        finder: LogFinder,
-        now: float,
-        *,
-        sample: bool,
-    ) -> JobLook:
-        """Look at the processes and the logs of the job; with `sample`, at its stacks too."""
-        self.logs.look(job, finder, now)
-        self._forget(job.ranks)
-        captures, gaps = self._sample(job.ranks, now) if sample else ({}, ())
-        classes = {rank: classify(capture) for rank, capture in captures.items()}
-        ranks = tuple(self._rank(rank, children, captures, classes, now) for rank in job.ranks)
-        look = Look(
-            at=now,
-            run=job.id,
-            attempt=job.attempt,
-            ranks=ranks,
-            exited=tuple(lost.rank for lost in job.lost if _lived(lost)),
-            missing=tuple(lost.rank for lost in job.lost if not _lived(lost)),
-            progress=self.progress.signals(),
-            started=self._has_started(job, now),
-            backend="nccl" if self.logs.gpu else "gloo",
-        )
-        told = self.progress
-        return JobLook(
-            job=job,
-            look=look,
-            step=told.step,
-            loss=told.loss,
-            step_seconds=told.step_seconds,
-            step_times=told.step_times,
-            log=self.logs.sentence,
-            log_counts=self.logs.counts,
-            classes=classes,
-            gaps=(*self.logs.gaps, *gaps),
-        )
-
-    def _has_started(self, job: Job, now: float) -> bool:
-        """Was a step written since the youngest rank came? A log may begin with those of an earlier launch."""
-        written = self.progress.moved_at
-        if written is None or self.progress.step is None or not job.ranks:
-            return False
-        youngest = max(rank.started_at for rank in job.ranks)
-        return written >= now - (self.bench.host.clock() - youngest)
-
-    def _forget(self, ranks: tuple[RankIdentity, ...]) -> None:
-        pids = {rank.pid for rank in ranks}
-        for known in (self._counters, self._samples, self._followed):
-            for pid in known.keys() - pids:
-                del known[pid]
-
-    # --- stacks ------------------------------------------------------------------------------------
-
-    def _sample(
-        self, ranks: tuple[RankIdentity, ...], now: float
-    ) -> tuple[dict[int, RankCapture], tuple[Gap, ...]]:
-        """Stacks of all ranks, non-blocking and in parallel; a rank that could not be read is left out.
-
-        Where the time is not enough for all, the next sample begins with those that are left.
-        """
-        until = time.monotonic() + SAMPLES_DEADLINE
-        turn = self._turn % len(ranks)
-        with ThreadPoolExecutor(self.bench.capturer().workers()) as pool:
-            futures = [
-                pool.submit(self._sample_one, rank, now, until)
-                for rank in (*ranks[turn:], *ranks[:turn])
-            ]
-            taken = [future.result() for future in futures]
-        found = {one.identity.rank: one for one in taken if isinstance(one, RankCapture)}
-        late = sum(one == "late" for one in taken)
-        if not late:
-            return found, ()
-        self._turn = turn + len(ranks) - late
-        what = f"stack samples of {late} of {len(ranks)} ranks"
-        reason = f"no time was left for {what} in this look"
-        return found, (Gap(what=what, reason=reason),)
-
-    def _sample_one(
-        self, rank: RankIdentity, now: float, until: float
-    ) -> RankCapture | Literal["late"] | None:
-        left = until - time.monotonic()
-        if left <= 0:
-            return "late"
-        state = self.bench.host.process_state(rank.pid, files=True)
-        if state is None or state.start_ticks != rank.start_ticks:
-            return None
-        dump = self.bench.pyspy.dump(rank.pid, timeout=min(SAMPLE_TIMEOUT, left))
-        if dump.failure:
-            return None
-        kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
-        kept.append(Sample(now, state, dump.stacks))
-        process = ProcessCapture(
-            pid=rank.pid,
-            state=state,
-            stacks=dump.stacks,
-            movement=movement(rank.pid, list(kept)),
-            source_line=source_line(self.bench.host, self.bench.reader, rank.pid, dump.stacks),
-        )
-        return RankCapture(identity=rank, process=process)
-
-    # --- activity ----------------------------------------------------------------------------------
-
-    def _rank(
-        self,
-        rank: RankIdentity,
-        children: dict[int, tuple[Child, ...]],
-        captures: dict[int, RankCapture],
-        classes: dict[int, Classification],
-        now: float,
-    ) -> RankLook:
-        known, capture = classes.get(rank.rank), captures.get(rank.rank)
-        if capture is not None and known is not None:
-            self._followed[rank.pid] = _thread(capture, known)
-        tid = self._followed.get(rank.pid, rank.pid)
-        activity = read_activity(self.bench.host, rank.pid, rank.start_ticks, tid)
-        if activity is None:
-            return RankLook(rank=rank.rank)
-        below = self._cpu_below(children.get(rank.pid, ()))
-        main, everybody, children_too = self._cpu(
-            rank.pid, activity.thread_cpu_seconds, activity.cpu_seconds, below, now=now
-        )
-        return RankLook(
-            rank=rank.rank,
-            role=known.role if known else None,
-            class_name=known.name if known else "",
-            operation=known.operation if known else "",
-            doing=known.doing if known else "",
-            frames_signature=_signature(capture, tid),
-            cpu_ratio=main,
-            process_cpu_ratio=everybody,
-            children_cpu_ratio=children_too,
-            switches=activity.switches,
-            io_bytes=activity.io_bytes,
-            state=activity.state,
-            wchan=activity.wchan,
-            compiling=any(child.name.startswith(COMPILERS) for child in children.get(rank.pid, ())),
-        )
-
-    def _cpu_below(self, children: Sequence[Child]) -> float:
-        """CPU seconds of the living children: who waits for a child that works is not idle."""
-        found = (self.bench.host.brief(child.pid) for child in children)
-        return sum(one.cpu_seconds for one in found if one is not None)
-
-    def _cpu(self, pid: int, *counters: float, now: float) -> list[float]:
-        """Shares of a core since the look before: of the followed thread, all threads, the living children."""
-        at, before = self._counters.get(pid, (now, counters))
-        self._counters[pid] = (now, counters)
-        span = now - at
-        pairs = zip(before, counters, strict=True)
-        return [max(0.0, new - old) / span if span > 0 else 0.0 for old, new in pairs]
-
-
-def _lived(lost: LostRank) -> bool:
-    return lost.pid is not None or bool(lost.leftovers)
-
-
-def _thread(capture: RankCapture, known: Classification) -> int:
-    """The thread that speaks for a rank: its main thread, or the one in which it trains and waits."""
-    named = {stack.name or str(stack.tid): stack.tid for stack in capture.process.stacks}
-    return named.get(known.thread, capture.process.pid)
-
-
-def _signature(capture: RankCapture | None, tid: int) -> str | None:
-    if capture is None:
-        return None
-    stacks = capture.process.stacks
-    stack = next((one for one in stacks if one.tid == tid), None) or principal(stacks, tid)
-    return "\n".join(labels(python_frames(stack.frames))) if stack else None
 
 
 def _few(gaps: Sequence[Gap]) -> list[Gap]:

@@ -2,27 +2,40 @@
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import msgspec
-from rich.console import Console
 
-from mldebug.archive import load_captures
+from mldebug.console import Console
 from mldebug.diagnosis import diagnose
+from mldebug.endings.facts import Ending
 from mldebug.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.evidence import captures_from_dumps
-from mldebug.model import NodeCapture, Report, Stall
-from mldebug.report.build import build_report
+from mldebug.incident import Incident, write_report
+from mldebug.incident import judge as judge_incident
+from mldebug.model import Judgement, NodeCapture, Report, Stall
+from mldebug.recorded import Recorded, load_recorded
+from mldebug.report.build import build_report, make_id
 from mldebug.report.html import render_html
 from mldebug.report.text import print_report
+from mldebug.storage import unreadable
+from mldebug.suggest import typed
 
-MAX_WORLD = 1_000_000
-MAX_TIME = 4e9  # unix seconds
-DAMAGED = "this file is damaged or made up"
+LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
+WHY = "recorded evidence, judged again"
+KINDS = "capture-*.json, ending-*.json, or py-spy dumps named by their rank (rank0.txt)"
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
+
+
+class Judged(NamedTuple):
+    """The report that the evidence gives today; `found`: it tells of a stall or a failure."""
+
+    report: Report
+    found: bool
 
 
 @click.command("diagnose")
@@ -36,18 +49,17 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def command(directory: Path, as_json: bool, html: Path | None) -> None:
     """Judge recorded evidence again.
 
-    DIRECTORY is the folder of a report, its evidence folder, or a folder of `py-spy dump` outputs (text or JSON)
-    whose file names end in the rank: rank0.txt, dump-17.json.
+    DIRECTORY is the folder of a report (of a stall, of an abnormal end or taken by hand), its evidence folder, or a
+    folder of `py-spy dump` outputs (text or JSON) whose file names end in the rank: rank0.txt, dump-17.json.
     """
-    captures = read_evidence(directory)
-    report = judge(captures)
+    judged = judge(read_evidence(directory))
     if html:
-        _write(html, render_html(report))
+        _write(html, render_html(judged.report))
     if as_json:
-        click.echo(msgspec.json.encode(report).decode())
+        click.echo(msgspec.json.encode(judged.report).decode())
     else:
-        print_report(report, Console())
-    sys.exit(ExitCode.FOUND if diagnose(captures).stalled else ExitCode.FINE)
+        print_report(judged.report, Console())
+    sys.exit(ExitCode.FOUND if judged.found else ExitCode.FINE)
 
 
 def _write(path: Path, text: str) -> None:
@@ -59,50 +71,88 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
-def read_evidence(directory: Path) -> tuple[NodeCapture, ...]:
-    """Captures first; a folder without any is taken as a folder of py-spy dumps."""
-    if not directory.is_dir():
-        what = "is no folder" if directory.exists() else "does not exist"
+def read_evidence(directory: Path) -> Recorded:
+    """What an agent or a dump has written; a folder without it is taken as a folder of py-spy dumps."""
+    _check_folder(directory)
+    recorded = load_recorded(directory)
+    if not recorded.captures and recorded.ending is None:
+        recorded = Recorded(captures=captures_from_dumps(directory))
+    if not recorded.captures and recorded.ending is None:
         raise EvidenceError(
-            f"{directory} {what}", "give the folder of a report: mldebug reports list"
+            f"{directory} holds nothing to judge: no {KINDS}",
+            LIST,
         )
+    return recorded
+
+
+def _check_folder(directory: Path) -> None:
     try:
-        return checked(load_captures(directory))
-    except EvidenceError:
-        dumps = captures_from_dumps(directory)
-        if not dumps:
-            raise
-        return dumps
+        if directory.is_dir():
+            return
+        exists = directory.exists()
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    if not exists:
+        raise EvidenceError(
+            f"{directory} does not exist",
+            LIST,
+        )
+    inside = directory.suffix in (".json", ".html", ".txt")
+    raise EvidenceError(
+        f"{directory} is not a folder",
+        f"give the folder that it lies in: {directory.parent}" if inside else LIST,
+    )
 
 
-def checked(captures: tuple[NodeCapture, ...]) -> tuple[NodeCapture, ...]:
-    """Refuse evidence whose numbers cannot be."""
-    for capture in captures:
-        highest = max((rank.identity.rank for rank in capture.ranks), default=0)
-        if not highest < capture.job.world_size <= MAX_WORLD:
-            raise EvidenceError(
-                f"a capture says {capture.job.world_size} ranks and shows rank {highest}", DAMAGED
-            )
-        if not 0 <= capture.taken_at < MAX_TIME:
-            raise EvidenceError(
-                f"a capture was taken at {capture.taken_at:g}, which is no time", DAMAGED
-            )
-    return captures
-
-
-def judge(captures: tuple[NodeCapture, ...]) -> Report:
-    """Build the report that these captures give today; its times are those of the captures."""
+def judge(recorded: Recorded) -> Judged:
+    """Judge as it was judged then; times are those of the evidence."""
+    if recorded.ending is not None:
+        return _judge_end(recorded.ending, recorded.captures)
+    captures = recorded.captures
+    judgement = _judge_stall(captures)
     taken = min(capture.taken_at for capture in captures)
-    return build_report(
-        diagnose(captures),
+    report = build_report(
+        judgement,
         captures,
         kind="manual",
         trigger="manual",
         detected_at=taken,
         reported_at=taken,
-        stall=Stall(timeout_seconds=None, why="recorded evidence, judged again"),
+        stall=Stall(timeout_seconds=None, why=WHY),
         versions=captures[0].versions,
     )
+    return Judged(report, judgement.stalled)
+
+
+def _judge_stall(captures: tuple[NodeCapture, ...]) -> Judgement:
+    """The first moment; the last one where the first names nobody, as the agent does."""
+    in_order = sorted(captures, key=lambda capture: capture.taken_at)
+    first = {capture.node: capture for capture in reversed(in_order)}
+    last = {capture.node: capture for capture in in_order}
+    judgement = diagnose(first.values())
+    if judgement.diagnosis.culprits or first == last:
+        return judgement
+    later = diagnose(last.values())
+    return later if later.diagnosis.culprits else judgement
+
+
+def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> Judged:
+    """An end, with the capture of the ranks that lived on where there is one."""
+    known = [one.at for one in ending.exits] + [one.taken_at for one in captures]
+    at = max(known)
+    incident = Incident(
+        id=make_id(at, ending.job.id),
+        key=ending.job.id,
+        job_id=ending.job.id,
+        detected_at=at,
+        why=WHY,
+        state="open" if ending.living else "ended",
+        kind="abnormal_end",
+        ending=ending,
+        captures=(*captures[:1], *captures[1:][-1:]),
+    )
+    judgement = judge_incident(incident)
+    return Judged(write_report(incident, judgement, at), judgement.stalled)
 
 
 def create(options: Options) -> click.Command:

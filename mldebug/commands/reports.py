@@ -2,66 +2,91 @@
 
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from mldebug.archive import Archive, Entry
-from mldebug.config import load_config
-from mldebug.errors import EvidenceError, MldebugError, UsageError
+from mldebug.config import SYSTEM_STATE_DIR, load_config
+from mldebug.console import Console, print_line
+from mldebug.errors import AccessError, EvidenceError, MldebugError, UsageError
 from mldebug.model import Report
+from mldebug.recorded import load_recorded
 from mldebug.redact import clean
 from mldebug.report.html import render_html
 from mldebug.report.text import print_report, report_lines
+from mldebug.suggest import typed
 
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-@click.group("reports", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
+def config_option(command: _Command) -> _Command:
+    """`--config` may stand before or after the verb, and last."""
+    kind = click.Path(path_type=Path, readable=False)
+    return click.option("--config", type=kind, help="Config file.")(command)
+
+
+@click.group(
+    "reports",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@config_option
 @click.pass_context
 def group(context: click.Context, config: Path | None) -> None:
     """List, show and export the reports on this node.
 
-    ID is a report's id, the beginning of one, or `latest`.
+    Without a command: list. ID is a report's id, the beginning of one, or `latest`.
     """
-    context.obj = Archive(load_config(config).agent.state_dir)
+    context.obj = config
+    if context.invoked_subcommand is None:
+        context.invoke(list_reports)
 
 
 @group.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
+@config_option
 @click.pass_obj
-def list_reports(archive: Archive, as_json: bool) -> None:
+def list_reports(given: Path | None, config: Path | None, as_json: bool) -> None:
     """List all reports, newest first."""
-    entries = archive.list()
+    config = config or given
+    listed, closed = _list(_archives(config))
+    entries = tuple(entry for _, some in listed for entry in some)
+    if not listed:
+        raise closed[0]
     if as_json:
-        click.echo(_pretty(entries))
+        click.echo(_pretty(sorted(entries, key=lambda entry: entry.id, reverse=True)))
         return
     console = Console()
-    for line in entry_lines(entries, archive.folder):
-        console.print(line, soft_wrap=True, highlight=False)
+    for archive, some in listed:
+        for line in entry_lines(some, archive.folder, config):
+            print_line(console, line)
+    for error in closed:
+        print_line(console, Text(f"{error.message}: {error.way_out}"))
 
 
 @group.command("show")
 @click.argument("report_id", metavar="ID", default="latest")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json.")
+@config_option
 @click.pass_obj
-def show(archive: Archive, report_id: str, as_json: bool) -> None:
+def show(given: Path | None, config: Path | None, report_id: str, as_json: bool) -> None:
     """Print one report."""
-    report = archive.load(report_id)
+    archive, report = _find(_archives(config or given), report_id)
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
     print_report(report, Console())
-    click.echo(f"\nFull report: {archive.path(report_id) / 'report.html'}")
+    click.echo(f"\nFull report: {archive.path(report.id) / 'report.html'}")
 
 
 @group.command("export")
@@ -69,8 +94,16 @@ def show(archive: Archive, report_id: str, as_json: bool) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path, readable=False))
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as an object.")
+@config_option
 @click.pass_obj
-def export(archive: Archive, report_id: str, file: Path, force: bool, as_json: bool) -> None:
+def export(
+    given: Path | None,
+    config: Path | None,
+    report_id: str,
+    file: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write one report into FILE; its name decides the form.
 
     .html, .json, .txt: the report; .tar.gz: all three with the evidence it rests on.
@@ -78,7 +111,53 @@ def export(archive: Archive, report_id: str, file: Path, force: bool, as_json: b
     suffix = next((known for known in SUFFIXES if file.name.endswith(known)), "")
     if not suffix:
         raise UsageError(f"{file} has no known ending", f"end it in one of {', '.join(SUFFIXES)}")
-    content = exported(archive, archive.load(report_id), suffix)
+    archive, report = _find(_archives(config or given), report_id)
+    content = exported(archive, report, suffix)
+    _write(file, content, force)
+    told = {"id": report.id, "file": str(file), "bytes": len(content)}
+    click.echo(_pretty(told) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
+
+
+# --- where reports are -----------------------------------------------------------------------------
+
+
+def _archives(config: Path | None) -> tuple[Archive, ...]:
+    """This user's own reports; where no config file says which, those of the node's service too."""
+    own = load_config(config).agent.state_dir
+    places = [own] if config or own == SYSTEM_STATE_DIR else [own, SYSTEM_STATE_DIR]
+    return tuple(Archive(place, config=config) for place in places)
+
+
+def _list(
+    archives: Sequence[Archive],
+) -> tuple[list[tuple[Archive, tuple[Entry, ...]]], list[AccessError]]:
+    """What each holds, and why some may not be listed; the service's only where it has something."""
+    listed: list[tuple[Archive, tuple[Entry, ...]]] = []
+    closed: list[AccessError] = []
+    for archive in archives:
+        try:
+            entries = archive.list()
+        except AccessError as error:
+            closed.append(error)
+            continue
+        if entries or archive is archives[0]:
+            listed.append((archive, entries))
+    return listed, closed
+
+
+def _find(archives: Sequence[Archive], wanted: str) -> tuple[Archive, Report]:
+    """The report, from the first place that has it; else what the first place has to say."""
+    errors: list[MldebugError] = []
+    for archive in archives:
+        try:
+            return archive, archive.load(wanted)
+        except (EvidenceError, AccessError) as error:
+            errors.append(error)
+    there = [error for error in errors[1:] if isinstance(error, AccessError)]
+    raise next(iter(there), errors[0])
+
+
+def _write(file: Path, content: bytes, force: bool) -> None:
     try:
         with file.open("wb" if force else "xb") as stream:
             stream.write(content)
@@ -88,25 +167,38 @@ def export(archive: Archive, report_id: str, file: Path, force: bool, as_json: b
         raise MldebugError(
             f"{file} cannot be written: {error.strerror}", "choose another place"
         ) from error
-    told = {"id": report_id, "file": str(file), "bytes": len(content)}
-    click.echo(_pretty(told) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
 
 
-def entry_lines(entries: tuple[Entry, ...], folder: Path) -> Iterator[Text]:
-    """Yield the list as a person reads it: one line of names, below it the sentence."""
+# --- what is printed -------------------------------------------------------------------------------
+
+
+def entry_lines(
+    entries: Sequence[Entry], folder: Path, config: Path | None = None
+) -> Iterator[Text]:
+    """Yield the list as a person reads it: one line of names, below it the sentence; last where they are."""
+    place = clean(str(folder), 400)
     if not entries:
-        yield Text(f"There is no report in {folder}. Take one with: mldebug dump")
-    for entry in entries:
-        if entry.broken:
-            yield Text.assemble((entry.id, "bold"), ("  cannot be read", "red"))
-            yield Text(f"    {clean(entry.broken)}", style="dim")
-            continue
-        job = clean(entry.job, 40)
-        verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
-        yield Text.assemble(
-            (entry.id, "bold"), f"  {job}  ", (verdict, "red"), f"  {clean(entry.state, 20)}"
+        yield Text(
+            f"There is no report in {place}. Take one with: {typed('dump', config)}", no_wrap=True
         )
-        yield Text(f"    {clean(entry.sentence, 300)}")
+        return
+    for entry in entries:
+        yield from _entry_lines(entry)
+    yield Text(f"\nThey are in {place}. Read the newest:")
+    yield Text(f"  {typed('reports show', config)}", no_wrap=True)
+
+
+def _entry_lines(entry: Entry) -> Iterator[Text]:
+    if entry.broken:
+        yield Text.assemble((entry.id, "bold"), ("  cannot be read", "red"))
+        yield Text(f"    {clean(entry.broken, 300)}", style="dim")
+        return
+    job = clean(entry.job, 40)
+    verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
+    yield Text.assemble(
+        (entry.id, "bold"), f"  {job}  ", (verdict, "red"), f"  {clean(entry.state, 20)}"
+    )
+    yield Text(f"    {clean(entry.sentence, 300)}")
 
 
 def exported(archive: Archive, report: Report, suffix: str) -> bytes:
@@ -122,13 +214,17 @@ def exported(archive: Archive, report: Report, suffix: str) -> bytes:
 
 
 def _evidence(archive: Archive, report_id: str) -> dict[str, bytes]:
-    """The captures of a report; a report without any is exported without."""
+    """The captures of a report, and how its job ended; a report without any is exported without."""
     try:
-        captures = archive.evidence(report_id)
-    except EvidenceError:
+        recorded = load_recorded(archive.path(report_id))
+    except (EvidenceError, AccessError):
         return {}
-    named = {f"evidence/capture-{index}.json": one for index, one in enumerate(captures)}
-    return {name: msgspec.json.encode(capture) for name, capture in named.items()}
+    named: dict[str, msgspec.Struct] = {
+        f"evidence/capture-{index:04d}.json": one for index, one in enumerate(recorded.captures, 1)
+    }
+    if recorded.ending is not None:
+        named["evidence/ending-1.json"] = recorded.ending
+    return {name: msgspec.json.encode(one) for name, one in named.items()}
 
 
 def _packed(folder: str, files: dict[str, bytes]) -> bytes:

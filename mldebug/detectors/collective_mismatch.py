@@ -1,5 +1,6 @@
 """All ranks wait, but not in the same collective: the few that took another branch are named by majority."""
 
+import re
 from collections import Counter
 
 import msgspec
@@ -8,6 +9,10 @@ from mldebug.judging.case import Case, blame, sentence, show_source
 from mldebug.model import ClassifiedRank, Confidence, Finding, Verdict
 
 Key = tuple[str, str]
+
+TO_ROOT = re.compile(r"gather|gather_object|reduce")
+FROM_ROOT = re.compile(r"broadcast\w*|scatter\w*")
+"""Collectives with a root: who has sent, or passed on, leaves while others still wait for somebody who never came."""
 
 PARTIAL_MAJORITY = 0.75
 """Share of the ranks seen that must agree where not all ranks of the job were seen."""
@@ -21,7 +26,7 @@ class CollectiveMismatch:
     """Votes on (operation, place in the training code); a tie is a split and never a name.
 
     Stacks alone are `medium` at most, and name nobody in a job with several process groups, whose ranks differ
-    legitimately; so do point-to-point calls of pipeline stages.
+    legitimately; so do point-to-point calls of pipeline stages, and the last in a collective with a root.
     """
 
     def judge(self, case: Case) -> Finding | None:
@@ -33,12 +38,14 @@ class CollectiveMismatch:
         if len(votes) < 2:
             return None
         if case.process_groups > 1:
-            return _several_groups(case)
+            return _nobody(case, f"the job has {case.process_groups} process groups")
         (winner, count), *_ = votes.most_common()
         needed = 0.5 if case.complete else PARTIAL_MAJORITY - 1e-9
         if count <= needed * len(voters):
             return None
         odd = tuple(rank for rank in voters if _key(rank) != winner)
+        if _left_behind(odd):
+            return _nobody(case, "who waits in it may be the victim of one that left it out")
         return self._finding(case, odd, winner, count)
 
     def _finding(
@@ -63,12 +70,21 @@ def _may_vote(rank: ClassifiedRank) -> bool:
     return bool(rank.is_.operation) or rank.is_.name == "native_wait"
 
 
-def _several_groups(case: Case) -> Finding:
-    """Ranks of different groups stand in different places legitimately: say so, and name nobody."""
+def _left_behind(odd: tuple[ClassifiedRank, ...]) -> bool:
+    """Do these wait where others may have passed before them? A root waits alone when one of its senders never came."""
+    alone = len(odd) == 1
+    return any(
+        TO_ROOT.fullmatch(rank.is_.operation) or (alone and FROM_ROOT.fullmatch(rank.is_.operation))
+        for rank in odd
+    )
+
+
+def _nobody(case: Case, why: str) -> Finding:
+    """Ranks may stand in different places legitimately: say so, and name nobody."""
     finding = blame(case, Verdict.COLLECTIVE_MISMATCH, (), (), confidence=Confidence.LOW)
     summary = (
-        f"all ranks wait, in different collectives: {case.victims()}; the job has {case.process_groups} process "
-        "groups, so stacks alone do not tell who left the common path"
+        f"all ranks wait, in different collectives: {case.victims()}; {why}, "
+        "so stacks alone do not tell who left the common path"
     )
     return msgspec.structs.replace(
         finding, summary=summary, next_steps=(show_source(case.waiting[0]),)

@@ -7,6 +7,8 @@ from mldebug.model import Job, LogTail, Noun, RankIdentity
 ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Signals by which somebody asks a process to end."""
 
+_SIGNALS = {one.value: one.name for one in signal.Signals}
+
 
 class RankExit(Noun, frozen=True, kw_only=True):
     """One rank has ended. `moment`: exits with the same number came together, the lower number came first."""
@@ -61,6 +63,13 @@ class KernelDeath(Noun, frozen=True, kw_only=True):
     at: float = 0.0  # seconds of the kernel's own clock
 
 
+class Ends(Noun, frozen=True, kw_only=True):
+    """The ranks of a run on this node, and the exits among them."""
+
+    identities: tuple[RankIdentity, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+
+
 class Ending(Noun, frozen=True, kw_only=True):
     """All that was seen of the end of one attempt on this node."""
 
@@ -102,14 +111,20 @@ def was_asked(status: int | None) -> bool:
 
 
 def words_of_status(status: int | None) -> str:
-    """`exit code 1`, `killed by SIGKILL`, `exit unknown`."""
+    """`exit status 1`, `killed by SIGKILL`, `exit unknown`."""
     if status is None:
         return "exit unknown"
     number = exit_signal(status)
     if number is None:
-        return f"exit code {exit_code(status)}"
-    known = {one.value: one.name for one in signal.Signals}
-    return f"killed by {known.get(number, f'signal {number}')}"
+        return f"exit status {exit_code(status)}"
+    return f"killed by {_SIGNALS.get(number, f'signal {number}')}"
+
+
+def full_words(status: int | None) -> str:
+    """The same with the number of the signal: `killed by SIGKILL (9)`."""
+    number = exit_signal(status)
+    words = words_of_status(status)
+    return f"{words} ({number})" if number in _SIGNALS else words
 
 
 def status_of_code(code: int) -> int:

@@ -34,7 +34,7 @@ def judge_ending(ending: Ending) -> Outcome:
         return _without_failure(ending, seen)
     first = _first(failing)
     if first is None:
-        return nobody(seen, "several ranks failed at once, and their order is not known")
+        return nobody(ending, seen, "several ranks failed at once, and their order is not known")
     return _begun_by(ending, seen, first, failing)
 
 
@@ -68,7 +68,7 @@ def _at_once(seen: Sequence[Seen]) -> bool:
 def _without_failure(ending: Ending, seen: Sequence[Seen]) -> Outcome:
     ways = {one.way for one in seen}
     if Way.PEER in ways:
-        return _only_peers(seen)
+        return _only_peers(ending, seen)
     asked = [one for one in seen if one.way is Way.ASKED]
     if asked and ending.words.failures:
         return _named_by_launcher(ending, seen)
@@ -77,7 +77,9 @@ def _without_failure(ending: Ending, seen: Sequence[Seen]) -> Outcome:
         return Outcome(kind="outside", sentence=f"ended by a signal from outside ({names})")
     error = ending.shared_error
     if ways <= {Way.UNKNOWN} and ways and error is not None and _launcher_failed(ending):
-        return nobody(seen, f"the job's log ends with {error.error}, and no rank's exit is known")
+        return nobody(
+            ending, seen, f"the job's log ends with {error.error}, and no rank's exit is known"
+        )
     unknown = sum(one.way is Way.UNKNOWN for one in seen)
     why = f"{unknown} of {len(seen)} exits unknown" if unknown else "all ranks left with exit 0"
     return Outcome(kind="normal", sentence=f"ended: {why}")
@@ -87,7 +89,7 @@ def _launcher_failed(ending: Ending) -> bool:
     return ending.launcher_status not in (None, 0) or bool(ending.words.failures)
 
 
-def _only_peers(seen: Sequence[Seen]) -> Outcome:
+def _only_peers(ending: Ending, seen: Sequence[Seen]) -> Outcome:
     """All blame a peer: it is the one that left before, where there is one."""
     first = next(one for one in seen if one.way is Way.PEER)
     before = [one for one in seen if one.way in (Way.LEFT, Way.UNKNOWN) and _earlier(one, first)]
@@ -96,9 +98,9 @@ def _only_peers(seen: Sequence[Seen]) -> Outcome:
         sure = gone.way is Way.LEFT and first.exit.at - gone.exit.at <= SOON
         return abnormal(seen, (gone,), Confidence.HIGH if sure else Confidence.MEDIUM)
     if before:
-        return nobody(seen, "more than one rank left before the first failure")
+        return nobody(ending, seen, "more than one rank left before the first failure")
     said = first.error.error if first.error else "an error about a peer"
-    return nobody(seen, f"every rank that failed blames another one ({said})")
+    return nobody(ending, seen, f"every rank that failed blames another one ({said})")
 
 
 def _named_by_launcher(ending: Ending, seen: Sequence[Seen]) -> Outcome:
@@ -106,7 +108,7 @@ def _named_by_launcher(ending: Ending, seen: Sequence[Seen]) -> Outcome:
     pids = {failure.pid for failure in ending.words.failures}
     named = [one for one in seen if one.exit.pid in pids]
     if len(named) != 1:
-        return nobody(seen, "the launcher's words fit more than one rank")
+        return nobody(ending, seen, "the launcher's words fit more than one rank")
     return abnormal(seen, (named[0],), Confidence.HIGH)
 
 
@@ -138,13 +140,13 @@ def _begun_by(ending: Ending, seen: Sequence[Seen], first: Seen, failing: list[S
     if not first.own and first.way is Way.FAILED and before:
         who = ", ".join(f"rank {one.exit.rank} ({status_words(one)})" for one in before[:4])
         words = f"{who} left before rank {first.exit.rank} ({status_words(first)}) failed"
-        return nobody(seen, f"{words}, and no log tells whether one follows from the other")
+        return nobody(ending, seen, f"{words}, and no log tells whether one follows from the other")
     own = first.own or first.way is Way.KILLED
     if not own and ending.living:
         words = f"rank {first.exit.rank} ({status_words(first)}) ended first and does not say why"
-        return nobody(seen, f"{words}, while others live on")
+        return nobody(ending, seen, f"{words}, while others live on")
     if not own and len(seen) > 1 and {one.exit.status for one in seen} == {first.exit.status}:
-        return nobody(seen, f"all left with {status_words(first)}, and none says why")
+        return nobody(ending, seen, f"all left with {status_words(first)}, and none says why")
     lost = len(seen) < len(ending.identities) - len(ending.living)
     doubtful = any(one.own for one in failing if one is not first) and not first.own
     ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None

@@ -1,7 +1,7 @@
 """How an end is put into words: the outcome of an attempt, and the finding that a report shows. Pure."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -9,8 +9,10 @@ import msgspec
 from mldebug.endings.facts import Ending, RankError, exit_signal, words_of_status
 from mldebug.endings.seen import Seen, Way
 from mldebug.endings.words import is_out_of_memory
-from mldebug.folding import fold_ranks
+from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Confidence, Culprit, Finding, Verdict
+
+MAX_FACTS = 12  # about ranks that are not named
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,13 +40,14 @@ def abnormal(
     others = _consequence(one for one in seen if one not in culprits)
     told = f"the job's log ends with {shared.error}, of no rank in particular" if shared else ""
     said = f"rank {first.exit.rank} {blamed[0].reason}"
-    summary = "; ".join(part for part in (said, others, told) if part)
+    alive = _living(ending.living) if ending else ""
+    summary = "; ".join(part for part in (said, others, alive, told) if part)
     finding = Finding(
         verdict=verdict,
         culprits=tuple(blamed),
         confidence=confidence,
         summary=summary,
-        evidence=_evidence(seen, ending),
+        evidence=_evidence(seen, ending, culprits),
         next_steps=_next_steps(first, verdict, ending),
     )
     return Outcome(kind="abnormal", sentence=summary, finding=finding, signs=_signs(first, shared))
@@ -60,7 +63,7 @@ def _culprit(one: Seen) -> Culprit:
     )
 
 
-def nobody(seen: Sequence[Seen], why: str) -> Outcome:
+def nobody(ending: Ending, seen: Sequence[Seen], why: str) -> Outcome:
     """It ended badly, and the evidence names nobody."""
     summary = f"the job ended, and nobody can be named: {why}"
     finding = Finding(
@@ -68,8 +71,8 @@ def nobody(seen: Sequence[Seen], why: str) -> Outcome:
         culprits=(),
         confidence=Confidence.LOW,
         summary=summary,
-        evidence=_evidence(seen, None),
-        next_steps=("grep -nE 'Error|Traceback|FAILED' LAUNCHER_LOG | tail -40",),
+        evidence=_evidence(seen, ending),
+        next_steps=(_search("Error|Traceback|FAILED", ending),),
     )
     kinds = sorted({one.error.kind for one in seen if one.error})
     return Outcome(
@@ -78,14 +81,22 @@ def nobody(seen: Sequence[Seen], why: str) -> Outcome:
 
 
 def _consequence(others: Iterable[Seen]) -> str:
-    """`ranks 0-2,4 ended because of it (killed by SIGTERM)`."""
+    """`ranks 0-2,4 ended after it (killed by SIGTERM)`."""
     ranks = [one for one in others if one.way is not Way.LEFT]
     if not ranks:
         return ""
-    who = fold_ranks(one.exit.rank for one in ranks)
+    who = shorten_ranks(fold_ranks(one.exit.rank for one in ranks))
     ways = sorted({status_words(one) for one in ranks})
     many = "ranks" if len(ranks) > 1 else "rank"
     return f"{many} {who} ended after it ({', '.join(ways[:3])})"
+
+
+def _living(ranks: Sequence[int]) -> str:
+    """`ranks 0,2 live on`: they may hang, and the capture says where."""
+    if not ranks:
+        return ""
+    who = shorten_ranks(fold_ranks(ranks))
+    return f"rank {who} lives on" if len(ranks) == 1 else f"ranks {who} live on"
 
 
 def status_words(one: Seen) -> str:
@@ -93,14 +104,12 @@ def status_words(one: Seen) -> str:
     return words_of_status(one.exit.status)
 
 
-def _evidence(seen: Sequence[Seen], ending: Ending | None) -> tuple[str, ...]:
-    facts = []
-    for one in seen[:8]:
-        facts.append(f"rank {one.exit.rank}: {status_words(one)} ({one.exit.source})")
-        if one.death is not None:
-            facts.append(f"rank {one.exit.rank}: kernel log: {one.death.text}")
-        if one.error is not None:
-            facts.append(f"rank {one.exit.rank}: {one.error.source}: {one.error.error}")
+def _evidence(
+    seen: Sequence[Seen], ending: Ending | None, culprits: Sequence[Seen] = ()
+) -> tuple[str, ...]:
+    """What tells of the culprits, each fact for itself; of the others, equal facts together."""
+    facts = [fact for one in culprits for fact in _facts(one)]
+    facts += _folded([one for one in seen if one not in culprits])
     if ending is not None:
         if ending.shared_error is not None:
             facts.append(f"the job's log, without a rank: {ending.shared_error.error}")
@@ -109,6 +118,51 @@ def _evidence(seen: Sequence[Seen], ending: Ending | None) -> tuple[str, ...]:
         if ending.words.out_of_memory:
             facts.append(f"the job's log: {ending.words.out_of_memory}")
     return tuple(facts)
+
+
+def _facts(one: Seen) -> Iterator[str]:
+    yield f"rank {one.exit.rank}: {_told(one)}"
+    if one.death is not None:
+        yield f"rank {one.exit.rank}: kernel log: {one.death.text}"
+    if one.error is not None:
+        yield f"rank {one.exit.rank}: {one.error.source}: {one.error.error}"
+
+
+def _told(one: Seen) -> str:
+    """`killed by SIGKILL (exit status of the process)`."""
+    words = status_words(one)
+    return words if one.exit.source == words else f"{words} ({one.exit.source})"
+
+
+def _folded(others: Sequence[Seen]) -> Iterator[str]:
+    """`ranks 0,2-3: killed by SIGTERM (…)`; of errors of one kind, the first speaks for all."""
+    same: dict[str, list[Seen]] = {}
+    alike: dict[tuple[str, bool], list[Seen]] = {}
+    errors: dict[tuple[str, bool], RankError] = {}
+    for one in others:
+        same.setdefault(_told(one), []).append(one)
+        if one.error is not None:
+            key = (one.error.kind, one.error.blames_peer)
+            alike.setdefault(key, []).append(one)
+            errors.setdefault(key, one.error)
+    told = list(same.items())
+    told += [(_error_of(errors[key], some), some) for key, some in alike.items()]
+    told += [(f"kernel log: {one.death.text}", [one]) for one in others if one.death is not None]
+    for words, some in told[:MAX_FACTS]:
+        yield f"{_ranks(some)}: {words}"
+    if len(told) > MAX_FACTS:
+        yield f"{len(told) - MAX_FACTS} more facts of this sort stand in the evidence"
+
+
+def _error_of(error: RankError, some: Sequence[Seen]) -> str:
+    such = f"an error about a lost peer, {error.source}" if error.blames_peer else error.source
+    each = f" (rank {some[0].exit.rank}, the others alike)" if len(some) > 1 else ""
+    return f"{such}: {error.error}{each}"
+
+
+def _ranks(some: Sequence[Seen]) -> str:
+    who = shorten_ranks(fold_ranks(one.exit.rank for one in some))
+    return f"{'rank' if len(some) == 1 else 'ranks'} {who}"
 
 
 def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[str, ...]:
@@ -122,8 +176,14 @@ def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[s
             f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
             "coredumpctl list  # where cores are kept",
         )
-    log = shlex.quote(ending.log_path) if ending and ending.log_path else "LAUNCHER_LOG"
-    return (f"grep -nE 'rank{rank}\\]|Traceback|Error' {log} | tail -40",)
+    return (_search(f"rank{rank}\\]|Traceback|Error", ending),)
+
+
+def _search(words: str, ending: Ending | None) -> str:
+    """A command that can be typed as it stands, or what to do where no log was found."""
+    if ending and ending.log_path:
+        return f"grep -nE '{words}' {shlex.quote(ending.log_path)} | tail -40"
+    return "look for the first error in what the job printed: no file that holds it was found"
 
 
 def _signs(first: Seen, shared: RankError | None) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 Where a capture was taken (ranks that hang after one of them died, or a suspicion just before), its ranks stay in it.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,6 +31,9 @@ from mldebug.model import (
     Role,
     Verdict,
 )
+from mldebug.redact import clean
+
+_PLACE = re.compile(r"\[/[^\]\s]{1,200}:\d+\] ")  # where in torch's own source a message comes from
 
 
 def without_processes(ending: Ending, at: float, versions: Mapping[str, str]) -> NodeCapture:
@@ -44,8 +49,14 @@ def without_processes(ending: Ending, at: float, versions: Mapping[str, str]) ->
         for one in ending.exits
     )
     job = msgspec.structs.replace(ending.job, ranks=(), lost=lost)
-    gaps = tuple(Gap(what="evidence of the end", reason=reason) for reason in ending.gaps)
-    return NodeCapture(node=node, taken_at=at, job=job, gaps=gaps, versions=dict(versions))
+    bare = NodeCapture(node=node, taken_at=at, job=job, versions=dict(versions))
+    return with_gaps(bare, ending)
+
+
+def with_gaps(capture: NodeCapture, ending: Ending) -> NodeCapture:
+    """The capture, and what could not be learned about the end."""
+    gaps = tuple(Gap(what="how the job ended", reason=reason) for reason in ending.gaps)
+    return msgspec.structs.replace(capture, gaps=(*capture.gaps, *gaps))
 
 
 def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) -> Judgement:
@@ -54,19 +65,19 @@ def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) 
     before = diagnose([capture]) if capture is not None else None
     diagnosis = _diagnosis(outcome, before)
     alive = {one.rank: one for one in before.ranks if one.capture} if before else {}
-    blamed = {one.rank for one in diagnosis.culprits}
+    blamed = {one.rank for one in diagnosis.culprits if one.rank is not None}
     ranks = [
         _row(one, seen.get(one.rank), alive.get(one.rank), ending, one.rank in blamed)
         for one in ending.identities
     ]
-    groups, group_of = _groups(ranks, before)
+    groups, group_of = _groups(ranks, seen, blamed, before)
     return Judgement(
         diagnosis=diagnosis,
         ranks=tuple(ranks),
         groups=groups,
         group_of=group_of,
         tree=before.tree if before else (),
-        stalled=True,
+        stalled=outcome.kind == "abnormal",
     )
 
 
@@ -128,9 +139,13 @@ def _row(
 def _after(seen: Seen) -> str:
     """A rank that only followed."""
     if seen.way is Way.LEFT:
-        return "left with exit code 0"
+        return "left with exit status 0"
     if seen.way is Way.ASKED:
         return f"was told to end ({words_of_status(seen.exit.status)})"
+    if seen.way is Way.PEER and seen.error is not None:
+        return f"lost a peer ({words_of_status(seen.exit.status)}): {clean(_PLACE.sub('', seen.error.error), 160)}"
+    if seen.way is Way.UNKNOWN:
+        return "ended, and nobody saw how"
     return seen.phrase()
 
 
@@ -167,17 +182,43 @@ def _with_log(
 
 
 def _groups(
-    ranks: list[ClassifiedRank], before: Judgement | None
+    ranks: list[ClassifiedRank],
+    seen: Mapping[int, Seen],
+    blamed: Collection[int],
+    before: Judgement | None,
 ) -> tuple[tuple[Group, ...], dict[int, int]]:
-    """Those that ended by what they did, smaller groups first; those that live as the capture groups them."""
-    members: dict[tuple[int, str], list[ClassifiedRank]] = {}
+    """The blamed ones, then those that ended in one way, smaller groups first; those that live as the capture groups them."""
+    members: dict[_Key, list[ClassifiedRank]] = {}
     for rank in ranks:
-        lives = before is not None and rank.is_.role is not Role.EXITED
-        number = before.group_of.get(rank.rank, -1) if before is not None and lives else -1
-        members.setdefault((number, rank.is_.doing if number < 0 else ""), []).append(rank)
-    ordered = sorted(members.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
-    groups = tuple(_group(number, some, before) for (number, _), some in ordered)
+        members.setdefault(_key(rank, seen.get(rank.rank), blamed, before), []).append(rank)
+    ordered = sorted(members.items(), key=lambda item: _place(*item))
+    groups = tuple(_group(key.number, some, before) for key, some in ordered)
     return groups, {one.rank: at for at, (_, some) in enumerate(ordered) for one in some}
+
+
+class _Key(NamedTuple):
+    """What ranks of one group have in common. `number`: of the group in the capture, -1 where it ended."""
+
+    number: int
+    blamed: bool
+    way: str
+    words: str
+
+
+def _key(
+    rank: ClassifiedRank, seen: Seen | None, blamed: Collection[int], before: Judgement | None
+) -> _Key:
+    """Errors of one kind are one group: their words differ in ports and addresses."""
+    if seen is None:
+        number = before.group_of.get(rank.rank, -1) if before is not None else -1
+        return _Key(number, rank.rank in blamed, "", rank.is_.doing if number < 0 else "")
+    kind = seen.error.kind if seen.error is not None else ""
+    words = f"{words_of_status(seen.exit.status)} {kind}"
+    return _Key(-1, rank.rank in blamed, seen.way, words)
+
+
+def _place(key: _Key, ranks: list[ClassifiedRank]) -> tuple[int, bool, int, int]:
+    return key.number, not key.blamed, len(ranks), ranks[0].rank
 
 
 def _group(number: int, ranks: list[ClassifiedRank], before: Judgement | None) -> Group:

@@ -191,7 +191,7 @@ def blame(
     that it stayed so; else medium. A finding in which nobody waits is never more than medium.
     """
     rivals = _rivals(case, culprits)
-    if rivals:
+    if rivals or _differ(culprits):
         return _several(case, verdict, (*culprits, *rivals), tuple(next_steps))
     said = lead or sentence(culprits)
     victims = case.victims()
@@ -219,6 +219,12 @@ def _rivals(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[Classifie
     if any(rank.is_.role is Role.BUSY for rank in culprits):
         return tuple(filter(_is_soft, others))
     return ()
+
+
+def _differ(culprits: tuple[ClassifiedRank, ...]) -> bool:
+    """Named for different reasons, one of them soft: one may wait for the other."""
+    stands = {(rank.is_.name, rank.is_.site) for rank in culprits}
+    return len(stands) > 1 and any(map(_is_soft, culprits))
 
 
 def _several(

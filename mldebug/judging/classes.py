@@ -293,6 +293,9 @@ WAIT_CHANNELS: tuple[Sign, ...] = (
     _sign("sleep", I, "sleeps in {site}", r"hrtimer_nanosleep|do_nanosleep|common_nsleep\w*"),
 )
 
+POLL_WAITS = re.compile(r"poll_schedule_timeout|ep_poll|do_select|do_sys_poll|do_epoll_wait")
+"""Waits for one of several descriptors: says that it waits, not for whom."""
+
 # The text of the innermost user line, for waits that leave no Python frame of their own.
 SOURCE: tuple[Sign, ...] = (
     _sign(

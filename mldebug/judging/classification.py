@@ -14,6 +14,7 @@ from mldebug.judging.kernel import (
     stdin_wait,
     stopped,
     storage_wait,
+    wait_channel,
 )
 from mldebug.judging.loader import stalled_loader
 from mldebug.judging.subject import Subject, activity
@@ -27,6 +28,11 @@ from mldebug.model import (
 )
 from mldebug.stacks import bare, inner, is_user, python_frames, site
 
+OF_ITS_OWN = frozenset(
+    ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")
+)
+"""What holds the main thread itself: no other thread of the process would free it."""
+
 
 def classify(capture: RankCapture) -> Classification:
     """Classify one rank; never raises, and answers `unclear` where the evidence does not tell."""
@@ -38,7 +44,9 @@ def classify(capture: RankCapture) -> Classification:
     if found is None:
         found = _by_native(subject) or by_wait_channel(subject) or _by_source(subject)
     found = found or _by_activity(subject)
-    return found if found.role is Role.WAITING else _by_other_threads(subject) or found
+    if found.role is Role.WAITING or found.name in OF_ITS_OWN:
+        return found
+    return _by_other_threads(subject) or found
 
 
 def classify_process(capture: ProcessCapture) -> Classification:
@@ -273,7 +281,9 @@ def _by_activity(subject: Subject) -> Classification:
         return _gil(subject)
     if classes.FUTEX_WAITS.fullmatch(subject.thread.wchan) and is_user(subject.frames[0]):
         return _loosely(subject, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")
-    return _loosely(subject, "idle", Role.INERT, "does nothing in")
+    polls = classes.POLL_WAITS.fullmatch(wait_channel(subject.thread))
+    words = "waits for a descriptor (a socket, a pipe) in" if polls else "does nothing in"
+    return _loosely(subject, "idle", Role.INERT, words)
 
 
 def _loosely(subject: Subject, name: str, role: Role, words: str) -> Classification:

@@ -9,6 +9,10 @@ from mldebug.model import Classification, OpenFile, Role, ThreadState
 from mldebug.stacks import inner
 
 READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
+RECEIVE_CALLS = READ_CALLS | {"recvfrom", "recvmsg", "recvmmsg"}
+COMPILED = re.compile(
+    r"\.(constprop|isra|part)\.\d+.*"
+)  # how a compiler marks its copies of a function
 
 
 def gone(subject: Subject) -> Classification | None:
@@ -61,16 +65,30 @@ def by_wait_channel(subject: Subject) -> Classification | None:
     """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
     if subject.movement and not subject.movement.same_frames:
         return None
-    wchan = subject.thread.wchan
+    wchan = wait_channel(subject.thread)
+    if _receives(subject, wchan):
+        wchan = "sk_wait_data"
     for row in classes.WAIT_CHANNELS:
         if row.pattern.fullmatch(wchan):
-            fact = f"wait channel {wchan}"
+            fact = f"wait channel {subject.thread.wchan}"
             return (
                 from_sign(subject, row, fact, direct=True)
                 if subject.asleep
                 else _polls(subject, fact)
             )
     return None
+
+
+def wait_channel(thread: ThreadState) -> str:
+    """The kernel function it waits in, without the compiler's mark."""
+    return COMPILED.sub("", thread.wchan)
+
+
+def _receives(subject: Subject, wchan: str) -> bool:
+    """TCP waits in a function that terminals use as well: the system call and its file tell."""
+    target = subject.capture.blocked_on
+    is_socket = target is not None and target.target.startswith("socket:")
+    return wchan == "wait_woken" and subject.thread.syscall in RECEIVE_CALLS and is_socket
 
 
 def _polls(subject: Subject, fact: str) -> Classification | None:

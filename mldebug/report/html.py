@@ -14,11 +14,12 @@ from markupsafe import Markup
 
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Culprit, GapView, Group, RankView, Report
-from mldebug.report import columns, rankmap, treeview, words
+from mldebug.report import columns, rankmap, story, treeview, words
 from mldebug.report.tidy import tidy_report
 
 FOLDER = Path(__file__).with_name("templates")
 TABLE_ROWS = 256  # rows in the file itself; JavaScript shows the others from the data
+FEW_ROWS = 16  # of a large job in which all but a few do the same
 MAX_GROUPS = 64
 MAX_GAPS = 200
 SHOWN_FRAMES = 6
@@ -88,6 +89,7 @@ def _view(report: Report) -> dict[str, Any]:
     legend = rankmap.kinds(report.ranks)
     large = len(report.ranks) > rankmap.MAX_CELLS
     culprits = [one.rank for one in report.ranks if one.culprit]
+    told, over = story.last_words(report), story.nobody_lives(report)
     return {
         "r": report,
         "style": Markup(style),  # noqa: S704 - our own file
@@ -104,7 +106,15 @@ def _view(report: Report) -> dict[str, Any]:
         "branches": treeview.branches(report.tree, culprits, len(report.ranks)),
         "left_out": treeview.left_out(report.tree),
         "rows": _rows(report.ranks, large),
-        "detailed": [one for one in report.ranks if one.threads or one.log],
+        "bare": _bare_columns(report.ranks, over and len(legend) == 1),
+        "detailed": [one for one in report.ranks if one.threads or (one.log and one is not told)],
+        "ended": story.is_end(report),
+        "over": over,
+        "told": told,
+        "told_title": story.words_title(told) if told else "",
+        "story": story.story(report) if story.is_end(report) else None,
+        "mapped": not over or len(legend) > 1 or len({one.node for one in report.ranks}) > 1,
+        "groups_title": "How the ranks ended" if over else "Who stands where",
         "gaps": _gap_rows(report.gaps),
         "nodes": report.nodes[:TABLE_ROWS],
         "data": embed(columns.data(report.ranks, legend)),
@@ -139,12 +149,26 @@ def _cards(report: Report) -> list[GroupCard]:
     return sorted(found, key=lambda card: not card.culprit)
 
 
+def _bare_columns(ranks: tuple[RankView, ...], alike: bool) -> str:
+    """CSS classes that hide the columns in which no rank has anything, or all that are over the same."""
+    empty = {
+        "no-state": not any(one.state for one in ranks),
+        "no-cpu": all(one.cpu_ratio is None for one in ranks),
+        "no-collective": not any(one.last_collective for one in ranks),
+        "no-kind": alike,
+        "no-node": not any(one.node for one in ranks),
+    }
+    return " ".join(name for name, hidden in empty.items() if hidden)
+
+
 def _rows(ranks: tuple[RankView, ...], large: bool) -> list[RankView]:
     """Culprits, suspects, then the others; of a large job only those to look at."""
     order = list(words.ROLES)
     ordered = sorted(ranks, key=lambda one: (not one.culprit, order.index(one.role), one.rank))
     if large:
-        ordered = [one for one in ordered if one.culprit or one.role != "waiting"] or ordered[:16]
+        alike = {"waiting"} if any(one.role != "exited" for one in ranks) else {"exited"}
+        apart = [one for one in ordered if one.culprit or one.role not in alike]
+        ordered = apart if len(apart) >= FEW_ROWS else ordered[:FEW_ROWS]
     return ordered[:TABLE_ROWS]
 
 

@@ -58,6 +58,7 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         culprit=culprit,
         threads=_threads(one, culprit) if detailed else (),
         log=log.lines[-MAX_LOG_LINES:] if log else (),
+        log_source=log.path if log else "",
     )
 
 

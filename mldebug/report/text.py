@@ -8,27 +8,39 @@ from rich.console import Console
 from rich.text import Text
 
 from mldebug.folding import shorten_ranks
-from mldebug.model import Culprit, Diagnosis, Group, Report
+from mldebug.model import Diagnosis, Group, Report
+from mldebug.report.story import (
+    Event,
+    Story,
+    groups_title,
+    is_end,
+    last_words,
+    others,
+    story,
+    words_title,
+)
 from mldebug.report.tidy import tidy
 from mldebug.report.words import ROLES, culprit_name, culprit_place, ending, plural, title
 
 MAX_CULPRITS = 8
 MAX_GROUPS = 8
 MAX_FRAMES = 5
+MAX_LOG_LINES = 12
 MIN_WIDTH = 40
 MAX_LABEL = 120  # characters of a frame, a name
 MAX_SENTENCE = 400
+MAX_STEP = 1_500
 
 
 class Line(NamedTuple):
-    """One line without its end, at most as wide as asked, and the style a terminal may give it."""
+    """One line without its end, and the style a terminal may give it."""
 
     text: str
     style: str = ""
 
 
 def report_lines(report: Report, width: int = 80) -> Iterator[str]:
-    """Yield the report line by line, each at most `width` (≥ 40) columns, without control characters."""
+    """Yield the report line by line, without control characters; all but commands are at most `width` (≥ 40) columns."""
     for line in _lines(report, max(width, MIN_WIDTH)):
         yield line.text
 
@@ -42,10 +54,13 @@ def print_report(report: Report, console: Console) -> None:
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _verdict(report, width)
-    yield from _culprits(report.diagnosis.culprits, width)
+    yield from _culprits(report, width)
+    yield from _last_words(report, width)
+    if is_end(report):
+        yield from _story(story(report), width)
     yield from _groups(report, width)
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
-    yield from _listed("Next", "", report.diagnosis.next_steps, width, "cyan")
+    yield from _steps(report.diagnosis.next_steps)
     yield from _listed("Odd", "- ", report.remarks, width)
     yield from _gaps(report, width)
 
@@ -69,9 +84,11 @@ def _headline_style(diagnosis: Diagnosis) -> str:
     return "bold red" if diagnosis.culprits else "bold yellow"
 
 
-def _culprits(culprits: tuple[Culprit, ...], width: int) -> Iterator[Line]:
+def _culprits(report: Report, width: int) -> Iterator[Line]:
+    culprits = report.diagnosis.culprits
+    heading = "First to fail" if is_end(report) else "Culprits" if len(culprits) > 1 else "Culprit"
     yield Line("")
-    yield Line("Culprits" if len(culprits) > 1 else "Culprit", "underline")
+    yield Line(heading, "underline")
     if not culprits:
         yield from _wrap("nobody is named: the evidence does not tell", width, "  ")
     for culprit in culprits[:MAX_CULPRITS]:
@@ -82,13 +99,47 @@ def _culprits(culprits: tuple[Culprit, ...], width: int) -> Iterator[Line]:
         yield Line(f"  … and {len(culprits) - MAX_CULPRITS:,} more")
 
 
+def _last_words(report: Report, width: int) -> Iterator[Line]:
+    """Why the first rank failed, in its own words."""
+    one = last_words(report)
+    if one is None:
+        return
+    yield Line("")
+    yield from _wrap(words_title(one), width, style="underline")
+    if len(one.log) > MAX_LOG_LINES:
+        yield Line(f"  … {plural(len(one.log) - MAX_LOG_LINES, 'line')} before", "dim")
+    for line in one.log[-MAX_LOG_LINES:]:
+        yield from _wrap(tidy(line, MAX_SENTENCE), width, "  | ")
+
+
+def _story(told: Story, width: int) -> Iterator[Line]:
+    if not told.first:
+        return
+    yield Line("")
+    heading = f"In order ({told.day}, UTC; in brackets: who says so)"
+    yield from _wrap(heading, width, style="underline")
+    for event in told.first:
+        yield from _event(event, width)
+    if told.middle:
+        yield Line(f"  … {plural(len(told.middle), 'more event')} in the full report", "dim")
+    for event in told.last:
+        yield from _event(event, width)
+
+
+def _event(event: Event, width: int) -> Iterator[Line]:
+    source = f" [{event.source}]" if event.source else ""
+    mark, style = ("> ", "bold red") if event.culprit else ("  ", "")
+    text = tidy(f"{event.time}  {event.what}{source}", MAX_SENTENCE)
+    yield from _wrap(text, width, mark, "    ", style)
+
+
 def _groups(report: Report, width: int) -> Iterator[Line]:
-    groups = report.groups
+    groups = others(report)
     blamed = {one.group for one in report.ranks if one.culprit}
     if groups:
         yield Line("")
-        yield Line("Who stands where", "underline")
-    ordered = sorted(enumerate(groups), key=lambda pair: pair[0] not in blamed)
+        yield Line(groups_title(report), "underline")
+    ordered = sorted(groups, key=lambda pair: pair[0] not in blamed)
     for index, group in ordered[:MAX_GROUPS]:
         yield from _group(group, index in blamed, width)
     if len(groups) > MAX_GROUPS:
@@ -109,15 +160,22 @@ def _group(group: Group, blamed: bool, width: int) -> Iterator[Line]:
         yield Line(f"      … {plural(len(group.frames) - MAX_FRAMES, 'more frame')}", "dim")
 
 
-def _listed(
-    heading: str, bullet: str, items: tuple[str, ...], width: int, style: str = ""
-) -> Iterator[Line]:
+def _steps(steps: tuple[str, ...]) -> Iterator[Line]:
+    """What to type next: whole lines, or they could not be copied."""
+    if steps:
+        yield Line("")
+        yield Line("Next", "underline")
+    for step in steps:
+        yield Line(f"  {tidy(step, MAX_STEP)}", "cyan")
+
+
+def _listed(heading: str, bullet: str, items: tuple[str, ...], width: int) -> Iterator[Line]:
     if not items:
         return
     yield Line("")
     yield Line(heading, "underline")
     for item in items:
-        yield from _wrap(tidy(item, MAX_SENTENCE), width, f"  {bullet}", "    ", style)
+        yield from _wrap(tidy(item, MAX_SENTENCE), width, f"  {bullet}", "    ")
 
 
 def _gaps(report: Report, width: int) -> Iterator[Line]:

@@ -31,6 +31,13 @@ CONFIDENCE: dict[Confidence, str] = {
 }
 
 
+def confidence(report: Report) -> str:
+    """What the confidence rests on."""
+    if report.kind == "abnormal_end" and report.diagnosis.confidence is Confidence.MEDIUM:
+        return "the order of the exits, or words that name no rank"
+    return CONFIDENCE[report.diagnosis.confidence]
+
+
 _TITLES = {
     Verdict.DATALOADER_STALLED: "Data loader stalled",
     Verdict.GPU_FAULT: "GPU fault",

@@ -1,12 +1,16 @@
-"""Log lines per second: our parser against a bare `re` loop over the same lines, alternating in one run."""
+"""Log lines per second: our parser against a bare `re` loop over the same lines, alternating in one run.
+
+What the agent must manage is 100,000 lines a second.
+"""
 
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
+from bench.table import Row, show
 from mldebug.logparser import LogParser
 from mldebug.rooms import create_all
 
@@ -62,18 +66,21 @@ def logs() -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Print the median of each side for each text, and their ratio."""
+def rows() -> Iterator[Row]:
+    """The median of each side for each text."""
     for name, text in logs().items():
         data = text.encode()
         pattern = SIMPLE if text.startswith("step") else BARE
         script_side = partial(bare, pattern=pattern)
         sides = [(rate(script_side, data), rate(ours, data)) for _ in range(ROUNDS)]
         script, parser = (statistics.median(side) for side in zip(*sides, strict=True))
-        print(
-            f"{name:18}  bare re {script:10,.0f} lines/s   ours {parser:10,.0f} lines/s"
-            f"   ours/bare {parser / script:.2f}   records {ours(data):,}"
-        )
+        told = f"{parser / 1e3:,.0f} k lines/s (bare re: {script / 1e3:,.0f} k)"
+        yield Row(f"log lines parsed in a second of CPU: {name}", told, "≥ 100 k", parser >= LINES)
+
+
+def main() -> None:
+    """Print the table."""
+    show(f"{LINES:,} log lines, median of {ROUNDS} alternating rounds", rows())
 
 
 if __name__ == "__main__":

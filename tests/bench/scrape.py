@@ -3,16 +3,13 @@
 import http.client
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from bench.table import Row, show
 from mldebug.config import Agent
 from mldebug.rooms import create_all
 from mldebug_agents.server import Server
@@ -74,7 +71,7 @@ def measure(full: Scraper, empty: Scraper) -> dict[str, list[float]]:
     return found
 
 
-def rows() -> Iterator[tuple[str, str, str]]:
+def rows() -> Iterator[Row]:
     """What was measured, and the budget."""
     with door() as (one, full), door() as (other, empty):
         one.publish(big(2000))
@@ -82,29 +79,23 @@ def rows() -> Iterator[tuple[str, str, str]]:
         first = milliseconds(full)
         found = measure(full, empty)
         size = len(full())
-    names = {
-        "ready": ("scrape of 2,000 series", "≤ 5 ms"),
-        "http": ("scrape of an agent without runs", ""),
-        "render": ("rendering 2,000 series, at most every 5 s", ""),
-    }
-    for key, (name, budget) in names.items():
-        times = sorted(found[key])
-        late = times[int(0.99 * len(times))]
-        yield name, f"{statistics.median(times):.2f} ms, 99 % within {late:.2f} ms", budget
-    yield "the first scrape, which renders", f"{first:.1f} ms", ""
-    yield "size of one scrape", f"{size / 1e3:.0f} kB", ""
+    ready = statistics.median(found["ready"])
+    yield Row("scrape of 2,000 series", _times(found["ready"]), "≤ 5 ms", ready <= 5)
+    yield Row("scrape of an agent without runs", _times(found["http"]))
+    yield Row("rendering 2,000 series, at most every 5 s", _times(found["render"]))
+    yield Row("the first scrape, which renders", f"{first:.1f} ms")
+    yield Row("size of one scrape", f"{size / 1e3:.0f} kB")
+
+
+def _times(values: list[float]) -> str:
+    late = sorted(values)[int(0.99 * len(values))]
+    return f"{statistics.median(values):.2f} ms, 99 % within {late:.2f} ms"
 
 
 def main() -> None:
     """Print the table."""
-    table = Table(title=f"scrapes, {os.cpu_count()} cores, median of {ROUNDS} alternating rounds")
-    for title in ("what", "measured", "budget"):
-        table.add_column(title, no_wrap=title != "what")
-    for row in rows():
-        table.add_row(*row)
-    Console(width=100).print(table)
+    show(f"scrapes, {os.cpu_count()} cores, median of {ROUNDS} alternating rounds", rows())
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent))
     main()

@@ -1,101 +1,285 @@
-"""Hours of jobs that come, train, hang, die and go, under one agent: does it grow?
+"""Jobs that come, train, hang, die and go, wave after wave, under one agent: does it grow?
 
-python tests/bench/soak.py 120   # minutes
+    python tests/bench/soak.py 120   # minutes
+
+A wave is one job of each kind, all at once. The agent is measured between two waves, when it watches nothing.
 """
 
+import os
+import shutil
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from bench.alone import alone
+from mldebug.snapshot import RunState, Snapshot
 from processes.harness import wait_for
-from processes.light import light_job
+from processes.light import LightJob, light_job
 from processes.watching import RunningAgent, settings, watching
 
-STALL = "{timeout: 2s, interval: 500ms}"
-AT_ONCE = 3
+SOON = 60.0
+ASK = 0.2  # seconds between two questions to the agent
+STEPS = 10  # lines of log before a job meets its fate
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the jobs come. The agent's timeout decides how long a hung one lives."""
+
+    stall: str = "{timeout: 5s, interval: 1s}"
+    rest: float = 20.0  # seconds between two waves
 
 
 class Size(NamedTuple):
-    """What the agent holds at one moment; `children` are the megabytes of its helpers."""
+    """What the agent and its children hold while no job is there."""
 
     minutes: float
-    rss: float
-    children: float
+    lives: int  # jobs that have come and gone so far
+    pss: float  # MiB, of all of them
+    rss: float  # MiB, of the agent's own process
     files: int
     threads: int
+    processes: int
+    state: float  # KiB in the state dir beside the reports
 
 
-def size_of(agent: RunningAgent, since: float) -> Size:
-    """Measure it."""
+class Told:
+    """What an agent says, asked at most five times a second however many jobs want to know."""
+
+    def __init__(self, running: RunningAgent) -> None:
+        self.running = running
+        self._runs: tuple[RunState, ...] = ()
+        self._at = 0.0
+        self._lock = threading.Lock()
+
+    def runs(self) -> tuple[RunState, ...]:
+        """All runs that it knows."""
+        with self._lock:
+            if time.monotonic() - self._at > ASK:
+                seen = self.running.snapshot()
+                self._runs, self._at = seen.runs if seen else (), time.monotonic()
+            return self._runs
+
+
+# --- one job's life -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Life:
+    """One job under the agent, from its first step to its end."""
+
+    agent: "Told"
+    job: LightJob
+
+    def run(self) -> RunState | None:
+        """What the agent knows of it."""
+        return next((run for run in self.agent.runs() if run.name == self.job.name), None)
+
+    def sees(self, what: str, true: Callable[[RunState], object]) -> None:
+        """Wait until the agent knows something of it."""
+        try:
+            wait_for(what, lambda: (run := self.run()) is not None and true(run), SOON)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}: {self.run()}\n{self.agent.running.log[-3000:]}"
+            ) from None
+
+    def signal(self, number: signal.Signals) -> None:
+        """To all ranks."""
+        for process in self.job.processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def let_rank_0_end(self) -> None:
+        """It waits in a FIFO; whoever opens and closes the other end lets it go, with exit 0."""
+        self.job.hang()
+        wait_for("rank 0 waits", lambda: _touch(self.job.folder / "fifo"), SOON)
+        assert self.job.processes[0].wait(20) == 0
+
+
+def _touch(fifo: Path) -> bool:
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+def done(life: Life) -> None:
+    """Ends by itself, with 0."""
+    life.let_rank_0_end()
+
+
+def killed(life: Life) -> None:
+    """Its owner ends it."""
+    life.signal(signal.SIGTERM)
+
+
+def crashed(life: Life) -> None:
+    """One rank dies: an abnormal end."""
+    life.job.processes[1].kill()
+    life.job.processes[1].wait(20)
+    life.sees("the abnormal end", lambda run: run.incident_kind == "abnormal_end" and run.report)
+
+
+def left(life: Life) -> None:
+    """One rank leaves early with 0, and the other waits for ever."""
+    life.let_rank_0_end()
+    life.sees("the rank that left", lambda run: run.report)
+
+
+def hung(life: Life) -> None:
+    """Hangs until the report is there, and is killed."""
+    life.job.hang()
+    life.sees("the report on the hang", lambda run: run.report)
+
+
+def paused(life: Life) -> None:
+    """Stands still until the report is there, and goes on."""
+    life.signal(signal.SIGSTOP)
+    life.sees("the report on the pause", lambda run: run.report)
+    life.signal(signal.SIGCONT)
+    life.sees("the recovery", lambda run: not run.incident)
+
+
+KINDS: dict[str, Callable[[Life], None]] = {
+    one.__name__: one for one in (done, killed, crashed, left, hung, paused)
+}
+
+
+def live(agent: Told, folder: Path, kind: str) -> None:
+    """One job of that kind, from start to end."""
+    with light_job(folder, size=1 if kind == "done" else 2) as job:
+        life = Life(agent, job)
+        ranks = job.ranks
+        life.sees("its steps", lambda run: run.ranks == ranks and (run.step or 0) >= STEPS)
+        KINDS[kind](life)
+    shutil.rmtree(folder)
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+def soak(
+    folder: Path, pace: Pace = Pace(), kinds: tuple[str, ...] = tuple(KINDS)
+) -> Iterator[Size]:
+    """One wave after the other for as long as somebody asks; yields the agent's size after each."""
+    lives, began = 0, time.monotonic()
+    with (
+        watching(folder, settings(folder, stall=pace.stall)) as agent,
+        ThreadPoolExecutor(len(kinds)) as pool,
+    ):
+        told = Told(agent)
+        while True:
+            places = [folder / f"job-{lives + number}" for number in range(len(kinds))]
+            list(pool.map(lambda place, kind: live(told, place, kind), places, kinds))
+            lives += len(kinds)
+            idle(agent)
+            yield size_of(agent, lives, (time.monotonic() - began) / 60)
+            time.sleep(pace.rest)
+
+
+def idle(agent: RunningAgent) -> None:
+    """Wait until the agent watches none of our jobs, and has lost no report and waits for no disk."""
+
+    def quiet() -> Snapshot | None:
+        seen = agent.snapshot()
+        busy = seen is None or any(run.name.startswith("light-") for run in seen.runs)
+        return None if busy or seen is None or seen.reports_waiting else seen
+
+    seen = wait_for("the agent to forget the jobs", quiet, SOON)
+    assert seen.reports_lost == 0, agent.log[-3000:]
+
+
+def size_of(agent: RunningAgent, lives: int, minutes: float) -> Size:
+    """Measure it, at a moment at which no child is just leaving."""
+    deadline = time.monotonic() + SOON
+    while True:
+        try:
+            return _size_of(agent, lives, minutes)
+        except psutil.NoSuchProcess:
+            assert time.monotonic() < deadline, "the agent's children come and go without an end"
+            time.sleep(0.5)
+
+
+def _size_of(agent: RunningAgent, lives: int, minutes: float) -> Size:
     process = psutil.Process(agent.process.pid)
-    below = [one.memory_info().rss for one in process.children(recursive=True)]
-    minutes, megabyte = (time.monotonic() - since) / 60, 1 << 20
+    family = [process, *process.children(recursive=True)]
+    state = [file for file in agent.state.iterdir() if file.is_file()]
     return Size(
         minutes,
-        process.memory_info().rss / megabyte,
-        sum(below) / megabyte,
-        process.num_fds(),
-        process.num_threads(),
+        lives,
+        sum(one.memory_full_info().pss for one in family) / 2**20,
+        process.memory_info().rss / 2**20,
+        sum(one.num_fds() for one in family),
+        sum(one.num_threads() for one in family),
+        len(family),
+        sum(file.stat().st_size for file in state) / 2**10,
     )
 
 
-def soak(minutes: float, folder: Path) -> Iterator[Size]:
-    """Jobs come and go; yields the agent's size after each wave. Every wave leaves a report behind."""
-    with watching(folder, settings(folder, stall=STALL)) as agent:
-        began, wave = time.monotonic(), 0
-        while time.monotonic() - began < 60 * minutes:
-            wave += 1
-            with ExitStack() as stack:
-                jobs = [
-                    stack.enter_context(light_job(folder / f"job-{wave}-{number}", 2 + number))
-                    for number in range(AT_ONCE)
-                ]
-                for job in jobs:
-                    wait_for(
-                        "it trains", lambda one=job: one.log.read_text().count("step") > 20, 30
-                    )
-                    job.hang()
-                deadline = time.monotonic() + 60
-                while not all(agent.reports(job) for job in jobs):  # type: ignore[arg-type]
-                    assert time.monotonic() < deadline, (
-                        f"no report in wave {wave}: {agent.log[-2000:]}"
-                    )
-                    time.sleep(0.2)
-            yield size_of(agent, began)
-
-
-def slope(sizes: list[Size]) -> float:
-    """Megabytes an hour that the agent grows, after its first quarter, by Theil and Sen."""
-    late = sizes[len(sizes) // 4 :]
+def slope(sizes: list[Size], of: Callable[[Size], float], per: Callable[[Size], float]) -> float:
+    """How much it grows per unit, by Theil and Sen: the median of the slopes between any two."""
     rises = [
-        (b.rss - a.rss) / (b.minutes - a.minutes) * 60
-        for number, a in enumerate(late)
-        for b in late[number + 1 :]
+        (of(b) - of(a)) / (per(b) - per(a)) for n, a in enumerate(sizes) for b in sizes[n + 1 :]
     ]
     return statistics.median(rises) if rises else 0.0
 
 
+def verdict(sizes: list[Size]) -> str:
+    """The slopes after the first quarter, which warms up, and of the second half alone."""
+    lines = []
+    for name, part in (
+        ("last three quarters", sizes[len(sizes) // 4 :]),
+        ("second half", sizes[len(sizes) // 2 :]),
+    ):
+        told = [
+            f"{what} {1024 * slope(part, of, lambda one: one.lives):+.2f} KiB/job"
+            f" ({60 * slope(part, of, lambda one: one.minutes):+.2f} MiB/h)"
+            for what, of in (("PSS", lambda one: one.pss), ("RSS", lambda one: one.rss))
+        ]
+        counts = ", ".join(
+            f"{what} {min(seen)}-{max(seen)}"
+            for what, seen in (
+                ("fds", [one.files for one in part]),
+                ("threads", [one.threads for one in part]),
+                ("processes", [one.processes for one in part]),
+            )
+        )
+        lines.append(f"{name}: {'; '.join(told)}; {counts}")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Print a line now and then, and the slope."""
+    """Print a line for each wave, and the slopes again and again."""
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
     sizes: list[Size] = []
     with tempfile.TemporaryDirectory() as folder:
-        for one in soak(minutes, Path(folder)):
+        for one in soak(Path(folder)):
             sizes.append(one)
             print(
-                f"{one.minutes:6.1f} min  agent {one.rss:5.1f} MB  children {one.children:5.1f} MB  "
-                f"{one.files} files  {one.threads} threads",
+                f"{one.minutes:6.1f} min {one.lives:5} jobs  PSS {one.pss:6.2f} MiB  RSS {one.rss:6.2f} MiB"
+                f"  {one.files} fds {one.threads} threads {one.processes} processes  state {one.state:.0f} KiB",
                 flush=True,
             )
-    print(f"{len(sizes)} waves of {AT_ONCE} jobs; RSS slope {slope(sizes):+.2f} MB/h")
+            if len(sizes) % 20 == 0:
+                print(verdict(sizes), flush=True)
+            if one.minutes >= minutes:
+                break
+    print(f"{len(sizes)} waves, {sizes[-1].lives} jobs\n{verdict(sizes)}")
 
 
 if __name__ == "__main__":
+    alone()
     main()

@@ -4,7 +4,6 @@ As root it runs in a pid namespace of its own, so that nothing else on the machi
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
+from bench.alone import alone
+from bench.table import Row, show
 from hung import wait_until
 from mldebug.config import Agent, Config
 from mldebug_agents.watch import Watch
@@ -68,7 +67,7 @@ def node(ranks: int, folder: Path) -> Iterator[None]:
         yield
 
 
-def look_rows(ranks: int, state: Path) -> Iterator[tuple[str, str, str]]:
+def look_rows(ranks: int, state: Path) -> Iterator[Row]:
     """CPU of one look, that of the reader child included."""
     with Workbench(Config(agent=Agent(state_dir=state))) as bench:
         watch = Watch(bench)
@@ -85,9 +84,14 @@ def look_rows(ranks: int, state: Path) -> Iterator[tuple[str, str, str]]:
         steps = [job.step for job in seen.jobs if len(job.job.ranks) == ranks]
         assert None not in steps
         assert steps
-    budget = "≤ 50 ms" if ranks == 8 else ""
-    yield f"{ranks} ranks: CPU of one look", f"{1000 * sum(costs) / LOOKS:.1f} ms", budget
-    yield f"{ranks} ranks: the slowest look", f"{1000 * max(seconds):.1f} ms", ""
+    cost = 1000 * sum(costs) / LOOKS
+    yield row(ranks, "CPU of one look", f"{cost:.1f} ms", "≤ 50 ms", cost <= 50)
+    yield Row(f"{ranks} ranks: the slowest look", f"{1000 * max(seconds):.1f} ms")
+
+
+def row(ranks: int, what: str, measured: str, budget: str, met: bool) -> Row:
+    """The budgets are those of 8 ranks."""
+    return Row(f"{ranks} ranks: {what}", measured, *((budget, met) if ranks == 8 else ()))
 
 
 def _cpu(family: psutil.Process) -> float:
@@ -96,7 +100,7 @@ def _cpu(family: psutil.Process) -> float:
     return time.process_time() + sum(one.user + one.system for one in children if one)
 
 
-def agent_rows(ranks: int, state: Path) -> Iterator[tuple[str, str, str]]:
+def agent_rows(ranks: int, state: Path) -> Iterator[Row]:
     """The real agent, as a process of its own, over some seconds."""
     config = state / "config.yaml"
     config.write_text(f"agent: {{state_dir: {state}/state-{ranks}, listen: ''}}\n")
@@ -117,42 +121,30 @@ def agent_rows(ranks: int, state: Path) -> Iterator[tuple[str, str, str]]:
     finally:
         process.terminate()
         process.communicate(timeout=20)
-    yield f"{ranks} ranks: agent, CPU", f"{100 * ratio:.2f} %", "≤ 1 % of a core for 8"
-    yield f"{ranks} ranks: agent, RSS", f"{own / 2**20:.0f} MiB", "≤ 64 MiB for 8"
-    yield (
-        f"{ranks} ranks: agent and its children, PSS (RSS added up)",
-        f"{everyone / 2**20:.0f} MiB ({rss / 2**20:.0f})",
-        "≤ 80 MiB for 8",
-    )
+    busy, own, everyone, rss = 100 * ratio, own / 2**20, everyone / 2**20, rss / 2**20
+    yield row(ranks, "agent, CPU", f"{busy:.2f} % of a core", "≤ 1 %", busy <= 1)
+    yield row(ranks, "agent, RSS", f"{own:.0f} MiB", "≤ 64 MiB", own <= 64)
+    told = f"{everyone:.0f} MiB ({rss:.0f})"
+    yield row(ranks, "agent and its children, PSS (RSS added up)", told, "≤ 80 MiB", everyone <= 80)
 
 
 def _sum(family: list[psutil.Process]) -> float:
     return sum(sum(one.cpu_times()[:2]) for one in family)
 
 
+def rows(counts: list[int]) -> Iterator[Row]:
+    """For each number of ranks, one look and the real agent."""
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in counts:
+            with node(ranks, Path(folder)):
+                yield from look_rows(ranks, Path(folder))
+                yield from agent_rows(ranks, Path(folder))
+
+
 def main() -> None:
     """Print the table."""
-    table = Table(title=f"mldebug watch, {THREADS} threads a rank, {OTHERS} other processes")
-    for title in ("what", "measured", "budget"):
-        table.add_column(title, no_wrap=title != "what")
-    with tempfile.TemporaryDirectory() as folder:
-        for ranks in map(int, sys.argv[1:] or ("8", "64")):
-            with node(ranks, Path(folder)):
-                for rows in (look_rows, agent_rows):
-                    for row in rows(ranks, Path(folder)):
-                        table.add_row(*row)
-    Console(width=100).print(table)
-
-
-def alone() -> None:
-    """Start again in a pid namespace, where that can be had."""
-    tool = shutil.which("unshare")
-    if os.geteuid() != 0 or tool is None or "MLDEBUG_BENCH_ALONE" in os.environ:
-        return
-    argv = [tool, "--pid", "--fork", "--mount-proc"]
-    if subprocess.run([*argv, "true"], check=False, stderr=subprocess.DEVNULL).returncode == 0:
-        os.environ["MLDEBUG_BENCH_ALONE"] = "1"
-        os.execv(tool, [*argv, sys.executable, *sys.argv])
+    title = f"the watch, {THREADS} threads a rank, {OTHERS} other processes, a look each {INTERVAL:.0f} s"
+    show(title, rows([int(word) for word in sys.argv[1:]] or [8, 64]))
 
 
 if __name__ == "__main__":

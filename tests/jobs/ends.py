@@ -51,11 +51,12 @@ WAYS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 
 def wait_for_go(options: argparse.Namespace) -> None:
-    """Restarted attempts do not wait: they go after a while of their own."""
+    """Restarted attempts go after a while of their own, or by EVENTS/go.ATTEMPT where they are held."""
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if attempt:
         time.sleep(options.pause)
-    while not attempt and not (options.events / "go").exists():
+    go = options.events / (f"go.{attempt}" if attempt else "go")
+    while (options.hold or not attempt) and not go.exists():
         time.sleep(0.02)
 
 
@@ -91,6 +92,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=signal.SIGKILL)
     parser.add_argument("--cgroup", default="")
     parser.add_argument("--pause", type=float, default=3.0)
+    parser.add_argument("--hold", action="store_true", help="restarted attempts wait, too")
     parser.add_argument("--good-attempt", type=int, default=-1, help="the attempt that lives on")
     parser.add_argument("--gloo", action="store_true")
     parser.add_argument("--others", default="stay", choices=["stay", "end"])

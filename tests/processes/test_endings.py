@@ -1,5 +1,6 @@
 """How jobs end, seen by a real agent beside real torchrun jobs: the first failing rank is named, a normal end is silent."""
 
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from processes.harness import (
     state_of,
     wait_for,
 )
-from processes.watching import Report, RunningAgent, settings, watching
+from processes.watching import Report, RunningAgent, settings, start, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 
@@ -54,9 +55,9 @@ class EndingJob(RunningJob):
         launcher = [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node", size]
         self._spawn([*launcher, *self.torchrun, *script], {})
 
-    def go(self) -> None:
-        """Let it end."""
-        (self.events / "go").touch()
+    def go(self, attempt: int = 0) -> None:
+        """Let it end; a later attempt where it is held."""
+        (self.events / (f"go.{attempt}" if attempt else "go")).touch()
 
 
 @contextmanager
@@ -353,6 +354,55 @@ def test_a_stall_that_ends_with_its_job_stays_one_incident(
 
     assert (stalled["kind"], ended["kind"], ended["id"]) == ("stall", "stall", stalled["id"])
     assert "rank 1 ended: killed by SIGKILL" in text_of(ended)
+
+
+# --- the agent is restarted meanwhile ------------------------------------------------------------------
+
+
+def restarted(agent: RunningAgent, one: EndingJob) -> RunningAgent:
+    """The same agent, killed and started again; it knows the job."""
+    agent.process.kill()
+    agent.process.wait(20)
+    again = start(agent.folder, agent.config.read_text())
+    agent.process = again.process  # whoever stops the first one stops this
+    wait_for("the agent to know the job", lambda: agent.run_of(one), 60)
+    return agent
+
+
+def test_an_exit_that_an_earlier_agent_saw_is_known_after_its_restart(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    with job(tmp_path, "--way", "leave", torchrun=("none",), size=3) as one:
+        met(agent, one)
+        one.go()
+        wait_for("the exit", lambda: (run := agent.run_of(one)) and run.lost == (1,), SOON)
+        restarted(agent, one)
+        os.kill(one.ranks[0], signal.SIGSEGV)
+        report = report_of(agent, one, lambda told: bool(told["captures"]))
+
+    rows = {rank["rank"]: rank for rank in report["ranks"]}
+    assert blamed(report) == [0]
+    assert sorted(rows) == [0, 1, 2]
+    assert "unknown" not in json.dumps([rows[1], report["diagnosis"]]), rows[1]
+    assert "0" in rows[1]["doing"], rows[1]
+
+
+def test_a_crash_loop_stays_one_story_over_a_restart_of_the_agent(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    options = ("--way", "fail", "--pause", "0", "--hold")
+    with job(tmp_path, *options, torchrun=("--max-restarts", "1")) as one:
+        met(agent, one)
+        one.go()
+        first = report_of(agent, one, lambda _: True)
+        restarted(agent, one)
+        assert _attempt(agent) == 1
+        one.go(1)
+        report = report_of(agent, one, is_over, 60)
+
+    assert report["id"] == first["id"]
+    assert blamed(report) == [1]
+    assert "2 attempts failed this way (0, 1)" in report["diagnosis"]["summary"]
 
 
 # --- the others live on ----------------------------------------------------------------------------------

@@ -3,21 +3,27 @@
 All run at the same time under one agent.
 """
 
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mldebug.snapshot import RunState
 from processes.harness import (
+    SCRIPTS,
     Plan,
     RunningJob,
     User,
     folder_for,
+    free_port,
     running,
     wait_for,
 )
+from processes.light import light_job
 from processes.watching import RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
@@ -90,3 +96,89 @@ def test_the_runs_were_really_watched(watched: tuple[RunningAgent, dict[str, Run
         assert (run.step is None) == (name == "silent"), (name, run)
     assert agent.run_of(jobs["done"]) is None
     assert "(train.py) is over" in agent.log
+
+
+# --- an elastic restart -------------------------------------------------------------------------------
+
+
+class ElasticJob(RunningJob):
+    """One rank per launcher; each further launcher makes the job begin anew with one rank more.
+
+    The shared store is off: with it the first launcher does not tell the others its port a second time (torch 2.13).
+    """
+
+    port = 0
+
+    def start(self) -> None:
+        """The first launcher holds the rendezvous."""
+        self.port = free_port()
+        self.join()
+
+    def join(self) -> None:
+        """One more launcher, as on a node that comes later."""
+        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}")
+        rendezvous += ("--rdzv-conf", "last_call_timeout=2", "--local-addr", "127.0.0.1")
+        size = ("--nnodes", "1:2", "--nproc-per-node", "1")
+        launcher = (str(SCRIPTS / "torchrun"), *size, *rendezvous, "--rdzv-id", self.mark)
+
+        self._spawn([*launcher, *self._script()], {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+
+
+def test_a_node_that_joins_is_no_failure(user: User) -> None:
+    with folder_for(user) as folder, folder_for(user) as own:
+        job = ElasticJob(Plan(world_size=1, struck=(), user=user), own)
+        with watching(folder, settings(folder), user) as agent, ended(job):
+            job.wait_for_step(20)
+            wait_for("the agent to see it", lambda: _moving(agent, job, 1), 30)
+            before = dict(job.ranks)
+            job.join()
+            wait_for("both ranks", lambda: len(job.ranks) == 2 and job.ranks[0] != before[0])
+            wait_for("the agent to see both", lambda: _moving(agent, job, 2), 60)
+            wait_for("its first end", lambda: "rank 0 ended: killed by SIGTERM" in agent.log, 30)
+            wait_for("its judgement", lambda: "from outside" in agent.log, 30)
+            reports = [report["diagnosis"]["summary"] for report in agent.reports()]
+        assert reports == [], agent.log
+
+
+@contextmanager
+def ended(job: RunningJob) -> Iterator[None]:
+    """Start a job; nothing of it is left."""
+    try:
+        job.start()
+        yield
+    finally:
+        job.end()
+
+
+def _moving(agent: RunningAgent, job: RunningJob, size: int) -> RunState | None:
+    run = agent.run_of(job)
+    return run if run is not None and run.world_size == size and (run.step or 0) > 5 else None
+
+
+# --- whose work it is to idle ----------------------------------------------------------------------------
+
+
+def test_an_excluded_job_is_shown_and_never_judged(tmp_path: Path) -> None:
+    stall = "{{timeout: 2s, interval: 500ms{}}}"
+    excluding = settings(tmp_path, stall=stall.format(", exclude: ['light-*']"))
+    with light_job(tmp_path / "job") as job, watching(tmp_path, excluding) as agent:
+        wait_for("its steps", lambda: (run := agent.run_of(job)) and (run.step or 0) > 20, 30)
+        job.hang()
+        hung = time.time()
+        wait_for("looks after it", lambda: (s := agent.snapshot()) and s.at > hung + 6.0, 30)
+        run = agent.run_of(job)
+        assert agent.reports(job) == []
+        assert run is not None
+        assert run.sentence == "not judged: its name stands in stall.exclude"
+
+        _reload(agent, settings(tmp_path, stall=stall.format("")))
+        wait_for("the report of a job that is judged again", lambda: agent.reports(job), 30)
+        _reload(agent, excluding)
+        wait_for("its end", lambda: agent.reports(job)[0]["state"] == "ended", 30)
+        (report,) = agent.reports(job)
+    assert "stall.exclude" in report["timeline"][-1]["what"]
+
+
+def _reload(agent: RunningAgent, config: str) -> None:
+    agent.config.write_text(config)
+    agent.process.send_signal(signal.SIGHUP)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,8 +15,10 @@ import msgspec
 import pytest
 
 import samples
-from mldebug import cli
+from mldebug import cli, storage
+from mldebug import config as config_module
 from mldebug.archive import Archive
+from mldebug.commands import reports as reports_command
 from mldebug.errors import (
     AccessError,
     ConfigError,
@@ -344,3 +348,165 @@ def test_reports_export_refuses_an_unknown_form_and_an_unwritable_place(
     assert ".html" in capsys.readouterr().err
     assert reports(config, "export", "latest", str(tmp_path / "no" / "out.json")) == 1
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reports", "list", "--config", "F"],
+        ["reports", "--config", "F", "list"],
+        ["reports", "--config", "F"],
+        ["reports", "show", "latest", "--config", "F"],
+        ["reports", "show", "--config", "F", "latest"],
+        ["reports", "show", "--config", "F"],
+        ["reports", "--config", "F", "show", "latest"],
+        ["reports", "--config", "/nonexistent", "show", "--config", "F"],
+    ],
+)
+def test_the_config_may_stand_anywhere(
+    config: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([str(config) if word == "F" else word for word in words]) == 0
+    assert samples.report(samples.sleeping()).id in capsys.readouterr().out
+
+
+def test_what_is_suggested_is_typed_with_the_config(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reports(config, "show", "1999") == 2
+    told = capsys.readouterr().err.splitlines()[1].partition("with: mldebug ")[2]
+    assert cli.main(shlex.split(told)) == 0
+    listed = capsys.readouterr().out.splitlines()[-1].strip()
+    assert cli.main(shlex.split(listed.removeprefix("mldebug "))) == 0
+
+
+def test_an_empty_archive_suggests_a_dump_with_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my config.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}}}")
+    assert reports(file, "list") == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"mldebug dump --config '{file}'")
+    assert reports(file, "show") == 2
+    assert f"mldebug dump --config '{file}'" in capsys.readouterr().err
+
+
+def test_without_a_config_the_reports_of_the_service_are_found_too(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(reports_command, "SYSTEM_STATE_DIR", tmp_path / "state")
+    monkeypatch.setattr(config_module, "SYSTEM_STATE_DIR", tmp_path / "own")
+    report = samples.report(samples.sleeping())
+    assert cli.main(["reports", "show", report.id]) == 0
+    assert str(tmp_path / "state") in capsys.readouterr().out
+    assert cli.main(["reports", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert f"There is no report in {tmp_path}/own" in printed
+    assert report.id in printed
+
+
+def test_an_exported_end_can_be_judged_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Path(__file__).parent.parent / "fixtures" / "endings" / "reports" / "sigkill"
+    (tmp_path / "reports").mkdir()
+    report = json.loads((recorded / "report.json").read_text())
+    shutil.copytree(recorded, tmp_path / "reports" / report["id"])
+    file, packed = tmp_path / "c.yaml", tmp_path / "out.tar.gz"
+    file.write_text(f"agent: {{state_dir: {tmp_path}}}")
+    assert reports(file, "export", "latest", str(packed)) == 0
+    with tarfile.open(packed) as opened:
+        opened.extractall(tmp_path, filter="data")
+    capsys.readouterr()
+    assert cli.main(["diagnose", str(tmp_path / report["id"]), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["diagnosis"] == report["diagnosis"]
+
+
+@pytest.mark.parametrize("words", [["reports", "list"], ["reports", "show"]])
+def test_a_reader_that_leaves_is_no_stall(config: Path, words: list[str]) -> None:
+    outlet, inlet = os.pipe()
+    os.close(outlet)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mldebug", *words, "--config", str(config)],
+            stdout=inlet, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(inlet)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+# --- diagnose ------------------------------------------------------------------------------------
+
+
+def diagnosed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    """The exit code, and what stands on stderr: a sentence and the way out, no control characters."""
+    code = cli.main(["diagnose", *arguments])
+    told = capsys.readouterr().err.splitlines()
+    assert all(line.isprintable() for line in told)
+    return code, told
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rank0.txt", b"\x00\xff\x1b[2J garbage", "rank0.txt holds no py-spy dump"),
+        ("rank0.json", b"[{]", "rank0.json: this is not py-spy JSON"),
+        ("rank0.txt", b"", "rank0.txt holds no py-spy dump"),
+        ("notes.txt", b"x", "holds nothing to judge: no capture-*.json, ending-*.json"),
+        ("capture-n.json", b"\x00\xff garbage", "capture-n.json is malformed"),
+        ("capture-n.json", b'{"node": "n", "taken_at"', "capture-n.json is malformed"),
+        ("capture-n17.json", b"garbage", "capture-n17.json is malformed"),
+        ("ending-n.json", b"", "ending-n.json is malformed"),
+        ("capture-n.json", b'{"node":"n","taken_at":1.0,"job":{"id":"j","name":"x","launcher":"x"}}', "shows no rank"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_judged_says_why_and_the_way_out(
+    name: str, content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    code, (first, second) = diagnosed(capsys, str(tmp_path))
+    assert code == 2
+    assert said in first
+    assert second.startswith("  way out: ")
+
+
+def test_what_is_no_folder_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "report.json"
+    file.write_text("{}")
+    code, (first, second) = diagnosed(capsys, str(file))
+    assert (code, first) == (2, f"mldebug: {file} is not a folder")
+    assert second.endswith(f"the folder that it lies in: {tmp_path}")
+    code, (first, second) = diagnosed(capsys, str(tmp_path / "no\x1b[2Jsuch"))
+    assert (code, first) == (2, f"mldebug: {tmp_path}/nosuch does not exist")
+    assert second.endswith("mldebug reports list")
+
+
+def test_a_file_that_is_far_too_large_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "capture-n.json").open("wb") as file:
+        file.truncate(storage.MAX_FILE_BYTES + 1)
+    code, (first, _) = diagnosed(capsys, str(tmp_path))
+    assert code == 2
+    assert "more than 67,108,864" in first
+
+
+def test_evidence_that_this_user_may_not_read_is_a_missing_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    really = os.listdir
+
+    def closed(path: Path | str = ".") -> list[str]:
+        if Path(path).is_relative_to(tmp_path):
+            raise PermissionError(13, "Permission denied")
+        return really(path)
+
+    monkeypatch.setattr(os, "listdir", closed)
+    code, (first, second) = diagnosed(capsys, str(tmp_path))
+    assert code == 3
+    assert first == f"mldebug: this user may not read {tmp_path}/evidence"
+    assert second == "  way out: ask as the owner of the job, or as root"

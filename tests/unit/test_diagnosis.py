@@ -610,3 +610,59 @@ def test_a_rank_that_left_well_is_not_blamed_while_nobody_waits_for_it() -> None
 
     assert 1 not in [culprit.rank for culprit in busy.culprits]
     assert [culprit.rank for culprit in missed.culprits] == [1]
+
+
+# --- who waits where others may have passed -----------------------------------------------------------
+
+
+def called(operation: str) -> ProcessCapture:
+    """A rank that waits in this collective."""
+    frame = f"{operation} (torch/distributed/distributed_c10d.py:77)"
+    return process(frame, WRAPPER, "collect (train.py:60)", "<module> (train.py:50)", move=still())
+
+
+@pytest.mark.parametrize("operation", ["gather", "gather_object", "reduce", "broadcast", "scatter"])
+def test_who_waits_alone_in_a_collective_with_a_root_is_not_named(operation: str) -> None:
+    """Rank 3 left the gather out; its other senders went on, and the root is the victim, though it stands alone."""
+    assert outcome(job_with(called(operation), at=0)) == ("collective_mismatch", [], "low")
+
+
+def test_who_waits_alone_in_a_collective_of_all_is_named() -> None:
+    assert outcome(job_with(called("all_gather"))) == ("collective_mismatch", [3], "medium")
+
+
+def test_native_code_that_could_not_be_read_is_not_taken_for_a_wait() -> None:
+    """Three ranks hash without the GIL while rank 0 waits for them: no native stack says so."""
+    hashing = process("digest (train.py:9)", state="R", wchan="0", move=still(cpu=1.0))
+    verdict, names, _ = outcome(job_of(waiter(), hashing, hashing, hashing))
+
+    assert 0 not in names, (verdict, names)
+
+
+def test_two_that_do_different_things_may_wait_for_one_another() -> None:
+    sleeps = process(*HERE, wchan="hrtimer_nanosleep", move=still())
+    locks = process("acquire (threading.py:9)", "handle (train.py:70)", move=still())
+
+    assert outcome(job_of(locks, sleeps, waiter(), waiter())) == ("rank_waiting", [0, 1], "low")
+
+
+def test_a_sleeping_main_thread_is_not_excused_by_a_thread_that_waits() -> None:
+    control = stack(*WAITER, tid=555, name="control")
+    main = process(*HERE, wchan="hrtimer_nanosleep", others=(control,), move=still())
+
+    assert outcome(job_with(main)) == ("rank_waiting", [3], "medium")
+
+
+def test_a_silent_peer_is_what_a_receiving_rank_waits_for() -> None:
+    line = OpenFile(fd=9, target="socket:[9396227]", kind="socket")
+    tcp = process(*HERE, wchan="wait_woken", syscall="recvfrom", on=line, move=still())
+    found = diagnose([job_with(tcp)]).diagnosis
+
+    assert (found.verdict, found.culprits[0].rank) == (Verdict.RANK_BLOCKED_IO, 3)
+    assert "waits for a network peer in load (train.py:7)" in found.summary
+
+
+def test_a_select_is_no_doing_nothing() -> None:
+    select = process(*HERE, wchan="poll_schedule_timeout.constprop.0", move=still())
+
+    assert "waits for a descriptor" in diagnose([job_with(select)]).diagnosis.summary

@@ -18,7 +18,8 @@ from mldebug_agents.commands.doctor import Examination, show, sum_up, verdict
 from mldebug_agents.doctor import checks, rights, rows, trials
 from mldebug_agents.doctor.clock import STA_UNSYNC, TIME_ERROR, ClockState, clock_state
 from mldebug_agents.doctor.rows import Check
-from mldebug_agents.reader import FakeReader, Unreadable
+from mldebug_agents.fakereader import FakeReader
+from mldebug_agents.reader import Unreadable
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.programs import Completed, FakeSpawner
 

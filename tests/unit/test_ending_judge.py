@@ -108,7 +108,7 @@ ABNORMAL = [
     ("a victim leaves, and who kept it waiting lives", ending(ONE, size=3), "unknown", [], "low", "while others live on"),
     ("the watchdog aborts a waiter, and who kept it waiting lives", ending(ABRT, size=2), "unknown", [], "low", "killed by SIGABRT"),
     ("the watchdog aborts a waiter without a word", ending(ABRT, TERM, order=(0, 1)), "rank_exited", [0], "medium", "SIGABRT"),
-    ("all saved and left with 1 when they were told to stop", ending(ONE, ONE, ONE), "unknown", [], "low", "all left with exit code 1, and none says why"),
+    ("all saved and left with 1 when they were told to stop", ending(ONE, ONE, ONE), "unknown", [], "low", "all left with exit status 1, and none says why"),
     ("killed before the launcher told the others", ending(TERM, KILL, order=(1, 0), launcher_gone=True, kernel_readable=True, words=LauncherWords(failures=(LauncherFailure(pid=101, status=KILL),), ended=(100,))), "rank_exited", [1], "high", "SIGKILL"),
 ]  # fmt: skip
 

@@ -10,10 +10,11 @@ import pytest
 from hung import hung_mount
 from mldebug.logparser import LogParser
 from mldebug.rooms import create_all
+from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.logs import following
 from mldebug_agents.logs.following import LogFollower, LogNews
 from mldebug_agents.logs.places import LogPlace
-from mldebug_agents.reader import FakeReader, Reader
+from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
 
 

@@ -1,14 +1,17 @@
 """What survives a restart of the agent, whatever the disk does meanwhile."""
 
+import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import msgspec
 import pytest
 
 from hung import hung_mount, wait_until
+from mldebug.endings.facts import Ends, RankExit
 from mldebug.errors import AccessError, MldebugError, UsageError
 from mldebug.incident import Incident
 from mldebug.model import Job, NodeCapture, RankIdentity
@@ -27,6 +31,10 @@ from mldebug_agents.state import keeping
 from mldebug_agents.state.ledger import Ledger
 
 INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
+ENDS = Ends(
+    identities=(RankIdentity(rank=1, world_size=2, pid=7, start_ticks=9),),
+    exits=(RankExit(rank=1, pid=7, moment=1, status=0),),
+)
 
 
 SPAWNERS: list[Spawner] = []
@@ -153,7 +161,6 @@ def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from mldebug_agents.state import keeping
-from mldebug_agents.serving.doors import open_unix
 from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.spawn import Spawner
 one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": keeping.serve}})); one.start()
@@ -165,16 +172,19 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert one.opened
 
 
-@pytest.mark.parametrize("kind", ["file", "below a file", "loop", "long"])
+@pytest.mark.parametrize("kind", ["file", "below a file", "loop", "long", "proc", "dangling"])
 def test_what_can_never_be_a_state_dir_is_a_sentence(tmp_path: Path, kind: str) -> None:
     place = {
         "file": tmp_path / "file",
         "below a file": tmp_path / "file/state",
         "loop": tmp_path / "loop",
         "long": tmp_path / ("x" * 300),
+        "proc": Path("/proc/x"),
+        "dangling": tmp_path / "dangling/state",
     }[kind]
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
     one = unopened(place)
     with pytest.raises(UsageError, match=f"the state dir {place} ") as raised:
         one.start()
@@ -183,10 +193,21 @@ def test_what_can_never_be_a_state_dir_is_a_sentence(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
-def test_a_closed_state_dir_is_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", ["state", "state/reports", "state with a lock of his own"])
+def test_a_closed_state_dir_is_a_sentence(tmp_path: Path, closed: str) -> None:
     """As an ordinary user, in a child."""
     place = tmp_path / "state"
     place.mkdir(mode=0o500)
+    shut = place
+    if closed == "state/reports":
+        os.chown(place, 65534, 65534)
+        place.chmod(0o700)
+        shut = place / "reports"
+        shut.mkdir(mode=0o711)
+    elif "lock" in closed:
+        (place / "agent.lock").touch()
+        os.chown(place / "agent.lock", 65534, 65534)
+        place.chmod(0o755)
     tmp_path.chmod(0o755)
     for above in tmp_path.parents:
         above.chmod(above.stat().st_mode | 0o011)
@@ -202,15 +223,16 @@ def test_a_closed_state_dir_is_a_sentence(tmp_path: Path) -> None:
             send.send(f"{type(error).__name__}: {error.message}")
         os._exit(0)
     os.waitpid(pid, 0)
-    assert (
-        receive.recv() == f"{AccessError.__name__}: this user may not write the state dir {place}"
-    )
+    assert receive.recv() == f"{AccessError.__name__}: this user may not write the state dir {shut}"
     receive.close()
     send.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_read_only_disk_is_a_sentence_and_a_full_one_is_not(tmp_path: Path) -> None:
+def test_a_full_or_read_only_disk_lets_the_agent_run_and_takes_all_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     place = tmp_path / "disk"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(place)], check=True)
@@ -219,14 +241,18 @@ def test_a_read_only_disk_is_a_sentence_and_a_full_one_is_not(tmp_path: Path) ->
         with ledger(place) as one:
             one.keep("job", StallMemory(run="job"), INCIDENT)
             wait_until(lambda: not one.states()[0].success)
-            assert "full" in one.states()[0].error
+            assert "No space left on device (ENOSPC)" in one.states()[0].error
+            assert f"the state dir {place} cannot be written: No space left" in caplog.text
+            assert f"df -h {place}" in caplog.text
             (place / "fill").unlink()
             wait_until(lambda: one.states()[0].success)
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        other = unopened(place)
-        with pytest.raises(UsageError, match="read-only"):
-            other.start()
-        other.close(5)
+        assert f"the state dir {place} can be written again" in caplog.text
+        for args in (["remount,ro"], ["remount,rw"]):
+            subprocess.run(["mount", "-o", *args, str(place)], check=True)
+            with ledger(place) as again:
+                assert again.opened == (args == ["remount,rw"])
+                said = "" if again.opened else "Read-only file system (EROFS)"
+                assert again.states()[0].error == said
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -283,3 +309,127 @@ def test_leftovers_are_known_by_pid_and_start() -> None:
         assert not Leftover(mine.pid, mine.start_ticks + 1).lives()
         child.kill()
         wait_until(lambda: not mine.lives())  # a zombie is nobody
+
+
+# --- the folder is lost while it is in use -------------------------------------------------------------
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "removed": shutil.rmtree,
+    "moved away": lambda state: state.rename(state.with_name("elsewhere")),
+    "replaced": lambda state: (state.rename(state.with_name("elsewhere")), state.mkdir()),
+    "database removed": lambda state: (state / "agent.sqlite").unlink(),
+    "restored from a copy": lambda state: (
+        shutil.copytree(state, state.with_name("copy"), ignore=lambda *_: {"agent.sock"}),
+        shutil.rmtree(state),
+        state.with_name("copy").rename(state),
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_state_dir_is_made_and_filled_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str
+) -> None:
+    state, left = tmp_path / "state", (Leftover(7, 99, "py-spy dump"),)
+    with ledger(state) as one:
+        one.keep("job", StallMemory(run="job"), INCIDENT)
+        one.keep_ends("job", ENDS)
+        one.leave(left)
+        wait_until(lambda: one.scribe.idle)
+        assert not one.tend()
+        wait_until(lambda: one.scribe.idle)
+        LOSSES[loss](state)
+        wait_until(one.tend)
+        assert one.losses == 1
+        wait_until(lambda: one.scribe.idle)
+        assert not one.tend()
+        other = unopened(state)
+        with pytest.raises(UsageError, match="already uses"):
+            other.start()
+        other.close(5)
+    errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1, errors
+    assert errors[0].startswith(f"the state dir {state} ")
+    with ledger(state) as two:
+        assert (two.incident("job"), two.ends("job"), two.leftovers) == (INCIDENT, ENDS, left)
+        assert two.losses == 0
+
+
+def test_a_write_notices_a_lost_state_dir_without_being_told_to_look(tmp_path: Path) -> None:
+    with ledger(tmp_path / "state") as one:
+        shutil.rmtree(tmp_path / "state")
+        one.keep("job", StallMemory(run="job"), INCIDENT)
+        wait_until(lambda: one.losses == 1)
+    with ledger(tmp_path / "state") as two:
+        assert two.incident("job") == INCIDENT
+
+
+def test_a_keeper_that_dies_with_its_folder_is_noticed_too(tmp_path: Path) -> None:
+    with ledger(tmp_path / "state") as one:
+        one.keep("job", StallMemory(run="job"), INCIDENT)
+        wait_until(lambda: one.scribe.idle)
+        assert one.worker is not None
+        assert one.worker.pid
+        shutil.rmtree(tmp_path / "state")
+        os.kill(one.worker.pid, signal.SIGKILL)
+        wait_until(one.tend)
+    with ledger(tmp_path / "state") as two:
+        assert two.incident("job") == INCIDENT
+
+
+def test_the_place_of_another_agent_is_left_to_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with ledger(state) as one:
+        state.rename(tmp_path / "elsewhere")
+        with ledger(state):
+            (state / "agent.lock").write_text(f"1 {socket.gethostname()}")  # for a pid that lives
+            one.tend()
+            wait_until(lambda: one.refusal is not None)
+    assert isinstance(one.refusal, UsageError)
+    assert one.refusal.message == (
+        f"another agent (pid 1) already uses {state}, which was removed or replaced while this agent held it"
+    )
+
+
+def test_the_socket_comes_back_with_the_folder(tmp_path: Path) -> None:
+    state, doors = tmp_path / "state", list[socket.socket]()
+    one = Ledger(state, SPAWNERS[-1], doors.append, retry=0.01)
+    assert one.start(5)
+    one.scribe.release()
+    shutil.rmtree(state)
+    wait_until(one.tend)
+    wait_until(lambda: len(doors) == 2)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(state / "agent.sock"))
+    one.close(5)
+    assert not (state / "agent.sock").exists()
+    for door in doors:
+        door.close()
+
+
+def test_a_folder_that_hangs_is_not_taken_for_a_lost_one(tmp_path: Path) -> None:
+    with hung_mount(tmp_path) as mount:
+        late = unopened(mount.target / "state")
+        assert late.start(5)
+        late.scribe.release()
+        mount.hang()
+        for _ in range(20):
+            started = time.monotonic()
+            late.tend()
+            late.keep("job", StallMemory(run="job"), INCIDENT)
+            assert time.monotonic() - started < 0.1
+            time.sleep(0.01)
+        mount.recover()
+        wait_until(lambda: late.scribe.idle)
+        assert late.losses == 0
+        late.close(5)
+
+
+def test_ends_without_a_run_are_forgotten(tmp_path: Path) -> None:
+    with ledger(tmp_path) as one:
+        one.keep_ends("job", ENDS)
+    with ledger(tmp_path) as two:
+        assert two.ends("job") == ENDS
+        two.forget_others({"other"})
+    with ledger(tmp_path) as three:
+        assert three.ends("job") is None

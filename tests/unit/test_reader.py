@@ -18,7 +18,8 @@ import pytest
 
 from hung import HungMount, hung_mount, state, wait_until
 from mldebug_agents import reader as reader_module
-from mldebug_agents.reader import FakeReader, Reader, Tail, Unreadable
+from mldebug_agents.fakereader import FakeReader
+from mldebug_agents.reader import Reader, Tail, Unreadable
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting import reading
 

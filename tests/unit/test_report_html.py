@@ -189,9 +189,9 @@ def test_a_drawn_map_covers_every_rank_once() -> None:
 def test_eight_thousand_ranks_render_quickly() -> None:
     report = samples.report(samples.scattered())
     render_html(samples.report(samples.sleeping()))  # the template is compiled once
-    started = time.perf_counter()
+    started = time.process_time()
     render_html(report)
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.skipif(not CHROMIUM and not os.environ.get("CI"), reason="chromium is not installed")

@@ -1,16 +1,21 @@
 """The thread of the state dir: order, retries, bounds, and an end that does not wait."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from hung import wait_until
 from mldebug.errors import UsageError
 from mldebug_agents.state import scribe as module
+from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.scribe import MAX_REPORTS, REPORT, Scribe
+
+PLACE = Path("/var/lib/mldebug")
 
 
 class Disk:
@@ -19,12 +24,17 @@ class Disk:
     def __init__(self) -> None:
         self.wrote: list[str] = []
         self.full = False
+        self.fails: list[OSError] = []  # one for each try
+        self.tries = 0
         self.hung = threading.Event()
         self.hung.set()
 
     def write(self, name: str) -> Callable[[], None]:
         def work() -> None:
             self.hung.wait()
+            self.tries += 1
+            if self.fails:
+                raise self.fails.pop(0)
             if self.full:
                 raise OSError(28, "No space left on device")
             self.wrote.append(name)
@@ -34,7 +44,7 @@ class Disk:
 
 @contextmanager
 def scribe(disk: Disk, retry: float = 0.01, release: bool = True) -> Iterator[Scribe]:
-    one = Scribe(disk.write("open"), retry=retry)
+    one = Scribe(PLACE, disk.write("open"), retry=retry)
     if release:
         one.release()
     try:
@@ -136,7 +146,7 @@ def test_a_refusal_is_raised_and_nothing_is_done_after_it() -> None:
         raise UsageError("another agent is here")
 
     done: list[str] = []
-    one = Scribe(refuse)
+    one = Scribe(PLACE, refuse)
     one.release()
     one.put("a", lambda: done.append("a"))
     with pytest.raises(UsageError, match="another agent"):
@@ -172,7 +182,10 @@ def test_the_end_waits_for_a_hung_disk_no_longer_than_told(
         one.close(0.2)
         assert time.monotonic() - started < 2
         assert one.lost == 2
-        assert "2 reports could not be written" in caplog.text
+        assert (
+            "2 reports could not be written to /var/lib/mldebug and are lost: it gives no answer"
+            in (caplog.text)
+        )
 
 
 def test_stuck_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +198,92 @@ def test_stuck_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         wait_until(lambda: one.state().stuck)
         disk.hung.set()
         wait_until(lambda: not one.state().stuck)
+
+
+# --- words ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        disk.full = True
+        one.put(REPORT + "x", disk.write("x"))
+        wait_until(lambda: disk.tries > 5)
+        disk.full = False
+        wait_until(lambda: one.idle)
+        wait_until(lambda: one.state().success)
+    (failing, working) = caplog.messages
+    assert failing == (
+        "the state dir /var/lib/mldebug cannot be written: No space left on device (ENOSPC). Jobs are watched and metrics"
+        " served as before; reports wait in memory (the newest 16) and are lost if the agent ends now. They are written"
+        " as soon as it works again. Look: df -h /var/lib/mldebug; df -i /var/lib/mldebug"
+    )
+    assert working.startswith("the state dir /var/lib/mldebug can be written again")
+
+
+def test_another_trouble_is_another_line(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        disk.fails = [OSError(28, "x"), OSError(28, "y"), OSError(5, "z"), OSError(28, "x")]
+        one.put("a", disk.write("a"))
+        wait_until(lambda: one.idle)
+    assert [text.partition(". ")[0].partition("written: ")[2] for text in caplog.messages] == [
+        "No space left on device (ENOSPC): x",
+        "Input/output error (EIO): z",
+    ]
+
+
+def test_dropped_reports_are_one_line_and_their_number_is_told_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        disk.full = True
+        one.put("a", disk.write("a"))
+        wait_until(lambda: not one.state().success)
+        for number in range(MAX_REPORTS + 3):
+            one.put(f"{REPORT}{number}", disk.write(str(number)))
+        disk.full = False
+        wait_until(lambda: one.idle)
+    assert sum("the oldest is dropped" in text for text in caplog.messages) == 1
+    assert caplog.messages[-1].endswith("3 reports had to be dropped meanwhile")
+
+
+def test_a_disk_that_hangs_later_is_told_once_and_its_return_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "DEADLINE", 0.05)
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        disk.hung.clear()
+        one.put("a", disk.write("a"))
+        wait_until(lambda: one.state().stuck)
+        one.heed()
+        one.heed()
+        disk.hung.set()
+        wait_until(lambda: one.idle)
+        wait_until(lambda: len(caplog.messages) > 1)
+    assert ["no answer in 0.05 s" in text for text in caplog.messages] == [True, False]
+    assert "can be written again" in caplog.messages[1]
+
+
+def test_another_agent_in_our_place_is_a_refusal_at_any_time() -> None:
+    def refuse() -> None:
+        raise OccupiedError("another agent is here")
+
+    disk = Disk()
+    with scribe(disk) as one:
+        one.start(5)
+        one.put("a", refuse)
+        one.put("b", disk.write("b"))
+        wait_until(lambda: one.refusal is not None)
+        one.put("c", disk.write("c"))
+        assert one.close(5)
+    assert disk.wrote == ["open"]

@@ -2,15 +2,18 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from mldebug.console import print_line
 from mldebug.model import Gap, Job, LostRank, RankIdentity, Remark
 from mldebug.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.commands.status import Seen, _print, status_lines
+from mldebug_agents.commands.status import Seen, status_lines
 
 NOW = 1_795_240_000.0
 
@@ -106,7 +109,7 @@ def beside(*runs: RunState, jobs: tuple[Job, ...] = (), width: int = 80, **chang
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, force_terminal=True, color_system=None)
     for line in status_lines(seen):
-        _print(console, line)
+        print_line(console, line)
     return buffer.getvalue()
 
 
@@ -165,3 +168,55 @@ def test_long_lines_go_on_below_their_beginning_in_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     first = next(number for number, line in enumerate(lines) if line.startswith("  watching"))
     assert lines[first + 1].startswith("  ")
+
+
+# --- what to type next ---------------------------------------------------------------------------
+
+
+def suggested(*jobs: Job, config: Path | None, **changes: object) -> list[str]:
+    """The commands that stand in the answer, as lines of a terminal of 80 columns."""
+    seen = Seen(node="n1", now=NOW, jobs=jobs, remarks=(), gaps=(), **changes)  # type: ignore[arg-type]
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=80, force_terminal=True, color_system=None)
+    for line in status_lines(seen, config):
+        print_line(console, line)
+    return re.findall(r"mldebug .*", buffer.getvalue())
+
+
+def test_what_to_type_next_names_the_config_that_was_given() -> None:
+    config = Path(
+        "/etc/a very long folder name that does not fit/in one line of a terminal/my.yaml"
+    )
+    run = watched(stage="blamed", incident="20261121T055041Z-1a2b3c", report="Rank 3 sleeps")
+    agent = Snapshot(node="n1", at=NOW, started_at=NOW, runs=(run,))
+    told = suggested(job(), job(id="other"), config=config, agent=agent)
+    given = f" --config '{config}'"
+    assert told == [
+        f"mldebug reports show 20261121T055041Z-1a2b3c{given}",
+        f"mldebug dump{given}",
+        f"mldebug dump --job 1a2b3c{given}",
+    ]
+    assert suggested(config=Path("/x.yaml")) == ["mldebug agent --config /x.yaml"]
+    assert suggested(job(), config=None, agent=agent)[-1] == "mldebug dump"
+
+
+def test_how_a_rank_ended_is_told_where_the_agent_saw_it() -> None:
+    lost = job(lost=(LostRank(rank=4, reason="exit unknown"), LostRank(rank=5, pid=9)))
+    text = beside(watched(exits={4: "killed by SIGKILL (9)"}), jobs=(lost,))
+    assert "rank 4 is gone: killed by SIGKILL (9)" in text
+    assert "rank 5 is gone: nobody saw how it ended" in text
+    assert "exit unknown" not in text
+
+
+def test_a_stall_is_called_one() -> None:
+    assert "  stalled: no step for 62 s" in beside(watched(stage="blamed", sentence="no step for 62 s", incident="x"))  # fmt: skip
+    assert "not clear yet who is to blame: no step" in " ".join(
+        beside(watched(stage="confirmed", sentence="no step for 62 s")).split()
+    )
+
+
+def test_where_a_limit_comes_from_is_said_once_and_plainly() -> None:
+    run = watched(sentence="ranks move (as configured)", why_timeout="as configured")
+    text = " ".join(beside(run).split())
+    assert "watching: ranks move; a stall after 30s (set in the config)" in text
+    assert "as configured" not in text

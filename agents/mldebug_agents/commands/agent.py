@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from mldebug.config import Config, load_config
+from mldebug_agents.life import loglines
 from mldebug_agents.life.ending import Ending
 from mldebug_agents.node import Node
 from mldebug_agents.server import Server
@@ -32,7 +33,7 @@ def agent(config: Path | None) -> None:
     Runs until SIGTERM; SIGHUP reads the config again. What it sees: `mldebug status`, and Prometheus metrics where
     `agent: {listen: …}` says.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    loglines.set_up(sys.stderr)
     settings = load_config(config)
     with Workbench(settings) as bench:
         ending = Ending()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mldebug.config import load_config
+from mldebug.console import Console
 from mldebug.errors import ExitCode
 from mldebug.redact import clean
 from mldebug_agents.capturing.pyspy import find_binary

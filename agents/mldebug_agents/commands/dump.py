@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 
 from mldebug.config import Config, load_config
+from mldebug.console import Console
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.report.text import print_report
 from mldebug.settings.units import parse_duration

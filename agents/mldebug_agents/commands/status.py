@@ -1,5 +1,6 @@
 """Show the training jobs on this node and their ranks."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,22 +8,25 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from mldebug.config import SYSTEM_STATE_DIR, load_config
+from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
 from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
+from mldebug.suggest import typed
 from mldebug_agents.serving.client import Inquiry, inquire
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8
-NO_AGENT = "no agent watches them: a stall is noticed by nobody (mldebug agent)"
+NO_AGENT = "no agent watches them: a stall is noticed by nobody"
+UNSEEN = "exit unknown"
+SET_BY_HAND = "set in the config"
+STAGES = {"confirmed": "stalled, and it is not clear yet who is to blame", "blamed": "stalled"}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,8 +71,8 @@ def command(as_json: bool, config: Path | None) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
     else:
         console = Console()
-        for line in status_lines(seen):
-            _print(console, line)
+        for line in status_lines(seen, config):
+            print_line(console, line)
     hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
 
@@ -81,33 +85,27 @@ def _ask(state_dir: Path, *, here_only: bool) -> Inquiry:
     return asked
 
 
-def _print(console: Console, line: Text) -> None:
-    """On a terminal a long line goes on below its beginning; in a pipe it stays one line."""
-    text = line.plain
-    indent = len(text) - len(text.lstrip(" "))
-    if console.is_terminal and text.strip():
-        body = line[indent:]
-        console.print(Padding(body, (0, 0, 0, indent)), highlight=False)
-    else:
-        console.print(line, soft_wrap=True, highlight=False)
+def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
+    """Yield the answer line by line; names that a job chose are cleaned and never markup.
 
-
-def status_lines(seen: Seen) -> Iterator[Text]:
-    """Yield the answer line by line; names that a job chose are cleaned and never markup."""
+    `config` is the file that was given, for the commands that are suggested.
+    """
     count = f"{len(seen.jobs)} training {'job' if len(seen.jobs) == 1 else 'jobs'}"
     yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
-    yield from _agent(seen)
+    yield from _agent(seen, config)
     runs = seen.agent.runs if seen.agent else ()
     for job in seen.jobs:
         yield Text("")
-        yield from _job(job, seen.now)
-        yield from _watched(next((run for run in runs if _is(run, job)), None))
+        run = next((run for run in runs if _is(run, job)), None)
+        yield from _job(job, run, seen.now)
+        yield from _watched(run, config)
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
     yield from _listed("Not seen", _gaps(seen.gaps))
     if seen.jobs:
-        yield Text(
-            "\nOne of them hangs? mldebug dump" + (" --job ID" if len(seen.jobs) > 1 else "")
-        )
+        yield Text(f"\nOne of them hangs? {typed('dump', config)}", no_wrap=True)
+    if len(seen.jobs) > 1:
+        one = f"dump --job {shlex.quote(clean(seen.jobs[0].id, 40))}"
+        yield Text(f"Only the first of them: {typed(one, config)}", no_wrap=True)
 
 
 def _is(run: RunState, job: Job) -> bool:
@@ -115,11 +113,13 @@ def _is(run: RunState, job: Job) -> bool:
     return run.id == job.id or any(run.ranks.get(rank.rank) == rank.pid for rank in job.ranks)
 
 
-def _agent(seen: Seen) -> Iterator[Text]:
+def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
     """Who watches, and what he cannot do at present."""
     agent = seen.agent
     if agent is None:
         yield Text(clean(seen.agent_trouble or NO_AGENT, 300), style="yellow")
+        if not seen.agent_trouble:
+            yield Text(f"  start one: {typed('agent', config)}", no_wrap=True)
         return
     since = format_duration(float(max(0, int(seen.now - agent.started_at))))
     stalled = sum(bool(run.incident) for run in agent.runs)
@@ -152,14 +152,14 @@ def _ailing(agent: Snapshot) -> Iterator[str]:
         yield f"{agent.reports_lost} reports or states could not be stored since it started"
 
 
-def _job(job: Job, now: float) -> Iterator[Text]:
+def _job(job: Job, run: RunState | None, now: float) -> Iterator[Text]:
     title = Text.assemble((clean(job.name, 60), "bold"), f"  id {clean(job.id, 40)}")
     yield title
     yield Text(f"  {', '.join(_facts(job, now))}")
-    yield from _ranks(job)
+    yield from _ranks(job, run.exits if run else {})
 
 
-def _watched(run: RunState | None) -> Iterator[Text]:
+def _watched(run: RunState | None, config: Path | None) -> Iterator[Text]:
     """What the agent says of it: how far it is, and why it is quiet or not."""
     if run is None:
         return
@@ -168,18 +168,33 @@ def _watched(run: RunState | None) -> Iterator[Text]:
     yield Text(clean(f"  {', '.join([*told, f'log {run.log}'])}", 300))
     limit = _limit(run)
     yield Text(
-        clean(f"  {run.stage}: {run.sentence}{limit}", 400), style="red" if run.incident else ""
+        clean(f"  {_stage(run)}: {_sentence(run)}{limit}", 400), style="red" if run.incident else ""
     )
     if run.incident:
         yield Text(clean(f"  {run.report}", 400), style="bold red")
-        yield Text(f"  mldebug reports show {clean(run.incident, 80)}")
+        show = f"reports show {shlex.quote(clean(run.incident, 80))}"
+        yield Text(f"  the whole report: {typed(show, config)}", no_wrap=True)
+
+
+def _stage(run: RunState) -> str:
+    """Its state in a word that needs no explanation."""
+    return STAGES.get(run.stage, run.stage)
+
+
+def _sentence(run: RunState) -> str:
+    """Why it is quiet or not, without the reason of the limit, which follows."""
+    return run.sentence.replace(f" ({run.why_timeout})", "") if run.why_timeout else run.sentence
+
+
+def _why(run: RunState) -> str:
+    return SET_BY_HAND if run.why_timeout == "as configured" else run.why_timeout
 
 
 def _limit(run: RunState) -> str:
     """How much silence counts as a stall, and where that comes from."""
     if run.incident or not run.timeout_seconds:
         return ""
-    return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({run.why_timeout})"
+    return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({_why(run)})"
 
 
 def _facts(job: Job, now: float) -> Iterator[str]:
@@ -193,7 +208,7 @@ def _facts(job: Job, now: float) -> Iterator[str]:
         yield f"launcher pid {job.launcher_pid}"
 
 
-def _ranks(job: Job) -> Iterator[Text]:
+def _ranks(job: Job, exits: Mapping[int, str]) -> Iterator[Text]:
     """Who is here, who died, and who should be here: a node knows that from the local world size."""
     here = {rank.rank for rank in job.ranks}
     expected = max((rank.local_world_size or 0 for rank in job.ranks), default=0)
@@ -205,7 +220,9 @@ def _ranks(job: Job) -> Iterator[Text]:
         f"  {ranks if here else 'no rank'} of {job.world_size}{of}; pids {pids or '-'}{more}"
     )
     for lost in job.lost:
-        yield Text(f"  rank {lost.rank} is gone: {clean(lost.reason, 200)}", style="red")
+        how = exits.get(lost.rank) or lost.reason
+        how = "nobody saw how it ended" if how == UNSEEN else how
+        yield Text(f"  rank {lost.rank} is gone: {clean(how, 200)}", style="red")
 
 
 def _gaps(gaps: Sequence[Gap]) -> list[str]:

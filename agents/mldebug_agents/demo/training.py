@@ -73,7 +73,7 @@ def stop(folder: Path, loss: torch.Tensor) -> None:
 
 def _aggregate_total_loss(folder: Path, loss: torch.Tensor) -> None:
     """mismatch: the rank took another branch and calls another collective than its peers."""
-    dist.broadcast(loss, src=dist.get_rank())
+    dist.all_gather([loss.clone() for _ in range(dist.get_world_size())], loss)
 
 
 def read_settings(folder: Path, loss: torch.Tensor) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from mldebug.model import Gap, LostRank, RankIdentity
 from mldebug.redact import clean
 from mldebug_agents.discovery.identity import Registry, named_python
-from mldebug_agents.discovery.jobs import Family, Team, common_parent, expected_ranks, match_zombies
+from mldebug_agents.discovery.jobs import Team, common_parent, expected_ranks, match_zombies
+from mldebug_agents.discovery.seats import Family
 from mldebug_agents.host import Host, exit_status
 from mldebug_agents.procfs import Stat, exit_reason
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mldebug.model import Gap, Remark
 from mldebug_agents.discovery.identity import Process
-from mldebug_agents.discovery.jobs import Family, Team
+from mldebug_agents.discovery.jobs import Team
+from mldebug_agents.discovery.seats import Family
 from mldebug_agents.host import Host
 
 MAX_PIDS = 32  # named in one remark

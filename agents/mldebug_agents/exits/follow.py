@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
-from mldebug.endings.facts import Ending, RankExit, words_of_status
+import msgspec
+
+from mldebug.endings.facts import Ending, Ends, RankExit, words_of_status
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.outcomes import Outcome
-from mldebug.model import Job, RankIdentity
+from mldebug_agents.exits.following import REFRESH, Following
+from mldebug_agents.exits.known import joined, with_exits
 from mldebug_agents.exits.pidfds import ExitWatch, ProcessExit
 from mldebug_agents.exits.witness import Witness
+from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.runs import Run, may_stall
 from mldebug_agents.sources.ranks import Child
 
 log = logging.getLogger("mldebug")
 
-GRACE = 5.0  # seconds after the first failing exit, or after the last, until it is judged
-SETTLED = 0.5  # where the launcher is gone, too
-REFRESH = 30.0  # seconds between two looks at where a job's output goes
-KEPT = 4096  # children of ranks that are remembered per job
 TOLD = 8  # exits of one job that an open incident lists one by one
 ELASTIC = ("torchrun", "accelerate", "deepspeed")  # launchers that may start another attempt
 EAGER = 30.0  # seconds after a failure in which the next attempt is looked for more often
@@ -51,78 +51,19 @@ class Teller(Protocol):
         """Everything is said about a job that is over."""
 
 
-class Following:
-    """One attempt under watch."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.job: Job = run.job
-        self.identities: dict[int, RankIdentity] = {}
-        self.exits: dict[int, RankExit] = {}
-        self.children: dict[int, int] = {}
-        self.launcher: ProcessExit | None = None
-        self.failing_at: float | None = None
-        self.over_at: float | None = None
-        self.asked = False
-        self.noted_at = -REFRESH
-
-    def meet_children(self, rank: int, children: Iterable[Child]) -> None:
-        """Remember who belongs to a rank."""
-        self.children.update((child.pid, rank) for child in children)
-        if len(self.children) > KEPT:
-            self.children = dict(list(self.children.items())[-KEPT:])
-
-    def note_failure(self, status: int | None) -> None:
-        """From the first exit that may be a failure, the time of grace runs."""
-        if status != 0 and self.failing_at is None:
-            self.failing_at, self.asked = time.monotonic(), False
-
-    @property
-    def over(self) -> bool:
-        """Are all its ranks gone?"""
-        return self.over_at is not None
-
-    @property
-    def normal(self) -> bool:
-        """Has every rank left with exit code 0, as far as we saw?"""
-        done = [one.status for one in self.exits.values()]
-        return len(done) == len(self.identities) and not any(status != 0 for status in done)
-
-    def due(self, now: float) -> bool:
-        """Is it time to ask what happened?"""
-        if self.asked:
-            return False
-        if self.over_at is not None:
-            alone = self.launcher is not None or self.job.launcher_pid is None
-            return now - self.over_at >= (SETTLED if alone else GRACE)
-        return self.failing_at is not None and now - self.failing_at >= GRACE
-
-    def ending(self) -> Ending:
-        """What is known without asking anybody. Exits that nobody saw are unknown, and come last."""
-        gone = dict(self.exits)
-        if self.over:
-            for rank, one in self.identities.items():
-                gone.setdefault(rank, RankExit(rank=rank, pid=one.pid))
-        order = sorted(gone.values(), key=lambda one: (one.moment is None, one.moment, one.rank))
-        return Ending(
-            job=self.job,
-            identities=tuple(self.identities[rank] for rank in sorted(self.identities)),
-            exits=tuple(order),
-            living=tuple(rank for rank in sorted(self.identities) if rank not in gone),
-            launcher_pid=self.job.launcher_pid,
-            launcher_gone=self.launcher is not None,
-            launcher_moment=self.launcher.moment if self.launcher else None,
-            launcher_status=self.launcher.status if self.launcher else None,
-            children=dict(self.children),
-        )
-
-
 class Endings:
     """Follows all jobs of the node. `order` hands work to the worker; `tell` is given what is known of every end."""
 
     def __init__(
-        self, witness: Witness, exits: ExitWatch, order: Callable[[Work], bool], teller: Teller
+        self,
+        witness: Witness,
+        exits: ExitWatch,
+        order: Callable[[Work], bool],
+        teller: Teller,
+        keep: Callable[[str, Ends], None],
     ) -> None:
+        """`keep` stores, by the job's id, what an agent after us should know."""
+        self._keep = keep
         self._witness = witness
         self._exits = exits
         self._order = order
@@ -150,6 +91,25 @@ class Endings:
         if now - one.noted_at >= REFRESH and self._order(lambda: self._witness.meet(job)):
             one.noted_at = now
         self._teller.goes_on(run)
+
+    def recall(self, run: Run, ends: Ends | None) -> None:
+        """What an earlier agent saw of the ends of a job that still lives."""
+        if ends is not None:
+            self._jobs.setdefault(run.job.id, Following(run)).recall(ends)
+
+    def expect(self, launcher_pid: int) -> None:
+        """A launcher between two attempts: its end has to be seen."""
+        if launcher_pid not in self._launchers:
+            self._launchers[launcher_pid] = None
+            self._exits.watch(launcher_pid)
+
+    def complete(self, look: JobLook) -> JobLook:
+        """A look, with what we know of who is lost."""
+        one = self._jobs.get(look.job.id)
+        if one is None or not one.exits:
+            return look
+        job, seen = with_exits(look.job, look.look, one.exits)
+        return msgspec.structs.replace(look, job=job, look=seen)
 
     def exited(self, gone: ProcessExit) -> None:
         """A process has ended."""
@@ -189,6 +149,8 @@ class Endings:
         one = self._jobs.get(ending.job.id)
         if one is None:
             return
+        if one.told_before is not None:
+            ending = joined(one.told_before, ending)
         outcome = judge_ending(ending)
         gone = self._launchers.get(one.job.launcher_pid or 0)
         if outcome.kind == "abnormal" and _counts(one.run):
@@ -230,6 +192,7 @@ class Endings:
                     rank=lost.rank, pid=known.pid, status=lost.exit_status, source=source
                 )
                 one.note_failure(lost.exit_status)
+                self._keep(one.job.id, one.known())
 
     def _note(self, one: Following, rank: int, gone: ProcessExit) -> None:
         known = gone.status is not None
@@ -246,6 +209,7 @@ class Endings:
         if len(one.exits) <= TOLD:
             self._teller.exited(one.run, gone.at, words)
         one.note_failure(gone.status)
+        self._keep(one.job.id, one.known())
 
     def _ask(self, ending: Ending) -> Ending:
         return self._witness.ask(ending)

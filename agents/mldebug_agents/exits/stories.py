@@ -9,12 +9,16 @@ from collections.abc import Callable
 import msgspec
 
 from mldebug.endings.facts import Ending
+from mldebug.endings.judge import judge_ending
 from mldebug.endings.outcomes import Outcome
 from mldebug.incident import Incident
 from mldebug.model import Job
 from mldebug.report.build import State
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.watch import StallWatch
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.runs import Run
+from mldebug_agents.state.rows import Row
 
 PROVED = 60.0  # seconds after which an attempt that tells no steps counts as going on
 MAX_STORIES = 256  # of launches that still live
@@ -42,6 +46,31 @@ class Stories:
         self._explained: set[str] = set()  # jobs whose stall is the story of their end
         self._came: dict[str, tuple[float, int | None]] = {}  # job -> when, and at which step
 
+    def recall(self, job_id: str, row: Row) -> bool:
+        """Go on with the story of a launch that lives on although its attempt has gone; an earlier agent began it."""
+        told = row.incident
+        if told is None or told.ending is None or told.kind != "abnormal_end":
+            return False
+        job = msgspec.structs.replace(told.ending.job, id=job_id)
+        story = Story(
+            run=Run(job, StallWatch(StallSettings(), row.memory)),
+            incident=told,
+            signs=judge_ending(told.ending).signs,
+            closed=told.state != "open",
+        )
+        known = self._stories.setdefault(_launch(job), story)
+        if known is story:
+            self._incidents.shelve(story.run, told)
+        else:  # the state dir came back late, and the launch has failed anew
+            self._end(story, f"told on as incident {known.incident.id}")
+        return True
+
+    def write_again(self) -> None:
+        """All reports of stories that are not over: the state dir was lost."""
+        for story in self._stories.values():
+            if not story.closed and story.run.incident is None:
+                self._incidents.write_again(story.incident)
+
     def explained(self, run: Run) -> None:
         """The job ends in the middle of a stall: that incident tells it all."""
         self._explained.add(run.job.id)
@@ -67,6 +96,8 @@ class Stories:
         self._incidents.failed(run, ending, outcome, before)
         if run.incident is None:
             return
+        if story is not None and story.run.job.id != run.job.id:
+            self._forget(story.run.job.id)  # or a later agent would find the incident twice
         signs = outcome.signs or (story.signs if story else ())
         self._stories[key] = Story(run=run, incident=run.incident, signs=signs)
         if ending.living and not run.incident.captures:
@@ -84,6 +115,7 @@ class Stories:
         stepped = step is not None and first is not None and step > first
         if stepped or time.monotonic() - since >= PROVED:
             self._close(story, "recovered", f"attempt {run.job.attempt} goes on")
+            self._incidents.shelve(story.run, story.incident)
 
     def launcher_ended(self, pid: int) -> None:
         """Nobody starts another attempt."""

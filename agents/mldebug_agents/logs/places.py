@@ -4,7 +4,6 @@ Only links below /proc are read, nothing is opened. What is found is a `LogPlace
 that writes it, so renaming and deleting the file do not matter; `mldebug_agents.logs.following` reads it.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -14,16 +13,13 @@ from mldebug.model import OpenFile, ProcessState
 from mldebug.redact import clean
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
+from mldebug_agents.logs.pipes import Processes
 from mldebug_agents.logs.rights import Rights
-from mldebug_agents.procfs import Stat
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".jsonl")
 EVENT_FILE = "events.out.tfevents"
 MAX_PLACES = 4  # for one rank
 MAX_HOPS = 3  # pipes in a row
-MAX_SCANNED = 4096  # processes whose descriptors are looked at in one look
-_MAX_ANCESTORS = 12
-_MAX_SIBLINGS = 64
 _STREAMS = {1: "stdout", 2: "stderr"}
 _COPIERS = ("tee", "slurmstepd", "srun", "rotatelogs", "svlogd", "multilog", "cat")
 _RUNTIMES = ("containerd", "dockerd", "conmon", "crio")  # they write the logs of many containers
@@ -70,14 +66,11 @@ class LogFinder:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._briefs: dict[int, Stat] | None = None
-        self._states: dict[int, ProcessState | None] = {}
-        self._readers: dict[str, tuple[int, ...]] = {}
-        self._index: dict[str, list[int]] | None = None
+        self._processes = Processes(host)
 
     def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
         """Say where the output of a rank goes. `launchers` are asked for their own output where it has none."""
-        state = rank if rank.files else self._state(rank.pid)
+        state = rank if rank.files else self._processes.state(rank.pid)
         if state is None or not state.files:
             return Logs(reason="no log found: its file descriptors may not be read")
         reasons: list[str] = []
@@ -127,7 +120,8 @@ class LogFinder:
         self, pipe: str, rank: ProcessState, words: str, reasons: list[str], hops: int = 1
     ) -> Iterator[LogPlace]:
         """Follow a pipe to the files of those who read it, over `MAX_HOPS` pipes."""
-        readers = [state for pid in self._readers_of(pipe, rank) if (state := self._state(pid))]
+        pids = self._processes.readers_of(pipe, rank)
+        readers = [state for pid in pids if (state := self._processes.state(pid))]
         if not readers:
             reasons.append(f"{words} that no process we may look at reads")
         for state in readers:
@@ -156,7 +150,7 @@ class LogFinder:
         for file in wanted[:MAX_PLACES]:
             yield self._place(state, file, "reader", via)
         if not wanted and state.name == "slurmstepd":  # it hands the output to srun over a socket
-            for other in self._named("srun", rank.uid):
+            for other in self._processes.named("srun", rank.uid):
                 yield from self._outputs(other, rank, f"{via}, srun (pid {other.pid})")
 
     def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogPlace]:
@@ -168,7 +162,7 @@ class LogFinder:
         marks = container_marks(cgroup)
         trusted = (rank.uid,) if "/user.slice/" in cgroup else (0, rank.uid)
         for runtime in _RUNTIMES:
-            for state in self._named(runtime, None):
+            for state in self._processes.named(runtime, None):
                 for file in _written(state) if state.uid in trusted else ():
                     if file.target.endswith(".log") and any(mark in file.target for mark in marks):
                         yield self._place(state, file, "container", via)
@@ -186,63 +180,6 @@ class LogFinder:
             via=via,
             start_ticks=state.start_ticks,
         )
-
-    # --- processes ---------------------------------------------------------------------------------
-
-    def _state(self, pid: int) -> ProcessState | None:
-        if pid not in self._states:
-            self._states[pid] = self._host.process_state(pid, threads=False, files=True)
-        return self._states[pid]
-
-    def _all(self) -> dict[int, Stat]:
-        if self._briefs is None:
-            self._briefs = self._host.briefs()
-        return self._briefs
-
-    def _named(self, name: str, uid: int | None) -> Iterator[ProcessState]:
-        for pid, stat in self._all().items():
-            if stat.name.startswith(name):
-                state = self._state(pid)
-                if state is not None and uid in (None, state.uid):
-                    yield state
-
-    def _readers_of(self, pipe: str, rank: ProcessState) -> tuple[int, ...]:
-        """Pids that hold the reading end: relatives first, everybody only where no relative does."""
-        if pipe not in self._readers:
-            near = [pid for pid in self._relatives(rank.pid) if self._reads(pid, pipe)]
-            self._readers[pipe] = tuple(near or self._strangers(pipe))
-        return tuple(pid for pid in self._readers[pipe] if pid != rank.pid)
-
-    def _reads(self, pid: int, pipe: str) -> bool:
-        state = self._state(pid)
-        files = state.files if state else ()
-        return any(file.target == pipe and "r" in file.mode for file in files)
-
-    def _relatives(self, pid: int) -> list[int]:
-        """Its ancestors, and the other children of each: in `python train.py | tee log` both are the shell's."""
-        briefs = self._all()
-        chain: list[int] = []
-        while (stat := briefs.get(pid)) and stat.ppid > 1 and len(chain) < _MAX_ANCESTORS:
-            pid = stat.ppid
-            chain.append(pid)
-        siblings = [pid for pid, stat in briefs.items() if stat.ppid in chain[:3]]
-        return list(dict.fromkeys((*chain, *siblings[:_MAX_SIBLINGS])))
-
-    def _strangers(self, pipe: str) -> list[int]:
-        if self._index is None:
-            self._index = {}
-            for pid in list(self._all())[:MAX_SCANNED]:
-                for target in self._pipes(pid):
-                    self._index.setdefault(target, []).append(pid)
-        return [pid for pid in self._index.get(pipe, ()) if self._reads(pid, pipe)]
-
-    def _pipes(self, pid: int) -> set[str]:
-        try:
-            numbers = os.listdir(f"{self._host.proc}/{pid}/fd")[:MAX_SCANNED]
-        except OSError:  # gone, or not for us
-            return set()
-        targets = {self._host.link(pid, f"fd/{number}") for number in numbers}
-        return {target for target in targets if target.startswith("pipe:[")}
 
 
 def find_logs(host: Host, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:

@@ -10,17 +10,10 @@ from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.redact import clean
 from mldebug_agents.discovery.claims import Cluster
 from mldebug_agents.discovery.identity import Process, Registry, named_python
-from mldebug_agents.discovery.jobs import (
-    Family,
-    Key,
-    Seat,
-    Team,
-    common_parent,
-    find_seats,
-    find_teams,
-)
+from mldebug_agents.discovery.jobs import Key, Team, common_parent, find_teams
 from mldebug_agents.discovery.losses import Losses
 from mldebug_agents.discovery.oddities import lies, oddities, unreadable
+from mldebug_agents.discovery.seats import Family, Seat, find_seats
 from mldebug_agents.host import Host, Paths
 
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}")  # a run id that says nothing

@@ -1,6 +1,8 @@
 """Children that cannot be ended: named by pid and start time, so that they are known even after the pid was reused."""
 
 import contextlib
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +31,14 @@ def children_of(parent: int, proc: Path = PROC) -> tuple[Leftover, ...]:
         if stat is not None and stat[0] not in "ZX" and stat[1] == parent:
             found.append(Leftover(pid, stat[2], stat[3]))
     return tuple(found)
+
+
+def survivors(children: Sequence[Leftover], seconds: float) -> list[Leftover]:
+    """Who of them lives still; waits at most so long for all to end."""
+    deadline = time.monotonic() + seconds
+    while (left := [one for one in children if one.lives()]) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return left
 
 
 def _pids_of(parent: int, proc: Path) -> list[int]:

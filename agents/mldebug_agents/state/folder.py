@@ -13,15 +13,16 @@ import time
 from pathlib import Path
 
 from mldebug.errors import AccessError, MldebugError, UsageError
+from mldebug_agents.state.wire import Place
 
 log = logging.getLogger("mldebug")
 
 MODE = 0o711  # everybody may pass through to the socket and to his own reports, and list nothing
 WAY_OUT = "set agent.state_dir in the config to a folder on a local disk that this user may write"
 
-# These will not go away by waiting; all other errors (a full disk, a server that is away) may
+# These will not go away by waiting; all others may: a full disk, one that was remounted read-only, a server that is away
 _REASONS = {
-    errno.EROFS: "lies on a read-only file system",
+    errno.ENOENT: "cannot be made: its file system takes no folders, or a part of its path is a dangling link",
     errno.ENOTDIR: "cannot be made: a part of its path is a file",
     errno.EEXIST: "is not a folder",
     errno.EISDIR: "holds a folder where its lock file should be",
@@ -32,36 +33,47 @@ _REASONS = {
 DYING = 2.0  # seconds
 _DENIED = (errno.EACCES, errno.EPERM)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+
+
+class OccupiedError(UsageError):
+    """Another agent holds the state dir: this one has to end."""
 
 
 class Hold:
     """Holds a state dir against a second agent, which is refused with the pid of the first."""
 
-    def __init__(self, state_dir: Path, pid: int) -> None:
-        """`pid` is the agent's, which others are told."""
+    def __init__(self, state_dir: Path, pid: int, held: Place | None = None) -> None:
+        """`pid` is the agent's, which others are told; `held`: the lock file that this agent had before."""
         self.state_dir = state_dir
         self.pid = pid
         self.path = state_dir / "agent.lock"
+        self.held = held  # the last lock file that we had
         self._fd = -1
+        self._name = f"{pid} {socket.gethostname()}"
 
-    def take(self) -> None:
-        """Make the folder and lock it. `MldebugError` where that can never work, OSError where it may later."""
-        if self._fd >= 0:
-            return
-        try:
-            self.state_dir.mkdir(mode=MODE, parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if refused := refusal(self.state_dir, error):
-                raise refused from error
-            raise
+    def take(self) -> str:
+        """Make the folder and lock it, unless it is held already. Returns what has become of the one that was held
+        before, "" where it is the same. `MldebugError` where that can never work, OSError where it may later.
+        """
+        if self._fd >= 0 and self._stands():
+            return ""
+        self.give_back()
+        handle = self._open()
         try:
             self._lock(handle)
+            self._try_rights()
+            found = _place(os.fstat(handle))
+            if found != self._shown():
+                raise OSError(errno.EAGAIN, "was replaced at this moment")
+            # a new file may have the number of one that is gone, but not our name in it
+            lost = self.held is not None and (found != self.held or _text(handle) != self._name)
         except BaseException:
             os.close(handle)
             raise
-        self._fd = handle
+        self._fd, self.held = handle, found
         self._sign()
+        return "was removed or replaced" if lost else ""
 
     def give_back(self) -> None:
         """Let another agent have it."""
@@ -69,19 +81,55 @@ class Hold:
             os.close(self._fd)
             self._fd = -1
 
+    def _stands(self) -> bool:
+        """Does the path still show the file that we hold?"""
+        return _place(os.fstat(self._fd)) == self._shown()
+
+    def _shown(self) -> Place | None:
+        try:
+            return _place(os.stat(self.path))
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise
+
+    def _open(self) -> int:
+        try:
+            self.state_dir.mkdir(mode=MODE, parents=True, exist_ok=True)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if refused := refusal(self.state_dir, error):
+                raise refused from error
+            raise
+
+    def _try_rights(self) -> None:
+        """A lock file of ours in a folder of somebody else's would let us in, and no report could be written."""
+        for folder in (self.state_dir, self.state_dir / "reports"):
+            probe = folder / f".probe-{self.pid}"
+            try:
+                os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                os.unlink(probe)
+            except OSError as error:
+                if error.errno in _DENIED:
+                    raise _denied(folder) from error
+
     def _lock(self, handle: int) -> None:
         """A killed agent's keeper holds the lock until it has died too: that is waited for."""
         deadline = time.monotonic() + DYING
         while not self._try_lock(handle):
             pid, words = _holder(handle)
-            if _lives(pid):
-                raise UsageError(
-                    f"another agent ({words}) already uses {self.state_dir}",
-                    "stop it, or set another agent.state_dir",
-                )
+            ours = pid == self.pid and self.held is not None  # a keeper of this agent, that dies
+            if _lives(pid) and not ours:
+                raise self._occupied(words)
             if time.monotonic() > deadline:
                 raise OSError(errno.EAGAIN, f"still held by an agent ({words}) that has ended")
             time.sleep(0.02)
+
+    def _occupied(self, words: str) -> OccupiedError:
+        taken = f"another agent ({words}) already uses {self.state_dir}"
+        if self.held is not None:
+            taken = f"{taken}, which was removed or replaced while this agent held it"
+        return OccupiedError(taken, "stop it, or set another agent.state_dir")
 
     def _try_lock(self, handle: int) -> bool:
         try:
@@ -99,20 +147,32 @@ class Hold:
     def _sign(self) -> None:
         with contextlib.suppress(OSError):  # a full disk takes the lock, but not the name
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{self.pid} {socket.gethostname()}".encode(), 0)
+            os.pwrite(self._fd, self._name.encode(), 0)
 
 
 def refusal(state_dir: Path, error: OSError) -> MldebugError | None:
     """What to tell where waiting is no use, None where it may be."""
     if error.errno in _DENIED:
-        return AccessError(f"this user may not write the state dir {state_dir}", WAY_OUT)
+        return _denied(state_dir)
     reason = _REASONS.get(error.errno or 0)
     return UsageError(f"the state dir {state_dir} {reason}", WAY_OUT) if reason else None
 
 
+def _denied(folder: Path) -> AccessError:
+    return AccessError(f"this user may not write the state dir {folder}", WAY_OUT)
+
+
+def _place(facts: os.stat_result) -> Place:
+    return facts.st_dev, facts.st_ino
+
+
+def _text(handle: int) -> str:
+    return os.pread(handle, 300, 0).decode(errors="replace")
+
+
 def _holder(handle: int) -> tuple[int | None, str]:
     """(pid, `pid 12`), or (None, `pid 12 on node-b`): a home directory on a network is shared by nodes."""
-    words = os.pread(handle, 300, 0).decode(errors="replace").split()
+    words = _text(handle).split()
     if not words or not words[0].isdecimal():
         return None, "pid unknown"
     if words[1:2] not in ([], [socket.gethostname()]):

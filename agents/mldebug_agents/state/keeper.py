@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,19 @@ import msgspec
 from mldebug.errors import AccessError, ExitCode, MldebugError, UsageError
 from mldebug.model import Report
 from mldebug_agents.spawn import Worker
-from mldebug_agents.state.wire import Door, End, Open, Order, Prune, Reply, Save, receive, send
+from mldebug_agents.state.folder import OccupiedError
+from mldebug_agents.state.wire import (
+    Door,
+    End,
+    Open,
+    Order,
+    Place,
+    Prune,
+    Reply,
+    Save,
+    receive,
+    send,
+)
 
 log = logging.getLogger("mldebug")
 
@@ -34,18 +46,28 @@ class WorkerStarter(Protocol):
 class Keeper:
     """One state dir, by way of the child that keeps it. Raises what the child would have raised."""
 
-    def __init__(self, starter: WorkerStarter, state_dir: Path, *, door: bool = False) -> None:
+    def __init__(
+        self,
+        starter: WorkerStarter,
+        state_dir: Path,
+        on_loss: Callable[[str], None],
+        *,
+        door: bool = False,
+    ) -> None:
+        """`on_loss` is told, in words, that the state dir had to be begun anew."""
         self.worker: Worker | None = None
         self._starter = starter
         self._state_dir = state_dir
+        self._on_loss = on_loss
         self._wants_door = door
-        self._place: tuple[int, int] | None = None  # of our socket file
+        self._place: Place | None = None  # of our socket file
+        self._held: Place | None = None  # the lock file
         self._ended = False
 
     def open(self) -> tuple[Reply, socket.socket | None]:
         """Start the child where there is none and have it open the state dir; with the socket, once."""
         door = self._wants_door and self._place is None
-        reply, got = self._talk(Open(str(self._state_dir), os.getpid(), door))
+        reply, got = self._talk(Open(str(self._state_dir), os.getpid(), door, self._held))
         self._place = reply.door or self._place
         return reply, got
 
@@ -56,7 +78,16 @@ class Keeper:
         return door
 
     def ask(self, order: Order) -> None:
-        """Have an order carried out; a child that is new has to open the state dir first."""
+        """Have an order carried out; a child that has ended is replaced once, and opens the state dir first."""
+        try:
+            self._ask(order)
+        except ConnectionError:
+            if self._ended:
+                raise
+            log.warning("the child that keeps %s has ended: a new one goes on", self._state_dir)
+            self._ask(order)
+
+    def _ask(self, order: Order) -> None:
         if self.worker is None:
             self.open()
         self._talk(order)
@@ -89,6 +120,9 @@ class Keeper:
             log.warning("%s", note)
         door = socket.socket(fileno=descriptor) if descriptor is not None else None
         _raise(reply, door)
+        self._held = reply.held or self._held
+        if reply.lost:
+            self._on_loss(reply.lost)
         return reply, door
 
 
@@ -124,5 +158,7 @@ def _raise(reply: Reply, door: socket.socket | None) -> None:
     if reply.refusal is None:
         raise OSError(reply.errno, reply.error)
     message, way_out, code = reply.refusal
+    if reply.occupied:
+        raise OccupiedError(message, way_out)
     kind = {ExitCode.USAGE: UsageError, ExitCode.MISSING: AccessError}.get(ExitCode(code))
     raise (kind or MldebugError)(message, way_out)

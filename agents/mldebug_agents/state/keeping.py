@@ -4,13 +4,13 @@ It is a process, not a thread, because a process that has a file open on a hung 
 """
 
 import contextlib
+import errno
 import logging
 import os
 import socket
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,9 +18,10 @@ from mldebug.archive import Archive
 from mldebug.errors import MldebugError
 from mldebug.model import Report
 from mldebug_agents.serving.doors import open_unix, reachable
-from mldebug_agents.starting.leftovers import Leftover
-from mldebug_agents.state.folder import Hold
+from mldebug_agents.state.database import Database, errno_of
+from mldebug_agents.state.folder import Hold, OccupiedError
 from mldebug_agents.state.wire import (
+    Check,
     Door,
     End,
     Forget,
@@ -31,17 +32,12 @@ from mldebug_agents.state.wire import (
     Prune,
     Reply,
     Save,
-    StoredRow,
+    StoredEnds,
     receive,
     send,
 )
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-    job_id TEXT PRIMARY KEY, memory BLOB NOT NULL, incident BLOB, kept_at REAL NOT NULL DEFAULT (unixepoch())
-);
-CREATE TABLE IF NOT EXISTS leftovers (pid INTEGER, start_ticks INTEGER, words TEXT, PRIMARY KEY (pid, start_ticks));
-"""
+Answer = tuple[Reply, socket.socket | None]
 
 
 def serve(link: socket.socket) -> None:
@@ -60,16 +56,25 @@ def serve(link: socket.socket) -> None:
                 door.close()
 
 
-def answer(keeping: "Keeping", order: Order) -> tuple[Reply, socket.socket | None]:
+def answer(keeping: "Keeping", order: Order) -> Answer:
     """Carry out one order; never raises for what the disk does."""
     try:
         return keeping.obey(order)
     except MldebugError as error:
-        return Reply(refusal=(error.message, error.way_out, int(error.exit_code))), None
+        cause = error.__cause__
+        if isinstance(cause, OSError) and not isinstance(order, Open):
+            return _failed(cause), None  # refused at the start, it is trouble of the disk later
+        told = (error.message, error.way_out, int(error.exit_code))
+        return Reply(refusal=told, occupied=isinstance(error, OccupiedError)), None
     except OSError as error:
-        return Reply(errno=error.errno or 5, error=error.strerror or str(error)), None
+        return _failed(error), None
     except sqlite3.Error as error:
-        return Reply(errno=5, error=f"{type(error).__name__}: {error}"), None
+        number = errno_of(error)
+        return Reply(errno=number, error=f"{os.strerror(number)} (SQLite: {error})"), None
+
+
+def _failed(error: OSError) -> Reply:
+    return Reply(errno=error.errno or errno.EIO, error=error.strerror or str(error))
 
 
 class Keeping:
@@ -78,43 +83,64 @@ class Keeping:
     def __init__(self) -> None:
         self._folder = Path()
         self._hold: Hold | None = None
-        self._link: sqlite3.Connection | None = None
-        self._orders: dict[type, Callable[..., Reply | None]] = {
-            Keep: self._keep,
-            Forget: self._forget,
-            Leave: self._leave,
+        self._database = Database(Path())
+        self._lost = ""  # what the agent has to be told of the place
+        self._orders: dict[type, Callable[..., Answer | None]] = {
+            Open: self._open,
+            Check: lambda _: None,
+            Door: lambda _: self._open_door(),
+            Keep: lambda order: self._database.keep(order),
+            StoredEnds: lambda order: self._database.keep_ends(order),
+            Forget: lambda order: self._database.forget(order.job_id),
+            Leave: lambda order: self._database.leave(order.leftovers),
             Save: self._save,
             Prune: self._prune,
             End: self._end,
         }
 
-    def obey(self, order: Order) -> tuple[Reply, socket.socket | None]:
+    def obey(self, order: Order) -> Answer:
         """Carry out one order. OSError, sqlite3.Error: it may work later; `MldebugError`: never."""
-        if isinstance(order, Open):
-            return self._open(order)
-        if isinstance(order, Door):
-            return self._open_door()
-        return self._orders[type(order)](order) or Reply(), None
+        if isinstance(order, Open) and self._hold is None:
+            self._folder = Path(order.state_dir)
+            self._hold = Hold(self._folder, order.pid, order.held)
+            self._database = Database(self._folder / "agent.sqlite")
+        if not isinstance(order, End):
+            self._stand()
+        reply, door = self._orders[type(order)](order) or (Reply(), None)
+        lost, self._lost = self._lost, ""
+        held = self._hold.held if self._hold else None
+        return msgspec.structs.replace(reply, held=held, lost=lost), door
+
+    def _stand(self) -> None:
+        """Hold the folder that the path shows now: a folder that was removed takes all writes, and keeps none."""
+        if self._hold is None:
+            raise ConnectionError("no state dir was named")
+        try:
+            lost = self._hold.take()
+        except BaseException:
+            self._database.disconnect()
+            raise
+        if not lost and not self._database.intact():
+            lost = f"has lost its {self._database.path.name}"
+        if lost:
+            self._database.disconnect()
+            self._lost = lost
 
     # --- opening and closing -----------------------------------------------------------------------
 
-    def _open(self, order: Open) -> tuple[Reply, socket.socket | None]:
-        if self._hold is None:
-            self._folder = Path(order.state_dir)
-            self._hold = Hold(self._folder, order.pid)
-        self._hold.take()
-        rows, leftovers = self._load() if self._database.exists() else ((), ())
-        found, door = self._try_door() if order.door else (Reply(), None)
-        return msgspec.structs.replace(found, rows=rows, leftovers=leftovers), door
+    def _open(self, order: Open) -> Answer:
+        found = self._database.load()
+        reply, door = self._try_door() if order.door else (Reply(), None)
+        return msgspec.structs.replace(reply, found=found), door
 
-    def _try_door(self) -> tuple[Reply, socket.socket | None]:
+    def _try_door(self) -> Answer:
         """A folder that has no room for a socket may have it for the rest."""
         try:
             return self._open_door()
         except OSError as error:
             return Reply(error=error.strerror or str(error)), None
 
-    def _open_door(self) -> tuple[Reply, socket.socket]:
+    def _open_door(self) -> Answer:
         door = open_unix(self._folder)
         with reachable(self._folder) as path:
             facts = os.lstat(path)
@@ -125,7 +151,7 @@ class Keeping:
             facts = os.lstat(path)
             if (facts.st_dev, facts.st_ino) == order.door:
                 os.unlink(path)
-        self._disconnect()
+        self._database.disconnect()
         if self._hold is not None:
             self._hold.give_back()
 
@@ -137,73 +163,6 @@ class Keeping:
 
     def _prune(self, order: Prune) -> None:
         Archive(self._folder).prune()
-
-    # --- the database ------------------------------------------------------------------------------
-
-    @property
-    def _database(self) -> Path:
-        return self._folder / "agent.sqlite"
-
-    def _load(self) -> tuple[tuple[StoredRow, ...], tuple[Leftover, ...]]:
-        try:
-            rows = self._do("SELECT job_id, CAST(memory AS BLOB), CAST(incident AS BLOB) FROM runs")
-            left = self._do("SELECT pid, start_ticks, words FROM leftovers")
-        except sqlite3.OperationalError:
-            raise  # a full or ailing disk: there may be something to read later
-        except sqlite3.DatabaseError as error:
-            self._set_aside(error)
-            return (), ()
-        return tuple(StoredRow(*one) for one in rows), tuple(Leftover(*one) for one in left)
-
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        aside = self._database.with_name("agent.sqlite.broken")
-        logging.getLogger("mldebug").error(
-            "%s is damaged (%s): kept as %s, begun anew", self._database, error, aside.name
-        )
-        for tail in ("-wal", "-shm"):
-            self._database.with_name(self._database.name + tail).unlink(missing_ok=True)
-        os.replace(self._database, aside)
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._link is None:
-            os.close(os.open(self._database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            link = sqlite3.connect(self._database, timeout=1.0, isolation_level=None)
-            with contextlib.ExitStack() as undo:
-                undo.callback(link.close)
-                # with an exclusive lock WAL needs no shared memory, which network file systems do not have
-                link.execute("PRAGMA locking_mode=EXCLUSIVE")
-                link.execute("PRAGMA journal_mode=WAL")
-                link.executescript(_SCHEMA)
-                undo.pop_all()
-            self._link = link
-        return self._link
-
-    def _disconnect(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            with contextlib.suppress(sqlite3.Error):
-                link.close()
-
-    def _do(self, statement: str, *values: object) -> list[Any]:
-        try:
-            return self._connect().execute(statement, values).fetchall()
-        except sqlite3.Error:
-            self._disconnect()
-            raise
-
-    def _keep(self, order: Keep) -> None:
-        self._do(
-            "INSERT OR REPLACE INTO runs (job_id, memory, incident) VALUES (?, ?, ?)",
-            *(order.job_id, order.memory, order.incident),
-        )
-
-    def _forget(self, order: Forget) -> None:
-        self._do("DELETE FROM runs WHERE job_id = ?", order.job_id)
-
-    def _leave(self, order: Leave) -> None:
-        self._do("DELETE FROM leftovers")
-        for one in order.leftovers:
-            self._do("INSERT INTO leftovers VALUES (?, ?, ?)", one.pid, one.start_ticks, one.words)
 
 
 class _Notes(logging.Handler):

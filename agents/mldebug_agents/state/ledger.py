@@ -1,16 +1,17 @@
 """What must survive a restart: the rhythm of each run, its open incident, and what we left behind.
 
-Rows are in memory; the scribe has them written by the state keeper, a child. On disk an incident always comes before its report, and the end of an
-incident after its last report: whenever the agent is killed, the next one finds the id that the reports bear.
+Rows are in memory; the scribe has them written by the state keeper, a child. On disk an incident always comes before
+its report, and the end of an incident after its last report: whenever the agent is killed, the next one finds the id
+that the reports bear.
 """
 
 import logging
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-import msgspec
-
+from mldebug.endings.facts import Ends
 from mldebug.errors import MldebugError
 from mldebug.incident import Incident
 from mldebug.model import Job
@@ -19,19 +20,22 @@ from mldebug.stall.pulse import StallMemory
 from mldebug_agents.spawn import Worker
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.state.keeper import Keeper, RemoteArchive, WorkerStarter
+from mldebug_agents.state.rows import (
+    Row,
+    ends_of_all,
+    known_as,
+    renamed,
+    rows_of,
+    stored,
+    stored_ends,
+)
 from mldebug_agents.state.scribe import REPORT, RETRY_FIRST, Scribe, Work
-from mldebug_agents.state.wire import Forget, Keep, Leave, StoredRow
+from mldebug_agents.state.wire import Check, Forget, Found, Leave
+from mldebug_agents.state.words import begun_anew
 
 log = logging.getLogger("mldebug")
 
 OPEN_SECONDS = 3.0  # a start waits so long for its memory, and then goes on without
-
-
-class Row(msgspec.Struct):
-    """One run as it is kept."""
-
-    memory: StallMemory
-    incident: Incident | None = None
 
 
 class Ledger:
@@ -48,27 +52,39 @@ class Ledger:
         """`on_door` gets the listening socket of the state dir, in the scribe's thread."""
         self.state_dir = state_dir
         self.leftovers: tuple[Leftover, ...] = ()  # of earlier agents, as they were found
+        self.losses = 0  # times that the state dir was removed or replaced under us
         self._rows: dict[str, Row] = {}
         self._found: dict[str, Row] = {}
+        self._ends: dict[str, Ends] = {}
+        self._begun_anew = threading.Event()
         self._left: tuple[Leftover, ...] = ()
         self._wants_door = on_door is not None
         self._got_door = on_door or socket.socket.close
-        self._keeper = Keeper(starter, state_dir, door=self._wants_door)
+        self._keeper = Keeper(starter, state_dir, self._lost_place, door=self._wants_door)
         self.archive = RemoteArchive(self._keeper)
-        self.scribe = Scribe(self._open_place, retry=retry)
+        self.scribe = Scribe(state_dir, self._open_place, retry=retry)
 
     # --- opening -----------------------------------------------------------------------------------
 
     def start(self, timeout: float = OPEN_SECONDS) -> bool:
         """Open the state dir; False where it gives no answer yet. Raises where it can never be used."""
-        if self.scribe.start(timeout):
-            return True
-        why = self.scribe.state().error or f"no answer in {timeout:g} s"
-        log.error(
-            "the state dir %s cannot be used now (%s): going on without it; reports wait in memory",
-            *(self.state_dir, why),
-        )
-        return False
+        return self.scribe.start(timeout)
+
+    def tend(self) -> bool:
+        """Have the state dir looked at. True where it had to be begun anew: it has its rows again, and no report."""
+        self.scribe.heed()
+        self.scribe.put("check", lambda: self._keeper.ask(Check()))
+        if not self._begun_anew.is_set():
+            return False
+        self._begun_anew.clear()
+        for job_id, row in {**self._found, **self._rows}.items():
+            self._put(job_id, row)
+        for job_id, ends in self._ends.items():
+            self._put_ends(job_id, ends)
+        self._put_leftovers()
+        if self._wants_door:
+            self.scribe.put("door", self._open_door)
+        return True
 
     @property
     def opened(self) -> bool:
@@ -120,31 +136,46 @@ class Ledger:
         """Know a run again by its processes: its id may be another one since its launcher or a rank has died."""
         if job.id in self._rows or job.id in self._found or not self.opened:
             return
-        old = next((one for one, row in self._found.items() if _same(row.incident, job)), None)
+        old = known_as(job, self._found, self._ends)
         if old is None:
             return
-        before = self._found[old]
-        memory = msgspec.structs.replace(before.memory, run=job.id, attempt=job.attempt)
-        incident = before.incident and msgspec.structs.replace(before.incident, job_id=job.id)
         log.info("run %s is known from before as %s", job.id, old)
-        row = self._found[job.id] = Row(memory=memory, incident=incident)
-        self.scribe.put(f"run:{job.id}", lambda: self._write(job.id, row))
+        row = self._found[job.id] = renamed(self._found[old], job)
+        self._put(job.id, row)
+        if old in self._ends:
+            self.keep_ends(job.id, self._ends[old])
         self.forget(old)
 
     def found(self) -> dict[str, Row]:
         """All that an earlier agent left and nobody has taken up or forgotten since."""
         return dict(self._found) if self.opened else {}
 
+    def forget_others(self, present: Collection[str]) -> None:
+        """Drop what is stored of runs that nobody knows: ends without a row."""
+        for job_id in [one for one in self._ends if one not in present and one not in self._rows]:
+            self.forget(job_id)
+
     def keep(self, job_id: str, memory: StallMemory, incident: Incident | None) -> None:
         """Store the newest state of one run. `memory` must not change any more."""
         row = self._rows[job_id] = Row(memory=memory, incident=incident)
         self._found.pop(job_id, None)
-        self.scribe.put(f"run:{job_id}", lambda: self._write(job_id, row), last=incident is None)
+        self._put(job_id, row, last=incident is None)
+
+    def ends(self, job_id: str) -> Ends | None:
+        """Who of that run has ended, as far as it is stored."""
+        return self._ends.get(job_id)
+
+    def keep_ends(self, job_id: str, ends: Ends) -> None:
+        """Store who of a run has ended."""
+        self._ends[job_id] = ends
+        self._put_ends(job_id, ends)
 
     def forget(self, job_id: str) -> None:
         """Drop a run that is over."""
         self._rows.pop(job_id, None)
         self._found.pop(job_id, None)
+        self._ends.pop(job_id, None)
+        self.scribe.drop(f"ends:{job_id}")
         self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(Forget(job_id)))
 
     def report(self, report_id: str, work: Work) -> None:
@@ -159,7 +190,7 @@ class Ledger:
         """Remember processes that could not be ended; only a change is written."""
         if leftovers != self._left:
             self._left = leftovers
-            self.scribe.put("leftovers", lambda: self._keeper.ask(Leave(leftovers)))
+            self._put_leftovers()
 
     @property
     def worker(self) -> Worker | None:
@@ -173,38 +204,39 @@ class Ledger:
         if self.scribe.close(timeout):
             self._keeper.hang_up()
 
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def _put(self, job_id: str, row: Row, *, last: bool = True) -> None:
+        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(stored(job_id, row)), last=last)
+
+    def _put_ends(self, job_id: str, ends: Ends) -> None:
+        self.scribe.put(f"ends:{job_id}", lambda: self._keeper.ask(stored_ends(job_id, ends)))
+
+    def _put_leftovers(self) -> None:
+        left = self._left
+        self.scribe.put("leftovers", lambda: self._keeper.ask(Leave(left)))
+
     # --- in the scribe's thread ------------------------------------------------------------------------
 
     def _open_place(self) -> None:
         reply, door = self._keeper.open()
-        self.leftovers = reply.leftovers
-        self._found = {one.job_id: row for one in reply.rows if (row := _row(one))}
+        self._take_in(reply.found)
         if door is not None:
             self._got_door(door)
         elif self._wants_door:
             log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
             self.scribe.put("door", self._open_door)
 
+    def _take_in(self, found: Found) -> None:
+        self.leftovers = found.leftovers
+        self._found = rows_of(found)
+        self._ends = ends_of_all(found) | self._ends
+
     def _open_door(self) -> None:
         if (door := self._keeper.open_door()) is not None:
             self._got_door(door)
 
-    def _write(self, job_id: str, row: Row) -> None:
-        told = msgspec.json.encode(row.incident) if row.incident else None
-        self._keeper.ask(Keep(job_id, msgspec.json.encode(row.memory), told))
-
-
-def _same(incident: Incident | None, job: Job) -> bool:
-    """Has the incident's capture seen a process of this job?"""
-    seen = (rank for capture in incident.captures for rank in capture.job.ranks) if incident else ()
-    here = {(rank.pid, rank.start_ticks) for rank in job.ranks}
-    return any((rank.pid, rank.start_ticks) in here for rank in seen)
-
-
-def _row(stored: StoredRow) -> Row | None:
-    """None for a row of another version, which is no reason to start without the others."""
-    try:
-        known = msgspec.json.decode(stored.incident, type=Incident) if stored.incident else None
-        return Row(msgspec.json.decode(stored.memory, type=StallMemory), known)
-    except msgspec.MsgspecError:
-        return None
+    def _lost_place(self, how: str) -> None:
+        self.losses += 1
+        log.error("%s", begun_anew(self.state_dir, how))
+        self._begun_anew.set()

@@ -8,9 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from mldebug.errors import MldebugError
 from mldebug.snapshot import SourceState
+from mldebug_agents.state import words
+from mldebug_agents.state.folder import OccupiedError
 
 log = logging.getLogger("mldebug")
 
@@ -22,17 +25,21 @@ RETRY_FIRST, RETRY_MOST = 1.0, 30.0  # seconds between two tries
 DEADLINE = 20.0  # seconds after which one piece of work counts as stuck
 REPORT = "report:"
 FAILURES = (OSError, MldebugError)
+SILENT = -1  # the trouble that is no answer
 
 
 class Scribe:
-    """`open` is done first, until it works; an `MldebugError` from it is a refusal, and nothing is done after that.
+    """`open` is done first, until it works. An `MldebugError` from it, or later an `OccupiedError` from anything, is a
+    refusal: nothing is done after that.
 
     Any thread may call; no call waits for the disk but `start` and `close`, which have deadlines.
     """
 
-    def __init__(self, open_place: Work, *, retry: float = RETRY_FIRST) -> None:
+    def __init__(self, place: Path, open_place: Work, *, retry: float = RETRY_FIRST) -> None:
+        """`place` is the state dir, for the log."""
         self.lost = 0
         self.refusal: MldebugError | None = None
+        self._place = place
         self._open = open_place
         self._retry = self._pause = retry
         self._todo: dict[str, Work] = {}
@@ -42,6 +49,8 @@ class Scribe:
         self._since: float | None = None
         self._seconds = 0.0
         self._error = ""
+        self._told: set[int] = set()  # troubles that the log has, since all went well
+        self._lost_before = 0
         self._thread = threading.Thread(target=self._run, name="mldebug-write", daemon=True)
 
     @property
@@ -64,7 +73,8 @@ class Scribe:
     def start(self, timeout: float) -> bool:
         """Open the place; False where that fails for now or takes longer. Raises the refusal."""
         self._thread.start()
-        self._tried.wait(timeout)
+        if not self._tried.wait(timeout):
+            self._tell(SILENT, f"no answer in {timeout:g} s")
         if self.refusal is not None:
             raise self.refusal
         return self.opened
@@ -89,14 +99,23 @@ class Scribe:
 
     def state(self) -> SourceState:
         """How writing does, for status and metrics."""
-        since = self._since
         return SourceState(
             name="write",
             success=not self._error,
             seconds=round(self._seconds, 4),
-            stuck=since is not None and time.monotonic() - since > DEADLINE,
+            stuck=self._stuck,
             error=self._error,
         )
+
+    def heed(self) -> None:
+        """To be called now and then: a thread that is stuck cannot tell so itself."""
+        if self._stuck:
+            self._tell(SILENT, f"no answer in {DEADLINE:g} s")
+
+    @property
+    def _stuck(self) -> bool:
+        since = self._since
+        return since is not None and time.monotonic() - since > DEADLINE
 
     def close(self, timeout: float) -> bool:
         """Write what waits, for a while; what is left then is lost, and counted. False while the thread is stuck."""
@@ -105,20 +124,22 @@ class Scribe:
             self._change.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout)
-        if self.waiting:
-            self.lost += self.waiting
-            log.error("%d reports could not be written: %s", self.waiting, self._why())
+        if count := self.waiting:
+            self.lost += count
+            reason = self._error or "it gives no answer"
+            log.error("%s", words.undone(self._place, count, reason))
         return not self._thread.is_alive()
-
-    def _why(self) -> str:
-        return self._error or "the state dir gives no answer"
 
     def _bound(self) -> None:
         reports = [key for key in self._todo if key.startswith(REPORT)]
         if len(reports) > MAX_REPORTS:
             del self._todo[reports[0]]
             self.lost += 1
-            log.error("%d reports wait for the state dir; the oldest is dropped", len(reports))
+            if self.lost == self._lost_before + 1:  # the end of the trouble tells how many
+                log.error(
+                    "%d reports wait for the state dir %s: the oldest is dropped for each new one",
+                    *(MAX_REPORTS, self._place),
+                )
         if len(self._todo) > MAX_STATES:
             del self._todo[next(iter(self._todo))]
 
@@ -135,14 +156,15 @@ class Scribe:
                     self._change.wait()
                 if not self._todo:
                     return
-            if self._round() or self._rest():
-                continue
-            return
+            done = self._round()
+            if self.refusal is not None or not (done or self._rest()):
+                return
 
     def _get_in(self) -> bool:
         while True:
             failed = self._carry_out(self._open)
-            self._note(failed)
+            if not isinstance(failed, MldebugError):
+                self._note(failed)
             if failed is None:
                 self._opened.set()
                 self._tried.set()
@@ -156,7 +178,13 @@ class Scribe:
         """Try all that waits, in order; True where the disk took all of it."""
         with self._change:
             keys = list(self._todo)
-        trouble = [failed for key in keys if (failed := self._try(key)) is not None]
+        trouble: list[Exception] = []
+        for key in keys:
+            failed = self._try(key)
+            trouble += [failed] if failed else []
+            if isinstance(failed, OccupiedError):
+                self.refusal = failed
+                return False
         self._note(trouble[0] if trouble else None)
         if not trouble:
             self._pause = self._retry
@@ -176,7 +204,7 @@ class Scribe:
                 del self._todo[key]
         if failed is not None:
             self.lost += 1
-            log.error("%s cannot be written: %s", key, _words(failed), exc_info=failed)
+            log.error("%s cannot be written: %s", key, words.why(failed), exc_info=failed)
         return None
 
     def _carry_out(self, work: Work) -> Exception | None:
@@ -191,12 +219,18 @@ class Scribe:
 
     def _note(self, failed: Exception | None) -> None:
         """Tell a change, and only that."""
-        told = _words(failed) if failed else ""
-        if told and told != self._error and self.opened and not self._closing:
-            log.warning("the state dir cannot be written: %s", told)
-        elif self._error and not told:
-            log.info("the state dir can be written")
-        self._error = told
+        self._error = words.why(failed) if failed else ""
+        if failed is not None:
+            self._tell(words.number(failed), self._error)
+        elif self._told:
+            self._told.clear()
+            log.info("%s", words.working(self._place, self.lost - self._lost_before))
+            self._lost_before = self.lost
+
+    def _tell(self, kind: int, reason: str) -> None:
+        if kind not in self._told and not self._closing:
+            self._told.add(kind)
+            log.error("%s", words.failing(self._place, reason, kind, MAX_REPORTS))
 
     def _rest(self) -> bool:
         """Wait before the next try; False where there is none."""
@@ -206,11 +240,3 @@ class Scribe:
             self._change.wait_for(lambda: self._closing, self._pause)
         self._pause = min(RETRY_MOST, 2 * self._pause)
         return True
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, MldebugError):
-        return error.message
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return f"{type(error).__name__}: {error}"

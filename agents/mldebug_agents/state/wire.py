@@ -15,12 +15,23 @@ HEAD = struct.Struct("<Q?")
 MAX_BODY = 1 << 30
 
 
+Place = tuple[int, int]  # device and inode
+
+
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """Make the state dir ours and read what is there; `pid` is the agent's, `door` asks for the socket."""
+    """Make the state dir ours and read what is there; `pid` is the agent's, `door` asks for the socket.
+
+    `held`: the lock file that an earlier keeper of this agent held.
+    """
 
     state_dir: str
     pid: int
     door: bool
+    held: Place | None = None
+
+
+class Check(msgspec.Struct, frozen=True, tag=True):
+    """Look whether the state dir is still the one that we hold; every other order does so, too."""
 
 
 class Door(msgspec.Struct, frozen=True, tag=True):
@@ -33,6 +44,13 @@ class Keep(msgspec.Struct, frozen=True, tag=True):
     job_id: str
     memory: bytes
     incident: bytes | None
+
+
+class StoredEnds(msgspec.Struct, frozen=True, tag="KeepEnds"):
+    """Who of one run has ended, as JSON: an order, and what lies on disk."""
+
+    job_id: str
+    told: bytes
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
@@ -63,10 +81,10 @@ class Prune(msgspec.Struct, frozen=True, tag=True):
 class End(msgspec.Struct, frozen=True, tag=True):
     """Close everything; the socket file goes if it is still the one of that device and inode."""
 
-    door: tuple[int, int] | None
+    door: Place | None
 
 
-Order = Open | Door | Keep | Forget | Leave | Save | Prune | End
+Order = Open | Check | Door | Keep | StoredEnds | Forget | Leave | Save | Prune | End
 
 
 class StoredRow(msgspec.Struct, frozen=True):
@@ -77,16 +95,26 @@ class StoredRow(msgspec.Struct, frozen=True):
     incident: bytes | None
 
 
+class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that lies on disk."""
+
+    rows: tuple[StoredRow, ...] = ()
+    ends: tuple[StoredEnds, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How it went. An error is an errno and its words, or a refusal: a sentence, its way out, its exit code."""
 
     errno: int = 0
     error: str = ""
     refusal: tuple[str, str, int] | None = None
+    occupied: bool = False  # the refusal: another agent holds the state dir
     notes: tuple[str, ...] = ()  # for the log
-    rows: tuple[StoredRow, ...] = ()
-    leftovers: tuple[Leftover, ...] = ()
-    door: tuple[int, int] | None = None  # device and inode of the socket file that was opened
+    found: Found = Found()
+    door: Place | None = None  # of the socket file that was opened
+    held: Place | None = None  # of the lock file
+    lost: str = ""  # what was on disk is not there any more, and why; it was begun anew
 
 
 def send(link: socket.socket, message: msgspec.Struct, descriptor: int | None = None) -> None:

@@ -54,6 +54,11 @@ WAITING = Family(
     kind="gauge",
     help="Reports in memory because the state dir does not take them at present.",
 )
+LOSSES = Family(
+    name="mldebug_state_dir_losses",
+    kind="counter",
+    help="Times that the state dir was removed or replaced while the agent ran; it was begun anew.",
+)
 GAPS = Family(
     name="mldebug_agent_gaps",
     kind="gauge",
@@ -86,8 +91,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentMetrics:
     """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
 
-    families = (BUILD, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, GAPS, SUCCESS, SECONDS,
-                STUCK)  # fmt: skip
+    families = (BUILD, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, LOSSES, GAPS, SUCCESS,
+                SECONDS, STUCK)  # fmt: skip
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of the agent."""
@@ -104,6 +109,7 @@ class AgentMetrics:
                 yield Sample(WITH_CHILDREN, (), snapshot.children.memory_bytes)
         yield Sample(LOST, (), snapshot.reports_lost)
         yield Sample(WAITING, (), snapshot.reports_waiting)
+        yield Sample(LOSSES, (), snapshot.state_dir_losses)
         yield Sample(GAPS, (), len(snapshot.gaps))
         for source in snapshot.sources:
             yield Sample(SUCCESS, (source.name,), int(source.success))

@@ -1,0 +1,106 @@
+"""What was before: takes up what an earlier agent of this node knew, and has what this one knows stored for the next.
+
+Belongs to the main loop's thread. The state dir may answer late, or be removed under us: both are noticed here.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from mldebug.model import Job
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.watch import StallWatch
+from mldebug_agents.exits.follow import Endings
+from mldebug_agents.exits.known import launcher_lives
+from mldebug_agents.exits.stories import Stories
+from mldebug_agents.incidents import Incidents
+from mldebug_agents.runs import Run
+from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.state.rows import Row
+from mldebug_agents.workbench import Workbench
+
+EVERY = 10.0  # seconds between two times that all is stored, and the state dir looked at
+
+
+class Past:
+    """`capture` asks for a capture of a run."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        bench: Workbench,
+        incidents: Incidents,
+        stories: Stories,
+        endings: Endings,
+        capture: Callable[[Run], None],
+    ) -> None:
+        self._ledger = ledger
+        self._bench = bench
+        self._incidents = incidents
+        self._stories = stories
+        self._endings = endings
+        self._capture = capture
+        self._recalled = self._settled = False
+        self._stored_at = time.monotonic()
+
+    def turn(self, runs: Mapping[str, Run], settings: StallSettings, *, looked: bool) -> None:
+        """Take up what the state dir gives: at once, or late where it hangs. Raises where it is another agent's.
+
+        `looked`: all runs that live are among `runs`.
+        """
+        if self._ledger.refusal is not None:
+            raise self._ledger.refusal
+        if not self._recalled and self._ledger.opened:
+            self._recalled = True
+            self._bench.spawner.inherit(self._ledger.leftovers)
+            for run in runs.values():
+                self._resume(run, settings)
+            self._ledger.scribe.release()
+        if self._recalled and not self._settled and looked:
+            self._settled = True
+            self._incidents.settle(runs, self._goes_on)
+        if time.monotonic() - self._stored_at > EVERY:
+            self._stored_at = time.monotonic()
+            self.store(runs)
+
+    def meet(self, job: Job, settings: StallSettings) -> Run:
+        """A run that is new to us, with what is known of it."""
+        self._ledger.adopt(job)
+        run = Run(job, StallWatch(settings, self._ledger.memory(job.id)))
+        self._take_up(run)
+        return run
+
+    def store(self, runs: Mapping[str, Run]) -> None:
+        """Have the newest of everything stored; the state dir is looked at then, and filled again where it was lost."""
+        lost = self._ledger.tend()
+        for run in runs.values():
+            self._ledger.keep(run.job.id, run.watch.memory(), run.incident)
+            if lost and run.incident is not None:
+                self._incidents.write_again(run.incident)
+        if lost:
+            self._stories.write_again()
+        self._ledger.leave(self._bench.spawner.leftovers)
+
+    def _resume(self, run: Run, settings: StallSettings) -> None:
+        """A run that was met before its memory could be read."""
+        self._ledger.adopt(run.job)
+        memory = self._ledger.earlier(run.job.id)
+        if memory is not None and run.incident is None:
+            run.watch = StallWatch(settings, memory)
+        self._take_up(run)
+
+    def _take_up(self, run: Run) -> None:
+        """An agent that was killed between blame and evidence leaves an incident without a capture."""
+        self._incidents.recall(run)
+        self._endings.recall(run, self._ledger.ends(run.job.id))
+        if run.incident is not None and not run.incident.captures:
+            self._capture(run)
+
+    def _goes_on(self, job_id: str, row: Row) -> bool:
+        """An attempt has failed, and its launcher may start another one: they are one story."""
+        ending = row.incident.ending if row.incident else None
+        if ending is None or not launcher_lives(self._bench.host, ending):
+            return False
+        if ending.launcher_pid is None or not self._stories.recall(job_id, row):
+            return False
+        self._endings.expect(ending.launcher_pid)
+        return True

@@ -1,0 +1,138 @@
+"""The agent's database: the rows of runs, what is known of their ends, and what could not be ended. SQLite in one file.
+
+Raises sqlite3.Error and OSError; only the state keeper (`keeping`) uses it.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from mldebug_agents.starting.leftovers import Leftover
+from mldebug_agents.state.wire import Found, Keep, StoredEnds, StoredRow
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    job_id TEXT PRIMARY KEY, memory BLOB NOT NULL, incident BLOB, kept_at REAL NOT NULL DEFAULT (unixepoch())
+);
+CREATE TABLE IF NOT EXISTS ends (job_id TEXT PRIMARY KEY, told BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS leftovers (pid INTEGER, start_ticks INTEGER, words TEXT, PRIMARY KEY (pid, start_ticks));
+"""
+_ERRNOS = {
+    "SQLITE_FULL": errno.ENOSPC,
+    "SQLITE_READONLY": errno.EROFS,
+    "SQLITE_BUSY": errno.EAGAIN,
+    "SQLITE_LOCKED": errno.EAGAIN,
+    "SQLITE_PERM": errno.EACCES,
+}
+
+
+def errno_of(error: sqlite3.Error) -> int:
+    """What the disk did, as far as SQLite tells."""
+    name = str(getattr(error, "sqlite_errorname", ""))
+    known = (number for begin, number in _ERRNOS.items() if name.startswith(begin))
+    return next(known, errno.EIO)
+
+
+class Database:
+    """`agent.sqlite` of one folder; opened when it is first used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._link: sqlite3.Connection | None = None
+        self._file: os.stat_result | None = None
+
+    def intact(self) -> bool:
+        """Is what we have open, if anything, still the file of that name?"""
+        if self._link is None or self._file is None:
+            return True
+        try:
+            return os.path.samestat(self._file, os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def load(self) -> Found:
+        """All that is stored; a damaged file is set aside."""
+        if not self.path.exists():
+            return Found()
+        try:
+            rows = self._do("SELECT job_id, CAST(memory AS BLOB), CAST(incident AS BLOB) FROM runs")
+            ends = self._do("SELECT job_id, CAST(told AS BLOB) FROM ends")
+            left = self._do("SELECT pid, start_ticks, words FROM leftovers")
+        except sqlite3.OperationalError:
+            raise  # a full or ailing disk: there may be something to read later
+        except sqlite3.DatabaseError as error:
+            self._set_aside(error)
+            return Found()
+        return Found(
+            rows=tuple(StoredRow(*one) for one in rows),
+            ends=tuple(StoredEnds(*one) for one in ends),
+            leftovers=tuple(Leftover(*one) for one in left),
+        )
+
+    def keep(self, order: Keep) -> None:
+        """Store one run."""
+        self._do(
+            "INSERT OR REPLACE INTO runs (job_id, memory, incident) VALUES (?, ?, ?)",
+            *(order.job_id, order.memory, order.incident),
+        )
+
+    def keep_ends(self, order: StoredEnds) -> None:
+        """Store who of a run has ended."""
+        self._do("INSERT OR REPLACE INTO ends VALUES (?, ?)", order.job_id, order.told)
+
+    def forget(self, job_id: str) -> None:
+        """Drop all of one run."""
+        self._do("DELETE FROM runs WHERE job_id = ?", job_id)
+        self._do("DELETE FROM ends WHERE job_id = ?", job_id)
+
+    def leave(self, leftovers: tuple[Leftover, ...]) -> None:
+        """Store these and no others."""
+        self._do("DELETE FROM leftovers")
+        for one in leftovers:
+            self._do("INSERT INTO leftovers VALUES (?, ?, ?)", one.pid, one.start_ticks, one.words)
+
+    def disconnect(self) -> None:
+        """Let go of the file."""
+        link, self._link = self._link, None
+        if link is not None:
+            with contextlib.suppress(sqlite3.Error):
+                link.close()
+
+    # --- inside --------------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._link is None:
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.fstat(handle)
+            os.close(handle)
+            link = sqlite3.connect(self.path, timeout=1.0, isolation_level=None)
+            with contextlib.ExitStack() as undo:
+                undo.callback(link.close)
+                # with an exclusive lock WAL needs no shared memory, which network file systems do not have
+                link.execute("PRAGMA locking_mode=EXCLUSIVE")
+                link.execute("PRAGMA journal_mode=WAL")
+                link.executescript(_SCHEMA)
+                undo.pop_all()
+            self._link = link
+        return self._link
+
+    def _do(self, statement: str, *values: object) -> list[Any]:
+        try:
+            return self._connect().execute(statement, values).fetchall()
+        except sqlite3.Error:
+            self.disconnect()
+            raise
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        aside = self.path.with_name(self.path.name + ".broken")
+        logging.getLogger("mldebug").error(
+            "%s is damaged (%s): kept as %s, begun anew", self.path, error, aside.name
+        )
+        self.disconnect()
+        for tail in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + tail).unlink(missing_ok=True)
+        os.replace(self.path, aside)

@@ -1,0 +1,67 @@
+"""What the agent's log says when its state dir fails, and when it works again: for somebody who is woken by it. Pure."""
+
+import errno
+import os
+import shlex
+from pathlib import Path
+
+from mldebug.errors import MldebugError
+
+_LOOKS = {
+    errno.ENOSPC: "df -h {0}; df -i {0}",
+    errno.EDQUOT: "quota -s; df -h {0}",
+    errno.EROFS: "findmnt -T {0}; dmesg -T | tail",
+    errno.EACCES: "ls -ld {0}; id",
+    errno.EPERM: "ls -ld {0}; lsattr -d {0}",
+}
+_LOOK = "findmnt -T {0}; dmesg -T | tail"
+
+
+def why(error: Exception) -> str:
+    """`No space left on device (ENOSPC)`, and what was said beside it."""
+    if isinstance(error, MldebugError):
+        return error.message
+    if isinstance(error, OSError) and error.errno:
+        words, said = os.strerror(error.errno), error.strerror or ""
+        name = errno.errorcode.get(error.errno, str(error.errno))
+        more = f": {said}" if said and not said.startswith(words) else ""
+        return f"{words} ({name}){more}"
+    return f"{type(error).__name__}: {error}"
+
+
+def number(error: Exception) -> int:
+    """Tells troubles apart: the same disk says the same thing in several ways."""
+    return (error.errno or errno.EIO) if isinstance(error, OSError) else 0
+
+
+def failing(place: Path, reason: str, kind: int, room: int) -> str:
+    """The state dir takes nothing; `room` reports may wait."""
+    look = _LOOKS.get(kind, _LOOK).format(shlex.quote(str(place)))
+    return (
+        f"the state dir {place} cannot be written: {reason}. Jobs are watched and metrics served as before;"
+        f" reports wait in memory (the newest {room}) and are lost if the agent ends now."
+        f" They are written as soon as it works again. Look: {look}"
+    )
+
+
+def working(place: Path, lost: int) -> str:
+    """It takes everything again; `lost` reports were dropped meanwhile."""
+    what = f"; {_reports(lost)} had to be dropped meanwhile" if lost else ""
+    return f"the state dir {place} can be written again: what waited in memory goes there now{what}"
+
+
+def begun_anew(place: Path, how: str) -> str:
+    """The folder is another one than before."""
+    return (
+        f"the state dir {place} {how} while the agent ran: it was made and locked anew, and what is known of the runs"
+        " and of open incidents is written there again. Earlier reports are not there any more"
+    )
+
+
+def undone(place: Path, count: int, reason: str) -> str:
+    """The agent ends with reports that wait."""
+    return f"{_reports(count)} could not be written to {place} and {'is' if count == 1 else 'are'} lost: {reason}"
+
+
+def _reports(count: int) -> str:
+    return f"{count} {'report' if count == 1 else 'reports'}"

@@ -1,0 +1,63 @@
+"""Which reports go when there are too many: a pure choice, so that nobody can push out the reports of others.
+
+Too old ones go first. Then, as long as there are too many or too many bytes, whoever holds most gives up one: the oldest
+that was taken by hand, else the oldest.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+BY_HAND = "manual"  # follows the job in the id of a report that was taken by hand
+_BY_HAND = re.compile(rf"-{BY_HAND}(?:-\d{{2}})?$")
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """One report on disk. `made_at` is unix time."""
+
+    id: str
+    owner: int  # user id
+    size: int  # bytes
+    made_at: float
+
+    @property
+    def by_hand(self) -> bool:
+        """Was it asked for, and not the agent's own? The id tells: its owner cannot change it."""
+        return _BY_HAND.search(self.id) is not None
+
+
+def excess(
+    kept: Sequence[Kept], *, oldest_allowed: float, max_reports: int, max_bytes: int
+) -> tuple[str, ...]:
+    """Return the ids that have to go. The newest report of all stays, and counts as a quarter of the bytes at most."""
+    *rest, newest = sorted(kept, key=lambda one: one.id) or (None,)
+    if newest is None:
+        return ()
+    newest = msgspec.structs.replace(newest, size=min(newest.size, max_bytes // 4))
+    gone = [one for one in rest if one.made_at < oldest_allowed]
+    rest = [one for one in rest if one.made_at >= oldest_allowed]
+    while rest and (held := _too_much([*rest, newest], max_reports, max_bytes)):
+        victim = _of_the_heaviest(rest, held)
+        rest.remove(victim)
+        gone.append(victim)
+    return tuple(one.id for one in gone)
+
+
+def _too_much(kept: Sequence[Kept], max_reports: int, max_bytes: int) -> Counter[int]:
+    """How much of what there is too much of each owner holds; empty where all is well."""
+    held: Counter[int] = Counter()
+    if len(kept) > max_reports:
+        held.update(one.owner for one in kept)
+    elif sum(one.size for one in kept) > max_bytes:
+        for one in kept:
+            held[one.owner] += one.size
+    return held
+
+
+def _of_the_heaviest(rest: Sequence[Kept], held: Counter[int]) -> Kept:
+    """Whoever holds most gives up the oldest one that was taken by hand, else the oldest."""
+    heaviest = max({one.owner for one in rest}, key=lambda owner: (held[owner], owner))
+    mine = [one for one in rest if one.owner == heaviest]
+    return next((one for one in mine if one.by_hand), mine[0])

@@ -1,0 +1,293 @@
+"""What is known of exits survives a restart of the agent, and the attempts of one launch stay one story."""
+
+import os
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from mldebug.endings.facts import Ending, Ends, LauncherWords, RankError, RankExit
+from mldebug.endings.judge import judge_ending
+from mldebug.incident import Incident
+from mldebug.model import Job, LostRank, RankIdentity, Report
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Look
+from mldebug.stall.watch import StallWatch
+from mldebug_agents.exits.following import GRACE, Following
+from mldebug_agents.exits.known import (
+    MAX_RANKS,
+    ends_of,
+    joined,
+    launcher_lives,
+    past,
+    with_exits,
+)
+from mldebug_agents.exits.stories import Stories
+from mldebug_agents.host import Host
+from mldebug_agents.incidents import Incidents
+from mldebug_agents.runs import Run
+from mldebug_agents.state.rows import Row
+
+RANKS = tuple(
+    RankIdentity(rank=rank, world_size=3, pid=100 + rank, start_ticks=50 + rank, argv=("python",))
+    for rank in range(3)
+)
+LEFT = RankExit(rank=1, pid=101, at=5.0, moment=7, status=0, source="exit status of the process")
+
+
+def job(*ranks: int, attempt: int = 0, job_id: str = "job", launcher: int | None = 9) -> Job:
+    return Job(
+        id=job_id,
+        name="train.py",
+        launcher="torchrun",
+        launcher_pid=launcher,
+        attempt=attempt,
+        ranks=tuple(RANKS[rank] for rank in ranks),
+    )
+
+
+def run(*ranks: int, attempt: int = 0, job_id: str = "job") -> Run:
+    return Run(job(*ranks, attempt=attempt, job_id=job_id), StallWatch(StallSettings()))
+
+
+def ends(*exits: RankExit) -> Ends:
+    return ends_of({one.rank: one for one in RANKS}, {one.rank: one for one in exits})
+
+
+# --- what is kept ---------------------------------------------------------------------------------------
+
+
+def test_exits_of_an_earlier_agent_keep_their_order_and_lie_before_all_new_ones() -> None:
+    exits = [LEFT, RankExit(rank=0, pid=100, moment=3, status=9), RankExit(rank=2, pid=102)]
+    told = {one.rank: one.moment for one in past(exits)}
+    assert told[2] is None
+    assert told[0] is not None
+    assert told[1] is not None
+    assert told[0] < told[1] < 0
+
+
+def test_what_is_kept_is_bounded_and_has_those_that_ended() -> None:
+    many = {rank: msgspec.structs.replace(RANKS[0], rank=rank) for rank in range(MAX_RANKS + 500)}
+    last = MAX_RANKS + 499
+    kept = ends_of(many, {last: RankExit(rank=last, pid=1)})
+    assert len(kept.identities) == MAX_RANKS
+    assert kept.identities[0].rank == last
+    assert [one.rank for one in kept.exits] == [last]
+    assert not any(one.argv for one in kept.identities)
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=Ends) == kept
+
+
+def test_a_rank_whose_exit_is_known_is_not_missing() -> None:
+    look = Look(at=0.0, run="job", missing=(1,))
+    seen = msgspec.structs.replace(job(0, 2), lost=(LostRank(rank=1),))
+    told, after = with_exits(seen, look, {1: LEFT})
+    assert told.lost == (LostRank(rank=1, pid=101, exit_status=0, reason="exit code 0"),)
+    assert (after.missing, after.exited) == ((), (1,))
+    unseen, _ = with_exits(job(0, 2), look, {1: LEFT})
+    assert unseen.lost == told.lost, "discovery does not know of a rank that it never saw"
+    alive, _ = with_exits(job(0, 1, 2), look, {1: LEFT})
+    assert alive.lost == ()
+
+
+def test_the_status_of_a_zombie_is_not_replaced() -> None:
+    zombie = LostRank(rank=1, pid=101, exit_status=9, reason="killed")
+    seen = msgspec.structs.replace(job(0, 2), lost=(zombie,))
+    told, _ = with_exits(seen, Look(at=0.0, run="job"), {1: RankExit(rank=1, pid=101)})
+    assert told.lost == (zombie,)
+
+
+# --- who follows ----------------------------------------------------------------------------------------
+
+
+def test_an_exit_from_before_the_restart_is_no_unknown_one() -> None:
+    again = Following(run(0, 2))
+    again.recall(ends(LEFT))
+    again.over_at = 0.0
+    exits = {one.rank: one for one in again.ending().exits}
+    assert (exits[1].status, exits[1].source) == (0, "exit status of the process")
+    assert [one.rank for one in again.ending().identities] == [0, 1, 2]
+
+
+def test_all_that_left_with_zero_before_and_after_is_a_normal_end() -> None:
+    again = Following(run(0, 2))
+    again.recall(ends(LEFT))
+    assert not again.normal
+    for rank in (0, 2):
+        again.exits[rank] = RankExit(rank=rank, pid=100 + rank, moment=rank + 1, status=0)
+    assert again.normal
+
+
+def test_a_failure_that_nobody_judged_before_the_restart_is_judged_after_it() -> None:
+    failed = msgspec.structs.replace(LEFT, status=1 << 8)
+    again = Following(run(0, 2))
+    again.recall(ends(failed))
+    assert again.failing_at is not None
+    assert again.due(again.failing_at + GRACE)
+    told = run(0, 2)
+    told.incident = Incident(
+        id="x", key="k", job_id="job", detected_at=1.0, kind="abnormal_end", ending=Ending(job=told.job)
+    )  # fmt: skip
+    quiet = Following(told)
+    quiet.recall(ends(failed))
+    assert quiet.failing_at is None, "it has its incident"
+
+
+def test_who_went_while_no_agent_watched_is_an_exit_unknown_and_no_living_rank() -> None:
+    again = Following(run(0))
+    again.recall(ends(LEFT))
+    exits = {one.rank: one for one in again.ending().exits}
+    assert exits[2].status is None
+    assert again.ending().living == (0,)
+
+
+def test_the_early_leaver_is_named_when_its_victims_fail_after_a_restart() -> None:
+    again = Following(run(0, 2))
+    again.recall(ends(LEFT))
+    again.exits[0] = RankExit(rank=0, pid=100, at=8.0, moment=1, status=1 << 8)
+    peer = RankError(error="RuntimeError: Connection closed by peer", blames_peer=True)
+    ending = msgspec.structs.replace(again.ending(), errors={0: peer})
+    finding = judge_ending(ending).finding
+    assert finding is not None
+    assert [culprit.rank for culprit in finding.culprits] == [1]
+
+
+def test_words_that_only_the_first_agent_could_read_are_not_lost() -> None:
+    error = RankError(error="ValueError: bad shard 7")
+    first = Ending(job=job(0), words=LauncherWords(ended=(4,)), errors={1: error}, log_path="/log")
+    second = Ending(job=job(0), words=LauncherWords(ended=(5,), outside="signal 15"))
+    told = joined(first, second)
+    assert (told.errors, told.log_path) == ({1: error}, "/log")
+    assert (told.words.ended, told.words.outside) == ((4, 5), "signal 15")
+
+
+# --- a launcher between two attempts --------------------------------------------------------------------
+
+
+def test_a_launcher_is_known_by_its_age() -> None:
+    host, me = Host(), os.getpid()
+    mine = host.brief(me)
+    assert mine is not None
+
+    def ending(start: int, pid: int = me, *, boot: float = 0.0, gone: bool = False) -> Ending:
+        rank = msgspec.structs.replace(
+            RANKS[0], start_ticks=start, started_at=host.started_at(start) - boot
+        )
+        launched = job(0, launcher=pid)
+        return Ending(job=launched, identities=(rank,), launcher_pid=pid, launcher_gone=gone)
+
+    assert launcher_lives(host, ending(mine.start_ticks + 1))
+    assert not launcher_lives(host, ending(mine.start_ticks - 1)), "somebody else has its number"
+    assert not launcher_lives(host, ending(mine.start_ticks + 1, boot=3600.0)), "before a reboot"
+    assert not launcher_lives(host, ending(mine.start_ticks + 1, pid=2**22 + 1))
+    assert not launcher_lives(host, ending(mine.start_ticks + 1, gone=True))
+
+
+class Books:
+    """Stands in for the ledger."""
+
+    def __init__(self, rows: dict[str, Row] | None = None) -> None:
+        self.rows = dict(rows or {})
+        self.reports: list[Report] = []
+        self.archive = self
+
+    def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
+        self.rows[job_id] = Row(memory=memory, incident=incident)  # type: ignore[arg-type]
+
+    def forget(self, job_id: str) -> None:
+        self.rows.pop(job_id, None)
+
+    def forget_others(self, present: object) -> None:
+        """No ends without a row here."""
+
+    def found(self) -> dict[str, Row]:
+        return dict(self.rows)
+
+    def report(self, report_id: str, work: Callable[[], None]) -> None:
+        work()
+
+    def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:
+        self.reports.append(report)
+
+    def prune(self) -> None:
+        """Nothing is too old."""
+
+
+class Teller:
+    """An agent's books of incidents and stories."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self.incidents = Incidents(books)  # type: ignore[arg-type]
+        self.stories = Stories(self.incidents, lambda _: None, books.forget)
+
+    def fail(self, attempt: int, message: str = "bad shard 7") -> Run:
+        one = run(attempt=attempt, job_id=f"job-{attempt}")
+        error = RankError(error=f"ValueError: {message}")
+        exits = (msgspec.structs.replace(LEFT, status=1 << 8),)
+        ending = Ending(job=one.job, identities=RANKS, exits=exits, errors={1: error})
+        self.stories.failed(one, ending, judge_ending(ending), final=False)
+        self.stories.done(one)
+        return one
+
+    def settle(self) -> None:
+        self.incidents.settle((), self.stories.recall)
+
+
+@pytest.mark.parametrize("restarts", [(), (1,), (2,), (1, 2, 3)])
+def test_a_crash_loop_is_one_story_whenever_the_agent_is_restarted(
+    restarts: tuple[int, ...],
+) -> None:
+    books = Books()
+    teller = Teller(books)
+    for attempt in range(4):
+        if attempt in restarts:
+            teller = Teller(books)
+            teller.settle()
+        teller.fail(attempt)
+        assert list(books.rows) == [f"job-{attempt}"], "the incident is kept once"
+    teller.stories.launcher_ended(9)
+    assert len({one.id for one in books.reports}) == 1
+    assert books.reports[-1].state == "ended"
+    assert "4 attempts failed this way (0, 1, 2, 3)" in books.reports[-1].diagnosis.summary
+    assert books.rows == {}
+
+
+def test_a_story_that_had_ended_well_is_opened_again_by_the_same_failure() -> None:
+    books = Books()
+    first = Teller(books)
+    first.fail(0)
+    later = run(0, attempt=1, job_id="job-1")
+    first.stories._came["job-1"] = (-1e9, None)  # it has lived for long
+    first.stories.goes_on(later)
+    assert books.reports[-1].state == "recovered"
+    written = len(books.reports)
+    again = Teller(books)
+    again.settle()
+    assert len(books.reports) == written, "what has ended is not told again"
+    again.fail(1)
+    assert len({one.id for one in books.reports}) == 1
+    assert books.reports[-1].state == "open"
+
+
+def test_another_failure_after_the_restart_is_another_incident() -> None:
+    books = Books()
+    Teller(books).fail(0)
+    again = Teller(books)
+    again.settle()
+    (open_one,) = {one.id for one in books.reports}
+    other = run(attempt=1, job_id="job-1")
+    exits = (RankExit(rank=2, pid=102, moment=1, status=11),)
+    ending = Ending(job=other.job, identities=RANKS, exits=exits)
+    again.stories.failed(other, ending, judge_ending(ending), final=False)
+    states = {one.id: one.state for one in books.reports}
+    assert len(states) == 2
+    assert states[open_one] == "ended"
+
+
+def test_a_story_whose_launcher_is_gone_is_over() -> None:
+    books = Books()
+    Teller(books).fail(0)
+    again = Teller(books)
+    again.incidents.settle((), lambda *_: False)
+    assert books.reports[-1].state == "ended"
+    assert books.rows == {}

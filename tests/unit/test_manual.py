@@ -1,0 +1,98 @@
+"""Captures by hand: each has a report of its own, however fast they come."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import samples
+from mldebug.archive import Archive
+from mldebug.errors import MldebugError
+from mldebug.model import Report
+from mldebug_agents import manual
+from mldebug_agents.manual import Named, store, write_down
+from mldebug_agents.workbench import Workbench
+
+CAPTURE = samples.sleeping().captures[0]
+
+
+class Bench:
+    """As much of a workbench as storing needs."""
+
+    class Config:
+        """Where reports go."""
+
+        class Agent:
+            """The node."""
+
+            state_dir: Path
+
+        agent = Agent
+
+    config = Config
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    monkeypatch.setattr(Bench.Config.Agent, "state_dir", tmp_path, raising=False)
+    return Bench()  # type: ignore[return-value]
+
+
+def made() -> Report:
+    return samples.report(samples.sleeping())
+
+
+def test_two_dumps_of_one_second_are_two_reports(bench: Workbench, tmp_path: Path) -> None:
+    at = samples.TAKEN_AT
+    taken = [write_down(bench, CAPTURE, at) for _ in range(3)]
+    archive = Archive(tmp_path)
+    ids = [one.report.id for one in taken]
+    assert len(set(ids)) == 3
+    assert ids == sorted(ids)
+    assert [entry.id for entry in archive.list()] == sorted(ids, reverse=True)
+    for one in taken:
+        assert one.html_path == archive.folder / one.report.id / "report.html"
+        assert archive.load(one.report.id) == one.report
+        assert one.report.id in one.html
+    later = write_down(bench, CAPTURE, at + 1).report.id
+    assert later > max(ids)
+
+
+def test_many_at_once_take_no_id_twice(tmp_path: Path) -> None:
+    """Processes, in truth: each has a temporary name of its own."""
+    archives = [Archive(tmp_path) for _ in range(8)]
+    for number, archive in enumerate(archives):
+        make = archive._make_temporary
+        archive._make_temporary = lambda name, make=make, number=number: make(f"{number}-{name}")  # type: ignore[method-assign, misc]
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda archive: store(archive, made(), CAPTURE), archives))
+    ids = {one.report.id for one in taken}
+    assert len(ids) == 8
+    assert {entry.id for entry in archives[0].list()} == ids
+    assert not list(archives[0].folder.glob(".tmp-*"))
+
+
+def test_a_report_by_hand_never_takes_the_place_of_the_agents(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    agents = write_down(bench, CAPTURE, samples.TAKEN_AT).report.id.removesuffix("-manual")
+    assert not (tmp_path / "reports" / agents).exists()
+
+
+def test_a_second_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manual, "MAX_TURNS", 3)
+    archive = Archive(tmp_path)
+    assert isinstance(store(archive, made(), CAPTURE), Named)
+    store(archive, made(), CAPTURE)
+    with pytest.raises(MldebugError, match="of this second"):
+        store(archive, made(), CAPTURE)
+
+
+def test_where_nothing_can_be_stored_the_answer_comes_all_the_same(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    (tmp_path / "reports").write_text("in the way")
+    taken = write_down(bench, CAPTURE, samples.TAKEN_AT)
+    assert taken.html_path is None
+    assert "was not stored" in taken.trouble
+    assert taken.report.diagnosis.culprits
