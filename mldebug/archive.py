@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from mldebug.entries import Entry, read_entry
 from mldebug.errors import AccessError, EvidenceError
 from mldebug.model import REPORT_SCHEMA, NodeCapture, Report
 from mldebug.pruning import Kept, excess
@@ -40,39 +41,6 @@ STALE_SECONDS = 3_600.0  # a temporary folder this old was left by a crash
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One report as a list shows it; `broken` says why it cannot be read ("" when it can)."""
-
-    id: str
-    verdict: str = ""
-    confidence: str = ""
-    job: str = ""
-    sentence: str = ""
-    time: str = ""
-    state: str = ""
-    broken: str = ""
-
-
-class _JobHead(msgspec.Struct):
-    name: str
-
-
-class _DiagnosisHead(msgspec.Struct):
-    verdict: str
-    confidence: str
-    summary: str
-
-
-class _Head(msgspec.Struct):
-    """The part of report.json that a list needs; the rest is skipped, not built."""
-
-    schema: str
-    detected_at: str
-    state: str
-    job: _JobHead
-    diagnosis: _DiagnosisHead
 
 
 class Archive:
@@ -204,20 +172,7 @@ class Archive:
         return sorted(name for name in found if _ID.fullmatch(name))
 
     def _entry(self, name: str) -> Entry:
-        file = self.folder / name / "report.json"
-        try:
-            head = read_struct(file, _Head)
-        except (EvidenceError, AccessError) as error:
-            return Entry(id=name, broken=error.message)
-        return Entry(
-            id=name,
-            verdict=head.diagnosis.verdict,
-            confidence=head.diagnosis.confidence,
-            job=head.job.name,
-            sentence=head.diagnosis.summary,
-            time=head.detected_at,
-            state=head.state,
-        )
+        return read_entry(self.folder / name)
 
     def _resolve(self, wanted: str) -> str:
         if wanted == "latest":

@@ -10,9 +10,10 @@ import click
 import msgspec
 from rich.text import Text
 
-from mldebug.archive import Archive, Entry
+from mldebug.archive import Archive
 from mldebug.config import SYSTEM_STATE_DIR, load_config
 from mldebug.console import Console, print_line
+from mldebug.entries import Entry
 from mldebug.errors import AccessError, EvidenceError, MldebugError, UsageError
 from mldebug.model import Report
 from mldebug.recorded import load_recorded

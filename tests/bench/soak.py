@@ -1,21 +1,24 @@
 """Jobs that come, train, hang, die and go, wave after wave, under one agent: does it grow?
 
-    python tests/bench/soak.py 120   # minutes
+    python tests/bench/soak.py --minutes 120
+    python tests/bench/soak.py --fast --waves 18 --json FILE   # what the test does
 
 A wave is one job of each kind, all at once. The agent is measured between two waves, when it watches nothing.
 """
 
+import argparse
+import json
 import os
 import shutil
 import signal
+import sqlite3
 import statistics
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -37,8 +40,13 @@ STEPS = 10  # lines of log before a job meets its fate
 class Pace:
     """How fast the jobs come. The agent's timeout decides how long a hung one lives."""
 
-    stall: str = "{timeout: 5s, interval: 1s}"
-    rest: float = 20.0  # seconds between two waves
+    stall: str
+    rest: float  # seconds between two waves
+    each: int  # jobs of a kind in a wave
+
+
+SLOW = Pace("{timeout: 5s, interval: 1s}", 20.0, 1)
+FAST = Pace("{timeout: 1s, interval: 500ms}", 0.0, 2)
 
 
 class Size(NamedTuple):
@@ -46,7 +54,7 @@ class Size(NamedTuple):
 
     minutes: float
     lives: int  # jobs that have come and gone so far
-    pss: float  # MiB, of all of them
+    memory: float  # MiB, anonymous, of all of them; pages that they share count once
     rss: float  # MiB, of the agent's own process
     files: int
     threads: int
@@ -59,6 +67,7 @@ class Told:
 
     def __init__(self, running: RunningAgent) -> None:
         self.running = running
+        self.mine: set[str] = set()  # names of all jobs that we have started
         self._runs: tuple[RunState, ...] = ()
         self._at = 0.0
         self._lock = threading.Lock()
@@ -162,6 +171,7 @@ def live(agent: Told, folder: Path, kind: str) -> None:
     """One job of that kind, from start to end."""
     with light_job(folder, size=1 if kind == "done" else 2) as job:
         life = Life(agent, job)
+        agent.mine.add(job.name)
         ranks = job.ranks
         life.sees("its steps", lambda run: run.ranks == ranks and (run.step or 0) >= STEPS)
         KINDS[kind](life)
@@ -171,10 +181,9 @@ def live(agent: Told, folder: Path, kind: str) -> None:
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def soak(
-    folder: Path, pace: Pace = Pace(), kinds: tuple[str, ...] = tuple(KINDS)
-) -> Iterator[Size]:
+def soak(folder: Path, pace: Pace) -> Generator[Size, None, None]:
     """One wave after the other for as long as somebody asks; yields the agent's size after each."""
+    kinds = list(KINDS) * pace.each
     lives, began = 0, time.monotonic()
     with (
         watching(folder, settings(folder, stall=pace.stall)) as agent,
@@ -185,21 +194,22 @@ def soak(
             places = [folder / f"job-{lives + number}" for number in range(len(kinds))]
             list(pool.map(lambda place, kind: live(told, place, kind), places, kinds))
             lives += len(kinds)
-            idle(agent)
+            idle(told)
             yield size_of(agent, lives, (time.monotonic() - began) / 60)
             time.sleep(pace.rest)
 
 
-def idle(agent: RunningAgent) -> None:
-    """Wait until the agent watches none of our jobs, and has lost no report and waits for no disk."""
+def idle(agent: Told) -> None:
+    """Wait until the agent watches none of our jobs and waits for no disk; it may have lost no report."""
 
     def quiet() -> Snapshot | None:
-        seen = agent.snapshot()
-        busy = seen is None or any(run.name.startswith("light-") for run in seen.runs)
-        return None if busy or seen is None or seen.reports_waiting else seen
+        seen = agent.running.snapshot()
+        if seen is None or seen.reports_waiting or any(run.name in agent.mine for run in seen.runs):
+            return None
+        return seen
 
     seen = wait_for("the agent to forget the jobs", quiet, SOON)
-    assert seen.reports_lost == 0, agent.log[-3000:]
+    assert seen.reports_lost == 0, agent.running.log[-3000:]
 
 
 def size_of(agent: RunningAgent, lives: int, minutes: float) -> Size:
@@ -220,13 +230,29 @@ def _size_of(agent: RunningAgent, lives: int, minutes: float) -> Size:
     return Size(
         minutes,
         lives,
-        sum(one.memory_full_info().pss for one in family) / 2**20,
+        sum(anonymous(one.pid) for one in family) / 2**10,
         process.memory_info().rss / 2**20,
         sum(one.num_fds() for one in family),
         sum(one.num_threads() for one in family),
         len(family),
         sum(file.stat().st_size for file in state) / 2**10,
     )
+
+
+def anonymous(pid: int) -> int:
+    """KiB. File pages are left out: who else uses the same Python decides how many of them are ours."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
+
+
+def remembered(folder: Path) -> int:
+    """Runs that the agent's memory for a restart still holds after its end."""
+    with closing(sqlite3.connect(folder / "state" / "agent.sqlite")) as link:
+        ((count,),) = link.execute("SELECT count(*) FROM runs")
+    return int(count)
 
 
 def slope(sizes: list[Size], of: Callable[[Size], float], per: Callable[[Size], float]) -> float:
@@ -247,7 +273,7 @@ def verdict(sizes: list[Size]) -> str:
         told = [
             f"{what} {1024 * slope(part, of, lambda one: one.lives):+.2f} KiB/job"
             f" ({60 * slope(part, of, lambda one: one.minutes):+.2f} MiB/h)"
-            for what, of in (("PSS", lambda one: one.pss), ("RSS", lambda one: one.rss))
+            for what, of in (("memory", lambda one: one.memory), ("RSS", lambda one: one.rss))
         ]
         counts = ", ".join(
             f"{what} {min(seen)}-{max(seen)}"
@@ -261,23 +287,42 @@ def verdict(sizes: list[Size]) -> str:
     return "\n".join(lines)
 
 
+def line(one: Size) -> str:
+    """One wave, as it is printed."""
+    return (
+        f"{one.minutes:6.1f} min {one.lives:5} jobs  memory {one.memory:6.2f} MiB  RSS {one.rss:6.2f} MiB"
+        f"  {one.files} fds {one.threads} threads {one.processes} processes  state {one.state:.0f} KiB"
+    )
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--waves", type=int, default=1_000_000)
+    parser.add_argument("--fast", action="store_true", help="no rest between two waves")
+    parser.add_argument("--json", type=Path, help="write all sizes there")
+    return parser.parse_args()
+
+
 def main() -> None:
-    """Print a line for each wave, and the slopes again and again."""
-    minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
-    sizes: list[Size] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for one in soak(Path(folder)):
-            sizes.append(one)
-            print(
-                f"{one.minutes:6.1f} min {one.lives:5} jobs  PSS {one.pss:6.2f} MiB  RSS {one.rss:6.2f} MiB"
-                f"  {one.files} fds {one.threads} threads {one.processes} processes  state {one.state:.0f} KiB",
-                flush=True,
-            )
-            if len(sizes) % 20 == 0:
-                print(verdict(sizes), flush=True)
-            if one.minutes >= minutes:
-                break
-    print(f"{len(sizes)} waves, {sizes[-1].lives} jobs\n{verdict(sizes)}")
+    """Print a line for each wave, now and then the slopes, and at the end all of it."""
+    wanted, sizes = options(), list[Size]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with closing(soak(folder, FAST if wanted.fast else SLOW)) as waves:
+            for one in waves:
+                sizes.append(one)
+                print(line(one), flush=True)
+                if len(sizes) % 20 == 0:
+                    print(verdict(sizes), flush=True)
+                if one.minutes >= wanted.minutes or len(sizes) >= wanted.waves:
+                    break
+        left = remembered(folder)
+    print(f"{len(sizes)} waves, {sizes[-1].lives} jobs, {left} remembered\n{verdict(sizes)}")
+    if wanted.json:
+        told = {"sizes": [one._asdict() for one in sizes], "remembered": left}
+        wanted.json.write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

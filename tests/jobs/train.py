@@ -123,7 +123,7 @@ def tensor_parallel(job: Job, loss: torch.Tensor) -> None:
 def share_loss(job: Job, loss: torch.Tensor) -> None:
     """Share the loss for the log; gloo pairs equal operations of one group, so who is a step ahead needs another."""
     if job.options.fault == "skip":
-        dist.broadcast(loss, src=0)
+        dist.all_gather([loss.clone() for _ in range(job.world_size)], loss)
     else:
         dist.all_reduce(loss, group=job.metrics_group)
 

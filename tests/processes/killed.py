@@ -36,7 +36,7 @@ from mldebug_agents.state import keeping
 from mldebug_agents.state.ledger import Ledger
 
 SHORT_ONES = 2  # per life: more would be pruned
-LONGEST = 0.5  # seconds of work before the kill
+LONGEST = 0.35  # seconds of work before the kill
 VALIDATOR = jsonschema.Draft202012Validator(report_schema())
 
 

@@ -187,10 +187,12 @@ class Books:
 
     def __init__(self, rows: dict[str, Row] | None = None) -> None:
         self.rows = dict(rows or {})
+        self.kept: list[str] = []
         self.reports: list[Report] = []
         self.archive = self
 
     def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
+        self.kept.append(job_id)
         self.rows[job_id] = Row(memory=memory, incident=incident)  # type: ignore[arg-type]
 
     def forget(self, job_id: str) -> None:
@@ -261,9 +263,14 @@ def test_a_story_that_had_ended_well_is_opened_again_by_the_same_failure() -> No
     first.stories.goes_on(later)
     assert books.reports[-1].state == "recovered"
     written = len(books.reports)
+    gone = Books(books.rows)
+    Teller(gone).incidents.settle((), lambda *_: False)
+    assert (gone.reports, gone.rows) == ([], {}), "what has ended is not told again"
     again = Teller(books)
+    books.kept.clear()
     again.settle()
-    assert len(books.reports) == written, "what has ended is not told again"
+    assert len(books.reports) == written
+    assert books.kept == ["job-0"], "it is ours now: written again where the state dir is lost"
     again.fail(1)
     assert len({one.id for one in books.reports}) == 1
     assert books.reports[-1].state == "open"
