@@ -3,8 +3,16 @@
 import re
 from pathlib import Path
 
-from mldebug.errors import EvidenceError
-from mldebug.model import Job, NodeCapture, ProcessCapture, RankCapture, RankIdentity, ThreadStack
+from mldebug.errors import EvidenceError, MldebugError
+from mldebug.model import (
+    Gap,
+    Job,
+    NodeCapture,
+    ProcessCapture,
+    RankCapture,
+    RankIdentity,
+    ThreadStack,
+)
 from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
 from mldebug.storage import unreadable
 
@@ -20,17 +28,25 @@ _SUFFIXES = (".txt", ".json", ".out", "")
 def captures_from_dumps(directory: Path) -> tuple[NodeCapture, ...]:
     """Read every file whose stem ends in a number (the rank); empty where there is none such.
 
-    Raises EvidenceError for a file that is no py-spy output. Where a rank has several, native stacks fill `native`.
+    A file that is no py-spy output is a gap, and its rank one that nobody could read; EvidenceError where none is one.
+    Where a rank has several, native stacks fill `native`.
     """
-    files = _files(directory)
+    files = [(int(m[1]), path) for path in _files(directory) if (m := _RANK.search(path.stem))]
     found: dict[int, ProcessCapture] = {}
-    for path in files:
-        if match := _RANK.search(path.stem):
-            rank = int(match[1])
+    bad: list[tuple[int, MldebugError]] = []
+    for rank, path in files:
+        try:
             process = _read(path)
+        except MldebugError as error:
+            bad.append((rank, error))
+        else:
             found[rank] = _join(found[rank], process) if rank in found else process
+    if bad and not found:
+        raise bad[0][1]
     if not found:
         return ()
+    for rank, _ in bad:
+        found.setdefault(rank, ProcessCapture(pid=0))
     world = max(found) + 1
     if world > 4 * MAX_FILES:
         raise EvidenceError(
@@ -45,8 +61,12 @@ def captures_from_dumps(directory: Path) -> tuple[NodeCapture, ...]:
         world_size=world,
         nodes=("recorded",),
     )
-    taken = min(path.stat().st_mtime for path in files)
-    return (NodeCapture(node="recorded", taken_at=taken, job=job, ranks=ranks),)
+    taken = min(path.stat().st_mtime for _, path in files)
+    gaps = tuple(
+        Gap(what="the py-spy dump", reason=error.message, rank=rank, way_out=error.way_out)
+        for rank, error in bad
+    )
+    return (NodeCapture(node="recorded", taken_at=taken, job=job, ranks=ranks, gaps=gaps),)
 
 
 def _files(directory: Path) -> list[Path]:

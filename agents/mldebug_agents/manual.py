@@ -19,6 +19,7 @@ from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
 
 STORE_TIMEOUT = 10.0
+MAX_TOLD = 4  # jobs listed in an error
 MAX_TURNS = 100  # reports of one job in one second
 
 
@@ -43,15 +44,27 @@ def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, 
     """The jobs a person asked for; an error that lists what there is otherwise."""
     jobs = found.jobs
     if not jobs:
-        raise _nothing_found(found)
+        raise _nothing_found(found, pid)
     if pid is not None:
         jobs = tuple(job for job in jobs if pid in _pids(job, found))
     if wanted is not None:
         jobs = tuple(job for job in jobs if job.id.startswith(wanted) or job.name == wanted)
     if not jobs:
-        have = ", ".join(f"{job.id} ({job.name}, {len(job.ranks)} ranks)" for job in found.jobs[:8])
-        raise UsageError(f"no job here matches {wanted or pid}", f"jobs on this node: {have}")
+        raise UsageError(f"no job here matches {wanted or pid}{_why(found, pid)}", _have(found))
     return jobs
+
+
+def _why(found: Discovery, pid: int | None) -> str:
+    """What discovery found odd about this process."""
+    odd = [remark.message for remark in found.remarks if pid in remark.pids]
+    return f": {odd[0]}" if odd else ""
+
+
+def _have(found: Discovery) -> str:
+    jobs = [f"{job.id} ({job.name}, {len(job.ranks)} ranks)" for job in found.jobs[:MAX_TOLD]]
+    more = len(found.jobs) - len(jobs)
+    tail = f" and {more} more: `mldebug status` shows all" if more else ""
+    return f"jobs on this node: {', '.join(jobs)}{tail}"
 
 
 def _pids(job: Job, found: Discovery) -> set[int]:
@@ -60,7 +73,12 @@ def _pids(job: Job, found: Discovery) -> set[int]:
     return ranks | children | ({job.launcher_pid} if job.launcher_pid else set())
 
 
-def _nothing_found(found: Discovery) -> MldebugError:
+def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
+    if why := _why(found, pid):
+        return UsageError(
+            f"process {pid} is no rank{why}",
+            "correct what it was started with: `mldebug status` shows all",
+        )
     hidden = [gap for gap in found.gaps if gap.way_out]
     if hidden:
         return AccessError(

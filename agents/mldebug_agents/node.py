@@ -18,6 +18,7 @@ from mldebug.errors import MldebugError
 from mldebug.model import Job, NodeCapture
 from mldebug.snapshot import Snapshot
 from mldebug.stall.rules import StallSettings
+from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Decision, Stage
 from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.pidfds import ExitWatch
@@ -240,7 +241,7 @@ class Node:
 
     def _decide(self, run: Run, decision: Decision) -> None:
         if run.decision is None or run.decision.stage is not decision.stage:
-            log.info("%s: %s: %s", run.job.name, decision.stage, decision.sentence)
+            log.info("%s: %s: %s", run.job.name, stage_words(decision.stage), decision.sentence)
         run.decision = decision
         if decision.sample:
             self._wanted.add(run.job.id)
@@ -289,7 +290,7 @@ class Node:
             at=time.time(),
             started_at=self.started_at,
             pid=os.getpid(),
-            runs=tuple(run_state(run) for run in self.runs.values()),
+            runs=tuple(run_state(run, self.endings.exits(id)) for id, run in self.runs.items()),
             sources=(*(one.state() for one in self._workers.values()), *self.ledger.states()),
             incidents=dict(self.incidents.counts),
             last_report=dict(self.incidents.last_report),

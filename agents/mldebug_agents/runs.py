@@ -1,6 +1,7 @@
 """One run under watch, and how people see it."""
 
 import time
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from mldebug.incident import Incident
@@ -41,8 +42,8 @@ def may_stall(seen: JobLook) -> bool:
     return seen.job.launcher != "single" or seen.step is not None
 
 
-def run_state(run: Run) -> RunState:
-    """One run as people see it."""
+def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
+    """One run as people see it; `exits` are the words for how its ranks ended."""
     decision, seen, job = run.decision, run.seen, run.job
     return RunState(
         id=job.id,
@@ -54,6 +55,7 @@ def run_state(run: Run) -> RunState:
         world_size=job.world_size,
         ranks={rank.rank: rank.pid for rank in job.ranks},
         lost=tuple(lost.rank for lost in job.lost),
+        exits=dict(exits),
         classes=dict(run.classes),
         stage=str(decision.stage) if decision else "watching",
         sentence=run.unjudged or (decision.sentence if decision else ""),

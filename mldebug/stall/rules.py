@@ -28,6 +28,7 @@ SAMPLES = 10  # planned over a window, so that at least 8 fit
 LATER = 10.0  # seconds between samples after the confirmation
 SOONEST = 0.25
 STARTING = frozenset({"init", "store"})
+SET_BY_HAND = "stall.timeout in the config"
 
 
 class StallSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,13 +108,13 @@ def _kept_waiting(rule: Rule, ranks: Ranks, now: float) -> bool:
 
 def _by_rhythm(settings: StallSettings, look: Look, pulse: Pulse) -> Timeout:
     if settings.timeout != "auto":
-        return Timeout(settings.timeout, "as configured")
+        return Timeout(settings.timeout, SET_BY_HAND)
     return pulse.gaps.timeout(BEFORE_EVIDENCE_DIES * look.evidence_lives)
 
 
 def _without_signal(settings: StallSettings, pulse: Pulse) -> Timeout:
     if settings.timeout != "auto":
-        return Timeout(settings.timeout, "as configured")
+        return Timeout(settings.timeout, SET_BY_HAND)
     if pulse.log_grows(within=NO_SIGNAL):
         return pulse.gaps.widen(Timeout(UNREADABLE_LOG, "no progress signal but lines in a log"))
     return pulse.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))

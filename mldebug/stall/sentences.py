@@ -10,11 +10,17 @@ from mldebug.stall.rules import Rule
 from mldebug.stall.stillness import STOPPED, Standing, Trail
 
 NAMED = 3
+STAGE_WORDS = {"confirmed": "stalled, nobody named yet", "blamed": "stalled"}
 
 
 def seconds(value: float) -> str:
     """`1.1 s`, `62 s`."""
     return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+
+
+def stage_words(stage: str) -> str:
+    """How far the suspicion has come, in words that need no explanation."""
+    return STAGE_WORDS.get(stage, stage)
 
 
 def quietly(rule: Rule, quiet: float, usual: float | None, who: str = "no rank has") -> str:
@@ -25,7 +31,7 @@ def quietly(rule: Rule, quiet: float, usual: float | None, who: str = "no rank h
         said = f"last step {seconds(quiet)} ago" if early else f"no step for {seconds(quiet)}"
         return said + gap
     if early:
-        return f"ranks move ({rule.timeout.why})"
+        return f"all ranks move; this job tells no step ({rule.timeout.why})"
     return f"{who} moved for {seconds(quiet)} ({rule.timeout.why})"
 
 

@@ -376,6 +376,9 @@ def test_an_exit_that_an_earlier_agent_saw_is_known_after_its_restart(
         met(agent, one)
         one.go()
         wait_for("the exit", lambda: (run := agent.run_of(one)) and run.lost == (1,), SOON)
+        seen = agent.run_of(one)
+        assert seen is not None
+        assert seen.exits == {1: "exit status 0"}
         restarted(agent, one)
         os.kill(one.ranks[0], signal.SIGSEGV)
         report = report_of(agent, one, lambda told: bool(told["captures"]))

@@ -510,3 +510,19 @@ def test_evidence_that_this_user_may_not_read_is_a_missing_right(
     assert code == 3
     assert first == f"mldebug: this user may not read {tmp_path}/evidence"
     assert second == "  way out: ask as the owner of the job, or as root"
+
+
+def test_one_bad_dump_of_many_is_a_gap_and_its_rank_is_not_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dumps = Path(__file__).parent.parent / "fixtures" / "h200" / "hang-sleep"
+    for rank in (0, 1):
+        copy = dumps / f"pyspy-sleep-r{rank}.txt"
+        (tmp_path / f"rank{rank}.txt").write_bytes(copy.read_bytes())
+    (tmp_path / "rank2.txt").write_text("Error: Permission denied\n")
+    assert cli.main(["diagnose", "--json", str(tmp_path)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
+    assert [(gap["rank"], gap["what"]) for gap in report["gaps"]] == [(2, "the py-spy dump")]
+    assert "rank2.txt holds no py-spy dump" in report["gaps"][0]["reason"]
+    assert report["ranks"][2]["class"] == "unclear"

@@ -54,6 +54,17 @@ def ends(*exits: RankExit) -> Ends:
     return ends_of({one.rank: one for one in RANKS}, {one.rank: one for one in exits})
 
 
+def test_words_for_exits_leave_out_who_was_not_seen_to_end() -> None:
+    following = Following(run(0))
+    following.recall(ends(LEFT, RankExit(rank=2, pid=102, moment=8, status=9)))
+    assert following.exit_words() == {1: "exit status 0", 2: "killed by SIGKILL (9)"}
+    following.recall(ends(LEFT))
+    unseen = Following(run(0, 1))
+    unseen.recall(ends())
+    assert 2 in unseen.exits
+    assert unseen.exit_words() == {}
+
+
 # --- what is kept ---------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,10 @@ import pytest
 import samples
 from mldebug.archive import Archive
 from mldebug.errors import MldebugError
-from mldebug.model import Report
+from mldebug.model import Job, RankIdentity, Remark, Report
 from mldebug_agents import manual
-from mldebug_agents.manual import Named, store, write_down
+from mldebug_agents.manual import Named, choose, store, write_down
+from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
 
 CAPTURE = samples.sleeping().captures[0]
@@ -96,3 +97,42 @@ def test_where_nothing_can_be_stored_the_answer_comes_all_the_same(
     assert taken.html_path is None
     assert "was not stored" in taken.trouble
     assert taken.report.diagnosis.culprits
+
+
+# --- what a person asked for ----------------------------------------------------------------------------
+
+
+def found(*pids: int, remarks: tuple[Remark, ...] = ()) -> Discovery:
+    jobs = tuple(
+        Job(
+            id=f"job-{pid}",
+            name="train.py",
+            launcher="single",
+            ranks=(RankIdentity(rank=0, world_size=1, pid=pid),),
+        )
+        for pid in pids
+    )
+    return Discovery(jobs=jobs, remarks=remarks)
+
+
+LIAR = Remark(
+    kind="impossible_environment",
+    message="RANK=abc is no number: process 77 is not counted as a rank",
+    pids=(77,),
+)
+
+
+@pytest.mark.parametrize("others", [(), (1, 2)])
+def test_a_process_that_is_no_rank_is_told_why(others: tuple[int, ...]) -> None:
+    with pytest.raises(MldebugError, match="RANK=abc is no number"):
+        choose(found(*others, remarks=(LIAR,)), 77, None)
+    with pytest.raises(MldebugError) as told:
+        choose(found(*others, remarks=(LIAR,)), 78, None)
+    assert "RANK" not in str(told.value)
+
+
+def test_only_a_few_of_many_jobs_are_listed() -> None:
+    with pytest.raises(MldebugError) as told:
+        choose(found(*range(1, 21)), None, "nobody")
+    assert "job-4 (train.py, 1 ranks) and 16 more" in told.value.way_out
+    assert "job-5" not in told.value.way_out

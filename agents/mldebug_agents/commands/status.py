@@ -18,6 +18,7 @@ from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
+from mldebug.stall.sentences import stage_words
 from mldebug.suggest import typed
 from mldebug_agents.serving.client import Inquiry, inquire
 from mldebug_agents.workbench import Workbench
@@ -25,8 +26,6 @@ from mldebug_agents.workbench import Workbench
 MAX_LISTED = 8
 NO_AGENT = "no agent watches them: a stall is noticed by nobody"
 UNSEEN = "exit unknown"
-SET_BY_HAND = "set in the config"
-STAGES = {"confirmed": "stalled, and it is not clear yet who is to blame", "blamed": "stalled"}
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,7 +167,8 @@ def _watched(run: RunState | None, config: Path | None) -> Iterator[Text]:
     yield Text(clean(f"  {', '.join([*told, f'log {run.log}'])}", 300))
     limit = _limit(run)
     yield Text(
-        clean(f"  {_stage(run)}: {_sentence(run)}{limit}", 400), style="red" if run.incident else ""
+        clean(f"  {stage_words(run.stage)}: {_sentence(run)}{limit}", 400),
+        style="red" if run.incident else "",
     )
     if run.incident:
         yield Text(clean(f"  {run.report}", 400), style="bold red")
@@ -176,25 +176,16 @@ def _watched(run: RunState | None, config: Path | None) -> Iterator[Text]:
         yield Text(f"  the whole report: {typed(show, config)}", no_wrap=True)
 
 
-def _stage(run: RunState) -> str:
-    """Its state in a word that needs no explanation."""
-    return STAGES.get(run.stage, run.stage)
-
-
 def _sentence(run: RunState) -> str:
     """Why it is quiet or not, without the reason of the limit, which follows."""
     return run.sentence.replace(f" ({run.why_timeout})", "") if run.why_timeout else run.sentence
-
-
-def _why(run: RunState) -> str:
-    return SET_BY_HAND if run.why_timeout == "as configured" else run.why_timeout
 
 
 def _limit(run: RunState) -> str:
     """How much silence counts as a stall, and where that comes from."""
     if run.incident or not run.timeout_seconds:
         return ""
-    return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({_why(run)})"
+    return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({run.why_timeout})"
 
 
 def _facts(job: Job, now: float) -> Iterator[str]:

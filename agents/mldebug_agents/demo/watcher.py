@@ -14,6 +14,7 @@ from mldebug.archive import Archive
 from mldebug.errors import ToolError
 from mldebug.model import Report
 from mldebug.snapshot import RunState
+from mldebug.stall.sentences import stage_words
 from mldebug_agents.demo.job import job_environment
 from mldebug_agents.serving.client import ask_agent
 from mldebug_agents.spawn import Completed, Starter
@@ -66,7 +67,9 @@ class DemoAgent:
             run = self.run_of(pid)
             if run is not None and run.stage != told:
                 told = run.stage
-                console.print(f"  {run.stage:>9}: {run.sentence}", highlight=False, markup=False)
+                console.print(
+                    f"  {stage_words(run.stage):>9}: {run.sentence}", highlight=False, markup=False
+                )
             time.sleep(LOOK)
         return report
 

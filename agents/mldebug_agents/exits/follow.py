@@ -124,6 +124,11 @@ class Endings:
                     one.launcher = gone
             self._forget_launchers()
 
+    def exits(self, job_id: str) -> dict[int, str]:
+        """How the ranks of a job ended, so far, in words by rank; those that nobody saw to end are absent."""
+        one = self._jobs.get(job_id)
+        return one.exit_words() if one else {}
+
     def over(self, run: Run) -> None:
         """All ranks of a job are gone: it will be judged, soon."""
         one = self._jobs.get(run.job.id)

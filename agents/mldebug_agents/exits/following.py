@@ -6,7 +6,7 @@ Belongs to the main loop's thread.
 import time
 from collections.abc import Iterable
 
-from mldebug.endings.facts import Ending, Ends, RankExit
+from mldebug.endings.facts import Ending, Ends, RankExit, full_words
 from mldebug.model import Job, RankIdentity
 from mldebug_agents.exits.known import ends_of, past
 from mldebug_agents.exits.pidfds import ProcessExit
@@ -57,6 +57,11 @@ class Following:
     def known(self) -> Ends:
         """What a later agent should know."""
         return ends_of(self.identities, self.exits)
+
+    def exit_words(self) -> dict[int, str]:
+        """How its ranks ended, so far, in words; one that nobody saw to end is absent."""
+        known = (one for one in self.exits.values() if one.status is not None)
+        return {one.rank: full_words(one.status) for one in known}
 
     def meet_children(self, rank: int, children: Iterable[Child]) -> None:
         """Remember who belongs to a rank."""

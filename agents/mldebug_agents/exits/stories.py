@@ -103,7 +103,7 @@ class Stories:
         if ending.living and not run.incident.captures:
             self._capture(run)
         if final:
-            self._close(self._stories[key], "ended", "the job has ended")
+            self._close(self._stories[key], "ended", "incident closed: the job is over")
 
     def goes_on(self, run: Run) -> None:
         """A later attempt that steps, or lives for long, ends the story well."""

@@ -107,7 +107,9 @@ class Witness:
             line for key, one in words.items() if not _owner(notes.logs[key]) for line in one.shared
         ]
         if not self._kernel.readable:
-            gaps.append("the kernel log may not be read: CAP_SYSLOG")
+            gaps.append(
+                "the kernel log may not be read, so an OOM kill is not seen: give CAP_SYSLOG"
+            )
         return msgspec.structs.replace(
             ending,
             words=launcher_words(lines),
