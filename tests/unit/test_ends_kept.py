@@ -13,6 +13,7 @@ from mldebug.model import Job, LostRank, RankIdentity, Report
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch
+from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.following import GRACE, Following
 from mldebug_agents.exits.known import (
     MAX_RANKS,
@@ -25,6 +26,7 @@ from mldebug_agents.exits.known import (
 from mldebug_agents.exits.stories import Stories
 from mldebug_agents.host import Host
 from mldebug_agents.incidents import Incidents
+from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.runs import Run
 from mldebug_agents.state.rows import Row
 
@@ -244,6 +246,52 @@ class Teller:
 
     def settle(self) -> None:
         self.incidents.settle((), self.stories.recall)
+
+
+def test_no_story_is_kept_of_a_job_without_a_launcher_when_it_is_over() -> None:
+    teller = Teller(Books())
+    for number in range(3):
+        one = Run(job(0, 1, 2, job_id=f"lone-{number}", launcher=None), StallWatch(StallSettings()))
+        ending = Ending(
+            job=one.job, identities=RANKS, exits=(msgspec.structs.replace(LEFT, status=9),)
+        )
+        teller.stories.failed(one, ending, judge_ending(ending), final=True)
+        teller.stories.done(one)
+    assert teller.books.reports[-1].state == "ended"
+    assert not teller.books.rows
+    assert not teller.stories._stories
+
+
+class Pidfds:
+    """Watches nobody."""
+
+    def watch(self, pid: int, start_ticks: int | None = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("launcher", "final"), [(None, True), (9, False)], ids=["launcher gone", "launcher lives"]
+)
+def test_an_end_is_final_where_no_launcher_can_start_again(
+    launcher: int | None, final: bool
+) -> None:
+    told: list[bool] = []
+    teller = Teller(Books())
+    teller.stories.failed = lambda *_, final: told.append(final)  # type: ignore[method-assign,assignment,misc]
+    endings = Endings(
+        None,  # type: ignore[arg-type]
+        Pidfds(),  # type: ignore[arg-type]
+        lambda _: True,
+        teller.stories,
+        lambda *_: None,
+    )
+    one = Run(job(0, 1, 2, launcher=launcher), StallWatch(StallSettings()))
+    one.seen = JobLook(job=one.job, look=Look(at=0.0))
+    endings.follow(one, {})
+    endings.over(one)
+    exits = (msgspec.structs.replace(LEFT, status=9),)
+    endings.told(Ending(job=one.job, identities=RANKS, exits=exits))
+    assert told == [final]
 
 
 @pytest.mark.parametrize("restarts", [(), (1,), (2,), (1, 2, 3)])

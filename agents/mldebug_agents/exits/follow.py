@@ -159,10 +159,9 @@ class Endings:
         outcome = judge_ending(ending)
         gone = self._launchers.get(one.job.launcher_pid or 0)
         if outcome.kind == "abnormal" and _counts(one.run):
-            others = [other.job.launcher_pid for other in self._jobs.values() if other is not one]
-            more = one.job.launcher_pid in others and gone is not None
-            more = more or (one.job.launcher in ELASTIC and gone is None)
-            self._teller.failed(one.run, ending, outcome, final=one.over and not more)
+            self._teller.failed(
+                one.run, ending, outcome, final=one.over and not self._more(one, gone)
+            )
         else:
             log.info("%s: %s", one.job.name, outcome.sentence)
             if not one.over:  # who else ends may change it
@@ -215,6 +214,15 @@ class Endings:
             self._teller.exited(one.run, gone.at, words)
         one.note_failure(gone.status)
         self._keep(one.job.id, one.known())
+
+    def _more(self, one: Following, gone: ProcessExit | None) -> bool:
+        """Is another attempt of the same launch open, or can one still be started?"""
+        launcher = one.job.launcher_pid
+        if launcher is None:
+            return False
+        if gone is None:
+            return one.job.launcher in ELASTIC
+        return any(o.job.launcher_pid == launcher for o in self._jobs.values() if o is not one)
 
     def _ask(self, ending: Ending) -> Ending:
         return self._witness.ask(ending)

@@ -130,6 +130,8 @@ class Stories:
         story = self._stories.get(_launch(run.job))
         if story is None or story.run is not run or story.closed:
             self._forget(run.job.id)
+        if story is not None and story.closed and run.job.launcher_pid is None:
+            del self._stories[_launch(run.job)]  # nobody starts another attempt
         for key in list(self._stories)[:-MAX_STORIES]:
             self._end(self._stories.pop(key), "not followed any longer")
 
