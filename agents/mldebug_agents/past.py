@@ -6,13 +6,18 @@ Belongs to the main loop's thread. The state dir may answer late, or be removed 
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
+from mldebug.endings.facts import Ending, Ends
 from mldebug.model import Job
 from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.known import launcher_lives
 from mldebug_agents.exits.stories import Stories
 from mldebug_agents.incidents import Incidents
+from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.runs import Run
 from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.state.rows import Row
@@ -57,7 +62,8 @@ class Past:
             self._ledger.scribe.release()
         if self._recalled and not self._settled and looked:
             self._settled = True
-            self._incidents.settle(runs, self._goes_on)
+            revived = self._revive(runs, settings)
+            self._incidents.settle({*runs, *revived}, self._goes_on)
         if time.monotonic() - self._stored_at > EVERY:
             self._stored_at = time.monotonic()
             self.store(runs)
@@ -94,6 +100,22 @@ class Past:
         self._endings.recall(run, self._ledger.ends(run.job.id))
         if run.incident is not None and not run.incident.captures:
             self._capture(run)
+
+    def _revive(self, runs: Mapping[str, Run], settings: StallSettings) -> set[str]:
+        """Jobs that an earlier agent saw failing and that ended while nobody watched: they are judged now."""
+        gone = self._ledger.failing(runs)
+        for ends in gone.values():
+            if ends.failing is not None:
+                self._endings.revive(self._gone(ends, ends.failing, settings), ends)
+        return set(gone)
+
+    def _gone(self, ends: Ends, job: Job, settings: StallSettings) -> Run:
+        told = Ending(job=job, identities=ends.identities, exits=ends.exits)
+        if not launcher_lives(self._bench.host, told):
+            job = msgspec.structs.replace(job, launcher_pid=None)
+        run = Run(job, StallWatch(settings))
+        run.seen = JobLook(job=job, look=Look(at=time.monotonic()))
+        return run
 
     def _goes_on(self, job_id: str, row: Row) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""

@@ -68,6 +68,9 @@ class Ends(Noun, frozen=True, kw_only=True):
 
     identities: tuple[RankIdentity, ...] = ()
     exits: tuple[RankExit, ...] = ()
+    failing: Job | None = (
+        None  # without its ranks; of whom one has failed and nothing is judged yet
+    )
 
 
 class Ending(Noun, frozen=True, kw_only=True):

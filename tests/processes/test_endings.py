@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -388,6 +388,30 @@ def test_an_exit_that_an_earlier_agent_saw_is_known_after_its_restart(
     assert sorted(rows) == [0, 1, 2]
     assert "unknown" not in json.dumps([rows[1], report["diagnosis"]]), rows[1]
     assert "0" in rows[1]["doing"], rows[1]
+
+
+def test_a_job_that_fails_and_goes_while_no_agent_is_there_is_told_all_the_same(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    with job(tmp_path, "--way", "leave", torchrun=("none",), size=3) as one:
+        met(agent, one)
+        os.kill(one.ranks[2], signal.SIGSEGV)
+        wait_for("the exit", lambda: (run := agent.run_of(one)) and run.lost == (2,), SOON)
+        ranks = one.ranks
+        agent.process.kill()
+        agent.process.wait(20)
+        assert not reports(agent), "the agent was too fast for this test"
+        for pid in ranks.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in one.started:
+            process.wait(20)
+        agent.process = start(agent.folder, agent.config.read_text()).process
+        report = report_of(agent, one, is_over)
+
+    assert blamed(report) == [2]
+    assert "SIGSEGV" in report["diagnosis"]["summary"]
+    assert "nobody watched when the job ended" in json.dumps(report["gaps"])
 
 
 def test_a_crash_loop_stays_one_story_over_a_restart_of_the_agent(

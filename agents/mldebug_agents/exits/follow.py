@@ -97,6 +97,11 @@ class Endings:
         if ends is not None:
             self._jobs.setdefault(run.job.id, Following(run)).recall(ends)
 
+    def revive(self, run: Run, ends: Ends) -> None:
+        """A job that has lost a rank under an earlier agent, and was gone before anybody judged it."""
+        self.recall(run, ends)
+        self.over(run)
+
     def expect(self, launcher_pid: int) -> None:
         """A launcher between two attempts: its end has to be seen."""
         if launcher_pid not in self._launchers:
@@ -166,6 +171,7 @@ class Endings:
             log.info("%s: %s", one.job.name, outcome.sentence)
             if not one.over:  # who else ends may change it
                 one.failing_at, one.asked = None, False
+                self._keep(one.job.id, one.known())
         if one.over:
             self._forget(one)
 

@@ -56,7 +56,8 @@ class Following:
 
     def known(self) -> Ends:
         """What a later agent should know."""
-        return ends_of(self.identities, self.exits)
+        failing = None if self.failing_at is None else self.job
+        return ends_of(self.identities, self.exits, failing)
 
     def exit_words(self) -> dict[int, str]:
         """How its ranks ended, so far, in words; one that nobody saw to end is absent."""

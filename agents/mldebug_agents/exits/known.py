@@ -15,11 +15,19 @@ from mldebug_agents.procfs import exit_reason
 MAX_RANKS = 1024  # of one run, that are kept
 
 
-def ends_of(identities: Mapping[int, RankIdentity], exits: Mapping[int, RankExit]) -> Ends:
+def ends_of(
+    identities: Mapping[int, RankIdentity],
+    exits: Mapping[int, RankExit],
+    failing: Job | None = None,
+) -> Ends:
     """As it is stored: who has ended first, and without the command lines, which are long."""
     order = sorted(identities, key=lambda rank: (rank not in exits, rank))[:MAX_RANKS]
     kept = (msgspec.structs.replace(identities[rank], argv=()) for rank in order)
-    return Ends(identities=tuple(kept), exits=tuple(exits[rank] for rank in order if rank in exits))
+    return Ends(
+        identities=tuple(kept),
+        exits=tuple(exits[rank] for rank in order if rank in exits),
+        failing=failing and msgspec.structs.replace(failing, ranks=(), lost=()),
+    )
 
 
 def past(exits: Iterable[RankExit]) -> Iterator[RankExit]:

@@ -89,7 +89,8 @@ class Witness:
     def ask(self, ending: Ending) -> Ending:
         """Add all that the job has left behind."""
         notes = self._notes.get(ending.job.id) or _Notes(mark=self._kernel.mark())
-        gaps: list[str] = []
+        unmet = ending.job.id not in self._notes
+        gaps = ["nobody watched when the job ended: what it wrote is not known"] if unmet else []
         texts = {key: self._text(log, gaps) for key, log in notes.logs.items()}
         locals_ = {
             one.local_rank: one.rank for one in ending.identities if one.local_rank is not None

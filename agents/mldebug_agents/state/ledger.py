@@ -150,6 +150,13 @@ class Ledger:
         """All that an earlier agent left and nobody has taken up or forgotten since."""
         return dict(self._found) if self.opened else {}
 
+    def failing(self, present: Collection[str]) -> dict[str, Ends]:
+        """Runs that had just lost a rank, and of which nothing was told, when an earlier agent ended; gone since."""
+        gone = {
+            one: ends for one, ends in self._ends.items() if one not in present and ends.failing
+        }
+        return {one: ends for one, ends in gone.items() if self.incident(one) is None}
+
     def forget_others(self, present: Collection[str]) -> None:
         """Drop what is stored of runs that nobody knows: ends without a row."""
         for job_id in [one for one in self._ends if one not in present and one not in self._rows]:
