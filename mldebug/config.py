@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from mldebug.errors import ConfigError
+from mldebug.health.thresholds import Thresholds
 from mldebug.rooms import load, names
 from mldebug.settings.parse import Section, parse
 from mldebug.settings.plugins import Plugin, Room
@@ -86,6 +87,15 @@ class Metrics(Section, frozen=True, kw_only=True):
     series_budget: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 5000
 
 
+class Health(Section, frozen=True, kw_only=True):
+    """When a component of the node is not well."""
+
+    # GPUs that must be there. auto: those that were seen before
+    gpus: Literal["auto"] | Annotated[int, msgspec.Meta(ge=0, le=1024)] = "auto"
+    # mldebug/health/thresholds.yaml says what each does and where it comes from; null turns a rule off
+    thresholds: Thresholds = Thresholds()
+
+
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
@@ -97,6 +107,7 @@ class Config(Section, frozen=True, kw_only=True):
         dict[str, Plugin], Room(lambda: names("logs"), lambda kind: load("logs", kind))
     ] = {}
     metrics: Metrics = Metrics()
+    health: Health = Health()
 
 
 def load_config(path: Path | None) -> Config:

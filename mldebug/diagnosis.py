@@ -40,7 +40,13 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
     job = merge_jobs([capture.job for capture in captures])
     ranks = _infer_native_waits(_share_native([*_classified(captures), *_lost(captures)]))
     ranks.sort(key=lambda rank: rank.rank)
-    case = Case(job, tuple(ranks), max(capture.quiet_seconds for capture in captures))
+    case = Case(
+        job,
+        tuple(ranks),
+        max(capture.quiet_seconds for capture in captures),
+        faults=tuple(fault for capture in captures for fault in capture.faults),
+        taken_at=max(capture.taken_at for capture in captures),
+    )
     groups, group_of = _groups(case)
     diagnosis = conclude(case, _findings(case))
     return Judgement(

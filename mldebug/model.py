@@ -233,6 +233,24 @@ class RankCapture(Noun, frozen=True, kw_only=True):
     log: LogTail | None = None
 
 
+class Fault(Noun, frozen=True, kw_only=True):
+    """Something that the kernel, the driver or a GPU said against a GPU, a process or the node, and whom it concerns."""
+
+    kind: str  # xid, sxid, gpu_lost, gpu_missing, ecc, oom_kill
+    at: float  # unix: when it was first said
+    words: str  # "Xid 79 (GPU has fallen off the bus) on GPU 0000:3b:00.0"
+    code: str = ""  # xid_79
+    tier: str = ""  # of mldebug.kernellog.xids: fatal means that the GPU or its node is to blame
+    node: str = ""
+    rank: int | None = None  # None: nobody in particular
+    by: str = "node"  # how the rank is known: process, child, gpu; node: it is not
+    gpu: int | None = None  # index
+    uuid: str = ""
+    bus_id: str = ""
+    trusted: bool = True  # False: a program wrote it into the kernel's log
+    advice: str = ""  # "drain and reboot the node"
+
+
 class NodeCapture(Noun, frozen=True, kw_only=True):
     """Everything one node took of one job at one moment. Stored as evidence/capture-NODE.json."""
 
@@ -244,6 +262,7 @@ class NodeCapture(Noun, frozen=True, kw_only=True):
     job: Job
     ranks: tuple[RankCapture, ...] = ()  # sorted by rank
     remarks: tuple[Remark, ...] = ()
+    faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
     gaps: tuple[Gap, ...] = ()
     versions: dict[str, str] = {}
 

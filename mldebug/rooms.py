@@ -20,6 +20,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tellers": ("mldebug_exporters",),
     "detectors": ("mldebug.detectors",),
     "logs": ("mldebug.logs",),
+    "gpus": ("mldebug_agents.gpus",),
 }
 
 

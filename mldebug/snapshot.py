@@ -2,6 +2,10 @@
 
 import msgspec
 
+from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.health.components import Health
+from mldebug.kernellog.counts import KernelCounts
+from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Noun, Remark
 from mldebug.records import LogCounts, StepTimes
 
@@ -81,6 +85,11 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
     children: Children | None = None
+    gpus: NodeGpus | None = None  # the last full read, counters made monotone; None where it failed
+    gpu_watch: NodeWatch | None = None  # the last watch read; None where it failed
+    kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
+    kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
+    health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
     series_budget: int = 5000  # of the metrics
     version: str = ""
 

@@ -5,6 +5,7 @@
 
 import msgspec
 
+from mldebug.endings.cudamemory import device_memory
 from mldebug.endings.facts import RankError
 from mldebug.endings.words import MAX_LINES, blames_peer
 from mldebug.redact import safe_line
@@ -31,4 +32,5 @@ def parse_error_file(data: bytes) -> RankError | None:
         lines=tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip()),
         source="its error file",
         blames_peer=blames_peer(text),
+        memory=device_memory(text),
     )

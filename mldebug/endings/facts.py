@@ -2,7 +2,8 @@
 
 import signal
 
-from mldebug.model import Job, LogTail, Noun, RankIdentity
+from mldebug.endings.cudamemory import DeviceMemory
+from mldebug.model import Fault, Job, LogTail, Noun, RankIdentity
 
 ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Signals by which somebody asks a process to end."""
@@ -28,6 +29,7 @@ class RankError(Noun, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()
     source: str = ""  # "the job's log"
     blames_peer: bool = False  # it only tells that another rank did not answer
+    memory: DeviceMemory | None = None  # the figures of a lack of device memory
 
     @property
     def kind(self) -> str:
@@ -94,6 +96,7 @@ class Ending(Noun, frozen=True, kw_only=True):
     logs: dict[int, LogTail] = {}  # rank -> last lines that are its own
     log: LogTail | None = None  # of the job, where ranks cannot be told apart
     log_path: str = ""  # a file that holds the job's output
+    faults: tuple[Fault, ...] = ()  # of its GPUs, and kills for memory
     gaps: tuple[str, ...] = ()
 
 

@@ -15,6 +15,7 @@ A rank that was asked to end, and one whose error only tells that a peer is gone
 from collections.abc import Sequence
 
 from mldebug.endings.facts import Ending, exit_signal, words_of_status
+from mldebug.endings.gpufaults import with_gpu_fault
 from mldebug.endings.outcomes import Outcome, abnormal, nobody, status_words
 from mldebug.endings.seen import KILL, Seen, Way, see
 from mldebug.model import Confidence
@@ -23,7 +24,11 @@ SOON = 5.0  # seconds in which the peers of a rank that left must notice, for it
 
 
 def judge_ending(ending: Ending) -> Outcome:
-    """Say how an attempt ended. Names a rank only where order or words single it out."""
+    """Say how an attempt ended. Names a rank only where order, words or its GPU single it out."""
+    return with_gpu_fault(_judge(ending), ending)
+
+
+def _judge(ending: Ending) -> Outcome:
     seen = see(ending)
     failing = [one for one in seen if one.way in (Way.FAILED, Way.KILLED)]
     if ending.words.outside and not any(one.death for one in seen):

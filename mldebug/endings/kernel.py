@@ -1,53 +1,34 @@
 """The kernel's words about processes that died: OOM kills and crashes, from lines of /dev/kmsg or dmesg. Pure.
 
-/dev/kmsg gives `priority,sequence,microseconds,flags;text` and continuation lines that begin with a space.
+What a program wrote into the log is not believed: only root can, but with some settings journald does so for anybody.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from mldebug.endings.facts import KernelDeath
+from mldebug.kernellog.events import parse_event
+from mldebug.kernellog.facts import KernelEvent, Kind, Origin
+from mldebug.kernellog.records import parse_printed, parse_record
 from mldebug.redact import safe_line
 
-_RECORD = re.compile(r"\d+,\d+,(?P<micros>\d+),[^;]*;(?P<text>.*)")
-_DMESG = re.compile(r"(?:<\d+>)?\[ *(?P<seconds>\d+\.\d+)(?:\]|\[).*?\]? ?(?P<text>[^ ].*)")
-_KILLED = re.compile(r"\bKill(?:ed)? process (?P<pid>\d{1,10}),? \(")
-_OOM_TASK = re.compile(r"^oom-kill:constraint=.*,pid=(?P<pid>\d+)(?:,|$)")
-_CRASHES = (
-    re.compile(r"^[^\[\]]{1,32}\[(?P<pid>\d+)\]: segfault at "),
-    re.compile(r"^traps: [^\[\]]{1,32}\[(?P<pid>\d+)\] "),
-    re.compile(r"MCE: Killing [^:]{1,32}:(?P<pid>\d+) due to hardware memory corruption"),
-)
+_DEATHS = {Kind.OOM_KILL: "out_of_memory", Kind.CRASH: "crash"}
 
 
 def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:
     """Find the deaths among kernel lines, in their order; of two lines about one kill the fuller one stays."""
     found: dict[tuple[int, str], KernelDeath] = {}
-    for at, text in _records(lines):
-        death = _death(at, text)
+    for line in lines:
+        record = parse_record(line) or parse_printed(line)
+        event = parse_event(record) if record else None
+        death = kernel_death(event, event.at) if event else None
         if death is not None:
             found[death.pid, death.kind] = death
     return tuple(found.values())
 
 
-def _records(lines: Iterable[str]) -> Iterator[tuple[float, str]]:
-    for line in lines:
-        record = _RECORD.match(line)
-        if record:
-            yield int(record["micros"]) / 1e6, record["text"]
-            continue
-        printed = _DMESG.match(line)
-        if printed:
-            yield float(printed["seconds"]), printed["text"]
-
-
-def _death(at: float, text: str) -> KernelDeath | None:
-    killed = _KILLED.search(text) or _OOM_TASK.match(text)
-    if killed:
-        return _make(killed, "out_of_memory", at, text)
-    crash = next((match for pattern in _CRASHES if (match := pattern.search(text))), None)
-    return _make(crash, "crash", at, text) if crash else None
-
-
-def _make(match: re.Match[str], kind: str, at: float, text: str) -> KernelDeath:
-    return KernelDeath(pid=int(match["pid"]), kind=kind, text=safe_line(text, 300), at=at)
+def kernel_death(event: KernelEvent, at: float) -> KernelDeath | None:
+    """The death that an event of the kernel tells of; `at`: seconds of the kernel's own clock."""
+    kind = _DEATHS.get(event.kind)
+    if kind is None or event.pid is None or event.origin is not Origin.KERNEL:
+        return None
+    return KernelDeath(pid=event.pid, kind=kind, text=safe_line(event.text, 300), at=at)

@@ -6,6 +6,7 @@ A job can write such lines itself, so they only add to what the kernel told, or 
 import re
 from collections.abc import Sequence
 
+from mldebug.endings.cudamemory import device_memory
 from mldebug.endings.facts import LauncherFailure, LauncherWords, RankError, status_of_code
 from mldebug.endings.words import blames_peer
 from mldebug.redact import safe_line
@@ -116,4 +117,5 @@ def _keep(errors: dict[int, RankError], rank: int, told: list[str]) -> None:
             lines=tuple(safe_line(line, 400) for line in lines[-30:] if line.strip()),
             source="torchrun's failure table",
             blames_peer=blames_peer(last),
+            memory=device_memory(last),
         )

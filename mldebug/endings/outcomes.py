@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from mldebug.endings.facts import Ending, RankError, exit_signal, words_of_status
+from mldebug.endings.memorywords import memory_steps
 from mldebug.endings.seen import Seen, Way
 from mldebug.endings.words import is_out_of_memory
 from mldebug.folding import fold_ranks, shorten_ranks
@@ -170,6 +171,9 @@ def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[s
     if verdict is Verdict.OUT_OF_MEMORY and (first.way is Way.KILLED or first.worker):
         return ("dmesg -T | grep -iE 'oom-kill|killed process' | tail",)
     if verdict is Verdict.OUT_OF_MEMORY:
+        error = first.error or (ending.shared_error if ending else None)
+        if error is not None and error.memory is not None:
+            return memory_steps(error.memory)
         return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
     if first.way is Way.KILLED or (first.way is Way.FAILED and exit_signal(first.exit.status)):
         return (

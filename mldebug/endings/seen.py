@@ -16,6 +16,7 @@ from mldebug.endings.facts import (
     was_asked,
     words_of_status,
 )
+from mldebug.endings.memorywords import memory_sentence
 from mldebug.endings.words import is_out_of_memory, lost_worker
 
 KILL, ABORT = 9, 6
@@ -61,7 +62,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     def phrase(self) -> str:
         """What follows "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
-        said = f": {self.error.error}" if self.error and self.way is not Way.ASKED else ""
+        said = f": {_said(self.error)}" if self.error and self.way is not Way.ASKED else ""
         if self.death is not None and self.death.kind == "out_of_memory":
             whose = f"lost its worker process {self.worker}" if self.worker else "was killed"
             return f"{whose} by the kernel's OOM killer"
@@ -74,6 +75,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
             return f"was {words_of_status(self.exit.status)}{said}"
         code = exit_code(self.exit.status)
         return f"exited with code {code}{said}" if code is not None else f"ended{said}"
+
+
+def _said(error: RankError) -> str:
+    """Its own words; those of a lack of device memory in short, as the whole ones stand in the evidence."""
+    told = error.memory
+    return error.error if told is None or told.requested is None else memory_sentence(told)
 
 
 def see(ending: Ending) -> tuple[Seen, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from mldebug.endings.cudamemory import device_memory
 from mldebug.endings.facts import RankError
 from mldebug.redact import safe_line
 
@@ -38,7 +39,7 @@ _SECOND_HAND = re.compile(
 )
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|HIP out of memory|XPU out of memory|OutOfMemoryError|^MemoryError"
-    r"|CUDA error: out of memory|CUDNN_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough memory)"
+    r"|(?:CUDA|HIP) error: out of memory|cuda runtime error \(2\)|CUDNN_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough memory)"
     r"|Cannot allocate memory",
 )
 _WORKER = re.compile(
@@ -89,7 +90,13 @@ def last_error(lines: Sequence[str], source: str) -> RankError | None:
     start, end = found
     error = safe_line(lines[end].strip(), 300)
     told = tuple(safe_line(line, 400) for line in lines[max(start, end - MAX_LINES) : end + 1])
-    return RankError(error=error, lines=told, source=source, blames_peer=blames_peer(error))
+    return RankError(
+        error=error,
+        lines=told,
+        source=source,
+        blames_peer=blames_peer(error),
+        memory=device_memory(lines[end]),  # whole: the figures stand far behind
+    )
 
 
 def _last_traceback(lines: Sequence[str]) -> tuple[int, int] | None:
@@ -112,7 +119,13 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
         if _FATAL.match(line) or "Watchdog caught collective operation timeout" in line:
             text = safe_line(line.strip(), 300)
             told = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
-            return RankError(error=text, lines=told, source=source, blames_peer=blames_peer(text))
+            return RankError(
+                error=text,
+                lines=told,
+                source=source,
+                blames_peer=blames_peer(text),
+                memory=device_memory(line),
+            )
     return None
 
 

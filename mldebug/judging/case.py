@@ -10,6 +10,7 @@ from mldebug.model import (
     ClassifiedRank,
     Confidence,
     Culprit,
+    Fault,
     Finding,
     Job,
     Movement,
@@ -50,11 +51,19 @@ class Case:
     """One job at one moment, classified. Immutable; what is derived is computed once."""
 
     def __init__(
-        self, job: Job, ranks: tuple[ClassifiedRank, ...], quiet_seconds: float = 0.0
+        self,
+        job: Job,
+        ranks: tuple[ClassifiedRank, ...],
+        quiet_seconds: float = 0.0,
+        *,
+        faults: tuple[Fault, ...] = (),
+        taken_at: float = 0.0,
     ) -> None:
         self.job = job
         self.ranks = ranks
         self.quiet_seconds = quiet_seconds
+        self.faults = faults
+        self.taken_at = taken_at
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:

@@ -15,6 +15,7 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
 
     floor: float | None = None
     working: float | None = None
+    looks: int = 0  # at work
 
     def look(self, power: float | None, memory_utilization: float | None) -> bool | None:
         """Learn from one reading and tell whether the device makes progress; None: it cannot be told.
@@ -24,23 +25,31 @@ class DeviceLevels(msgspec.Struct, kw_only=True):
         if power is None and memory_utilization is None:
             return None
         traffic = memory_utilization is not None and memory_utilization > 0
-        self._learn(power, traffic)
+        self.learn(power, works=traffic)
         if traffic:
             return True
-        threshold = self._threshold()
-        if power is not None and threshold is not None:
-            return power > threshold
+        share = self.share(power)
+        if share is not None:
+            return share > 0.5
         return None if memory_utilization is None else False
 
-    def _learn(self, power: float | None, traffic: bool) -> None:
+    def learn(self, power: float | None, *, works: bool) -> None:
+        """Take one power in; `works` says that the device was seen to compute or move memory meanwhile."""
         if power is None or power <= 0:
             return
         self.floor = power if self.floor is None else min(self.floor, power)
-        if traffic:
-            before = power if self.working is None else self.working
-            self.working = before + SLOWLY * (power - before)
+        if works:
+            self.looks += 1
+            self.working = toward(self.working, power, self.looks)
 
-    def _threshold(self) -> float | None:
-        if self.floor is None or self.working is None or self.working < APART * self.floor:
+    def share(self, power: float | None) -> float | None:
+        """Where a power lies between the lowest seen (0) and usual work (1); None until the two are well apart."""
+        floor, working = self.floor, self.working
+        if power is None or floor is None or working is None or working < APART * floor:
             return None
-        return (self.floor + self.working) / 2
+        return (power - floor) / (working - floor)
+
+
+def toward(mean: float | None, value: float, looks: int) -> float:
+    """The mean of the first values, then one that forgets slowly."""
+    return value if mean is None else mean + max(SLOWLY, 1 / max(looks, 1)) * (value - mean)

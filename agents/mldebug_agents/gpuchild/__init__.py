@@ -1,0 +1,1 @@
+"""The child that reads GPUs, and what it and the agent say to each other."""

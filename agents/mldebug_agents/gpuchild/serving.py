@@ -1,0 +1,68 @@
+"""The GPU reader: a child that reads GPUs when asked, one thing at a time, until the agent hangs up.
+
+It is a process of its own because a call into a GPU driver may block for ever or end the process, and because it holds the
+GPUs' device files open: when it ends, they are free for a reset.
+"""
+
+import contextlib
+import socket
+from typing import Protocol
+
+import msgspec
+
+from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.rooms import load
+from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
+from mldebug_agents.gpuchild.wire import Incoming, Reply, Request, send
+
+
+class Vendor(Protocol):
+    """What a plugin of the room `gpus` creates."""
+
+    def watch(self) -> NodeWatch:
+        """Read what moves."""
+        ...
+
+    def full(self) -> NodeGpus:
+        """Read everything."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all device files."""
+        ...
+
+
+def serve(link: socket.socket) -> None:
+    """Answer requests; ends when the other side hangs up."""
+    vendors: dict[str, Vendor] = {}
+    incoming = Incoming(link)
+    with contextlib.suppress(OSError):
+        while True:
+            request = msgspec.json.decode(incoming.receive(), type=Request)
+            send(link, answer(request, vendors))
+    for vendor in vendors.values():
+        vendor.close()
+
+
+def answer(request: Request, vendors: dict[str, Vendor]) -> Reply:
+    """Read what is wanted; never raises for what a driver does."""
+    number = request.number
+    try:
+        vendor = _vendor(request, vendors)
+        if request.wanted == "watch":
+            return Reply(number=number, watch=vendor.watch())
+        return Reply(number=number, full=vendor.full())
+    except MissingLibraryError as error:
+        return Reply(number=number, trouble="no_library", reason=str(error))
+    except DriverGoneError as error:
+        return Reply(number=number, trouble="driver_gone", reason=str(error))
+    except Exception as error:  # noqa: BLE001 - a defect of ours must not look like a crash of the driver
+        return Reply(number=number, trouble="broken", reason=f"{type(error).__name__}: {error}")
+
+
+def _vendor(request: Request, vendors: dict[str, Vendor]) -> Vendor:
+    if request.vendor not in vendors:
+        module = load("gpus", request.vendor)
+        options = msgspec.json.decode(request.options, type=module.Options)
+        vendors[request.vendor] = module.create(options)
+    return vendors[request.vendor]

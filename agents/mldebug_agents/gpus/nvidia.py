@@ -1,0 +1,203 @@
+"""NVIDIA GPUs, by the management library that comes with the driver: no DCGM, no root, no nvidia-smi."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.gpus.readings import GpuEvent, GpuReading, GpuWatch, LostGpu, NodeGpus, NodeWatch
+from mldebug.model import Gap
+from mldebug_agents.gpuchild.trouble import DriverGoneError
+from mldebug_agents.nvml.asking import Ask, Device
+from mldebug_agents.nvml.errors import (
+    INSUFFICIENT_RIGHTS,
+    UNKNOWN,
+    DeviceLostError,
+    in_words,
+    name_of,
+)
+from mldebug_agents.nvml.events import Events
+from mldebug_agents.nvml.fullread import read_full
+from mldebug_agents.nvml.gpm import Gpm
+from mldebug_agents.nvml.library import LIBRARY, Library
+from mldebug_agents.nvml.watchread import read_watch
+
+T = TypeVar("T")
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost is left alone
+HANDS_OFF = (79, 119, 120)  # Xids after which calls hang: off the bus, firmware does not answer
+HANDS_OFF_PAUSE = 60.0
+FORBIDDEN = in_words(INSUFFICIENT_RIGHTS)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`library`: name or path of the management library."""
+
+    library: str = LIBRARY
+
+
+class _Lost(msgspec.Struct):
+    """A GPU that does not answer, and when to try again."""
+
+    told: LostGpu
+    until: float
+    pause: float
+
+
+class Nvidia:
+    """All NVIDIA GPUs of this node. Methods raise MissingLibraryError, or DriverGoneError when a restart did not help."""
+
+    def __init__(self, library: Library, clock: Callable[[], float] = time.monotonic) -> None:
+        self._library = library
+        self._clock = clock
+        self._count = 0
+        self._lost: dict[int, _Lost] = {}
+        self._seen: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
+        self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
+
+    @cached_property
+    def _gpm(self) -> Gpm:
+        gpm = Gpm(self._library.nvml, self._clock)
+        self._library.on_stop.append(gpm.close)
+        return gpm
+
+    @cached_property
+    def _events(self) -> Events:
+        events = Events(self._library.nvml)
+        self._library.on_stop.append(events.close)
+        return events
+
+    def watch(self) -> NodeWatch:
+        """Read what moves: utilization, power, energy."""
+        started, cpu = self._clock(), time.process_time()
+        found: list[GpuWatch] = self._restarting(lambda: self._all(read_watch))
+        events = self._drain()
+        return NodeWatch(
+            at=time.time(),
+            gpus=tuple(found),
+            lost=self.lost(),
+            events=events,
+            read_seconds=self._clock() - started,
+            cpu_seconds=time.process_time() - cpu,
+        )
+
+    def full(self) -> NodeGpus:
+        """Read everything."""
+        started, cpu = self._clock(), time.process_time()
+        found: list[GpuReading] = self._restarting(
+            lambda: self._all(lambda ask: read_full(ask, self._gpm))
+        )
+        driver, library = self._library.versions()
+        return NodeGpus(
+            at=time.time(),
+            driver_version=driver,
+            library_version=library,
+            gpus=tuple(found),
+            lost=self.lost(),
+            gaps=tuple(_gaps(found)),
+            read_seconds=self._clock() - started,
+            cpu_seconds=time.process_time() - cpu,
+        )
+
+    def lost(self) -> tuple[LostGpu, ...]:
+        """GPUs that did not answer at the last read, and those that were there before and are not listed now."""
+        here = {self._at.get(index) for index in range(self._count)}
+        missing = [one for uuid, one in self._seen.items() if uuid not in here]
+        lost = [self._lost[index].told for index in sorted(self._lost)]
+        if len(missing) == 1 and [one.uuid for one in lost] == [""]:  # it is that one
+            told = lost.pop()
+            missing = [msgspec.structs.replace(missing[0], reason=told.reason, code=told.code)]
+        return (*lost, *missing)
+
+    def close(self) -> None:
+        """Let go of all device files."""
+        self._library.stop()
+
+    def _restarting(self, read: Callable[[], list[T]]) -> list[T]:
+        """Where the driver is gone, start the library anew, once."""
+        try:
+            self._library.start()
+            found = read()
+            if found or not any(one.told.code == name_of(UNKNOWN) for one in self._lost.values()):
+                return found
+        except DriverGoneError:
+            pass
+        self._library.restart()
+        self._lost.clear()
+        return read()
+
+    def _all(self, read: Callable[[Ask], T]) -> list[T]:
+        count = self._library.count()
+        if count != self._count:  # numbers may have moved
+            self._at.clear()
+        self._count = count
+        found = [self._one(index, read) for index in range(self._count)]
+        self._lost = {index: one for index, one in self._lost.items() if index < self._count}
+        return [one for one in found if one is not None]
+
+    def _drain(self) -> tuple[GpuEvent, ...]:
+        """What was told since the last read. A GPU whose driver or bus is in trouble is left alone from here on."""
+        self._events.join(self._library.devices())
+        told = self._events.drain()
+        for event in told:
+            if event.xid in HANDS_OFF and event.index not in self._lost:
+                self._lose(
+                    event.index,
+                    f"Xid {event.xid}: it is left alone for now",
+                    f"xid_{event.xid}",
+                    HANDS_OFF_PAUSE,
+                )
+        return told
+
+    def _one(self, index: int, read: Callable[[Ask], T]) -> T | None:
+        lost = self._lost.get(index)
+        if lost is not None and self._clock() < lost.until:
+            return None
+        try:
+            device = self._library.device(index)
+            self._note(device)
+            value = read(Ask(self._library.nvml, device))
+        except DeviceLostError as error:
+            self._lose(index, str(error), name_of(error.code))
+            return None
+        self._lost.pop(index, None)
+        return value
+
+    def _note(self, device: Device) -> None:
+        self._at[device.index] = device.uuid
+        self._seen[device.uuid] = LostGpu(
+            index=device.index,
+            uuid=device.uuid,
+            bus_id=device.bus_id,
+            reason="it was there, and the driver does not list it any more",
+            code="missing",
+        )
+
+    def _lose(self, index: int, reason: str, code: str, first: float = FIRST_PAUSE) -> None:
+        """Leave it alone for a while: a GPU in trouble is not helped by questions."""
+        before = self._lost.get(index)
+        pause = min(LONGEST_PAUSE, before.pause * 2) if before else first
+        seen = self._seen.get(self._at.get(index, "")) or LostGpu(index=index, reason="")
+        told = msgspec.structs.replace(seen, reason=reason, code=code)
+        self._lost[index] = _Lost(told, self._clock() + pause, pause)
+        self._library.forget(index)
+
+
+def _gaps(found: list[GpuReading]) -> Iterator[Gap]:
+    """What this user may not read, once for all GPUs."""
+    names = {
+        name for one in found for name, reason in one.unreadable.items() if reason == FORBIDDEN
+    }
+    if names:
+        yield Gap(
+            what=f"GPU metrics: {', '.join(sorted(names))}",
+            reason=FORBIDDEN,
+            way_out="run the agent as root, or load the nvidia module with"
+            " NVreg_RestrictProfilingToAdminUsers=0",
+        )
+
+
+def create(options: Options) -> Nvidia:
+    """Build the reader; loads and opens nothing yet."""
+    return Nvidia(Library(options.library))

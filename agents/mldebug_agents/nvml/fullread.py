@@ -1,0 +1,54 @@
+"""The full read of one GPU: a batch of fields, and the few calls that have no field."""
+
+from mldebug.gpus.readings import RECOVERY_ACTIONS, GpuReading
+from mldebug_agents.nvml import fields, links, sane, state
+from mldebug_agents.nvml.asking import Ask
+from mldebug_agents.nvml.fields import Key, Values
+from mldebug_agents.nvml.gpm import Gpm
+from mldebug_agents.nvml.identity import identity
+from mldebug_agents.nvml.memoryerrors import memory_errors
+from mldebug_agents.nvml.processes import processes
+
+_FIELDS: tuple[Key, ...] = tuple(
+    (field, 0)
+    for field in (
+        *(fields.POWER_AVERAGE, fields.POWER_INSTANT, fields.ENERGY, fields.MEMORY_TEMPERATURE),
+        *(fields.RECOVERY_ACTION, fields.PCIE_REPLAYS, fields.PCIE_TRANSMIT, fields.PCIE_RECEIVE),
+        *fields.CLOCK_EVENTS.values(),
+        *fields.PCIE_ERRORS.values(),
+    )
+)
+
+
+def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
+    """Read one GPU; raises DeviceLostError and DriverGoneError."""
+    who = identity(ask)
+    values = fields.read(ask, (*_FIELDS, *links.link_fields(ask)))
+    parts = {
+        **who,
+        **state.load(ask),
+        **state.heat(ask, values),
+        **state.power(ask, values),
+        **state.clocks(ask, values),
+        **memory_errors(ask),
+        **links.pcie(ask, values),
+        **links.nvlink(ask, values),
+        "activity": gpm.read(ask),
+        "recovery_action": _action(ask, values),
+        "processes": processes(ask),
+    }
+    return GpuReading(
+        uuid=ask.device.uuid,
+        index=ask.device.index,
+        bus_id=ask.device.bus_id,
+        unreadable=ask.unreadable,
+        unsupported=ask.unsupported,
+        **parts,
+    )
+
+
+def _action(ask: Ask, values: Values) -> str | None:
+    told = ask.convert("recovery_action", values.get((fields.RECOVERY_ACTION, 0)), sane.count)
+    if told is None:
+        return None
+    return RECOVERY_ACTIONS[told] if told < len(RECOVERY_ACTIONS) - 1 else "unknown"

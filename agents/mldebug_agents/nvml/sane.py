@@ -1,0 +1,74 @@
+"""Bounds of physics for what a driver says: each function takes a raw value to base units, or raises `AbsurdError`.
+
+Drivers answer "not available" as all ones, and broken ones NaN, negative or astronomical numbers, with SUCCESS.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+_NOT_AVAILABLE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+
+
+class AbsurdError(ValueError):
+    """The library answered, and the answer cannot be."""
+
+
+def _within(low: float, high: float, scale: float) -> Callable[[Any], float]:
+    def convert(value: Any) -> float:
+        if isinstance(value, int) and value in _NOT_AVAILABLE:
+            raise AbsurdError("it says that the value is not available")
+        number = float(value)
+        if not math.isfinite(number) or not low <= number <= high:
+            raise AbsurdError(f"it says {value}, which cannot be")
+        return number * scale
+
+    return convert
+
+
+percent = _within(0, 100, 0.01)
+milliwatts = _within(0, 100_000_000, 0.001)
+millijoules = _within(0, 2**62, 0.001)
+celsius = _within(-100, 300, 1.0)
+megahertz = _within(0, 100_000, 1e6)
+megabytes_per_second = _within(0, 1e9, 1e6)
+mebibytes_per_second = _within(0, 1e9, 2.0**20)
+
+
+def nearly_percent(value: Any) -> float:
+    """An average of two samples, which rounding may take a little beyond 100 or below 0."""
+    return min(1.0, max(0.0, _within(-1, 101, 0.01)(value)))
+
+
+def count(value: Any) -> int:
+    """Return a number of events or bytes."""
+    if not isinstance(value, int) or value in _NOT_AVAILABLE or not 0 <= value < 2**63:
+        raise AbsurdError(f"it says {value}, which cannot be")
+    return value
+
+
+def size(value: Any) -> int:
+    """Return bytes of memory: at most 4 PiB."""
+    if count(value) > 2**52:
+        raise AbsurdError(f"it says {value} bytes, which cannot be")
+    return int(value)
+
+
+def small(value: Any) -> int:
+    """Return a number of lanes, a generation, an index: below 1024."""
+    if count(value) >= 1024:
+        raise AbsurdError(f"it says {value}, which cannot be")
+    return int(value)
+
+
+def switch(value: Any) -> bool:
+    """Return whether something is on."""
+    if value not in (0, 1):
+        raise AbsurdError(f"it says {value} where only 0 and 1 can be")
+    return bool(value)
+
+
+def words(value: Any) -> str:
+    """Return printable text of at most 96 characters."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return "".join(letter for letter in text if letter.isprintable())[:96].strip()

@@ -1,0 +1,124 @@
+"""What a GPU does now: load, memory, heat, power, clocks."""
+
+from typing import Any
+
+from mldebug.gpus.readings import CLOCK_EVENTS
+from mldebug_agents.nvml import fields, sane
+from mldebug_agents.nvml.asking import Ask
+from mldebug_agents.nvml.fields import Values
+
+_MEMORY_V2 = 0x02000028
+_CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
+_THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
+
+
+def load(ask: Ask) -> dict[str, Any]:
+    """Utilization and memory, the memory by the second version of the call where there is one."""
+    rates = ask("utilization", "nvmlDeviceGetUtilizationRates")
+    memory = ask("memory_reserved", "nvmlDeviceGetMemoryInfo", _MEMORY_V2)
+    reserved = memory and ask.convert("memory_reserved", memory.reserved, sane.size)
+    if memory is None:
+        memory = ask("memory", "nvmlDeviceGetMemoryInfo")
+    return {
+        "utilization_ratio": rates and ask.convert("utilization", rates.gpu, sane.percent),
+        "memory_utilization_ratio": rates
+        and ask.convert("memory_utilization", rates.memory, sane.percent),
+        "memory_total_bytes": memory and ask.convert("memory", memory.total, sane.size),
+        "memory_used_bytes": memory and ask.convert("memory", memory.used, sane.size),
+        "memory_free_bytes": memory and ask.convert("memory", memory.free, sane.size),
+        "memory_reserved_bytes": reserved,
+    }
+
+
+def heat(ask: Ask, values: Values) -> dict[str, Any]:
+    """Temperatures, and how far it is to the point where clocks are cut."""
+    memory = values.get((fields.MEMORY_TEMPERATURE, 0)) or None  # boards without a sensor say 0
+    return {
+        "temperature_celsius": ask("temperature", "nvmlDeviceGetTemperature", 0, to=sane.celsius),
+        "memory_temperature_celsius": ask.convert("memory_temperature", memory, sane.celsius),
+        "temperature_margin_celsius": ask(
+            "temperature_margin", "nvmlDeviceGetMarginTemperature", to=sane.celsius
+        ),
+        "temperature_limits_celsius": _known(
+            {
+                name: ask.keep(
+                    f"limit {name}", "nvmlDeviceGetTemperatureThreshold", number, to=sane.celsius
+                )
+                for name, number in _THRESHOLDS.items()
+            }
+        ),
+    }
+
+
+def power(ask: Ask, values: Values) -> dict[str, Any]:
+    """Watts and joules. Where the averaged and the momentary power are not told apart, the one value is the average."""
+
+    def field(number: int) -> float | None:
+        return ask.convert("power", values.get((number, 0)), sane.milliwatts)
+
+    average, instant = field(fields.POWER_AVERAGE), field(fields.POWER_INSTANT)
+    if average is None and instant is None:
+        average = ask("power", "nvmlDeviceGetPowerUsage", to=sane.milliwatts)
+    energy = ask.convert("energy", values.get((fields.ENERGY, 0)), sane.millijoules)
+    if energy is None and (fields.ENERGY, 0) not in values:
+        energy = ask("energy", "nvmlDeviceGetTotalEnergyConsumption", to=sane.millijoules)
+    limits = ask.keep("power_limits", "nvmlDeviceGetPowerManagementLimitConstraints")
+    low, high = limits if limits else (None, None)
+    return {
+        "power_average_watts": average,
+        "power_instant_watts": instant,
+        "energy_joules": energy,
+        "power_limit_watts": ask(
+            "power_limit", "nvmlDeviceGetEnforcedPowerLimit", to=sane.milliwatts
+        ),
+        "power_limit_default_watts": ask.keep(
+            "power_limit_default", "nvmlDeviceGetPowerManagementDefaultLimit", to=sane.milliwatts
+        ),
+        "power_limit_min_watts": ask.convert("power_limit_min", low, sane.milliwatts),
+        "power_limit_max_watts": ask.convert("power_limit_max", high, sane.milliwatts),
+    }
+
+
+def clocks(ask: Ask, values: Values) -> dict[str, Any]:
+    """Clocks, and what keeps them low: the reasons that are active, and the counters of how long they were."""
+    now = {
+        name: ask(f"clock {name}", "nvmlDeviceGetClockInfo", number, to=sane.megahertz)
+        for name, number in _CLOCKS.items()
+    }
+    most = {
+        name: ask.keep(f"max clock {name}", "nvmlDeviceGetMaxClockInfo", number, to=sane.megahertz)
+        for name, number in _CLOCKS.items()
+    }
+    counters = {
+        name: ask.convert(f"clock event {name}", values.get((number, 0)), sane.count)
+        for name, number in fields.CLOCK_EVENTS.items()
+    }
+    return {
+        "performance_state": ask("performance_state", "nvmlDeviceGetPerformanceState", to=_state),
+        "clock_hertz": _known(now),
+        "clock_max_hertz": _known(most),
+        "clock_events": _reasons(ask, "Current", kept=False),
+        "clock_events_known": _reasons(ask, "Supported", kept=True) or (),
+        "clock_event_counters": _known(counters),
+    }
+
+
+def _reasons(ask: Ask, which: str, *, kept: bool) -> tuple[str, ...] | None:
+    """By the newer name of the call, or the older one."""
+    for name in ("Event", "Throttle"):
+        how = ask.keep if kept else ask
+        bits = how("clock_events", f"nvmlDeviceGet{which}Clocks{name}Reasons", to=sane.count)
+        if bits is not None:
+            on = [reason for place, reason in enumerate(CLOCK_EVENTS) if bits >> place & 1]
+            return tuple(sorted(on))
+    return None
+
+
+def _state(value: Any) -> int:
+    if not 0 <= value <= 15:  # 32 means unknown
+        raise sane.AbsurdError(f"it says P{value}")
+    return int(value)
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

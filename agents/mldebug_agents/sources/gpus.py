@@ -1,0 +1,250 @@
+"""GPUs of this node, read by a child that may hang or crash without harm: it is watched, and never killed inside a driver.
+
+A child that does not answer is left where it is, and nothing else touches the GPUs meanwhile: a second one would hang in the
+same place. When it answers after all it is used again. Only one that hangs outside the kernel is ended and replaced.
+"""
+
+import contextlib
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.errors import MldebugError
+from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug_agents.gpuchild import stuck
+from mldebug_agents.gpuchild.budget import WINDOW, CrashBudget, died_too_often
+from mldebug_agents.gpuchild.errors import (
+    GpuCrashedError,
+    GpuDriverError,
+    GpusReleasedError,
+    NoGpuLibraryError,
+)
+from mldebug_agents.gpuchild.starter import WorkerStarter
+from mldebug_agents.gpuchild.wire import NAME, Incoming, Reply, Request, Wanted, send
+from mldebug_agents.host import Host
+from mldebug_agents.spawn import Worker
+from mldebug_agents.starting.leftovers import Leftover
+
+FIRST_DEADLINE = 60.0  # seconds: the driver may load firmware when the first handle is opened
+DEADLINE = 10.0
+DRIVER_AGAIN = 30.0  # seconds until a driver that is gone is looked for again
+LIBRARY_AGAIN = 300.0  # seconds until a library that was not there is looked for again
+NO_GPUS = "install the driver's management library, or ignore this on a node without GPUs"
+DIED = "the GPU reader has died in the vendor's library; a new one is tried"
+RELEASED = "the GPUs are released: nothing reads them for now"
+LATE = 0.001  # seconds: a reply that is late is taken, not waited for
+
+T = TypeVar("T")
+
+
+class Gpus:
+    """All GPUs of one vendor. Any thread may call; calls take turns. `clock` counts seconds."""
+
+    def __init__(
+        self,
+        starter: WorkerStarter,
+        host: Host,
+        vendor: str = "nvidia",
+        options: msgspec.Struct | None = None,
+        *,
+        deadline: float = DEADLINE,
+        first_deadline: float = FIRST_DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`options`: of the vendor's plugin. Deadlines in seconds: of one read, and of the first one of each child."""
+        self._starter, self._host, self._clock = starter, host, clock
+        self._vendor = vendor
+        self._options = msgspec.Raw(msgspec.json.encode(options) if options else b"{}")
+        self._deadlines = (first_deadline, deadline)
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._incoming: Incoming | None = None
+        self._parting: list[Worker] = []  # hung up on, and not seen to end yet
+        self._number = 0
+        self._asked_at: float | None = None  # while an answer is owed
+        self._answered = False  # by this child, at least once
+        self._budget = CrashBudget()
+        self.restarts = 0  # children that replaced one that had died or was ended
+        self._rest: tuple[float, MldebugError] | None = None  # until when not to ask, and why
+        self._interrupted = False
+
+    def watch(self) -> NodeWatch:
+        """Read what moves. Raises one of the errors above; none of them lasts for ever."""
+        return _given(self._ask("watch").watch)
+
+    def full(self) -> NodeGpus:
+        """Read everything. Raises as `watch` does."""
+        return _given(self._ask("full").full)
+
+    @property
+    def blocked_seconds(self) -> float:
+        """How long the child has owed an answer beyond its deadline; 0.0 where it owes none."""
+        waited = self._waited()
+        return waited if waited > self._patience() else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Is an answer owed?"""
+        return self._asked_at is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's pid, while there is one."""
+        worker = self._worker
+        return worker.pid if worker else None
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Children that do not come back: what a later agent must know of."""
+        gone_astray = [one for one in self._parting if stuck.state_of(self._host, one) == "D"]
+        if self._worker is not None and self.blocked_seconds:
+            gone_astray.append(self._worker)
+        return stuck.as_leftovers(self._host, gone_astray)
+
+    def release(self, seconds: float) -> None:
+        """Close all handles for so long, so that a GPU can be reset; 0 ends it. Does not wait for the driver."""
+        self._leave(seconds)
+
+    def close(self) -> None:
+        """Let the child go; one that is blocked ends when it comes back."""
+        self._leave(math.inf)
+
+    def _leave(self, seconds: float) -> None:
+        """Whoever waits for an answer in another thread stops doing so."""
+        self._interrupted = True
+        worker = self._worker
+        if worker is not None:
+            with contextlib.suppress(OSError):
+                worker.socket.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._hang_up()
+            self._rest = (self._clock() + seconds, GpusReleasedError(RELEASED))
+            self._interrupted = False
+
+    # --- one question ------------------------------------------------------------------------------
+
+    def _ask(self, wanted: Wanted) -> Reply:
+        with self._lock:
+            self._check_rest()
+            self._take_late_answer()
+            self._number += 1
+            request = Request(
+                number=self._number, wanted=wanted, vendor=self._vendor, options=self._options
+            )
+            worker = self._ready()
+            patience = self._patience()
+            self._asked_at = self._clock()
+            try:
+                worker.socket.settimeout(patience)
+                send(worker.socket, request)
+                reply = self._receive()
+            except TimeoutError:
+                raise stuck.blocked(self._host, worker, self._waited()) from None
+            except (OSError, msgspec.MsgspecError):
+                raise self._crashed() from None
+            return self._judge(reply)
+
+    def _receive(self) -> Reply:
+        """Take answers until it is the one to the last question; raises OSError."""
+        while True:
+            if self._incoming is None:
+                raise ConnectionError("there is no child")
+            reply = msgspec.json.decode(self._incoming.receive(), type=Reply)
+            if reply.number == self._number:
+                self._asked_at = None
+                self._answered = True
+                return reply
+
+    def _judge(self, reply: Reply) -> Reply:
+        if reply.trouble == "no_library":
+            self._hang_up()
+            error = NoGpuLibraryError(f"no GPU library: {reply.reason}", NO_GPUS)
+            self._rest = (self._clock() + LIBRARY_AGAIN, error)
+            raise error
+        if reply.trouble:
+            self._hang_up()  # the next one loads the library anew, which may be of another version
+            failed = GpuDriverError(f"the GPU driver cannot be read: {reply.reason}")
+            self._rest = (self._clock() + DRIVER_AGAIN, failed)
+            raise failed
+        return reply
+
+    def _waited(self) -> float:
+        asked = self._asked_at
+        return 0.0 if asked is None else self._clock() - asked
+
+    def _patience(self) -> float:
+        return self._deadlines[self._answered]
+
+    # --- the child ---------------------------------------------------------------------------------
+
+    def _ready(self) -> Worker:
+        if self._worker is None:
+            stuck.refuse_beside(self._host, self._parting)
+            try:
+                self._worker = self._starter.fork_worker(NAME)
+            except OSError as error:
+                raise GpuCrashedError(f"the GPU reader cannot be started: {error}") from None
+            self._incoming = Incoming(self._worker.socket)
+            self._answered = False
+        return self._worker
+
+    def _check_rest(self) -> None:
+        if self._rest is None:
+            return
+        until, error = self._rest
+        if self._clock() < until:
+            raise type(error)(error.message, error.way_out)  # a new one: each keeps its traceback
+        self._rest = None
+
+    def _take_late_answer(self) -> None:
+        """Where an answer is owed, see whether it has come; raises GpuBlockedError while it has not."""
+        worker = self._worker
+        if self._asked_at is None or worker is None:
+            return
+        try:
+            worker.socket.settimeout(LATE)
+            self._receive()
+        except TimeoutError:
+            if not stuck.may_be_ended(self._host, worker, self._waited()):
+                raise stuck.blocked(self._host, worker, self._waited()) from None
+            self._end(worker)
+        except (OSError, msgspec.MsgspecError):
+            raise self._crashed() from None
+
+    def _crashed(self) -> MldebugError:
+        if self._interrupted:
+            return GpusReleasedError(RELEASED)
+        self._hang_up()
+        self.restarts += 1
+        if not self._budget.spend(self._clock()):
+            return GpuCrashedError(DIED)
+        error = died_too_often()
+        self._rest = (self._clock() + WINDOW, error)
+        return error
+
+    def _end(self, worker: Worker) -> None:
+        """Kill one that hangs; the helper that does so looks again, and spares it inside a GPU driver."""
+        self.restarts += 1
+        worker.kill()
+        self._worker, self._incoming, self._asked_at = None, None, None
+
+    def _hang_up(self) -> None:
+        """Let it go: an idle one closes its handles and ends, a stuck one when it comes back."""
+        if self._worker is not None:
+            self._worker.hang_up()
+            self._parting.append(self._worker)
+        self._worker, self._incoming, self._asked_at = None, None, None
+        gone = [one for one in self._parting if one.gone()]
+        for one in gone:
+            one.kill()  # it has ended: this closes its pipe
+            self._parting.remove(one)
+
+
+def _given(answer: T | None) -> T:
+    if answer is None:
+        raise GpuDriverError("the GPU reader did not answer what it was asked")
+    return answer

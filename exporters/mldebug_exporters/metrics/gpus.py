@@ -1,0 +1,118 @@
+"""GPUs: load, memory, power, heat, clocks, errors, links; `uuid` and `gpu` name a GPU, the rest stands in its info."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.gpus.readings import GpuReading, NodeGpus, NodeWatch
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.gputable import BY_LABEL, ECC, FAMILIES, GPU, SINGLE, UNREADABLE
+
+NO_LIBRARY = "where there is no GPU library, and after a read that failed"
+
+GPUS = Family(
+    name="mldebug_gpus", kind="gauge", help="GPUs that answered the last read.", absent=NO_LIBRARY
+)
+UP = Family(
+    name="mldebug_gpu_up",
+    kind="gauge",
+    help="1 where the GPU answered the last read, 0 where it was there before and does not answer.",
+    labels=GPU,
+    absent="before a GPU has answered once",
+    importance=Importance.RUN,
+)
+INFO = Family(
+    name="mldebug_gpu",
+    kind="info",
+    help="Who a GPU is, to join on `uuid`.",
+    labels=(*GPU, "name", "driver_version", "vbios", "pci_bus_id", "serial", "mig_mode"),
+    absent=UNREADABLE,
+    importance=Importance.RUN,
+)
+READ = Family(
+    name="mldebug_gpu_read_duration_seconds",
+    kind="gauge",
+    help="Duration of the last watch read (every few seconds) and full read of all GPUs.",
+    labels=("read",),
+    absent=NO_LIBRARY,
+)
+READ_CPU = Family(
+    name="mldebug_gpu_read_cpu_seconds",
+    kind="gauge",
+    help="CPU time that the last read took in the child that reads GPUs.",
+    labels=("read",),
+    absent=NO_LIBRARY,
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class GpuMetrics:
+    """What each GPU tells; no sample of what it does not tell, or of a GPU that does not answer."""
+
+    families = (GPUS, UP, INFO, READ, READ_CPU, *FAMILIES)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """What is known of the GPUs of this node."""
+        node, watch = snapshot.gpus, snapshot.gpu_watch
+        yield from _cost("full", node)
+        yield from _cost("watch", watch)
+        if node is None:
+            return
+        newest = watch if watch is not None and watch.at >= node.at else None
+        lost = {one.uuid: one for one in (*node.lost, *(newest.lost if newest else ()))}
+        here = [gpu for gpu in node.gpus if gpu.uuid not in lost]
+        yield Sample(GPUS, (), len(here))
+        for one in lost.values():
+            if one.uuid:
+                yield Sample(UP, (one.uuid, str(one.index)), 0)
+        for gpu in _seen_since(here, newest):
+            yield from _gpu(gpu, node.driver_version)
+
+
+def _gpu(gpu: GpuReading, driver: str) -> Iterator[Sample]:
+    one = (gpu.uuid, str(gpu.index))
+    mig = {None: "", True: "enabled", False: "disabled"}[gpu.mig_mode]
+    yield Sample(UP, one)
+    yield Sample(INFO, (*one, gpu.name, driver, gpu.vbios, gpu.bus_id, gpu.serial, mig))
+    for family, read in SINGLE:
+        value = read(gpu)
+        if value is not None:
+            yield Sample(family, one, value)
+    for family, read_all in BY_LABEL:
+        for label, value in read_all(gpu).items():
+            if value is not None:
+                yield Sample(family, (*one, label), value)
+    for count in gpu.ecc:
+        yield Sample(ECC, (*one, count.type, count.location, count.scope), count.count)
+
+
+def _seen_since(gpus: list[GpuReading], watch: NodeWatch | None) -> Iterator[GpuReading]:
+    """The full readings, with what the watch has seen since."""
+    looks = {one.uuid: one for one in watch.gpus} if watch else {}
+    for gpu in gpus:
+        look = looks.get(gpu.uuid)
+        yield (
+            gpu
+            if look is None
+            else msgspec.structs.replace(
+                gpu,
+                utilization_ratio=look.utilization_ratio,
+                memory_utilization_ratio=look.memory_utilization_ratio,
+                power_instant_watts=gpu.power_instant_watts and look.power_watts,
+            )
+        )
+
+
+def _cost(name: str, read: NodeGpus | NodeWatch | None) -> Iterator[Sample]:
+    if read is not None:
+        yield Sample(READ, (name,), read.read_seconds)
+        yield Sample(READ_CPU, (name,), read.cpu_seconds)
+
+
+def create(options: Options) -> GpuMetrics:
+    """Build the group."""
+    return GpuMetrics()

@@ -1,0 +1,55 @@
+"""Health of the node's components, and what to do about those that are not well."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.health.components import ACTION_WORDS, Action, State, worst_of
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+
+HEALTH = Family(
+    name="mldebug_component_health",
+    kind="gauge",
+    help="State set: 1 for how the component does (of the GPUs' components the worst GPU), 0 for the other states."
+    " unknown: it could not be read, which is never counted as healthy.",
+    labels=("component", "state"),
+    absent="before the first look at the component, and where the node has no such thing",
+    importance=Importance.RUN,
+)
+ACTION = Family(
+    name="mldebug_suggested_action",
+    kind="info",
+    help="What to do about a component that is not well, one action for each GPU and component, to join on `uuid`"
+    " (empty for the node): "
+    + ", ".join(word for word in ACTION_WORDS if word is not Action.NONE)
+    + ".",
+    labels=("component", "uuid", "action", "reason_code"),
+    absent="while nothing is to be done",
+    importance=Importance.RUN,
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class HealthMetrics:
+    """The state of each component, and the suggested actions."""
+
+    families = (HEALTH, ACTION)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """All states of each component that was looked at, then the actions."""
+        for component, state in sorted(worst_of(snapshot.health).items()):
+            for one in State:
+                yield Sample(HEALTH, (component, one.value), int(one is state))
+        for told in snapshot.health:
+            if told.action is not Action.NONE:
+                labels = (told.component, told.uuid, told.action.value, told.reason_code)
+                yield Sample(ACTION, labels)
+
+
+def create(options: Options) -> HealthMetrics:
+    """Build the group."""
+    return HealthMetrics()

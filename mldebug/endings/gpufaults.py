@@ -1,0 +1,72 @@
+"""The end of an attempt beside what its GPUs said: a rank that died of a broken GPU is told as that. Pure.
+
+A broken GPU also kills ranks that only lost it as a peer, so the fault may name a rank where the exits name nobody.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mldebug.endings.facts import Ending
+from mldebug.endings.outcomes import Outcome
+from mldebug.judging.faults import ONE_MOMENT, Fit, fitting
+from mldebug.model import Confidence, Culprit, Fault, Finding, Verdict
+
+
+def with_gpu_fault(outcome: Outcome, ending: Ending) -> Outcome:
+    """The outcome, or the same with the verdict `gpu_fault` where a fatal fault fits the rank and the time of its end."""
+    finding = outcome.finding
+    times = [one.at for one in ending.exits if one.at]
+    if finding is None or not ending.faults or not times:
+        return outcome
+    fits = fitting(ending.faults, min(times), max(times))
+    told = _named(finding, fits) if finding.culprits else _unnamed(finding, fits)
+    if told is None:
+        return outcome
+    return msgspec.structs.replace(
+        outcome, finding=told, sentence=told.summary, signs=(*outcome.signs, "GPU fault")
+    )
+
+
+def _named(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
+    """The exits name one rank, and the GPU that failed is its own."""
+    if len(finding.culprits) != 1:
+        return None
+    culprit = finding.culprits[0]
+    mine = next((fit for fit in fits if fit.fault.rank == culprit.rank), None)
+    if mine is None or culprit.rank is None:
+        return None
+    sure = mine.fault.by in ("process", "gpu") and mine.fault.trusted
+    confidence = finding.confidence if sure else Confidence.MEDIUM
+    return _told(finding, mine.fault, culprit, confidence)
+
+
+def _unnamed(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
+    """The exits name nobody: the one GPU that failed first is named, at `medium`, where its rank is known."""
+    together = [fit.fault for fit in fits if fit.fault.at - fits[0].fault.at <= ONE_MOMENT]
+    if len({(fault.node, fault.rank) for fault in together}) != 1 or together[0].rank is None:
+        return None
+    fault = together[0]
+    culprit = Culprit(kind="rank", rank=fault.rank, node=fault.node, pid=None, reason=fault.words)
+    return _told(finding, fault, culprit, Confidence.MEDIUM)
+
+
+def _told(finding: Finding, fault: Fault, culprit: Culprit, confidence: Confidence) -> Finding:
+    advice = (f"{fault.advice}  # {fault.code}",) if fault.advice else ()
+    return msgspec.structs.replace(
+        finding,
+        verdict=Verdict.GPU_FAULT,
+        culprits=(
+            msgspec.structs.replace(
+                culprit,
+                kind="gpu",
+                reason=fault.words
+                if culprit.reason == fault.words
+                else f"{fault.words}; {culprit.reason}",
+            ),
+        ),
+        confidence=confidence,
+        summary=f"{fault.words}; {finding.summary}",
+        evidence=(fault.words, *finding.evidence),
+        next_steps=(*advice, "dmesg -T | grep -E 'NVRM|Xid' | tail -40", *finding.next_steps),
+    )

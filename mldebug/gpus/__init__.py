@@ -1,0 +1,1 @@
+"""GPUs as values: what one node's GPUs say, and what that means."""

@@ -1,0 +1,102 @@
+"""What the kernel, the driver and the GPUs said against somebody, as the faults that a capture carries. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mldebug.gpus.expected import GpuCount
+from mldebug.gpus.readings import GpuReading, ecc_count
+from mldebug.kernellog.facts import Kind, Origin
+from mldebug.kernellog.joining import RankEvent, sentence
+from mldebug.kernellog.reading import bus_id
+from mldebug.kernellog.xids import ACTION_WORDS, Tier, xid_row
+from mldebug.model import Fault
+
+_KINDS = frozenset({Kind.XID, Kind.SXID, Kind.GPU_LOST, Kind.OOM_KILL})
+
+Ranks = Mapping[str, Sequence[int]]
+"""uuid of a GPU -> the ranks of the run that work, or worked, on it."""
+
+
+def gpus_by_address(gpus: Iterable[GpuReading]) -> dict[str, tuple[str, int]]:
+    """PCI address as the kernel writes it -> (uuid, index)."""
+    return {bus_id(gpu.bus_id): (gpu.uuid, gpu.index) for gpu in gpus if gpu.bus_id}
+
+
+def faults_of_events(
+    events: Iterable[RankEvent], run: str, gpus: Mapping[str, tuple[str, int]], node: str
+) -> tuple[Fault, ...]:
+    """GPU errors and kills for memory that concern this run, or nobody in particular; the oldest first."""
+    found = [
+        _of_event(event, gpus, node)
+        for event in events
+        if event.burst.root.kind in _KINDS and event.run in (run, "")
+    ]
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) -> Fault:
+    root, burst = event.burst.root, event.burst
+    uuid, index = gpus.get(bus_id(root.device), (root.uuid, None))
+    on_gpu = root.kind in (Kind.XID, Kind.GPU_LOST)
+    severe = root.kind in (Kind.GPU_LOST, Kind.OOM_KILL)
+    return Fault(
+        kind=root.kind.value,
+        at=burst.first_at,
+        words=sentence(RankEvent(burst=burst)),
+        code=f"{root.kind.value}_{root.xid}" if root.xid is not None else root.kind.value,
+        tier=(Tier.FATAL if severe else burst.tier).value,
+        node=node,
+        rank=event.rank,
+        by=event.by,
+        gpu=index if on_gpu else None,
+        uuid=uuid if on_gpu else "",
+        bus_id=root.device if on_gpu else "",
+        trusted=root.origin is not Origin.USER_SPACE,
+        advice=ACTION_WORDS[xid_row(root.xid).action] if root.xid is not None and on_gpu else "",
+    )
+
+
+def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:
+    """GPUs that were there and are not: one fault for each rank that worked on it."""
+    return tuple(
+        Fault(
+            kind="gpu_missing",
+            at=one.since,
+            words=f"GPU {one.gpu.index} ({one.gpu.bus_id or one.gpu.uuid}) is gone: {one.reason}",
+            code="gpu_missing",
+            tier=Tier.FATAL.value,
+            node=node,
+            rank=rank,
+            by="gpu" if rank is not None else "node",
+            gpu=one.gpu.index,
+            uuid=one.gpu.uuid,
+            bus_id=one.gpu.bus_id,
+            advice=ACTION_WORDS["reboot_node"],
+        )
+        for one in count.missing
+        for rank in (ranks.get(one.gpu.uuid) or (None,))
+    )
+
+
+def faults_of_memory(
+    now: GpuReading, before: GpuReading | None, at: float, ranks: Ranks, node: str
+) -> Iterator[Fault]:
+    """Uncorrectable memory errors that came between two reads of one GPU."""
+    new = ecc_count(now, "uncorrected", "total", "volatile")
+    old = ecc_count(before, "uncorrected", "total", "volatile") if before else None
+    if new is None or old is None or new <= old:
+        return
+    for rank in ranks.get(now.uuid) or (None,):
+        yield Fault(
+            kind="ecc",
+            at=at,
+            words=f"{new - old} uncorrectable memory errors (ECC) on GPU {now.index} ({now.bus_id or now.uuid})",
+            code="ecc_uncorrected",
+            tier=Tier.FATAL.value,
+            node=node,
+            rank=rank,
+            by="gpu" if rank is not None else "node",
+            gpu=now.index,
+            uuid=now.uuid,
+            bus_id=now.bus_id,
+            advice=ACTION_WORDS["reset_gpu"],
+        )

@@ -1,0 +1,42 @@
+"""Which fault of a GPU can be the cause: it is fatal, and it came when the job stopped. Pure.
+
+An Xid of an hour ago, after which the job went on, explains nothing; nor does one that came long after the stall began.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mldebug.model import Fault
+
+GPU_KINDS = frozenset({"xid", "sxid", "gpu_lost", "gpu_missing", "ecc"})
+BEFORE = 60.0  # seconds: the last sign of progress may be younger than the fault, as logs and queues lag behind
+PROMPT = 30.0  # seconds after the begin of the stall: what comes later may be its consequence
+UNDATED = 900.0  # seconds before a capture for which nobody knows when the job stopped
+ONE_MOMENT = 5.0  # seconds in which the faults of several GPUs are one story
+
+
+class Fit(NamedTuple):
+    """A fault that fits, and whether its time alone would do for `high`."""
+
+    fault: Fault
+    prompt: bool
+
+
+def fitting(
+    faults: Iterable[Fault],
+    stopped_at: float | None,
+    until: float,
+    *,
+    kinds: frozenset[str] = GPU_KINDS,
+) -> tuple[Fit, ...]:
+    """Fatal faults of these kinds from shortly before the stop until now, the first one first.
+
+    `stopped_at`: unix time since when the job has not moved; None where nobody watched.
+    """
+    begin = until - UNDATED if stopped_at is None else stopped_at - BEFORE
+    found = [
+        Fit(one, stopped_at is not None and one.at <= stopped_at + PROMPT)
+        for one in faults
+        if one.kind in kinds and one.tier == "fatal" and begin <= one.at <= until + ONE_MOMENT
+    ]
+    return tuple(sorted(found, key=lambda fit: fit.fault.at))

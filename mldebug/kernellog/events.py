@@ -1,0 +1,47 @@
+"""From a record of the kernel's log to the event that it tells. Pure: never raises, linear in the line's length."""
+
+import re
+from functools import lru_cache
+
+import msgspec
+
+from mldebug.kernellog import filesystems, hardware, links, nvidia, processes
+from mldebug.kernellog.facts import KernelEvent
+from mldebug.kernellog.reading import MAX_LINE, Said
+from mldebug.kernellog.records import KERNEL_FACILITY, KernelRecord, parse_printed, parse_record
+
+SIGNS = (
+    *nvidia.SIGNS,
+    *processes.SIGNS,
+    *filesystems.SIGNS,
+    *hardware.SIGNS,
+    *links.SIGNS,
+)
+_ANY = re.compile("|".join(re.escape(sign.word) for sign in SIGNS))
+
+
+def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | None:
+    """The event that a record tells, None for most. `at`: unix time; without it, the kernel's own seconds."""
+    text = record.text[:MAX_LINE]
+    if _ANY.search(text) is None:
+        return None
+    found = _told(Said(text, record.facility == KERNEL_FACILITY))
+    if found is None:
+        return None
+    at = record.seconds if at is None else at
+    return msgspec.structs.replace(found, at=at, sequence=record.sequence)
+
+
+@lru_cache(maxsize=128)
+def _told(said: Said) -> KernelEvent | None:
+    """What a text tells, whenever it is said: a storm repeats few texts many times."""
+    for sign in SIGNS:
+        if sign.word in said.text and (found := sign.read(said)) is not None:
+            return found
+    return None
+
+
+def parse_line(line: str, boot_time: float = 0.0) -> KernelEvent | None:
+    """The event that one line of /dev/kmsg, dmesg or `journalctl -k` tells."""
+    record = parse_record(line) or parse_printed(line)
+    return parse_event(record, record.unix(boot_time)) if record else None

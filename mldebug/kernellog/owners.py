@@ -1,0 +1,37 @@
+"""Whose processes and whose GPUs are on this node: what `joining.join` compares the kernel's events with."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from mldebug.gpus.joining import Joined
+from mldebug.kernellog.joining import Owner
+from mldebug.kernellog.reading import bus_id
+from mldebug.model import Job
+
+
+def process_owners(jobs: Iterable[Job], children: Mapping[int, Iterable[int]]) -> dict[int, Owner]:
+    """Pid -> owner, for all ranks, the lost ones whose pid is known, and `children` (rank's pid -> pids below it)."""
+    return {pid: owner for job in jobs for pid, owner in _processes(job, children)}
+
+
+def _processes(job: Job, children: Mapping[int, Iterable[int]]) -> Iterator[tuple[int, Owner]]:
+    for one in job.lost:
+        if one.pid is not None:
+            yield one.pid, Owner(run=job.id, rank=one.rank)
+        for pid in one.leftovers:
+            yield pid, Owner(run=job.id, rank=one.rank, child=True)
+    for rank in job.ranks:
+        for pid in children.get(rank.pid, ()):
+            yield pid, Owner(run=job.id, rank=rank.rank, child=True)
+        yield rank.pid, Owner(run=job.id, rank=rank.rank, started_at=rank.started_at)
+
+
+def gpu_owners(joined: Iterable[tuple[Job, Joined]]) -> dict[str, tuple[Owner, ...]]:
+    """PCI address -> the ranks that use this GPU, of all jobs."""
+    found: dict[str, tuple[Owner, ...]] = {}
+    for job, ranks in joined:
+        started = {one.rank: one.started_at for one in job.ranks}
+        for one in ranks.ranks:
+            if address := bus_id(one.bus_id):
+                owner = Owner(run=job.id, rank=one.rank, started_at=started.get(one.rank, 0.0))
+                found[address] = (*found.get(address, ()), owner)
+    return found

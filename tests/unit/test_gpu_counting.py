@@ -1,0 +1,230 @@
+"""Counters that wrap, start anew, glitch and lack a unit become totals that only grow."""
+
+import json
+from pathlib import Path
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mldebug.gpus.counting import MICROSECOND, NANOSECOND, WORD, Counters, Total, Unit
+from mldebug.gpus.readings import Activity, EccCount, GpuReading, LostGpu, NodeGpus, NvLink
+
+RECORDINGS = Path(__file__).parents[1] / "fixtures/h200"
+
+
+def reads(counters: Counters, *gpus: GpuReading, every: float = 30.0) -> list[GpuReading]:
+    """The same GPU, read again and again."""
+    start = 1_795_000_000.0
+    return [
+        counters.take(NodeGpus(at=start + number * every, driver_version="580", gpus=(gpu,))).gpus[
+            0
+        ]
+        for number, gpu in enumerate(gpus)
+    ]
+
+
+def gpu(**changes: object) -> GpuReading:
+    made = GpuReading(uuid="GPU-1", index=0, pcie_generation_max=5, pcie_width_max=16)
+    return msgspec.structs.replace(made, **changes)
+
+
+# --- one counter ---------------------------------------------------------------------------------
+
+
+def totals(*told: float, most: float = 1e18, wraps_at: int | None = None) -> list[float]:
+    total = Total()
+    return [total.add(one, most, wraps_at) for one in told]
+
+
+def test_a_counter_that_only_grows_is_as_it_was_told() -> None:
+    assert totals(5, 7, 7, 19) == [5, 7, 7, 19]
+
+
+def test_a_counter_that_wraps_goes_on() -> None:
+    assert totals(WORD - 10, 20, 25, wraps_at=WORD) == [WORD - 10, WORD + 20, WORD + 25]
+
+
+def test_a_counter_that_starts_anew_goes_on() -> None:
+    assert totals(1000, 1100, 3, 10) == [1000, 1100, 1103, 1110]
+
+
+def test_one_wrong_read_is_not_counted_twice() -> None:
+    assert totals(1000, 0, 1010, 1020) == [1000, 1000, 1010, 1020]
+
+
+def test_a_jump_that_cannot_be_is_left_out() -> None:
+    total = Total()
+    assert [total.add(one, 50) for one in (10, 20, 10**15, 10**15 + 5)] == [10, 20, 20, 25]
+    assert total.dropped == 1
+
+
+@given(st.lists(st.integers(0, 2**63), min_size=1, max_size=30), st.sampled_from([None, WORD]))
+def test_a_total_never_falls(told: list[int], wraps_at: int | None) -> None:
+    made = totals(*told, wraps_at=wraps_at)
+    assert made == sorted(made)
+
+
+# --- the unit of the clock event counters --------------------------------------------------------
+
+
+def test_a_counter_faster_than_microseconds_can_be_is_nanoseconds() -> None:
+    unit = Unit()
+    unit.see(9_000_000_000, 30)
+    assert unit.seconds == NANOSECOND
+
+
+def test_microseconds_need_several_movements_one_of_them_long() -> None:
+    unit = Unit()
+    unit.see(2_000_000, 30)
+    unit.see(29_000_000, 30)
+    assert unit.seconds is None
+    unit.see(1_000, 30)
+    assert unit.seconds == MICROSECOND
+
+
+def test_short_movements_prove_nothing() -> None:
+    unit = Unit()
+    for _ in range(50):
+        unit.see(9_000_000, 30)  # 9 s, or 9 ms
+    assert unit.seconds is None
+
+
+def test_what_stands_still_or_goes_back_proves_nothing() -> None:
+    unit = Unit()
+    for ticks in (0, -5, 2**62):
+        unit.see(ticks, 30)
+    unit.see(5, 0)
+    assert unit.seconds is None
+
+
+def test_a_later_proof_of_nanoseconds_wins() -> None:
+    unit = Unit()
+    for _ in range(3):
+        unit.see(20_000_000, 30)
+    assert unit.seconds == MICROSECOND
+    unit.see(20_000_000_000, 30)
+    assert unit.seconds == NANOSECOND
+
+
+def test_the_recorded_driver_counts_nanoseconds() -> None:
+    """The GPU that idled in both hangs: the counter of low utilization moved by 24.2 s in 63.1 s."""
+    raw, at = [], []
+    for name in ("hang-sleep", "hang-desync"):
+        told = json.loads((RECORDINGS / f"nvml-{name}.json").read_text())["gpu1"]
+        raw.append(told["fields"]["NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION"]["ull"])
+        at.append(told["Violation0"]["v"]["referenceTime"] / 1e6)
+    unit = Unit()
+    unit.see(raw[1] - raw[0], at[1] - at[0])
+    assert unit.seconds == NANOSECOND
+
+
+def test_seconds_are_absent_until_the_unit_is_known_and_then_hold_all() -> None:
+    told = [gpu(clock_event_counters={"sw_power_cap": n * 10**9}) for n in (5, 5, 17, 20)]
+    seconds = [one.clock_event_seconds for one in reads(Counters(), *told)]
+    assert seconds == [{}, {}, {"sw_power_cap": 17.0}, {"sw_power_cap": 20.0}]
+
+
+def test_another_driver_proves_its_unit_anew() -> None:
+    counters = Counters()
+    reads(counters, *[gpu(clock_event_counters={"sync_boost": n * 10**10}) for n in (1, 2)])
+    assert counters.unit == NANOSECOND
+    counters.take(NodeGpus(at=1_795_001_000.0, driver_version="600", gpus=(gpu(),)))
+    assert counters.unit is None
+
+
+# --- a node --------------------------------------------------------------------------------------
+
+
+def test_energy_goes_on_when_the_driver_is_loaded_anew() -> None:
+    told = [gpu(energy_joules=joules) for joules in (90_000.0, 111_000.0, 500.0, 21_500.0)]
+    assert [one.energy_joules for one in reads(Counters(), *told)] == [
+        90_000.0,
+        111_000.0,
+        111_500.0,
+        132_500.0,
+    ]
+
+
+def test_energy_that_no_gpu_can_use_is_left_out_and_counted() -> None:
+    counters = Counters()
+    told = [gpu(energy_joules=joules) for joules in (100.0, 1e12, 1e12 + 50)]
+    assert [one.energy_joules for one in reads(counters, *told)] == [100.0, 100.0, 150.0]
+    assert counters.dropped == 1
+
+
+def test_a_value_that_is_missing_once_stays_missing_once() -> None:
+    told = [gpu(pcie_replays=count) for count in (3, None, 8)]
+    assert [one.pcie_replays for one in reads(Counters(), *told)] == [3, None, 8]
+
+
+def test_every_kind_of_error_counter_is_made_monotone() -> None:
+    def told(count: int) -> GpuReading:
+        errors = {"replay": count + 1, "crc_data": count + 2}
+        ecc = EccCount(type="corrected", location="dram", scope="volatile", count=count + 3)
+        return gpu(
+            nvlinks=(NvLink(link=4, errors=errors),), ecc=(ecc,), pcie_errors={"fatal": count}
+        )
+
+    last = reads(Counters(), told(100), told(0), told(5))[-1]
+    assert last.nvlinks[0].errors == {"replay": 107, "crc_data": 109}
+    assert last.ecc[0].count == 111
+    assert last.pcie_errors == {"fatal": 105}
+
+
+def test_two_gpus_are_not_mixed_up_when_they_change_places() -> None:
+    counters = Counters()
+    one, two = gpu(energy_joules=10.0), gpu(uuid="GPU-2", energy_joules=7000.0)
+    counters.take(NodeGpus(at=1.0, gpus=(one, two)))
+    seen = counters.take(NodeGpus(at=31.0, gpus=(two, one)))
+    assert [gpu.energy_joules for gpu in seen.gpus] == [7000.0, 10.0]
+
+
+def test_a_gpu_that_is_lost_and_back_goes_on_and_one_that_is_gone_is_forgotten() -> None:
+    counters = Counters()
+    told = gpu(energy_joules=10.0)
+    counters.take(NodeGpus(at=1.0, gpus=(told,)))
+    lost = LostGpu(index=0, uuid="GPU-1", reason="lost")
+    counters.take(NodeGpus(at=31.0, lost=(lost,)))
+    back = msgspec.structs.replace(told, energy_joules=2.0)
+    assert counters.take(NodeGpus(at=61.0, gpus=(back,))).gpus[0].energy_joules == 12.0
+    counters.take(NodeGpus(at=91.0))
+    assert counters.take(NodeGpus(at=121.0, gpus=(back,))).gpus[0].energy_joules == 2.0
+
+
+# --- PCIe bytes ----------------------------------------------------------------------------------
+
+
+def test_pcie_bytes_are_the_sum_of_the_averages() -> None:
+    average = Activity(
+        window_seconds=30.0,
+        pcie_receive_bytes_per_second=1e9,
+        pcie_transmit_bytes_per_second=2e9,
+    )
+    told = [gpu(pcie_receive_bytes=123), *[gpu(activity=average, pcie_receive_bytes=5)] * 2]
+    seen = [(one.pcie_receive_bytes, one.pcie_transmit_bytes) for one in reads(Counters(), *told)]
+    assert seen == [
+        (None, None),
+        (30_000_000_000, 60_000_000_000),
+        (60_000_000_000, 120_000_000_000),
+    ]
+
+
+def test_a_counter_of_32_bits_is_not_believed_over_a_long_time() -> None:
+    told = [gpu(pcie_receive_bytes=count) for count in (10, 2000, 30)]
+    assert [one.pcie_receive_bytes for one in reads(Counters(), *told)] == [None, None, None]
+
+
+def test_a_counter_of_32_bits_is_counted_where_it_cannot_wrap_twice() -> None:
+    told = [gpu(pcie_receive_bytes=count) for count in (WORD - 100, WORD - 50, 200, 300)]
+    seen = [one.pcie_receive_bytes for one in reads(Counters(), *told, every=0.05)]
+    assert seen == [None, 50, 300, 400]
+
+
+def test_the_clock_of_the_node_may_go_back() -> None:
+    counters = Counters()
+    counters.take(NodeGpus(at=1000.0, gpus=(gpu(energy_joules=5.0),)))
+    seen = counters.take(NodeGpus(at=900.0, gpus=(gpu(energy_joules=9.0),)))
+    assert seen.gpus[0].energy_joules == 5.0
+    seen = counters.take(NodeGpus(at=930.0, gpus=(gpu(energy_joules=11.0),)))
+    assert seen.gpus[0].energy_joules == 7.0

@@ -1,0 +1,329 @@
+"""When a GPU is named: a fatal fault, of the right rank, at the right time; and kills for memory. Beside hangs and ends."""
+
+import signal
+from typing import Any
+
+import msgspec
+import pytest
+
+from builders import WAITER, capture, process, rank, still
+from mldebug.diagnosis import diagnose
+from mldebug.endings.facts import Ending, RankError, RankExit
+from mldebug.endings.judge import judge_ending
+from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
+from mldebug.gpus.readings import EccCount, GpuReading
+from mldebug.health.faults import (
+    faults_of_count,
+    faults_of_events,
+    faults_of_memory,
+    gpus_by_address,
+)
+from mldebug.judging.faults import BEFORE, PROMPT, UNDATED
+from mldebug.kernellog.events import parse_line
+from mldebug.kernellog.folding import fold
+from mldebug.kernellog.joining import Owner, join
+from mldebug.model import (
+    Confidence,
+    Diagnosis,
+    Fault,
+    Job,
+    LogTail,
+    LostRank,
+    NodeCapture,
+    RankIdentity,
+    Verdict,
+)
+
+TAKEN = 1_700_000_000.0  # builders.capture
+QUIET = 100.0
+STOPPED = TAKEN - QUIET
+SLEEPER = ("slow_data_loader (train.py:7)", "<module> (train.py:50)")
+GPU3 = {"0000:3b:00.0": ("GPU-3", 3)}
+
+
+def fault(number: int | None = 1, at: float = STOPPED, **more: Any) -> Fault:
+    """Xid 79 of the GPU of a rank, just as the job stopped."""
+    told = {"kind": "xid", "words": "Xid 79 (fallen off the bus) on GPU 0000:3b:00.0", "code": "xid_79", "tier": "fatal",
+            "node": "n1", "by": "gpu" if number is not None else "node", "uuid": "GPU-3", "gpu": 3,
+            "bus_id": "0000:3b:00.0", "advice": "drain and reboot the node"}  # fmt: skip
+    return Fault(rank=number, at=at, **(told | more))
+
+
+def waiting(number: int) -> Any:
+    return rank(number, process(*WAITER, pid=100 + number, move=still()))
+
+
+def sleeping(number: int) -> Any:
+    what = process(*SLEEPER, pid=100 + number, wchan="hrtimer_nanosleep", move=still(), source="time.sleep(9)")  # fmt: skip
+    return rank(number, what)
+
+
+def told(
+    *faults: Fault, ranks: tuple[Any, ...] = (), quiet: float = QUIET, **job: Any
+) -> Diagnosis:
+    """The diagnosis of four ranks that all wait (or of these) with these faults."""
+    seen: NodeCapture = capture(*(ranks or tuple(map(waiting, range(4)))), **job)
+    return diagnose([msgspec.structs.replace(seen, faults=faults, quiet_seconds=quiet)]).diagnosis
+
+
+# --- hangs -----------------------------------------------------------------------------------------------
+
+
+def test_all_wait_and_one_gpu_is_off_the_bus() -> None:
+    found = told(fault())
+    (culprit,) = found.culprits
+
+    assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.HIGH)
+    assert (culprit.kind, culprit.rank, culprit.node, culprit.pid) == ("gpu", 1, "n1", 101)
+    assert found.summary.startswith("Xid 79 (fallen off the bus) on GPU 0000:3b:00.0 (rank 1); ranks 0-3 wait")  # fmt: skip
+    assert found.next_steps[0] == "drain and reboot the node  # xid_79"
+    assert "0 s before the job stopped" in found.evidence[0]
+
+
+WHEN = [
+    (STOPPED - BEFORE - 1, None),
+    (STOPPED - BEFORE, Confidence.HIGH),
+    (STOPPED + PROMPT, Confidence.HIGH),
+    (STOPPED + PROMPT + 1, Confidence.MEDIUM),
+    (TAKEN, Confidence.MEDIUM),
+    (TAKEN + 60, None),
+    (STOPPED - 3600, None),
+]
+
+
+@pytest.mark.parametrize(("at", "confidence"), WHEN)
+def test_the_time_must_fit(at: float, confidence: Confidence | None) -> None:
+    found = told(fault(at=at))
+
+    assert (found.verdict is Verdict.GPU_FAULT) is (confidence is not None)
+    assert confidence is None or found.confidence is confidence
+
+
+@pytest.mark.parametrize(("at", "verdict"), [(TAKEN - UNDATED, Verdict.GPU_FAULT), (TAKEN - UNDATED - 1, Verdict.UNKNOWN)])  # fmt: skip
+def test_without_knowing_when_the_job_stopped_it_is_medium_at_most(
+    at: float, verdict: Verdict
+) -> None:
+    found = told(fault(at=at), quiet=0.0)
+
+    assert found.verdict is verdict
+    assert found.confidence is not Confidence.HIGH
+
+
+@pytest.mark.parametrize("tier", ["warning", "application", "information", "unknown", ""])
+def test_only_a_fatal_fault_is_one(tier: str) -> None:
+    assert told(fault(tier=tier)).verdict is Verdict.UNKNOWN
+
+
+def test_the_culprits_own_gpu_is_named() -> None:
+    """Rank 2 sleeps, which a retry after a lost GPU may be: named, but with another reason at hand not `high`."""
+    found = told(fault(2), ranks=(waiting(0), waiting(1), sleeping(2), waiting(3)))
+
+    assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
+    assert [one.rank for one in found.culprits] == [2]
+
+
+def test_a_fault_of_a_victims_gpu_does_not_excuse_the_culprit() -> None:
+    found = told(fault(0), ranks=(waiting(0), waiting(1), sleeping(2), waiting(3)))
+
+    assert found.verdict is Verdict.RANK_WAITING
+    assert [one.rank for one in found.culprits] == [2]
+
+
+def test_a_stopped_rank_is_stopped_whatever_its_gpu_says() -> None:
+    stopped = rank(2, process(*WAITER, pid=102, state="T", wchan="do_signal_stop", move=still()))
+    found = told(fault(2), ranks=(waiting(0), waiting(1), stopped, waiting(3)))
+
+    assert found.verdict is Verdict.RANK_STOPPED
+
+
+def test_a_rank_that_exited_with_its_gpu_lost() -> None:
+    lost = LostRank(rank=3, pid=103, exit_status=1 << 8, reason="exit status 1")
+    found = told(fault(3), ranks=(waiting(0), waiting(1), waiting(2)), lost=(lost,), world=4)
+
+    assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.HIGH)
+    assert [one.rank for one in found.culprits] == [3]
+
+
+def test_a_fault_of_nobody_in_particular_is_low_and_names_no_rank() -> None:
+    found = told(fault(None))
+
+    assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.LOW)
+    assert [(one.kind, one.rank) for one in found.culprits] == [("gpu", None)]
+    assert told(fault(None), ranks=(waiting(0), sleeping(1))).verdict is Verdict.RANK_WAITING
+
+
+def test_two_gpus_at_once_are_both_named_and_a_later_one_is_evidence() -> None:
+    second = fault(2, at=STOPPED + 3, uuid="GPU-5", bus_id="0000:5b:00.0")
+    later = fault(3, at=STOPPED + 20, uuid="GPU-7", bus_id="0000:7b:00.0", words="Xid 45")
+    found = told(fault(), second, later)
+
+    assert [one.rank for one in found.culprits] == [1, 2]
+    assert found.confidence is Confidence.MEDIUM
+    assert any(fact.startswith("Xid 45") for fact in found.evidence)
+
+
+def test_the_same_gpu_twice_is_one_culprit() -> None:
+    found = told(fault(), fault(at=STOPPED + 2, code="xid_45"))
+
+    assert (len(found.culprits), found.confidence) == (1, Confidence.HIGH)
+
+
+def test_a_line_that_a_program_wrote_into_the_kernels_log_is_never_high() -> None:
+    assert told(fault(trusted=False)).confidence is Confidence.MEDIUM
+
+
+def test_a_child_of_the_rank_is_never_high() -> None:
+    assert told(fault(by="child")).confidence is Confidence.MEDIUM
+
+
+def test_faults_of_ranks_that_were_not_seen_are_for_their_own_node() -> None:
+    assert told(fault(77)).verdict is Verdict.UNKNOWN
+
+
+# --- kills for memory ------------------------------------------------------------------------------------
+
+KILL: dict[str, Any] = {"kind": "oom_kill", "words": "the kernel killed a process for memory", "uuid": "", "bus_id": "", "advice": "", "by": "process"}  # fmt: skip
+
+
+def test_a_rank_that_the_kernel_killed_for_memory() -> None:
+    lost = LostRank(rank=3, pid=103, exit_status=9, reason="killed by SIGKILL")
+    found = told(
+        fault(3, **KILL), ranks=(waiting(0), waiting(1), waiting(2)), lost=(lost,), world=4
+    )
+
+    assert (found.verdict, found.confidence) == (Verdict.OUT_OF_MEMORY, Confidence.HIGH)
+    assert "killed a process for memory" in found.summary
+
+
+def test_a_kill_of_somebody_else_is_no_cause() -> None:
+    lost = LostRank(rank=3, pid=103, exit_status=9, reason="killed by SIGKILL")
+    found = told(fault(None, **{**KILL, "by": "node"}), ranks=(waiting(0), waiting(1)), lost=(lost,), world=4)  # fmt: skip
+
+    assert found.verdict is Verdict.RANK_EXITED
+
+
+def test_a_living_rank_was_not_killed() -> None:
+    found = told(fault(1, **KILL), ranks=(waiting(0), sleeping(1)))
+
+    assert found.verdict is Verdict.RANK_WAITING
+
+
+def test_a_rank_that_hangs_after_a_lack_of_device_memory() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is free."  # fmt: skip
+    hung = msgspec.structs.replace(sleeping(1), log=LogTail(path="x", lines=("step 3", text, "cleaning up")))  # fmt: skip
+    found = told(ranks=(waiting(0), hung))
+
+    assert (found.verdict, found.confidence) == (Verdict.OUT_OF_MEMORY, Confidence.MEDIUM)
+    assert "after CUDA out of memory on GPU 1: 2.00 GiB asked" in found.summary
+    victim = msgspec.structs.replace(waiting(0), log=hung.log)
+    assert told(ranks=(victim, sleeping(1))).verdict is Verdict.RANK_WAITING
+
+
+# --- ends ------------------------------------------------------------------------------------------------
+
+
+def ending(*faults: Fault, errors: dict[int, RankError], order: tuple[int, ...] = (1, 0)) -> Ending:
+    """Rank 1 exits with code 1, rank 0 is told to end a second later."""
+    ranks = tuple(RankIdentity(rank=n, world_size=2, pid=100 + n, node="n1") for n in (0, 1))
+    status = {1: 1 << 8, 0: int(signal.SIGTERM) if 0 not in errors else 1 << 8}
+    exits = tuple(
+        RankExit(rank=n, pid=100 + n, at=STOPPED + at, moment=at, status=status[n], source="pidfd")
+        for at, n in enumerate(order)
+    )
+    job = Job(id="j", name="train.py", launcher="torchrun", world_size=2, ranks=ranks)
+    return Ending(job=job, identities=ranks, exits=exits, errors=errors, faults=faults)
+
+
+ECC = RankError(error="RuntimeError: CUDA error: uncorrectable ECC error encountered", source="its log")  # fmt: skip
+PEER = RankError(error="RuntimeError: Connection closed by peer", source="its log", blames_peer=True)  # fmt: skip
+
+
+def test_a_rank_that_died_of_its_gpu() -> None:
+    finding = judge_ending(ending(fault(1, code="xid_48", words="Xid 48 (double-bit ECC)"), errors={1: ECC})).finding  # fmt: skip
+
+    assert finding is not None
+    assert (finding.verdict, finding.confidence) == (Verdict.GPU_FAULT, Confidence.HIGH)
+    assert [(one.kind, one.rank, one.pid) for one in finding.culprits] == [("gpu", 1, 101)]
+    assert finding.summary.startswith("Xid 48 (double-bit ECC); rank 1 exited with code 1")
+    assert "uncorrectable ECC" in finding.summary
+
+
+OTHERS = [fault(0), fault(1, at=STOPPED - 3600), fault(1, tier="application"), fault(None)]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["another rank's", "an hour ago", "the job's own", "of nobody"])  # fmt: skip
+def test_a_fault_that_does_not_fit_changes_nothing(other: Fault) -> None:
+    plain = judge_ending(ending(errors={1: ECC}))
+
+    assert judge_ending(ending(other, errors={1: ECC})) == plain
+    assert plain.finding is not None
+    assert plain.finding.verdict is Verdict.RANK_EXITED
+
+
+def test_a_fault_names_the_rank_where_all_blame_a_peer() -> None:
+    both = {0: PEER, 1: PEER}
+    plain = judge_ending(ending(errors=both)).finding
+    found = judge_ending(ending(fault(1), errors=both)).finding
+
+    assert plain is not None
+    assert plain.culprits == ()
+    assert found is not None
+    assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
+    assert [one.rank for one in found.culprits] == [1]
+    two = judge_ending(ending(fault(1), fault(0, at=STOPPED + 1), errors=both)).finding
+    assert two == plain
+
+
+# --- from events and readings to faults ------------------------------------------------------------------
+
+
+def of_lines(*lines: str) -> tuple[Fault, ...]:
+    events = [one for line in lines if (one := parse_line(f"[    0.0] {line}", STOPPED))]
+    owners = {"0000:3b:00.0": (Owner(run="r1", rank=5),)}
+    pids = {4711: Owner(run="r1", rank=6), 4712: Owner(run="r2", rank=1)}
+    return faults_of_events(join(fold(events), pids, owners), "r1", GPU3, "n1")
+
+
+def test_an_xid_becomes_a_fault_of_the_rank_on_that_gpu() -> None:
+    (one,) = of_lines("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")  # fmt: skip
+
+    assert (one.kind, one.code, one.tier, one.rank, one.by) == ("xid", "xid_79", "fatal", 5, "gpu")
+    assert (one.uuid, one.gpu, one.bus_id, one.node, one.at) == ("GPU-3", 3, "0000:3b:00.0", "n1", STOPPED)  # fmt: skip
+    assert one.advice
+
+
+def test_a_line_that_names_the_pid_goes_before_the_gpu() -> None:
+    (one,) = of_lines("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 00000008")
+
+    assert (one.rank, one.by, one.tier) == (6, "process", "application")
+
+
+def test_faults_of_another_run_and_of_no_gpu_are_left_out() -> None:
+    assert of_lines("NVRM: Xid (PCI:0000:99:00): 79, pid=4712, name=python, x") == ()
+    assert of_lines("mlx5_core 0000:12:00.0 ens1f0: Link down") == ()
+
+
+def test_addresses_of_the_driver_and_of_the_kernel_meet() -> None:
+    gpus = [GpuReading(uuid="GPU-3", index=3, bus_id="00000000:3B:00.0")]
+
+    assert gpus_by_address(gpus) == GPU3
+
+
+def test_a_missing_gpu_becomes_a_fault_of_its_rank() -> None:
+    gone = MissingGpu(gpu=KnownGpu(uuid="GPU-3", bus_id="0000:3b:00.0", index=3), since=STOPPED, reason="GPU is lost")  # fmt: skip
+    (one,) = faults_of_count(GpuCount(missing=(gone,)), {"GPU-3": (5,)}, "n1")
+    (nobody,) = faults_of_count(GpuCount(missing=(gone,)), {}, "n1")
+
+    assert (one.kind, one.rank, one.by, one.at, one.tier) == ("gpu_missing", 5, "gpu", STOPPED, "fatal")  # fmt: skip
+    assert (nobody.rank, nobody.by) == (None, "node")
+    assert told(msgspec.structs.replace(one, rank=1)).verdict is Verdict.GPU_FAULT
+
+
+@pytest.mark.parametrize(("old", "new", "many"), [(0, 1, 1), (1, 1, 0), (5, 2, 0), (None, 3, 0)])
+def test_new_uncorrectable_errors_become_a_fault(old: int | None, new: int, many: int) -> None:
+    def read(count: int) -> GpuReading:
+        ecc = EccCount(type="uncorrected", location="total", scope="volatile", count=count)
+        return GpuReading(uuid="GPU-3", index=3, ecc=(ecc,))
+
+    before = read(old) if old is not None else None
+    assert len(list(faults_of_memory(read(new), before, TAKEN, {"GPU-3": (1,)}, "n1"))) == many

@@ -1,0 +1,331 @@
+"""Every rule of a GPU's health, with a value just under and just over its limit, and with no value at all."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mldebug.gpus.readings import EccCount, GpuReading, NvLink, RemappedRows
+from mldebug.health.components import Action, Health, State, instructions, worst_of
+from mldebug.health.gpurules import RULES, gpu_health
+from mldebug.health.thresholds import FILE, Thresholds, shipped
+
+LIMITS = Thresholds()
+MINUTE = 60.0
+
+HEALTHY: dict[str, Any] = {
+    "ecc_mode": True,
+    "ecc": (
+        EccCount(type="uncorrected", location="total", scope="volatile", count=0),
+        EccCount(type="uncorrected", location="sram", scope="aggregate", count=4),
+        EccCount(type="corrected", location="dram", scope="volatile", count=20_000_000),
+        EccCount(type="corrected", location="sram", scope="volatile", count=10_000),
+    ),
+    "remapped_rows": RemappedRows(corrected=3, uncorrected=511, pending=False, failed=False, banks={"max": 2559, "none": 0}),
+    "retired_pages": {"corrected": 47, "uncorrected": 15},
+    "retired_pages_pending": False,
+    "temperature_celsius": 60.0,
+    "temperature_margin_celsius": 3.1,
+    "memory_temperature_celsius": 94.0,
+    "temperature_limits_celsius": {"slowdown": 89.0, "memory_max": 95.0},
+    "power_limit_watts": 560.0,
+    "power_limit_default_watts": 700.0,
+    "clock_events": ("sw_power_cap",),
+    "clock_event_seconds": {"hw_thermal_slowdown": 10.0, "hw_power_brake_slowdown": 1.0},
+    "utilization_ratio": 0.9,
+    "pcie_generation": 5,
+    "pcie_generation_max": 5,
+    "pcie_width": 16,
+    "pcie_width_max": 16,
+    "pcie_replays": 1000,
+    "nvlinks": tuple(NvLink(link=n, up=True, errors={"recovery": 7, "replay": 9, "crc_flit": 100, "crc_data": 5}) for n in range(18)),
+    "recovery_action": "none",
+    "persistence_mode": True,
+}  # fmt: skip
+
+
+def reading(**values: Any) -> GpuReading:
+    return GpuReading(uuid="GPU-1", index=3, **{**HEALTHY, **values})
+
+
+def told(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> Health:  # fmt: skip
+    """One component. Without `before` the reading before is a healthy one."""
+    every = gpu_health(now, before or reading(), seconds, limits)
+    return next(one for one in every if one.component == component)
+
+
+def ecc(kind: str, location: str, scope: str, count: int) -> dict[str, Any]:
+    def change(one: EccCount) -> EccCount:
+        same = (one.type, one.location, one.scope) == (kind, location, scope)
+        return msgspec.structs.replace(one, count=count) if same else one
+
+    return {"ecc": tuple(map(change, HEALTHY["ecc"]))}
+
+
+def rows(**values: Any) -> dict[str, Any]:
+    return {"remapped_rows": msgspec.structs.replace(HEALTHY["remapped_rows"], **values)}
+
+
+def links(kind: str = "", more: int = 0, down: tuple[int, ...] = ()) -> dict[str, Any]:
+    """One more error on link 5, or links that are down."""
+
+    def change(one: NvLink) -> NvLink:
+        errors = (
+            {**one.errors, kind: one.errors[kind] + more} if kind and one.link == 5 else one.errors
+        )
+        return msgspec.structs.replace(one, errors=errors, up=one.link not in down)
+
+    return {"nvlinks": tuple(map(change, HEALTHY["nvlinks"]))}
+
+
+def test_a_healthy_gpu_is_healthy_in_every_component() -> None:
+    every = gpu_health(reading(), reading(), MINUTE, LIMITS)
+
+    assert {one.component: one.state for one in every} == dict.fromkeys(RULES, State.HEALTHY)
+    assert instructions(every) == ()
+
+
+def test_a_gpu_that_tells_nothing_is_unknown_in_every_component() -> None:
+    bare = GpuReading(uuid="GPU-1", index=3)
+    every = gpu_health(bare, bare, MINUTE, LIMITS)
+
+    assert {one.state for one in every} == {State.UNKNOWN}
+    assert {one.reason_code for one in every} == {"not_readable"}
+    assert all(one.reason.startswith("not readable: ") for one in every)
+
+
+BAD, POOR = State.UNHEALTHY, State.DEGRADED
+OVER: list[tuple[str, dict[str, Any], State, str, Action]] = [
+    # component, the value just over its limit (HEALTHY holds those just under), state, code, action
+    ("gpu_ecc", ecc("uncorrected", "total", "volatile", 1), BAD, "ecc_uncorrected_total_volatile", Action.RESET),
+    ("gpu_ecc", ecc("uncorrected", "sram", "aggregate", 5), BAD, "ecc_uncorrected_sram_aggregate", Action.REPLACE),
+    ("gpu_ecc", ecc("corrected", "dram", "volatile", 20_000_001), POOR, "ecc_corrected_dram_volatile", Action.WATCH),
+    ("gpu_ecc", ecc("corrected", "sram", "volatile", 10_001), POOR, "ecc_corrected_sram_volatile", Action.WATCH),
+    ("gpu_ecc", {"ecc_mode": False}, POOR, "ecc_off", Action.CHECK_SETTINGS),
+    ("gpu_remapped_rows", rows(failed=True), BAD, "row_remap_failed", Action.REPLACE),
+    ("gpu_remapped_rows", rows(pending=True), POOR, "row_remap_pending", Action.RESET_WHEN_IDLE),
+    ("gpu_remapped_rows", rows(uncorrected=512), BAD, "row_remaps_uncorrected", Action.REPLACE),
+    ("gpu_remapped_rows", rows(banks={"none": 1}), POOR, "row_remap_no_spare", Action.WATCH),
+    ("gpu_retired_pages", {"retired_pages": {"corrected": 48, "uncorrected": 15}}, BAD, "retired_pages", Action.REPLACE),
+    ("gpu_retired_pages", {"retired_pages": {"corrected": 0, "uncorrected": 16}}, POOR, "retired_pages_uncorrected", Action.CHECK_HARDWARE),
+    ("gpu_retired_pages", {"retired_pages_pending": True}, POOR, "page_retirement_pending", Action.RESET_WHEN_IDLE),
+    ("gpu_temperature", {"temperature_margin_celsius": 3.0}, POOR, "hot", Action.CHECK_COOLING),
+    ("gpu_temperature", {"temperature_margin_celsius": 0.1}, POOR, "hot", Action.CHECK_COOLING),
+    ("gpu_temperature", {"temperature_margin_celsius": 0.0}, BAD, "too_hot", Action.CHECK_COOLING),
+    ("gpu_temperature", {"memory_temperature_celsius": 95.0}, BAD, "memory_too_hot", Action.CHECK_COOLING),
+    ("gpu_temperature", {"temperature_margin_celsius": None, "temperature_celsius": 89.0}, BAD, "gpu_too_hot", Action.CHECK_COOLING),
+    ("gpu_power", {"power_limit_watts": 559.0}, POOR, "power_limit_low", Action.CHECK_SETTINGS),
+    ("gpu_power", {"clock_events": ("hw_power_brake_slowdown",)}, POOR, "power_brake", Action.CHECK_HARDWARE),
+    ("gpu_clocks", {"clock_event_seconds": {"hw_thermal_slowdown": 13.1}}, POOR, "hw_thermal_slowdown", Action.CHECK_COOLING),
+    ("gpu_clocks", {"clock_event_seconds": {"hw_thermal_slowdown": 40.1}}, BAD, "hw_thermal_slowdown", Action.CHECK_COOLING),
+    ("gpu_clocks", {"clock_event_seconds": {"hw_power_brake_slowdown": 5.0}}, POOR, "hw_power_brake_slowdown", Action.CHECK_HARDWARE),
+    ("gpu_pcie", {"pcie_width": 8}, POOR, "pcie_width", Action.CHECK_HARDWARE),
+    ("gpu_pcie", {"pcie_generation": 4}, POOR, "pcie_generation", Action.CHECK_HARDWARE),
+    ("gpu_pcie", {"pcie_replays": 1032}, POOR, "pcie_replays", Action.CHECK_HARDWARE),
+    ("gpu_nvlink", links(down=(4,)), BAD, "nvlink_down", Action.CHECK_HARDWARE),
+    ("gpu_nvlink", links("recovery", 1), BAD, "nvlink_recovery", Action.RESET),
+    ("gpu_nvlink", links("replay", 1), POOR, "nvlink_replay", Action.WATCH),
+    ("gpu_nvlink", links("crc_flit", 60), POOR, "nvlink_crc", Action.WATCH),
+    ("gpu_nvlink", links("crc_flit", 6000), BAD, "nvlink_crc", Action.CHECK_HARDWARE),
+    ("gpu_recovery", {"recovery_action": "reset"}, BAD, "recovery_reset", Action.RESET),
+    ("gpu_recovery", {"recovery_action": "drain_and_reset"}, BAD, "recovery_drain_and_reset", Action.RESET),
+    ("gpu_recovery", {"recovery_action": "bus_reset"}, BAD, "recovery_bus_reset", Action.RESET),
+    ("gpu_recovery", {"recovery_action": "reboot"}, BAD, "recovery_reboot", Action.REBOOT),
+    ("gpu_recovery", {"recovery_action": "system_reboot"}, BAD, "recovery_system_reboot", Action.REBOOT),
+    ("gpu_recovery", {"recovery_action": "drain_p2p"}, POOR, "recovery_drain_p2p", Action.RESET_WHEN_IDLE),
+    ("gpu_recovery", {"recovery_action": "recover_imex"}, POOR, "recovery_recover_imex", Action.CHECK_SETTINGS),
+    ("gpu_driver", {"persistence_mode": False}, POOR, "persistence_off", Action.CHECK_SETTINGS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("component", "values", "state", "code", "action"), OVER, ids=str)
+def test_just_over_the_limit(
+    component: str, values: dict[str, Any], state: State, code: str, action: Action
+) -> None:
+    found = told(component, reading(**values))
+
+    assert (found.state, found.reason_code, found.action) == (state, code, action)
+    assert (found.uuid, found.gpu) == ("GPU-1", 3)
+    assert found.reason
+    others = gpu_health(reading(**values), reading(), MINUTE, LIMITS)
+    wrong = {one.component for one in others if one.state in (BAD, POOR)}
+    assert wrong - {component} <= ({"gpu_clocks"} if component == "gpu_power" else set())
+
+
+UNDER: list[tuple[str, dict[str, Any]]] = [
+    # what HEALTHY does not hold itself: the counters, one error less
+    ("gpu_clocks", {"clock_event_seconds": {"hw_thermal_slowdown": 13.0}}),
+    ("gpu_clocks", {"clock_events": ("gpu_idle", "sw_power_cap"), "clock_event_seconds": {}}),
+    ("gpu_pcie", {"pcie_replays": 1031}),  # 16 lanes of generation 5: 31 a minute
+    ("gpu_pcie", {"pcie_generation": 1, "utilization_ratio": 0.49}),  # it saves power
+    ("gpu_nvlink", links("crc_flit", 59)),
+    ("gpu_nvlink", links("crc_data", 100_000)),  # grows on healthy links
+    ("gpu_temperature", {"temperature_margin_celsius": None, "temperature_celsius": 88.9}),
+]
+
+
+@pytest.mark.parametrize(("component", "values"), UNDER, ids=str)
+def test_just_under_the_limit(component: str, values: dict[str, Any]) -> None:
+    assert told(component, reading(**values)).state is State.HEALTHY
+
+
+NOTHING: list[tuple[str, dict[str, Any]]] = [
+    ("gpu_ecc", {"ecc": ()}),
+    ("gpu_remapped_rows", {"remapped_rows": None}),
+    ("gpu_remapped_rows", {"remapped_rows": RemappedRows()}),
+    ("gpu_retired_pages", {"retired_pages": {}, "retired_pages_pending": None}),
+    ("gpu_temperature", {"temperature_margin_celsius": None, "temperature_limits_celsius": {}, "memory_temperature_celsius": None}),
+    ("gpu_power", {"power_limit_watts": None, "clock_events": None}),
+    ("gpu_clocks", {"clock_events": None, "clock_event_seconds": {}}),
+    ("gpu_pcie", {"pcie_width": None, "pcie_generation": None, "pcie_replays": None}),
+    ("gpu_nvlink", {"nvlinks": ()}),
+    ("gpu_nvlink", {"nvlinks": tuple(NvLink(link=n) for n in range(18))}),
+    ("gpu_recovery", {"recovery_action": None}),
+    ("gpu_recovery", {"recovery_action": "unknown"}),
+    ("gpu_driver", {"persistence_mode": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("component", "values"), NOTHING, ids=str)
+def test_what_cannot_be_read_is_unknown_and_never_healthy(
+    component: str, values: dict[str, Any]
+) -> None:
+    found = told(component, reading(**values))
+
+    assert (found.state, found.action) == (State.UNKNOWN, Action.NONE)
+
+
+def test_what_cannot_be_read_beside_what_is_fine_is_named() -> None:
+    found = told("gpu_pcie", reading(pcie_replays=None))
+
+    assert found.state is State.HEALTHY
+    assert found.reason == "not readable: PCIe replays over time"
+
+
+# --- rates need two readings ---------------------------------------------------------------------------
+
+
+def test_a_rate_is_unknown_at_the_first_reading() -> None:
+    every = {one.component: one for one in gpu_health(reading(), None, 0.0, LIMITS)}
+
+    assert every["gpu_clocks"].state is State.UNKNOWN
+    assert "replays" in every["gpu_pcie"].reason
+    assert every["gpu_ecc"].state is State.HEALTHY
+
+
+@pytest.mark.parametrize("component", ["gpu_clocks", "gpu_pcie", "gpu_nvlink"])
+def test_a_counter_that_began_anew_is_no_error(component: str) -> None:
+    """A driver that was loaded anew counts from 0."""
+    anew = reading(
+        clock_event_seconds={"hw_thermal_slowdown": 0.0},
+        pcie_replays=0,
+        nvlinks=tuple(
+            NvLink(link=n, up=True, errors=dict.fromkeys(("recovery", "replay", "crc_flit"), 0)) for n in range(18)
+        ),
+    )  # fmt: skip
+
+    assert told(component, anew).state in (State.HEALTHY, State.UNKNOWN)
+
+
+def test_the_same_growth_over_a_longer_time_is_fine() -> None:
+    assert told("gpu_pcie", reading(pcie_replays=1100)).state is POOR
+    assert told("gpu_pcie", reading(pcie_replays=1100), seconds=600).state is State.HEALTHY
+    assert told("gpu_nvlink", reading(**links("crc_flit", 90)), seconds=600).state is State.HEALTHY
+
+
+@pytest.mark.parametrize(("generation", "width", "a_minute"), [(1, 16, 3), (3, 8, 4), (4, 16, 16), (6, 16, 62), (7, 16, 62)])  # fmt: skip
+def test_replays_by_generation_and_width(generation: int, width: int, a_minute: int) -> None:
+    def after(more: int) -> State:
+        now = reading(pcie_replays=1000 + more, pcie_generation=generation, pcie_generation_max=generation, pcie_width=width, pcie_width_max=width)  # fmt: skip
+        return told("gpu_pcie", now).state
+
+    assert (after(a_minute), after(a_minute + 1)) == (State.HEALTHY, State.DEGRADED)
+
+
+def test_without_counters_two_reads_with_the_same_reason_count() -> None:
+    hot = reading(clock_event_seconds={}, clock_events=("sw_thermal_slowdown",))
+    calm = reading(clock_event_seconds={}, clock_events=())
+
+    assert told("gpu_clocks", hot, calm).state is State.HEALTHY
+    assert told("gpu_clocks", hot, hot).reason_code == "sw_thermal_slowdown"
+
+
+def test_a_board_without_links_is_unknown_and_one_that_lost_all_is_not() -> None:
+    dark = reading(**links(down=tuple(range(18))))
+
+    assert told("gpu_nvlink", dark, dark).state is State.UNKNOWN
+    assert told("gpu_nvlink", dark, reading()).reason_code == "nvlink_down"
+
+
+# --- one instruction -----------------------------------------------------------------------------------
+
+
+def test_one_component_has_one_action_the_greatest() -> None:
+    found = told("gpu_remapped_rows", reading(**rows(failed=True, pending=True, banks={"none": 3})))
+
+    assert (found.action, found.reason_code) == (Action.REPLACE, "row_remap_failed")
+    assert "replaced at the next reset" in found.reason
+
+
+def test_the_greatest_action_speaks_wherever_its_rule_stands() -> None:
+    found = told("gpu_ecc", reading(ecc_mode=False, **ecc("uncorrected", "sram", "aggregate", 5)))
+
+    assert (found.action, found.reason_code) == (Action.REPLACE, "ecc_uncorrected_sram_aggregate")
+    assert found.reason.startswith("5 uncorrected SRAM ECC errors")
+
+
+def test_one_gpu_has_one_instruction() -> None:
+    worn = reading(**rows(failed=True), recovery_action="reset", persistence_mode=False)
+    every = gpu_health(worn, reading(), MINUTE, LIMITS)
+
+    assert [(one.uuid, one.action) for one in instructions(every)] == [("GPU-1", Action.REPLACE)]
+    assert worst_of(every)["gpu_recovery"] is State.UNHEALTHY
+    assert worst_of(every)["gpu_ecc"] is State.HEALTHY
+
+
+def test_the_state_is_the_worst_although_another_rule_gives_the_action() -> None:
+    """A margin of 0 (unhealthy) beside ECC that somebody turned off is told in its own component."""
+    hot = told("gpu_temperature", reading(temperature_margin_celsius=-1.0, memory_temperature_celsius=99.0))  # fmt: skip
+
+    assert hot.state is State.UNHEALTHY
+    assert hot.reason.count("°C") >= 2
+
+
+# --- limits --------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_read_strictly_and_holds_every_limit() -> None:
+    assert shipped() == Thresholds()
+    names = {
+        line.split(":")[0] for line in FILE.read_text().splitlines() if line and line[0] != "#"
+    }
+    assert names == {field.name for field in msgspec.structs.fields(Thresholds)}
+
+
+def test_every_limit_says_where_it_comes_from() -> None:
+    for line in FILE.read_text().splitlines():
+        if line and line[0] != "#" and ":" in line:
+            assert "# " in line or line.startswith("pcie_replays"), line
+
+
+def test_another_limit_is_obeyed_and_null_turns_a_rule_off() -> None:
+    worn = reading(**rows(uncorrected=300))
+    strict = Thresholds(remapped_rows_uncorrected=256)
+    none = Thresholds(ecc_uncorrected_volatile=None)
+
+    assert told("gpu_remapped_rows", worn).state is State.HEALTHY
+    assert told("gpu_remapped_rows", worn, limits=strict).reason_code == "row_remaps_uncorrected"
+    broken = reading(**ecc("uncorrected", "total", "volatile", 9))
+    assert told("gpu_ecc", broken).state is State.UNHEALTHY
+    assert told("gpu_ecc", broken, limits=none).state is State.HEALTHY
+
+
+def test_a_component_whose_rules_are_all_off_is_unknown() -> None:
+    off = Thresholds(
+        ecc_uncorrected_volatile=None,
+        ecc_sram_uncorrected_aggregate=None,
+        ecc_dram_corrected_volatile=None,
+        ecc_sram_corrected_volatile=None,
+    )
+
+    assert told("gpu_ecc", reading(), limits=off).state is State.UNKNOWN

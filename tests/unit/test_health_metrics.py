@@ -1,0 +1,90 @@
+"""Health in the exposition and in the configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from mldebug.config import Config, effective_yaml, load_config
+from mldebug.errors import ConfigError
+from mldebug.health.components import Action, Health, State
+from mldebug.settings.parse import parse
+from mldebug_exporters.metrics.health import Options, create
+from snapshots import snapshot
+
+TOLD = (
+    Health(component="gpu_ecc", state=State.HEALTHY, uuid="GPU-0", gpu=0),
+    Health(component="gpu_ecc", state=State.UNHEALTHY, reason="5 errors", reason_code="ecc_sram", action=Action.REPLACE, uuid="GPU-1", gpu=1),
+    Health(component="gpu_pcie", state=State.DEGRADED, reason_code="pcie_width", action=Action.CHECK_HARDWARE, uuid="GPU-0", gpu=0),
+    Health(component="kernel", state=State.UNKNOWN, reason_code="not_readable"),
+    Health(component="memory", state=State.HEALTHY),
+)  # fmt: skip
+
+
+def samples() -> dict[tuple[str, ...], float]:
+    made = create(Options()).samples(snapshot(health=TOLD))
+    return {(one.family.name, *one.labels): one.value for one in made}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("component", "state"),
+    [
+        ("gpu_ecc", "unhealthy"),
+        ("gpu_pcie", "degraded"),
+        ("kernel", "unknown"),
+        ("memory", "healthy"),
+    ],
+)
+def test_a_state_set_has_one_1_for_the_worst_gpu(component: str, state: str) -> None:
+    told = {key[2]: value for key, value in samples().items() if key[:2] == ("mldebug_component_health", component)}  # fmt: skip
+
+    assert told == {one.value: int(one.value == state) for one in State}
+
+
+def test_actions_are_there_where_something_is_to_be_done() -> None:
+    told = {key[1:] for key in samples() if key[0] == "mldebug_suggested_action"}
+
+    assert told == {
+        ("gpu_ecc", "GPU-1", "replace", "ecc_sram"),
+        ("gpu_pcie", "GPU-0", "check_hardware", "pcie_width"),
+    }
+
+
+def test_without_a_look_there_is_nothing() -> None:
+    assert list(create(Options()).samples(snapshot())) == []
+
+
+def test_a_limit_in_the_configuration_leaves_the_others_alone() -> None:
+    text = "health:\n  gpus: 8\n  thresholds: {remapped_rows_uncorrected: 256, ecc_uncorrected_volatile: null, event_window: 30m}\n"  # fmt: skip
+    told = parse(text, "x.yaml", Config).health
+
+    assert (told.gpus, told.thresholds.remapped_rows_uncorrected) == (8, 256)
+    assert told.thresholds.ecc_uncorrected_volatile is None
+    assert told.thresholds.event_window == 1800.0
+    assert told.thresholds.retired_pages == 63
+
+
+def test_the_effective_configuration_reads_back(tmp_path: Path) -> None:
+    file = tmp_path / "mldebug.yaml"
+    file.write_text(
+        "health: {thresholds: {pcie_replays_per_lane_minute: [1.0, 2.5], nvlink_replays: 3}}\n"
+    )
+    config = load_config(file)
+    file.write_text(effective_yaml(config))
+
+    assert load_config(file) == config
+    assert config.health.thresholds.pcie_replays_per_lane_minute == (1.0, 2.5)
+
+
+WRONG = [
+    ("health: {thresholds: {remapped_rows: 1}}", "did you mean"),
+    ("health: {thresholds: {retired_pages: -1}}", "too small"),
+    ("health: {thresholds: {throttled_ratio_degraded: 5}}", "too large"),
+    ("health: {thresholds: {event_window: 7200}}", "has no unit"),
+    ("health: {gpus: many}", "health.gpus"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG)
+def test_a_wrong_limit_refuses_to_start(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(text, "x.yaml", Config)

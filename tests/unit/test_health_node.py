@@ -1,0 +1,275 @@
+"""Health of the node: remembered GPUs, Xids, kernel, memory."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mldebug.gpus.expected import FORGET_AFTER, ExpectedGpus, GpuCount
+from mldebug.gpus.readings import GpuReading, LostGpu, NodeGpus
+from mldebug.health.components import Action, Health, State, instructions
+from mldebug.health.noderules import node_health
+from mldebug.health.thresholds import Thresholds
+from mldebug.kernellog.events import parse_line
+from mldebug.kernellog.facts import KernelEvent, Kind
+from mldebug.kernellog.folding import Burst, fold
+from mldebug.kernellog.joining import RankEvent
+from mldebug.model import Gap
+
+LIMITS = Thresholds()
+NOW = 1_800_000_000.0
+
+
+def gpus(
+    *numbers: int, at: float = NOW, lost: tuple[LostGpu, ...] = (), prefix: str = "GPU"
+) -> NodeGpus:
+    """A full read with these GPUs of 0 to 9."""
+    return NodeGpus(at=at, lost=lost, gpus=tuple(_gpu(n, prefix) for n in numbers))
+
+
+def _gpu(number: int, prefix: str = "GPU") -> GpuReading:
+    return GpuReading(uuid=f"{prefix}-{number}", index=number, bus_id=f"0000:{number}b:00.0")
+
+
+# --- the remembered set --------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_gone_is_named_with_its_address_and_since_when() -> None:
+    memory = ExpectedGpus()
+    first = memory.look(gpus(0, 1, 2))
+    later = memory.look(gpus(0, 2, at=NOW + 30))
+    again = memory.look(gpus(0, 2, at=NOW + 60))
+    (one,) = again.missing
+
+    assert (first.missing, first.news, first.present, first.expected) == ((), (), 3, 3)
+    assert (again.present, again.expected) == (2, 3)
+    assert (one.gpu.bus_id, one.gpu.uuid, one.since) == ("0000:1b:00.0", "GPU-1", NOW + 30)
+    assert later.news == ("GPU 1 (0000:1b:00.0, GPU-1) is gone: the driver does not list it",)
+    assert again.news == ()
+
+
+def test_a_gpu_that_comes_back_is_told() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    memory.look(gpus(0, at=NOW + 10))
+    back = memory.look(gpus(0, 1, at=NOW + 50))
+
+    assert back.missing == ()
+    assert back.news == ("GPU 1 (0000:1b:00.0, GPU-1) is back after 40 s",)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        LostGpu(index=1, reason="GPU is lost", uuid="GPU-1"),
+        LostGpu(index=9, reason="GPU is lost", bus_id="0000:1b:00.0"),
+        LostGpu(index=1, reason="GPU is lost"),
+    ],
+)
+def test_the_drivers_reason_is_told(lost: LostGpu) -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+
+    assert [one.reason for one in memory.look(gpus(0, lost=(lost,))).missing] == ["GPU is lost"]
+
+
+def test_all_gpus_lost_are_all_missing_and_a_driver_that_does_not_answer_is_not_readable() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    silent = NodeGpus(at=NOW + 1, gaps=(Gap(what="GPUs", reason="driver not loaded"),))
+    gone = NodeGpus(at=NOW + 2, lost=tuple(LostGpu(index=n, reason="x") for n in (0, 1)))
+
+    assert memory.look(silent) == GpuCount(readable=False, expected=2)
+    assert len(memory.look(gone).missing) == 2
+
+
+def test_the_memory_survives_agent_and_reboot() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1, 2))
+    memory.look(gpus(0, 1, at=NOW + 1))
+    stored = msgspec.json.decode(msgspec.json.encode(memory), type=ExpectedGpus)
+
+    assert [one.gpu.uuid for one in stored.look(gpus(0, 1, at=NOW + 9)).missing] == ["GPU-2"]
+    assert stored.look(gpus(0, 1, at=NOW + 9)).news == ()
+
+
+def test_another_set_of_devices_is_learned_anew() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(*range(8)), view="all")
+    subset = memory.look(gpus(2, 3), view="2,3")
+
+    assert (subset.missing, subset.expected) == ((), 2)
+    assert "learned anew" in subset.news[0]
+
+
+def test_a_board_in_another_slot_is_the_same_and_another_board_in_the_slot_replaces_it() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    moved = NodeGpus(
+        at=NOW, gpus=(_gpu(0), GpuReading(uuid="GPU-1", index=1, bus_id="0000:ff:00.0"))
+    )
+    assert memory.look(moved).news == ("GPU 1 (0000:ff:00.0, GPU-1) moved there from 0000:1b:00.0",)
+
+    swapped = NodeGpus(
+        at=NOW, gpus=(_gpu(0), GpuReading(uuid="GPU-9", index=1, bus_id="0000:ff:00.0"))
+    )
+    told = memory.look(swapped)
+    assert told.missing == ()
+    assert told.news == ("GPU 1 (0000:ff:00.0, GPU-9) replaces GPU-1",)
+    assert told.expected == 2
+
+
+def test_a_gpu_more_is_expected_from_then_on() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0))
+    assert memory.look(gpus(0, 1)).news == ("GPU 1 (0000:1b:00.0, GPU-1) is new",)
+    assert len(memory.look(gpus(0)).missing) == 1
+
+
+def test_what_is_gone_for_a_week_was_taken_out() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    memory.look(gpus(0, at=NOW))
+    assert memory.look(gpus(0, at=NOW + FORGET_AFTER)).missing
+    memory.look(gpus(0, at=NOW + FORGET_AFTER + 1))
+    assert memory.look(gpus(0, at=NOW + FORGET_AFTER + 2)).missing == ()
+
+
+def test_a_person_may_accept_what_is_there() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    memory.look(gpus(0))
+    memory.accept(gpus(0))
+
+    assert memory.look(gpus(0)).missing == ()
+
+
+@pytest.mark.parametrize(("configured", "state"), [(2, State.HEALTHY), (3, State.UNHEALTHY)])
+def test_a_configured_number_holds_from_the_first_look(configured: int, state: State) -> None:
+    count = ExpectedGpus().look(gpus(0, 1), configured=configured)
+
+    assert told("gpu_count", count=count).state is state
+
+
+def test_health_of_the_count() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    missing = told("gpu_count", count=memory.look(gpus(0)))
+
+    assert (missing.state, missing.reason_code, missing.action) == (State.UNHEALTHY, "gpu_missing", Action.REBOOT)  # fmt: skip
+    assert "GPU 1 (0000:1b:00.0, GPU-1) is missing" in missing.reason
+    assert told("gpu_count", count=GpuCount(readable=False)).state is State.UNKNOWN
+
+
+# --- what the kernel said --------------------------------------------------------------------------------
+
+
+def told(component: str, *lines: str, at: float = NOW, readable: bool = True, limits: Thresholds = LIMITS, **more: Any) -> Health:  # fmt: skip
+    """One component after these kernel lines, each told at NOW."""
+    every = node_health(events(*lines), at, limits, kernel_readable=readable, uuids={"0000:3b:00.0": ("GPU-3", 3)}, **more)  # fmt: skip
+    return next(one for one in every if one.component == component)
+
+
+def events(*lines: str) -> list[RankEvent]:
+    """Lines of dmesg, folded as the agent folds them."""
+    told = [parse_line(f"[    0.0] {line}", NOW) for line in lines]
+    assert None not in told, lines
+    return [RankEvent(burst=burst) for burst in fold(one for one in told if one is not None)]
+
+
+def xid(number: int, device: str = "0000:3b:00") -> str:
+    return f"NVRM: Xid (PCI:{device}): {number}, pid=4711, name=python, something"
+
+
+XIDS = [
+    (79, State.UNHEALTHY, "xid_79", Action.REBOOT),
+    (48, State.UNHEALTHY, "xid_48", Action.RESET),
+    (95, State.UNHEALTHY, "xid_95", Action.RESET),
+    (63, State.DEGRADED, "xid_63", Action.RESET_WHEN_IDLE),
+    (13, State.HEALTHY, "", Action.NONE),
+    (31, State.HEALTHY, "", Action.NONE),
+    (43, State.HEALTHY, "", Action.NONE),
+    (99_999, State.HEALTHY, "", Action.NONE),
+]
+
+
+@pytest.mark.parametrize(("number", "state", "code", "action"), XIDS)
+def test_xids_by_their_tier(number: int, state: State, code: str, action: Action) -> None:
+    found = told("gpu_xid", xid(number))
+
+    assert (found.state, found.reason_code, found.action) == (state, code, action)
+    assert (found.uuid, found.gpu) == ("GPU-3", 3)
+
+
+KERNEL = [
+    ("INFO: task python:4711 blocked for more than 120 seconds.", State.DEGRADED, "hung_task"),
+    ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", State.UNHEALTHY, "memory_uncorrected"),
+    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer", State.UNHEALTHY, "pcie_fatal"),
+    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer", State.DEGRADED, "pcie_nonfatal"),
+    ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer", State.HEALTHY, ""),
+    ("mlx5_core 0000:12:00.0 ens1f0: Link down", State.HEALTHY, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "state", "code"), KERNEL)
+def test_kernel(line: str, state: State, code: str) -> None:
+    found = told("kernel", line)
+
+    assert (found.state, found.reason_code) == (state, code)
+
+
+@pytest.mark.parametrize(("count", "state"), [(100, State.HEALTHY), (101, State.DEGRADED)])
+def test_corrected_errors_count_when_they_are_many(count: int, state: State) -> None:
+    event = KernelEvent(kind=Kind.MEMORY_CORRECTED, at=NOW)
+    burst = Burst(root=event, first_at=NOW, last_at=NOW, count=count, last_kind=event.kind)
+    every = node_health([RankEvent(burst=burst)], NOW, LIMITS, kernel_readable=True)
+
+    assert next(one for one in every if one.component == "kernel").state is state
+
+
+@pytest.mark.parametrize(("count", "state"), [(1000, State.HEALTHY), (1001, State.DEGRADED)])
+def test_corrected_pcie_errors_count_when_they_are_many(count: int, state: State) -> None:
+    event = KernelEvent(kind=Kind.PCIE_CORRECTED, at=NOW)
+    burst = Burst(root=event, first_at=NOW, last_at=NOW, count=count, last_kind=event.kind)
+    every = node_health([RankEvent(burst=burst)], NOW, LIMITS, kernel_readable=True)
+
+    assert next(one for one in every if one.component == "kernel").state is state
+
+
+OOM = "Out of memory: Killed process 4711 (python) total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB"
+
+
+def test_a_kill_for_memory() -> None:
+    found = told("memory", OOM)
+
+    assert (found.state, found.reason_code, found.action) == (State.DEGRADED, "oom_kill", Action.CHECK_JOB)  # fmt: skip
+
+
+@pytest.mark.parametrize(("later", "state"), [(7200.0, State.UNHEALTHY), (7201.0, State.HEALTHY)])
+def test_events_count_for_a_window(later: float, state: State) -> None:
+    assert told("kernel", KERNEL[1][0], at=NOW + later).state is state
+
+
+@pytest.mark.parametrize("component", ["kernel", "memory", "gpu_xid"])
+def test_a_kernel_log_that_cannot_be_read_is_unknown(component: str) -> None:
+    found = told(component, readable=False)
+
+    assert (found.state, found.reason) == (State.UNKNOWN, "not readable: the kernel's log")
+
+
+def test_an_xid_that_the_event_set_told_counts_although_the_log_cannot_be_read() -> None:
+    assert told("gpu_xid", xid(79), readable=False).state is State.UNHEALTHY
+
+
+def test_one_event_of_two_ranks_is_one() -> None:
+    (event,) = events(OOM)
+    twice = [msgspec.structs.replace(event, rank=rank) for rank in (0, 1)]
+    every = node_health(twice, NOW, LIMITS, kernel_readable=True)
+
+    assert next(one for one in every if one.component == "memory").reason.count("killed") == 1
+
+
+def test_a_node_has_one_instruction_and_each_gpu_one() -> None:
+    every = node_health(events(xid(48), xid(79), OOM), NOW, LIMITS, kernel_readable=True, uuids={"0000:3b:00.0": ("GPU-3", 3)})  # fmt: skip
+
+    assert [(one.uuid, one.action) for one in instructions(every)] == [("GPU-3", Action.REBOOT), ("", Action.CHECK_JOB)]  # fmt: skip

@@ -1,0 +1,345 @@
+"""Bursts and counters: the first is the root, nothing counts twice, and memory is bounded whatever the kernel says."""
+
+import itertools
+import os
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from mldebug.gpus.readings import GpuEvent
+from mldebug.kernellog.counts import MAX_KEYS, OTHER, Counts, GpuName, KernelCounts, named
+from mldebug.kernellog.events import parse_event
+from mldebug.kernellog.facts import KernelEvent, Kind
+from mldebug.kernellog.folding import KEPT, LONGEST, MAX_DISTINCT, OPEN, Burst, Folding, fold
+from mldebug.kernellog.folding import OTHER as OTHER_XIDS
+from mldebug.kernellog.nvml import xid_of_nvml
+from mldebug.kernellog.records import parse_record
+from mldebug.kernellog.xids import Tier
+
+GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
+
+
+def xid(number: int, at: float, device: str = GPU, **more: object) -> KernelEvent:
+    made = {"kind": Kind.XID, "at": at, "xid": number, "device": device, "text": f"Xid {number}"}
+    return KernelEvent(**(made | more))  # type: ignore[arg-type]
+
+
+def nvml(number: int, at: float, device: str = GPU) -> KernelEvent:
+    told = GpuEvent(at=at, uuid="GPU-1", index=0, bus_id=f"0000{device.upper()}", xid=number)
+    event = xid_of_nvml(told)
+    assert event is not None
+    return event
+
+
+def lost(at: float, device: str = GPU) -> KernelEvent:
+    return KernelEvent(kind=Kind.GPU_LOST, at=at, device=device, xid=79, text="fallen off the bus")
+
+
+def roots(bursts: tuple[Burst, ...]) -> list[tuple[int | None, int]]:
+    return [(one.root.xid, one.count) for one in bursts]
+
+
+# --- folding -------------------------------------------------------------------------------------
+
+
+def test_a_burst_of_one_gpu_is_one_event_and_the_first_is_its_root() -> None:
+    (burst,) = fold([xid(31, 10.0, pid=7), xid(43, 10.5), xid(43, 11.0), xid(45, 12.0, pid=8)])
+
+    assert (burst.root.xid, burst.root.at, burst.count) == (31, 10.0, 4)
+    assert burst.xids == {31: 1, 43: 2, 45: 1}
+    assert (burst.first_at, burst.last_at, burst.distinct) == (10.0, 12.0, 3)
+    assert burst.pids == (7, 8)
+
+
+def test_other_gpus_and_later_errors_are_other_events() -> None:
+    bursts = fold([xid(31, 10.0), xid(31, 11.0, SECOND_GPU), xid(31, 10.0 + 5.1)])
+
+    assert [(one.root.device, one.first_at) for one in bursts] == [(GPU, 10.0), (SECOND_GPU, 11.0), (GPU, 15.1)]  # fmt: skip
+
+
+@pytest.mark.parametrize("consequence", [43, 45, 137, 39, 154])
+def test_a_consequence_that_was_printed_first_is_no_root(consequence: int) -> None:
+    (burst,) = fold([xid(consequence, 10.0), xid(95, 10.2), xid(31, 10.4)])
+
+    assert burst.root.xid == 95
+    assert (burst.first_at, list(burst.xids)) == (10.0, [consequence, 95, 31])
+
+
+def test_a_consequence_alone_is_its_own_root() -> None:
+    assert roots(fold([xid(45, 10.0), xid(43, 10.1)])) == [(45, 2)]
+
+
+def test_the_worst_of_a_burst_is_known() -> None:
+    tiers = [one.tier for one in fold([xid(31, 10.0), xid(79, 11.0), xid(45, 12.0), xid(31, 99.0)])]
+
+    assert tiers == [Tier.FATAL, Tier.APPLICATION]
+
+
+def test_a_storm_without_end_is_told_anew() -> None:
+    bursts = fold([xid(95, float(second)) for second in range(int(LONGEST) + 11)])
+
+    assert roots(bursts) == [(95, int(LONGEST) + 1), (95, 10)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_one_error_told_three_times_counts_once_in_any_order(order: tuple[int, ...]) -> None:
+    told = [xid(79, 10.0, pid=7), nvml(79, 10.4), lost(10.1)]
+    counts, folding = Counts(), Folding()
+    for index in order:
+        counts.add(told[index], folding.add(told[index]))
+    (burst,) = folding.bursts()
+
+    assert (burst.count, burst.xids, burst.root.pid) == (1, {79: 1}, 7)
+    assert [(one.device, one.xid, one.count) for one in counts.now().xids] == [(GPU, 79, 1)]
+    assert [(one.kind, one.count) for one in counts.now().kinds] == [(Kind.GPU_LOST, 1)]
+
+
+@pytest.mark.parametrize("kind", ["double_bit_ecc", "recovery_action"])
+def test_what_nvml_tells_beside_xids_is_none(kind: str) -> None:
+    assert xid_of_nvml(GpuEvent(at=1.0, uuid="GPU-1", index=0, kind=kind)) is None
+
+
+def test_what_only_nvml_tells_counts_too() -> None:
+    told = [nvml(31, 10.0), nvml(31, 10.1), xid(31, 10.2), nvml(43, 10.3), nvml(31, 50.0)]
+
+    assert [one.xids for one in fold(told)] == [{31: 2, 43: 1}, {31: 1}]
+
+
+@pytest.mark.parametrize("late", [0.0, 4.0, 9.0, 29.0])
+@pytest.mark.parametrize("first", ["kernel", "nvml"])
+def test_nvml_may_tell_late_and_before_or_after_the_kernel(late: float, first: str) -> None:
+    told = [xid(79, 100.0, pid=7), nvml(79, 100.0 + late)]
+    (burst,) = fold(told if first == "kernel" else reversed(told))
+
+    assert (burst.count, burst.root.pid, burst.root.uuid) == (1, 7, "GPU-1")
+    assert first == "nvml" or (burst.first_at, burst.last_at) == (100.0, 100.0)
+
+
+def test_what_nvml_tells_late_of_two_bursts_is_found_in_both() -> None:
+    bursts = fold([xid(31, 100.0), xid(31, 108.0), nvml(31, 110.0), nvml(31, 110.0), nvml(31, 110.0)])  # fmt: skip
+
+    assert [one.count for one in bursts] == [1, 2]
+
+
+def test_what_nvml_tells_later_than_it_can_is_another_error() -> None:
+    assert [one.count for one in fold([xid(31, 100.0), nvml(31, 131.0)])] == [1, 1]
+
+
+def test_a_lost_gpu_without_an_xid_counts_as_xid_79() -> None:
+    counts, folding = Counts(), Folding()
+    counts.add(lost(10.0), folding.add(lost(10.0)))
+
+    assert [(one.xid, one.count) for one in counts.now().xids] == [(79, 1)]
+    assert folding.bursts()[0].tier is Tier.FATAL
+
+
+def test_records_that_are_read_again_count_once() -> None:
+    lines = [xid(31, 10.0 + number, sequence=number) for number in range(5)]
+    folding = Folding()
+
+    assert sum(folding.add(one) for one in lines) == 5
+    assert sum(folding.add(one) for one in lines) == 0
+    assert folding.bursts()[0].count == 5
+
+
+def test_two_lines_about_one_kill_are_one_kill_that_knows_both() -> None:
+    task = KernelEvent(
+        kind=Kind.OOM_KILL, at=1.0, pid=7, scope="cgroup", group="/job", text="oom-kill:"
+    )
+    kill = KernelEvent(
+        kind=Kind.OOM_KILL, at=1.1, pid=7, scope="cgroup", rss_bytes=4096, text="Killed"
+    )
+    other = KernelEvent(
+        kind=Kind.OOM_KILL, at=1.2, pid=8, scope="cgroup", rss_bytes=1, text="Killed"
+    )
+    for told in ([task, kill, other], [kill, task, other]):
+        first, second = fold(told)
+        assert (first.root.group, first.root.rss_bytes, first.count) == ("/job", 4096, 1)
+        assert second.root.pid == 8
+
+
+def test_a_link_that_flaps_is_one_event_that_knows_how_it_stands() -> None:
+    down, up = (
+        KernelEvent(kind=kind, at=0.0, device="ib0") for kind in (Kind.LINK_DOWN, Kind.LINK_UP)
+    )
+    (burst,) = fold(
+        msgspec.structs.replace(one, at=float(at)) for at, one in enumerate([down, up] * 3)
+    )
+
+    assert (burst.root.kind, burst.last_kind, burst.count) == (Kind.LINK_DOWN, Kind.LINK_UP, 6)
+
+
+def test_corrected_errors_count_by_their_number() -> None:
+    event = KernelEvent(kind=Kind.MEMORY_CORRECTED, at=1.0, device="DIMM0", number=12)
+    counts, folding = Counts(), Folding()
+    for _ in range(2):
+        counts.add(event, folding.add(event))
+
+    assert folding.bursts()[0].count == 24
+    assert [(one.kind, one.count) for one in counts.now().kinds] == [(Kind.MEMORY_CORRECTED, 24)]
+
+
+def test_what_is_shown_is_safe() -> None:
+    event = xid(31, 1.0, text="Xid \x1b[31m AKIAABCDEFGHIJKLMNOP", process="py\x07thon", pid=1)
+    (burst,) = fold([event])
+
+    assert "\x1b" not in burst.root.text
+    assert "AKIA" not in burst.root.text
+    assert burst.root.process == "python"
+
+
+def test_bursts_are_made_anew_only_where_something_came() -> None:
+    folding = Folding()
+    folding.add(xid(31, 1.0))
+    folding.add(xid(31, 1.1, SECOND_GPU))
+    before = folding.bursts()
+    folding.add(xid(43, 1.05))
+    after = folding.bursts()
+
+    assert after[1] is before[1]
+    assert (before[0].count, after[0].count) == (1, 2)
+
+
+def test_a_burst_survives_the_wire() -> None:
+    (burst,) = fold([xid(31, 10.0, pid=7), *(xid(number, 10.5) for number in range(100))])
+    assert OTHER_XIDS in burst.xids
+
+    assert msgspec.json.decode(msgspec.json.encode(burst), type=Burst) == burst
+
+
+# --- counters ------------------------------------------------------------------------------------
+
+
+def test_counters_by_gpu_and_xid_with_the_time_of_the_last() -> None:
+    counts = Counts()
+    for event in (
+        xid(31, 10.0),
+        xid(31, 30.0),
+        xid(31, 20.0),
+        xid(13, 5.0),
+        xid(31, 7.0, SECOND_GPU),
+    ):
+        counts.add(event, 1)
+
+    assert [(one.device, one.xid, one.count, one.last_at) for one in counts.now().xids] == [
+        (GPU, 13, 1, 5.0),
+        (GPU, 31, 3, 30.0),
+        (SECOND_GPU, 31, 1, 7.0),
+    ]
+
+
+def test_counters_know_uuid_and_index_where_they_are_told() -> None:
+    counts = Counts()
+    counts.add(xid(31, 1.0), 1)
+    counts.add(xid(31, 1.0, SECOND_GPU), 1)
+    found = named(counts.now(), {GPU: GpuName("GPU-1", 3)})
+
+    assert [(one.uuid, one.gpu) for one in found.xids] == [("GPU-1", 3), ("", None)]
+
+
+def test_an_sxid_is_counted_as_a_kind_and_not_as_an_xid() -> None:
+    counts = Counts()
+    event = KernelEvent(kind=Kind.SXID, at=1.0, xid=24007, severity="fatal", device=GPU)
+    counts.add(event, Folding().add(event))
+
+    assert counts.now().xids == ()
+    assert [one.kind for one in counts.now().kinds] == [Kind.SXID]
+
+
+def test_counters_are_bounded_and_their_sum_is_exact() -> None:
+    counts = Counts()
+    for number in range(3 * MAX_KEYS):
+        counts.add(xid(number, 1.0, f"{number:04x}:00:00.0"), 1)
+    found = counts.now().xids
+
+    assert len(found) <= 2 * MAX_KEYS + 1
+    assert sum(one.count for one in found) == 3 * MAX_KEYS
+    assert any(one.device == OTHER and one.xid == 0 for one in found)
+
+
+# --- floods --------------------------------------------------------------------------------------
+
+
+FLOOD = 800_000 if os.environ.get("CI") else 80_000
+LINE = b"4,%d,%d,-;NVRM: Xid (PCI:0000:db:00): 95, pid=7194, name=python3, Uncontained: LTC TAG (0x%x,0x0). RST: Yes"
+
+
+def flood(lines: Callable[[int], bytes], count: int) -> tuple[Folding, KernelCounts, float, int]:
+    """Let so many lines through; with the seconds of CPU that it took and the bytes that it holds at the end."""
+    folding, counts = Folding(), Counts()
+    started = time.process_time()
+    for number in range(count):
+        record = parse_record(lines(number))
+        assert record is not None
+        event = parse_event(record, record.seconds)
+        assert event is not None
+        counts.add(event, folding.add(event))
+    took = time.process_time() - started
+    tracemalloc.start()
+    held = tracemalloc.get_traced_memory()[0]
+    bursts = folding.bursts()
+    held = tracemalloc.get_traced_memory()[0] - held
+    tracemalloc.stop()
+    assert bursts
+    return folding, counts.now(), took, held
+
+
+@pytest.mark.timeout(170)
+def test_a_storm_of_29_texts_is_one_event_with_an_exact_count() -> None:
+    """800,000 lines, as an operator met them (NVSentinel, issue 1120); fewer outside CI."""
+    lines = [LINE % (0, 0, number) for number in range(29)]
+    lines = [line.partition(b"-;")[2] for line in lines]
+    folding, counts, took, _ = flood(
+        lambda number: b"4,%d,%d,-;%s" % (number, 10**9 + number * 500, lines[number % 29]), FLOOD
+    )
+    (burst,) = folding.bursts()
+
+    assert (burst.count, burst.distinct, burst.xids) == (FLOOD, 29, {95: FLOOD})
+    assert [(one.xid, one.count) for one in counts.xids] == [(95, FLOOD)]
+    assert took / FLOOD < 200e-6  # seconds of CPU for a line; measured: about 10 µs
+
+
+def test_a_flood_of_different_processes_is_bounded() -> None:
+    """Each line another pid: nothing folds, so the oldest ones are forgotten; the counter stays exact."""
+    folding, counts, _, held = flood(
+        lambda number: b"3,%d,%d,-;Out of memory: Killed process %d (python) total-vm:1kB" % (number, number, number + 2),
+        20_000,
+    )  # fmt: skip
+
+    assert len(folding.bursts()) == OPEN + KEPT
+    assert sum(one.count for one in counts.kinds) == 20_000
+    assert held < 4 << 20
+
+
+def test_a_flood_of_one_kind_does_not_push_out_another() -> None:
+    folding = Folding()
+    folding.add(xid(79, 1.0))
+    for number in range(5_000):
+        folding.add(KernelEvent(kind=Kind.CRASH, at=2.0, pid=number))
+
+    assert folding.bursts()[0].root.xid == 79
+
+
+def test_a_burst_that_goes_on_is_not_cut_by_a_flood_of_others() -> None:
+    folding = Folding()
+    for number in range(5 * OPEN):
+        folding.add(xid(31, 1.0, f"{number:04x}:00:00.0"))
+        if number % 10 == 0:
+            folding.add(xid(95, 1.0))
+
+    assert [one.count for one in folding.bursts() if one.root.device == GPU] == [5 * OPEN // 10]
+
+
+def test_a_flood_of_different_texts_and_numbers_within_one_burst_is_bounded() -> None:
+    (burst,) = fold(
+        xid(number % 500, 1.0, text=f"text {number}", pid=number) for number in range(5_000)
+    )
+
+    assert (burst.count, burst.distinct) == (5_000, MAX_DISTINCT)
+    assert len(burst.xids) <= 33
+    assert sum(burst.xids.values()) == 5_000
+    assert burst.xids[OTHER_XIDS] > 4_000
+    assert len(burst.pids) <= 32

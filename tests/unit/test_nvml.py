@@ -1,0 +1,583 @@
+"""NVML: the real pynvml against a library of ours that plays a recorded H200, loses GPUs, wraps, blocks and lies."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fakenvml.library import BASIC, RECOVERY, FakeNvml
+from mldebug.gpus.readings import GpuReading, NodeGpus, encode, nvlink_errors
+from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
+from mldebug_agents.gpus import nvidia
+from mldebug_agents.nvml import fields, sane
+from mldebug_agents.nvml.library import Library
+
+Start = Callable[[FakeNvml], nvidia.Nvidia]
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[Start]:
+    opened = []
+
+    def begin(fake: FakeNvml) -> nvidia.Nvidia:
+        for name, value in fake.environment.items():
+            monkeypatch.setenv(name, value)
+        opened.append(nvidia.Nvidia(Library(fake.library), clock))
+        return opened[-1]
+
+    yield begin
+    for one in opened:
+        one.close()
+
+
+def first(node: NodeGpus) -> GpuReading:
+    return node.gpus[0]
+
+
+# --- what is read --------------------------------------------------------------------------------
+
+
+def test_the_watch_read_says_what_was_recorded(tmp_path: Path, start: Start) -> None:
+    look = start(FakeNvml(tmp_path)).watch()
+    assert [gpu.uuid[-1] for gpu in look.gpus] == ["1", "2"]
+    one = look.gpus[0]
+    assert one.utilization_ratio == pytest.approx(0.86)
+    assert one.memory_utilization_ratio == pytest.approx(0.54)
+    assert one.power_watts == pytest.approx(533.304)
+    assert one.energy_joules == pytest.approx(12534.615)
+    assert one.bus_id == "00000000:00:06.0"
+    assert look.lost == ()
+
+
+def test_the_watch_read_calls_three_functions_per_gpu_and_no_more(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.count_calls()
+    reader.watch()
+    per_gpu = ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues"]
+    assert fake.calls() == ["nvmlDeviceGetCount_v2", *per_gpu, *per_gpu, "nvmlEventSetWait_v2"]
+
+
+def test_the_full_read_says_who_the_gpu_is(tmp_path: Path, start: Start) -> None:
+    node = start(FakeNvml(tmp_path)).full()
+    gpu = first(node)
+    assert (node.driver_version, node.library_version) == ("580.159.04", "13.580.159.04")
+    assert (gpu.name, gpu.architecture, gpu.vbios) == ("NVIDIA H200", "hopper", "96.00.A5.00.1A")
+    assert (gpu.serial, gpu.minor, gpu.bus_id) == ("1650000000003", 0, "00000000:00:06.0")
+    assert gpu.persistence_mode is True
+    assert gpu.mig_mode is False
+    assert [process.pid for process in gpu.processes or ()] == [620]
+    assert (gpu.processes or ())[0].memory_bytes == 3443523584
+
+
+def test_the_full_read_says_what_the_gpu_does(tmp_path: Path, start: Start) -> None:
+    gpu = first(start(FakeNvml(tmp_path)).full())
+    assert gpu.memory_total_bytes == 150754820096
+    assert gpu.memory_free_bytes == 146657050624
+    assert gpu.memory_reserved_bytes == 616 << 20
+    assert gpu.memory_used_bytes == 4097769472 - (616 << 20)
+    assert (gpu.temperature_celsius, gpu.memory_temperature_celsius) == (49.0, 52.0)
+    assert gpu.temperature_limits_celsius["gpu_max"] == 87.0
+    assert gpu.power_average_watts == pytest.approx(524.704)
+    assert gpu.power_instant_watts == pytest.approx(533.304)
+    assert gpu.power_limit_watts == 700.0
+    assert gpu.clock_hertz["memory"] == 3.201e9
+    assert gpu.clock_events == ()
+    assert (gpu.pcie_generation, gpu.pcie_width, gpu.pcie_errors["l0_to_recovery"]) == (5, 16, 80)
+    assert gpu.remapped_rows is not None
+    assert gpu.remapped_rows.banks["max"] == 3072
+    assert gpu.recovery_action == "none"
+
+
+def test_nvlink_is_read_link_by_link(tmp_path: Path, start: Start) -> None:
+    gpu = first(start(FakeNvml(tmp_path)).full())
+    assert len(gpu.nvlinks) == 18
+    assert gpu.nvlinks[0].up is True
+    assert gpu.nvlinks[0].speed_bytes_per_second == 26562e6
+    assert gpu.nvlinks[0].errors["crc_data"] == 503
+    assert nvlink_errors(gpu, "ecc_data") == 761 + 17 * 669
+    assert gpu.nvlink_receive_bytes == 18 * 59623921 * 1024
+
+
+def test_averages_need_two_reads_and_no_sleep(tmp_path: Path, start: Start, clock: Clock) -> None:
+    reader = start(FakeNvml(tmp_path))
+    assert first(reader.full()).activity is None
+    clock.now += 30
+    activity = first(reader.full()).activity
+    assert activity is not None
+    assert activity.window_seconds == 30
+    assert activity.sm_active_ratio == pytest.approx(0.6354, abs=1e-4)
+    assert activity.dram_ratio == pytest.approx(0.4196, abs=1e-4)
+    assert activity.tensor_ratio["hmma"] == pytest.approx(0.0905, abs=1e-4)
+    assert activity.nvlink_transmit_bytes_per_second == pytest.approx(62413.063 * 2**20, rel=1e-6)
+
+
+def test_averages_are_taken_on_at_every_read(tmp_path: Path, start: Start, clock: Clock) -> None:
+    reader = start(FakeNvml(tmp_path))
+    windows = []
+    for seconds in (0, 30, 0.01, 7, 11):
+        clock.now += seconds
+        activity = first(reader.full()).activity
+        windows.append(activity and round(activity.window_seconds, 3))
+    assert windows == [None, 30, None, 7.01, 11]
+
+
+def test_the_slow_calls_are_never_made(tmp_path: Path, start: Start, clock: Clock) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.count_calls()
+    reader = start(fake)
+    for _ in range(3):
+        clock.now += 30
+        reader.full()
+    assert "nvmlDeviceGetFieldValues" in fake.calls()
+    assert "nvmlDeviceGetPcieThroughput" not in fake.calls()
+
+
+def test_what_is_not_supported_is_asked_once(tmp_path: Path, start: Start, clock: Clock) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.full()
+    clock.now += 30
+    fake.count_calls()
+    gpu = first(reader.full())
+    assert "nvmlDeviceGetRetiredPages" not in fake.calls()
+    assert gpu.retired_pages == {}
+    assert "retired_pages corrected" in gpu.unsupported
+    assert fake.calls().count("nvmlDeviceGetMemoryErrorCounter") == 2 * 2 * 4  # GPUs, places
+
+
+@pytest.mark.parametrize("recording", ["idle", "training", "hang-sleep", "hang-desync"])
+def test_every_recording_is_read_and_survives_the_wire(
+    tmp_path: Path, start: Start, clock: Clock, recording: str
+) -> None:
+    reader = start(FakeNvml(tmp_path, recording))
+    reader.full()
+    clock.now += 30
+    node = reader.full()
+    assert len(node.gpus) == 2
+    assert msgspec.json.decode(encode(node), type=NodeGpus) == node
+    assert all(gpu.unreadable == {} for gpu in node.gpus)
+
+
+def test_a_waiting_gpu_reads_as_recorded(tmp_path: Path, start: Start) -> None:
+    waiting, absent = start(FakeNvml(tmp_path, "hang-sleep")).watch().gpus
+    assert (waiting.utilization_ratio, waiting.memory_utilization_ratio) == (1.0, 0.0)
+    assert absent.utilization_ratio == 0.0
+    assert waiting.power_watts == pytest.approx(124, abs=3)
+
+
+# --- libraries that know less --------------------------------------------------------------------
+
+
+def test_a_library_with_only_the_basic_getters_still_tells_the_basics(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    reader = start(FakeNvml(tmp_path, only=BASIC))
+    look = reader.watch()
+    assert look.gpus[0].power_watts == pytest.approx(524.094)  # of the getter, not of the field
+    assert look.gpus[0].energy_joules is None
+    clock.now += 30
+    gpu = first(reader.full())
+    assert (gpu.name, gpu.utilization_ratio) == ("NVIDIA H200", pytest.approx(0.86))
+    assert gpu.memory_used_bytes == 4097769472
+    assert gpu.memory_reserved_bytes is None
+    assert gpu.temperature_celsius == 49.0
+    assert gpu.activity is None
+    assert gpu.nvlinks == ()
+    assert gpu.clock_events is None
+
+
+@pytest.mark.parametrize(
+    ("symbol", "missing"),
+    [
+        ("nvmlDeviceGetFieldValues", "recovery_action"),
+        ("nvmlDeviceGetUtilizationRates", "utilization_ratio"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "processes"),
+        ("nvmlDeviceGetRemappedRows", "remapped_rows"),
+        ("nvmlGpmQueryDeviceSupport", "activity"),
+        ("nvmlDeviceGetMemoryInfo_v2", "memory_reserved_bytes"),
+        ("nvmlDeviceGetSerial", "serial"),
+    ],
+)
+def test_a_missing_symbol_costs_its_own_metric_only(
+    tmp_path: Path, start: Start, clock: Clock, symbol: str, missing: str
+) -> None:
+    reader = start(FakeNvml(tmp_path, omit=[symbol]))
+    reader.full()
+    clock.now += 30
+    gpu = first(reader.full())
+    assert getattr(gpu, missing) in (None, "")
+    assert gpu.memory_free_bytes == 146657050624
+    assert gpu.energy_joules is not None
+    assert gpu.power_average_watts is not None
+    assert gpu.pcie_replays == 0
+
+
+def test_the_older_name_of_the_clock_reasons_is_known(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path, omit=["nvmlDeviceGetCurrentClocksEventReasons"])
+    fake.set("nvmlDeviceGetCurrentClocksThrottleReasons 0", 0x4 | 0x40)
+    assert first(start(fake).full()).clock_events == ("hw_thermal_slowdown", "sw_power_cap")
+
+
+def test_no_library_is_an_error_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(MissingLibraryError, match="no-such-library"):
+        nvidia.Nvidia(Library(str(tmp_path / "no-such-library.so"))).watch()
+
+
+# --- GPUs that are lost --------------------------------------------------------------------------
+
+
+def test_a_lost_gpu_does_not_cost_the_others(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.lose(0)
+    look, node = reader.watch(), reader.full()
+    assert [gpu.index for gpu in look.gpus] == [1]
+    assert [gpu.index for gpu in node.gpus] == [1]
+    assert (node.lost[0].bus_id, node.lost[0].code) == ("00000000:00:06.0", "gpu_is_lost")
+    assert "fallen off the bus" in node.lost[0].reason
+
+
+def test_a_gpu_that_was_lost_from_the_start_is_told_by_its_number(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.lose(1)
+    look = start(fake).watch()
+    assert [gpu.index for gpu in look.gpus] == [0]
+    assert (look.lost[0].index, look.lost[0].uuid) == (1, "")
+
+
+def test_a_lost_gpu_is_left_alone_ever_longer_and_comes_back(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.lose(0)
+    reader.watch()
+    asked = []
+    for _ in range(60):
+        clock.now += 1
+        fake.count_calls()
+        assert len(reader.watch().lost) == 1
+        asked.append("nvmlDeviceGetHandleByIndex_v2" in fake.calls())
+    assert sum(asked) == 3  # after 5, 10 and 20 seconds more
+    fake.release()
+    clock.now += 300
+    assert reader.watch().lost == ()
+    assert len(reader.watch().gpus) == 2
+
+
+def test_a_gpu_lost_in_the_middle_of_a_read_is_lost(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.fail(15, "nvmlDeviceGetTemperature", 1)
+    node = start(fake).full()
+    assert [gpu.index for gpu in node.gpus] == [0]
+    assert node.lost[0].uuid.endswith("2")
+
+
+def test_a_gpu_that_the_driver_does_not_list_any_more_is_named(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.set("nvmlDeviceGetCount_v2 -1", 1)
+    for key in [key for key in fake.table if " 0" in key and key.startswith("nvmlDevice")]:
+        if f"{key.split(' ')[0]} 1" in fake.table:  # what was number 1 is number 0 now
+            fake.table[key] = fake.table[f"{key.split(' ')[0]} 1"]
+    fake.reload_driver()
+    look = reader.watch()
+    assert [gpu.uuid[-1] for gpu in look.gpus] == ["2"]
+    assert [(gone.uuid[-1], gone.bus_id) for gone in look.lost] == [("1", "00000000:00:06.0")]
+
+
+# --- drivers that go and come --------------------------------------------------------------------
+
+
+def test_a_driver_that_was_loaded_anew_is_read_on(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.full()
+    fake.reload_driver()
+    assert len(reader.full().gpus) == 2
+    fake.reload_driver()
+    assert len(reader.watch().gpus) == 2
+
+
+def test_a_driver_that_is_gone_is_said_and_read_again_when_it_is_back(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.fail(9)
+    with pytest.raises(DriverGoneError, match="not loaded"):
+        reader.watch()
+    fake.release()
+    assert len(reader.watch().gpus) == 2
+
+
+def test_a_driver_that_answers_unknown_to_everything_is_started_anew(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    for device in (0, 1):
+        fake.fail(999, device=device)
+    fake.count_calls()
+    look = reader.watch()
+    assert "nvmlInitWithFlags" in fake.calls()
+    assert [gone.code for gone in look.lost] == ["unknown", "unknown"]
+
+
+def test_averages_start_anew_with_the_driver(tmp_path: Path, start: Start, clock: Clock) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    for _ in range(2):
+        clock.now += 30
+        assert reader.full()
+    fake.reload_driver()
+    clock.now += 30
+    assert first(reader.full()).activity is None
+    clock.now += 30
+    assert first(reader.full()).activity is not None
+
+
+# --- values that cannot be -----------------------------------------------------------------------
+
+
+def test_a_field_that_was_never_filled_in_is_unknown_and_not_zero(
+    tmp_path: Path, start: Start
+) -> None:
+    told = json.loads((Path(__file__).parents[1] / "fixtures/h200/nvml-training.json").read_text())
+    field = told["gpu0"]["fields"]["NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN"]
+    assert (field["ret"], field["type"], field["d"]) == (0, 0, 0.0)  # the real thing does that
+    gpu = first(start(FakeNvml(tmp_path)).full())
+    assert gpu.clock_event_counters == {
+        "low_utilization": 31234729280,
+        "sw_power_cap": 0,
+        "sync_boost": 0,
+        "sw_thermal_slowdown": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "values", "attribute"),
+    [
+        ("nvmlDeviceGetUtilizationRates 0", (4294967295, 54), "utilization_ratio"),
+        ("nvmlDeviceGetUtilizationRates 0", (86, 101), "memory_utilization_ratio"),
+        ("nvmlDeviceGetTemperature 0 0", (4294967295,), "temperature_celsius"),
+        ("nvmlDeviceGetTemperature 0 0", (-40000,), "temperature_celsius"),
+        ("nvmlDeviceGetMemoryInfo_v2 0", (2**63, 1, 1, 1), "memory_total_bytes"),
+        ("nvmlDeviceGetEnforcedPowerLimit 0", (4294967295,), "power_limit_watts"),
+        ("nvmlDeviceGetCurrPcieLinkWidth 0", (4000000,), "pcie_width"),
+        ("nvmlDeviceGetPersistenceMode 0", (7,), "persistence_mode"),
+        ("nvmlDeviceGetPerformanceState 0", (32,), "performance_state"),
+        ("field 0 83 0", (3, 2**64 - 1, 5), "energy_joules"),
+        ("field 0 83 0", (4, -5, 5), "energy_joules"),
+        ("field 0 186 0", (1, 4294967295, 5), "power_instant_watts"),
+        ("field 0 94 0", (3, 2**63 + 5, 5), "pcie_replays"),
+    ],
+)
+def test_an_absurd_value_is_absent_and_said(
+    tmp_path: Path, start: Start, call: str, values: tuple[int, ...], attribute: str
+) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.set(call, *values)
+    gpu = first(start(fake).full())
+    if attribute != "pcie_replays":  # for that one there is a second way to ask
+        assert getattr(gpu, attribute) is None
+    assert any("cannot be" in why or "not available" in why or "P32" in why or "only 0 and 1" in why
+               for why in gpu.unreadable.values())  # fmt: skip
+    assert gpu.name == "NVIDIA H200"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-5", "120"])
+def test_an_absurd_average_is_absent(
+    tmp_path: Path, start: Start, clock: Clock, value: str
+) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.set("gpm 0 2", value)
+    reader = start(fake)
+    reader.full()
+    clock.now += 30
+    activity = first(reader.full()).activity
+    assert activity is not None
+    assert activity.sm_active_ratio is None
+    assert activity.dram_ratio is not None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1, 100.5, 2**32 - 1, 2**64 - 1])
+def test_no_percentage_lies_outside_its_range(value: float) -> None:
+    with pytest.raises(sane.AbsurdError):
+        sane.percent(value)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_library_answers_both_reads_come_back(
+    tmp_path: Path, start: Start, clock: Clock, seed: int
+) -> None:
+    chance = random.Random(seed)
+    fake = FakeNvml(tmp_path)
+    numbers = (0, -1, 1, 7, 2**31, 2**32 - 1, 2**63, 2**64 - 1, "nan", "inf", "-inf", "1e400")
+    for key, told in fake.table.items():
+        values = told.split("\t")
+        if key.startswith(("nvmlDevice", "field", "gpm")) and not key.startswith(
+            "nvmlDeviceGetCount"
+        ):
+            code = chance.choice((0, 0, 0, 0, 2, 3, 4, 14, 17, 21, 999))
+            fake.table[key] = "\t".join(
+                map(str, [code, *(chance.choice(numbers) for _ in values[1:])])
+            )
+    fake.release()
+    reader = start(fake)
+    for _ in range(3):
+        clock.now += 30
+        look, node = reader.watch(), reader.full()
+        assert len(look.gpus) + len(look.lost) == 2
+        for gpu in node.gpus:
+            for value in (gpu.utilization_ratio, gpu.memory_utilization_ratio):
+                assert value is None or 0 <= value <= 1
+            assert gpu.energy_joules is None or 0 <= gpu.energy_joules < math.inf
+            assert len(gpu.unreadable) <= 64
+            assert len(gpu.nvlinks) <= 36
+        assert msgspec.json.decode(encode(node), type=NodeGpus) == node
+
+
+def test_unreadable_names_do_not_grow_without_bound(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    for key in list(fake.table):
+        if key.startswith("nvmlDeviceGetNvLinkErrorCounter"):
+            fake.table[key] = f"0\t{2**64 - 1}"
+    fake.release()
+    assert len(first(start(fake).full()).unreadable) <= 64
+
+
+def test_what_this_user_may_not_read_is_a_gap_with_a_way_out(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.fail(4, "nvmlGpmSampleGet")
+    reader = start(fake)
+    node = reader.full()
+    assert [gap.what for gap in node.gaps] == ["GPU metrics: activity"]
+    assert "root" in node.gaps[0].way_out
+
+
+# --- MIG -----------------------------------------------------------------------------------------
+
+
+def test_mig_instances_are_named_and_utilization_is_absent(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.set("nvmlDeviceGetMigMode 0", 1, 1)
+    fake.set("nvmlDeviceGetMaxMigDeviceCount 0", 7)
+    fake.set("nvmlDeviceGetUtilizationRates 0", code=3)
+    for number, handle in ((0, 20), (3, 21)):
+        fake.set(f"nvmlDeviceGetMigDeviceHandleByIndex 0 {number}", handle)
+        fake.set(f"nvmlDeviceGetUUID {handle}", f"MIG-{number}")
+    gpu = first(start(fake).full())
+    assert gpu.mig_instances == ("MIG-0", "MIG-3")
+    assert gpu.utilization_ratio is None
+    assert gpu.memory_free_bytes is not None
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+def test_xids_are_heard_once_and_named(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    assert reader.watch().events == ()
+    fake.raise_event(1, 31)
+    fake.raise_event(0, 2, RECOVERY)
+    fake.raise_event(0, 13)
+    told = [(event.index, event.kind, event.xid) for event in reader.watch().events]
+    assert told == [(1, "xid", 31), (0, "recovery_action", None), (0, "xid", 13)]
+    assert reader.watch().events == ()
+
+
+@pytest.mark.parametrize("xid", [79, 119, 120])
+def test_a_gpu_that_would_block_whoever_asks_is_left_alone(
+    tmp_path: Path, start: Start, clock: Clock, xid: int
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.raise_event(1, xid)
+    assert reader.watch().lost[0].code == f"xid_{xid}"
+    fake.fail(15, device=1)  # it would be seen
+    fake.count_calls()
+    clock.now += 59
+    assert [gpu.index for gpu in reader.full().gpus] == [0]
+    assert [gone.code for gone in reader.watch().lost] == [f"xid_{xid}"]
+    assert fake.calls().count("nvmlDeviceGetUtilizationRates") == 2  # of the other one
+    clock.now += 1
+    fake.release()
+    assert len(reader.watch().gpus) == 2
+
+
+def test_a_driver_without_events_is_read_all_the_same(tmp_path: Path, start: Start) -> None:
+    look = start(FakeNvml(tmp_path, omit=["nvmlEventSetCreate"])).watch()
+    assert len(look.gpus) == 2
+    assert look.events == ()
+
+
+def test_a_flood_of_events_is_taken_in_pieces(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    for number in range(1, 601):
+        fake.table[f"event {number}"] = "0\t8\t95"
+    fake.release()
+    assert [len(reader.watch().events) for _ in range(4)] == [256, 256, 88, 0]
+
+
+# --- counters as the driver tells them -----------------------------------------------------------
+
+
+def test_counters_are_read_as_they_are_told(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.field(0, fields.PCIE_RECEIVE, 2**32 - 10, kind=1)
+    fake.field(0, fields.CLOCK_EVENTS["sw_power_cap"], 9_020_000)
+    fake.set("nvmlDeviceGetMemoryErrorCounter 0 1 0 7", 3)
+    fake.set("nvmlDeviceGetRemappedRows 0", 4, 5, 1, 0)
+    gpu = first(start(fake).full())
+    assert gpu.pcie_receive_bytes == 2**32 - 10
+    assert gpu.clock_event_counters["sw_power_cap"] == 9_020_000
+    assert [one.count for one in gpu.ecc if one.count] == [3]
+    assert gpu.remapped_rows is not None
+    assert (gpu.remapped_rows.corrected, gpu.remapped_rows.uncorrected) == (4, 5)
+    assert (gpu.remapped_rows.pending, gpu.remapped_rows.failed) == (True, False)
+
+
+def test_no_process_is_a_number_and_not_a_gap(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path, "idle")
+    fake.count_calls()
+    assert first(start(fake).full()).processes == ()
+    assert fake.calls().count("nvmlDeviceGetComputeRunningProcesses_v3") == 2

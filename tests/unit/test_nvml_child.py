@@ -1,0 +1,321 @@
+"""The child that reads GPUs: it hangs, crashes, sits in state D and is asked by many, and the agent lives on."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fakenvml.library import FakeNvml
+from hung import state, wait_until
+from mldebug.errors import MldebugError
+from mldebug.gpus.readings import NodeWatch
+from mldebug_agents.gpuchild import budget, serving, stuck
+from mldebug_agents.gpuchild.errors import (
+    GpuBlockedError,
+    GpuCrashedError,
+    GpuDriverError,
+    GpusReleasedError,
+    NoGpuLibraryError,
+)
+from mldebug_agents.gpuchild.wire import NAME
+from mldebug_agents.gpus import nvidia
+from mldebug_agents.host import Host
+from mldebug_agents.sources import gpus as source
+from mldebug_agents.sources.gpus import Gpus
+from mldebug_agents.spawn import Spawner
+
+SOON = 0.3  # seconds: a deadline that a test lets pass
+PATIENT = 20.0
+SLOW = "nvmlDeviceGetEnforcedPowerLimit"  # only the full read calls it
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A fake library, a real process starter, and a source that uses both."""
+
+    def __init__(self, folder: Path, spawner: Spawner) -> None:
+        self.fake = FakeNvml(folder)
+        self.clock = Clock()
+        self.spawner = spawner
+        self.options = nvidia.Options(library=self.fake.library)
+        self.gpus = self.source(PATIENT)
+
+    def source(self, deadline: float, options: msgspec.Struct | None = None) -> Gpus:
+        return Gpus(
+            self.spawner,
+            Host(),
+            options=options or self.options,
+            deadline=deadline,
+            first_deadline=PATIENT,
+            clock=self.clock,
+        )
+
+    def impatient(self) -> Gpus:
+        """A source that has been answered once and waits `SOON` from now on."""
+        self.gpus = self.source(SOON)
+        self.gpus.watch()
+        return self.gpus
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.table"))
+    with Spawner({NAME: serving.serve}) as spawner:
+        it = Bench(tmp_path, spawner)
+        yield it
+        it.fake.release()
+        it.gpus.close()
+
+
+def pid_of(gpus: Gpus) -> int:
+    wait_until(lambda: gpus.pid)
+    assert gpus.pid is not None
+    return gpus.pid
+
+
+def test_both_reads_come_from_one_child(bench: Bench) -> None:
+    look = bench.gpus.watch()
+    pid = pid_of(bench.gpus)
+    node = bench.gpus.full()
+    assert [gpu.power_watts for gpu in look.gpus] == pytest.approx([533.304, 571.597])
+    assert [gpu.name for gpu in node.gpus] == ["NVIDIA H200", "NVIDIA H200"]
+    assert bench.gpus.pid == pid
+    assert bench.gpus.restarts == 0
+    assert bench.gpus.blocked_seconds == 0.0
+
+
+def test_the_agent_itself_never_loads_the_library(bench: Bench, tmp_path: Path) -> None:
+    own = str(
+        shutil.copy(bench.fake.library, tmp_path / "libnvidia-ml.so.1")
+    )  # other tests load that one
+    bench.gpus = bench.source(PATIENT, nvidia.Options(library=own))
+    bench.gpus.watch()
+    assert own not in Path("/proc/self/maps").read_text()
+    assert own in Path(f"/proc/{pid_of(bench.gpus)}/maps").read_text()
+
+
+def test_no_library_is_said_and_looked_for_again_later(bench: Bench) -> None:
+    absent = nvidia.Options(library="/nowhere/libnvidia-ml.so.1")
+    gpus = bench.source(PATIENT, absent)
+    with pytest.raises(NoGpuLibraryError, match="/nowhere/libnvidia-ml"):
+        gpus.watch()
+    assert gpus.pid is None  # no child is kept for nothing
+    with pytest.raises(NoGpuLibraryError):
+        gpus.full()
+    assert gpus.pid is None
+    bench.clock.now += source.LIBRARY_AGAIN + 1
+    with pytest.raises(NoGpuLibraryError):
+        gpus.watch()
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues"])
+def test_a_call_that_blocks_is_said_and_the_child_is_used_again_when_it_comes_back(
+    bench: Bench, function: str
+) -> None:
+    gpus = bench.impatient()
+    pid = pid_of(gpus)
+    bench.fake.block(function)
+    with pytest.raises(GpuBlockedError, match=rf"pid {pid}, state [SR]"):
+        gpus.watch()
+    bench.clock.now += 5
+    with pytest.raises(GpuBlockedError, match="for 5 s"):
+        gpus.watch()
+    assert gpus.blocked_seconds == 5
+    (leftover,) = gpus.leftovers()
+    assert (leftover.pid, leftover.lives()) == (pid, True)
+    bench.fake.release()
+    wait_until(lambda: _answers(gpus.watch))
+    assert gpus.pid == pid
+    assert (gpus.blocked_seconds, gpus.leftovers()) == (0.0, ())
+
+
+def test_the_late_answer_to_one_question_is_not_taken_for_the_next(bench: Bench) -> None:
+    gpus = bench.impatient()
+    bench.fake.block(SLOW)
+    with pytest.raises(GpuBlockedError):
+        gpus.full()
+    bench.fake.release()
+    bench.fake.set("nvmlDeviceGetUtilizationRates 0", 33, 44)
+    seen: list[NodeWatch] = []
+    wait_until(lambda: _answers(lambda: seen.append(gpus.watch())))
+    assert seen[0].gpus[0].utilization_ratio == pytest.approx(0.33)
+
+
+def test_a_child_that_hangs_outside_the_kernel_is_replaced_in_the_end(bench: Bench) -> None:
+    gpus = bench.impatient()
+    pid = pid_of(gpus)
+    bench.fake.block("nvmlDeviceGetUtilizationRates")
+    with pytest.raises(GpuBlockedError):
+        gpus.watch()
+    bench.clock.now += stuck.HOPELESS - 1
+    with pytest.raises(GpuBlockedError):
+        gpus.watch()
+    assert state(pid)
+    os.kill(pid, signal.SIGSTOP)  # it stays where it is; the next one finds nothing in its way
+    wait_until(lambda: state(pid) == "T")
+    bench.fake.release()
+    bench.clock.now += 2
+    assert len(gpus.watch().gpus) == 2
+    wait_until(lambda: not state(pid))
+    assert gpus.pid != pid
+    assert gpus.restarts == 1
+
+
+def test_a_child_in_state_d_is_never_killed(bench: Bench) -> None:
+    gpus = bench.impatient()
+    pid = pid_of(gpus)
+    bench.fake.sink("nvmlDeviceGetUtilizationRates")
+    with pytest.raises(GpuBlockedError, match="driver does not come back"):
+        gpus.watch()
+    wait_until(lambda: state(pid) == "D")
+    for _ in range(3):
+        bench.clock.now += 10 * stuck.HOPELESS
+        with pytest.raises(GpuBlockedError, match=f"pid {pid}, state D"):
+            gpus.watch()
+    assert state(pid) == "D"
+    assert gpus.pid == pid  # and no second one went after it
+    bench.fake.release()
+    wait_until(lambda: _answers(gpus.watch))
+    assert gpus.pid == pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file in /dev")
+def test_a_child_in_state_d_survives_the_end_of_the_agent_and_is_told(
+    bench: Bench, tmp_path: Path
+) -> None:
+    device = Path(f"/dev/nvidia-mldebug-test-{os.getpid()}")
+    device.touch()
+    try:
+        bench.fake.hold(device)
+        gpus = bench.impatient()
+        pid = pid_of(gpus)
+        bench.fake.sink("nvmlDeviceGetUtilizationRates")
+        with pytest.raises(GpuBlockedError):
+            gpus.watch()
+        wait_until(lambda: state(pid) == "D")
+        gpus.close()
+        left = bench.spawner.close()
+        assert [one.pid for one in left] == [pid]
+        assert state(pid) == "D"
+        bench.fake.release()
+        wait_until(lambda: not state(pid))
+    finally:
+        device.unlink()
+
+
+def test_a_crash_of_the_library_costs_one_read(bench: Bench) -> None:
+    gpus = bench.gpus
+    gpus.watch()
+    pid = pid_of(gpus)
+    bench.fake.crash(SLOW)
+    with pytest.raises(GpuCrashedError, match="died"):
+        gpus.full()
+    assert len(gpus.watch().gpus) == 2
+    assert gpus.pid != pid
+    assert gpus.restarts == 1
+
+
+def test_a_library_that_crashes_again_and_again_is_left_alone_for_a_while(bench: Bench) -> None:
+    bench.fake.crash("nvmlDeviceGetUtilizationRates")
+    for _ in range(budget.CRASHES):
+        with pytest.raises(GpuCrashedError) as last:
+            bench.gpus.watch()
+        bench.clock.now += 1
+    assert "not started again" in str(last.value)
+    bench.fake.release()
+    with pytest.raises(GpuCrashedError, match="not started again"):
+        bench.gpus.watch()
+    bench.clock.now += budget.WINDOW
+    assert len(bench.gpus.watch().gpus) == 2
+
+
+def test_a_driver_that_is_gone_is_said_and_the_next_child_finds_it(bench: Bench) -> None:
+    bench.gpus.watch()
+    bench.fake.fail(18)
+    with pytest.raises(GpuDriverError, match="another version"):
+        bench.gpus.watch()
+    bench.fake.release()
+    with pytest.raises(GpuDriverError):  # it is not asked at every look
+        bench.gpus.watch()
+    bench.clock.now += source.DRIVER_AGAIN
+    assert len(bench.gpus.watch().gpus) == 2
+
+
+def test_released_gpus_are_closed_and_left_alone(bench: Bench) -> None:
+    bench.gpus.watch()
+    pid = pid_of(bench.gpus)
+    bench.gpus.release(600)
+    wait_until(lambda: not state(pid))
+    with pytest.raises(GpusReleasedError):
+        bench.gpus.watch()
+    bench.clock.now += 601
+    assert len(bench.gpus.watch().gpus) == 2
+
+
+def test_gpus_can_be_released_while_a_call_blocks(bench: Bench) -> None:
+    bench.gpus.watch()
+    bench.fake.block(SLOW)
+    with ThreadPoolExecutor(1) as pool:
+        full = pool.submit(bench.gpus.full)
+        wait_until(lambda: bench.gpus.waits)
+        bench.gpus.release(600)
+        with pytest.raises(GpusReleasedError):
+            full.result(PATIENT)
+    assert bench.gpus.restarts == 0
+
+
+def test_no_second_child_goes_after_one_in_state_d(bench: Bench) -> None:
+    gpus = bench.impatient()
+    pid = pid_of(gpus)
+    bench.fake.sink("nvmlDeviceGetUtilizationRates")
+    with pytest.raises(GpuBlockedError):
+        gpus.watch()
+    wait_until(lambda: state(pid) == "D")
+    gpus.release(0)
+    with pytest.raises(GpuBlockedError, match=f"pid {pid}"):
+        gpus.watch()
+    assert gpus.pid is None
+    assert [one.pid for one in gpus.leftovers()] == [pid]
+    bench.fake.release()
+    wait_until(lambda: not state(pid))
+    assert len(gpus.watch().gpus) == 2
+
+
+def test_children_that_were_let_go_leave_no_descriptors(bench: Bench) -> None:
+    bench.gpus.watch()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        pid = pid_of(bench.gpus)
+        bench.gpus.release(0)
+        wait_until(lambda pid=pid: not state(pid))  # type: ignore[misc]
+        bench.gpus.watch()
+    bench.gpus.release(0)
+    bench.gpus.watch()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_the_errors_are_of_the_house(bench: Bench) -> None:
+    for error in (GpuBlockedError, GpuCrashedError, GpuDriverError, NoGpuLibraryError):
+        assert issubclass(error, MldebugError)
+
+
+def _answers(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except GpuBlockedError:
+        return False
+    return True
