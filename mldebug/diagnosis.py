@@ -48,7 +48,8 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
         taken_at=max(capture.taken_at for capture in captures),
     )
     groups, group_of = _groups(case)
-    diagnosis = conclude(case, _findings(case))
+    devices = tuple(capture.devices for capture in captures if capture.devices)
+    diagnosis = conclude(case, _findings(case), devices)
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),
@@ -221,8 +222,11 @@ def _findings(case: Case) -> list[Finding]:
     ]
 
 
-def conclude(case: Case, findings: list[Finding]) -> Diagnosis:
-    """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named."""
+def conclude(case: Case, findings: list[Finding], devices: tuple[str, ...] = ()) -> Diagnosis:
+    """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named.
+
+    `devices`: what the GPUs did, a sentence for each node; evidence beside the rest.
+    """
     precedence = list(Verdict)
     best = min(
         findings, key=lambda finding: precedence.index(finding.verdict), default=None
@@ -232,7 +236,7 @@ def conclude(case: Case, findings: list[Finding]) -> Diagnosis:
         culprits=best.culprits,
         confidence=best.confidence,
         summary=best.summary[:1].upper() + best.summary[1:],
-        evidence=best.evidence,
+        evidence=(*best.evidence, *devices),
         next_steps=best.next_steps,
     )
 

@@ -263,6 +263,7 @@ class NodeCapture(Noun, frozen=True, kw_only=True):
     ranks: tuple[RankCapture, ...] = ()  # sorted by rank
     remarks: tuple[Remark, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
+    devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict
     gaps: tuple[Gap, ...] = ()
     versions: dict[str, str] = {}
 

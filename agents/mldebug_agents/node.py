@@ -24,6 +24,7 @@ from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.pidfds import ExitWatch
 from mldebug_agents.exits.stories import Stories
 from mldebug_agents.exits.witness import Witness
+from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.host import Host
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
@@ -79,6 +80,7 @@ class Node:
             "capture": Worker("capture", self._capture, self._inbox, CAPTURE_DEADLINE, AT_ONCE),
             "exits": Worker("exits", lambda work: work(), self._inbox, EXITS_DEADLINE),
         }
+        self._hardware = Hardware(bench, ledger, self._inbox, bench.gpus)
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
@@ -138,6 +140,7 @@ class Node:
         if result is not None:
             self._handle(result)
         self.endings.turn()
+        self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self._reread()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
@@ -158,6 +161,8 @@ class Node:
     def _handle(self, result: Result) -> None:
         if result.worker == "config":
             self._reloaded(result)
+        elif result.worker in self._hardware.workers:
+            self._hardware.told(result, self.runs, self.found.children, self.config)
         elif result.error is not None:
             log.warning(
                 "%s failed: %s: %s", result.worker, type(result.error).__name__, result.error
@@ -171,7 +176,7 @@ class Node:
             self.endings.exited(result.value)
             self._due = min(self._due, time.monotonic() + SOONEST)
         elif result.worker == "exits" and isinstance(result.value, Ending):
-            self.endings.told(result.value)
+            self.endings.told(self._hardware.ending(result.value))
 
     # --- the configuration -------------------------------------------------------------------------
 
@@ -220,7 +225,7 @@ class Node:
             run = self.runs.get(one.job.id) or self._meet(one.job)
             run.job, run.seen = one.job, one
             self.endings.follow(run, look.found.children)
-            self._see(run, self.endings.complete(one))
+            self._see(run, self._hardware.complete(self.endings.complete(one)))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
@@ -279,12 +284,15 @@ class Node:
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)
         if run is not None:
-            self.incidents.captured(run, capture)
+            self.incidents.captured(run, self._hardware.capture(capture))
 
     # --- what others see ---------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
+        return self._hardware.show(self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
         return Snapshot(
             node=self.bench.node,
             at=time.time(),

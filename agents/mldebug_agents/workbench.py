@@ -10,8 +10,10 @@ from mldebug.logparser import LogParser
 from mldebug.rooms import create_all, load
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
+from mldebug_agents.gpuchild import serving, wire
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
+from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import WORKERS, Spawner
 from mldebug_agents.state import keeper, keeping
@@ -23,9 +25,10 @@ class Workbench:
     def __init__(self, config: Config, root: str = "/") -> None:
         self.config = config
         self.node = socket.gethostname()
-        self.spawner = Spawner({**WORKERS, keeper.NAME: keeping.serve})
+        self.spawner = Spawner({**WORKERS, keeper.NAME: keeping.serve, wire.NAME: serving.serve})
         self.reader = Reader(self.spawner)
         self.host = Host(root)
+        self.gpus = Gpus(self.spawner, self.host)
         self.pyspy = PySpy(self.spawner, str(config.capture.py_spy))
         self._log_formats = create_all("logs")
         self._own_formats = {
@@ -63,7 +66,8 @@ class Workbench:
             self.pyspy = PySpy(self.spawner, str(config.capture.py_spy))
 
     def close(self) -> None:
-        """End the reader and the helper."""
+        """End the reader, the GPU reader and the helper."""
+        self.gpus.close()
         self.reader.close()
         self.spawner.close()
 

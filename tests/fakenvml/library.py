@@ -1,5 +1,6 @@
 """The fake library as a test steers it: build it, play a recording, lose a GPU, block, crash, wrap, raise an Xid."""
 
+import atexit
 import functools
 import os
 import re
@@ -38,6 +39,7 @@ def build(omit: frozenset[str] = frozenset(), only: frozenset[str] | None = None
             pytest.fail("no C compiler, so no fake libnvidia-ml: install gcc")
         pytest.skip("no C compiler, so no fake libnvidia-ml: install gcc")
     folder = Path(tempfile.mkdtemp(prefix="fakenvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     names = set(re.findall(r"\bnvml[A-Z]\w+(?=\()|(?<=\()nvmlDeviceGet\w+", SOURCE.read_text()))
     shown = (names if only is None else set(only)) - omit
     (folder / "symbols").write_text("{ global: " + "; ".join(sorted(shown)) + "; local: *; };\n")

@@ -7,7 +7,7 @@ a user of its own with three capabilities.
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +67,20 @@ def settings(folder: Path, *, stall: str = "{timeout: 15s, interval: 1s}", liste
     return f"agent: {{state_dir: {folder / 'state'}, listen: '{listen}'}}\nstall: {stall}\n"
 
 
-def start(folder: Path, config: str, user: User = User()) -> RunningAgent:  # noqa: B008 - a value
-    """Start an agent for the jobs of this user, and wait until it has looked once."""
+def start(
+    folder: Path,
+    config: str,
+    user: User = User(),  # noqa: B008 - a value
+    more: Mapping[str, str] = {},
+) -> RunningAgent:
+    """Start an agent for the jobs of this user, and wait until it has looked once; `more` environment variables."""
     file = folder / "mldebug.yaml"
     file.write_text(config)
     rights = _rights(user, folder)
     command = [*rights, str(SCRIPTS / "mldebug"), "agent", "--config", str(file)]
     with (folder / "agent.log").open("ab") as log:
         process = subprocess.Popen(
-            command, stderr=log, stdout=log, cwd=folder, env=clean_environment(folder)
+            command, stderr=log, stdout=log, cwd=folder, env=clean_environment(folder) | more
         )
     agent = RunningAgent(folder, file, user, process)
     wait_for("the agent's first look", lambda: _answers(agent), 60)
@@ -110,9 +115,14 @@ def stop(agent: RunningAgent) -> None:
 
 
 @contextmanager
-def watching(folder: Path, config: str = "", user: User = User()) -> Iterator[RunningAgent]:  # noqa: B008
+def watching(
+    folder: Path,
+    config: str = "",
+    user: User = User(),  # noqa: B008 - a value
+    more: Mapping[str, str] = {},
+) -> Iterator[RunningAgent]:
     """An agent for as long as the context lasts."""
-    agent = start(folder, config or settings(folder), user)
+    agent = start(folder, config or settings(folder), user, more)
     try:
         yield agent
     finally:

@@ -1,11 +1,15 @@
 """GPU metrics, from the library's own answer to the line that Prometheus reads: each by a value that no other has."""
 
+import os
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakenvml.library import FakeNvml
@@ -321,3 +325,19 @@ def test_eight_gpus_stay_within_their_budget(machine: Machine) -> None:
     machine.scrape()
     per_gpu = [told for told in machine.scrape() if ("uuid", UUID) in told[1]]
     assert 90 < len(per_gpu) < 160
+
+
+def test_promtool_and_openmetrics_have_nothing_to_say(machine: Machine) -> None:
+    machine.read()
+    machine.fake.field(0, 78, 10**12)
+    seen = snapshot(gpus=machine.read(), gpu_watch=machine.reader.watch())
+    told = Prometheus().render(seen, "application/openmetrics-text;version=1.0.0")[0].decode()
+    assert "mldebug_gpu_sm_active_ratio" in {one.name for one in read_openmetrics(told)}
+    promtool = shutil.which("promtool")
+    assert promtool or "CI" not in os.environ, "install the package `prometheus`"
+    if promtool is None:
+        pytest.skip("promtool is not here")
+    text = Prometheus().render(seen)[0].decode()
+    done = subprocess.run([promtool, "check", "metrics"], input=text, text=True,
+                          capture_output=True, check=False, timeout=60)  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

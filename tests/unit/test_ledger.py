@@ -335,6 +335,7 @@ def test_a_lost_state_dir_is_made_and_filled_anew(
         one.keep("job", StallMemory(run="job"), INCIDENT)
         one.keep_ends("job", ENDS)
         one.leave(left)
+        one.remember("gpus", b"{}")
         wait_until(lambda: one.scribe.idle)
         assert not one.tend()
         wait_until(lambda: one.scribe.idle)
@@ -352,6 +353,7 @@ def test_a_lost_state_dir_is_made_and_filled_anew(
     assert errors[0].startswith(f"the state dir {state} ")
     with ledger(state) as two:
         assert (two.incident("job"), two.ends("job"), two.leftovers) == (INCIDENT, ENDS, left)
+        assert two.memo("gpus") == b"{}"
         assert two.losses == 0
 
 
@@ -433,3 +435,19 @@ def test_ends_without_a_run_are_forgotten(tmp_path: Path) -> None:
         two.forget_others({"other"})
     with ledger(tmp_path) as three:
         assert three.ends("job") is None
+
+
+def test_memos_come_back_until_they_are_emptied(tmp_path: Path) -> None:
+    with ledger(tmp_path) as one:
+        one.remember("gpus", b"{}")
+        one.remember("gpus/job", b"[1]")
+        one.remember("gone", b"1")
+        one.remember("gone", b"")
+        assert one.memo("gone") == b""
+    with ledger(tmp_path) as again:
+        assert again.memo("gpus") == b"{}"
+        assert again.memos("gpus/") == ("gpus/job",)
+        assert again.memo("gone") == b""
+        again.remember("gpus/job", b"")
+    with ledger(tmp_path) as last:
+        assert last.memos("") == ("gpus",)

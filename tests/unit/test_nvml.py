@@ -356,6 +356,24 @@ def test_a_driver_that_answers_unknown_to_everything_is_started_anew(
     assert [gone.code for gone in look.lost] == ["unknown", "unknown"]
 
 
+def test_where_no_gpu_answers_the_library_is_started_anew_once_a_minute(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    for device in (0, 1):
+        fake.lose(device)
+    fake.count_calls()
+    for _ in range(120):
+        clock.now += 1
+        assert len(reader.watch().lost) == 2
+    assert fake.calls().count("nvmlInitWithFlags") == 2
+    fake.release()
+    clock.now += 60
+    assert len(reader.watch().gpus) == 2
+
+
 def test_averages_start_anew_with_the_driver(tmp_path: Path, start: Start, clock: Clock) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
@@ -540,6 +558,25 @@ def test_a_gpu_that_would_block_whoever_asks_is_left_alone(
     clock.now += 1
     fake.release()
     assert len(reader.watch().gpus) == 2
+
+
+def test_gpus_that_are_all_left_alone_are_not_touched_by_a_new_start(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    for device in (0, 1):
+        fake.raise_event(device, 119)
+    reader.watch()
+    fake.count_calls()
+    clock.now += 30
+    assert len(reader.full().lost) == 2
+    assert set(fake.calls()) <= {
+        "nvmlDeviceGetCount_v2",
+        "nvmlSystemGetDriverVersion",
+        "nvmlSystemGetNVMLVersion",
+    }
 
 
 def test_a_driver_without_events_is_read_all_the_same(tmp_path: Path, start: Start) -> None:

@@ -229,6 +229,19 @@ def test_a_crash_of_the_library_costs_one_read(bench: Bench) -> None:
     assert gpus.restarts == 1
 
 
+def test_a_crash_leaves_no_core_on_the_disk(bench: Bench) -> None:
+    bench.gpus.watch()
+    limits = Path(f"/proc/{pid_of(bench.gpus)}/limits").read_text()
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max core file size")]
+    assert line.split()[4:6] == ["0", "0"]
+
+
+def test_a_vendor_that_is_not_there_is_said(bench: Bench) -> None:
+    gpus = Gpus(bench.spawner, Host(), vendor="abacus", clock=bench.clock)
+    with pytest.raises(GpuDriverError, match=r"no gpus plugin named 'abacus'"):
+        gpus.watch()
+
+
 def test_a_library_that_crashes_again_and_again_is_left_alone_for_a_while(bench: Bench) -> None:
     bench.fake.crash("nvmlDeviceGetUtilizationRates")
     for _ in range(budget.CRASHES):

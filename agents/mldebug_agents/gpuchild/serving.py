@@ -5,6 +5,7 @@ GPUs' device files open: when it ends, they are free for a reset.
 """
 
 import contextlib
+import resource
 import socket
 from typing import Protocol
 
@@ -34,6 +35,9 @@ class Vendor(Protocol):
 
 def serve(link: socket.socket) -> None:
     """Answer requests; ends when the other side hangs up."""
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, 0)
+    )  # a library that crashes must not fill the disk
     vendors: dict[str, Vendor] = {}
     incoming = Incoming(link)
     with contextlib.suppress(OSError):

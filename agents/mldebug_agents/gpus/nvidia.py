@@ -1,5 +1,6 @@
 """NVIDIA GPUs, by the management library that comes with the driver: no DCGM, no root, no nvidia-smi."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -13,7 +14,6 @@ from mldebug_agents.gpuchild.trouble import DriverGoneError
 from mldebug_agents.nvml.asking import Ask, Device
 from mldebug_agents.nvml.errors import (
     INSUFFICIENT_RIGHTS,
-    UNKNOWN,
     DeviceLostError,
     in_words,
     name_of,
@@ -26,6 +26,7 @@ from mldebug_agents.nvml.watchread import read_watch
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost is left alone
+RESTART_PAUSE = 60.0  # seconds between two new starts because no GPU answers
 HANDS_OFF = (79, 119, 120)  # Xids after which calls hang: off the bus, firmware does not answer
 HANDS_OFF_PAUSE = 60.0
 FORBIDDEN = in_words(INSUFFICIENT_RIGHTS)
@@ -51,6 +52,7 @@ class Nvidia:
     def __init__(self, library: Library, clock: Callable[[], float] = time.monotonic) -> None:
         self._library = library
         self._clock = clock
+        self._next_restart = -math.inf
         self._count = 0
         self._lost: dict[int, _Lost] = {}
         self._seen: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
@@ -115,14 +117,16 @@ class Nvidia:
         self._library.stop()
 
     def _restarting(self, read: Callable[[], list[T]]) -> list[T]:
-        """Where the driver is gone, start the library anew, once."""
+        """Where the driver is gone, or no GPU answers at all, start the library anew: once, and the latter rarely."""
         try:
             self._library.start()
             found = read()
-            if found or not any(one.told.code == name_of(UNKNOWN) for one in self._lost.values()):
+            silent = any(not one.told.code.startswith("xid_") for one in self._lost.values())
+            if found or not silent or self._clock() < self._next_restart:
                 return found
         except DriverGoneError:
             pass
+        self._next_restart = self._clock() + RESTART_PAUSE
         self._library.restart()
         self._lost.clear()
         return read()

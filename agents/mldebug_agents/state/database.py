@@ -1,4 +1,4 @@
-"""The agent's database: the rows of runs, what is known of their ends, and what could not be ended. SQLite in one file.
+"""The agent's database: the rows of runs, what is known of their ends, memos, and what could not be ended. SQLite in one file.
 
 Raises sqlite3.Error and OSError; only the state keeper (`keeping`) uses it.
 """
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mldebug_agents.starting.leftovers import Leftover
-from mldebug_agents.state.wire import Found, Keep, StoredEnds, StoredRow
+from mldebug_agents.state.wire import Found, Keep, Memo, StoredEnds, StoredRow
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     job_id TEXT PRIMARY KEY, memory BLOB NOT NULL, incident BLOB, kept_at REAL NOT NULL DEFAULT (unixepoch())
 );
 CREATE TABLE IF NOT EXISTS ends (job_id TEXT PRIMARY KEY, told BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS memos (name TEXT PRIMARY KEY, told BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS leftovers (pid INTEGER, start_ticks INTEGER, words TEXT, PRIMARY KEY (pid, start_ticks));
 """
 _ERRNOS = {
@@ -61,6 +62,7 @@ class Database:
         try:
             rows = self._do("SELECT job_id, CAST(memory AS BLOB), CAST(incident AS BLOB) FROM runs")
             ends = self._do("SELECT job_id, CAST(told AS BLOB) FROM ends")
+            memos = self._do("SELECT name, CAST(told AS BLOB) FROM memos")
             left = self._do("SELECT pid, start_ticks, words FROM leftovers")
         except sqlite3.OperationalError:
             raise  # a full or ailing disk: there may be something to read later
@@ -70,6 +72,7 @@ class Database:
         return Found(
             rows=tuple(StoredRow(*one) for one in rows),
             ends=tuple(StoredEnds(*one) for one in ends),
+            memos=tuple(Memo(*one) for one in memos),
             leftovers=tuple(Leftover(*one) for one in left),
         )
 
@@ -83,6 +86,13 @@ class Database:
     def keep_ends(self, order: StoredEnds) -> None:
         """Store who of a run has ended."""
         self._do("INSERT OR REPLACE INTO ends VALUES (?, ?)", order.job_id, order.told)
+
+    def remember(self, memo: Memo) -> None:
+        """Store a memo; an empty one is deleted."""
+        if memo.told:
+            self._do("INSERT OR REPLACE INTO memos VALUES (?, ?)", memo.name, memo.told)
+        else:
+            self._do("DELETE FROM memos WHERE name = ?", memo.name)
 
     def forget(self, job_id: str) -> None:
         """Drop all of one run."""

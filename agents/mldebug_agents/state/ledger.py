@@ -30,7 +30,7 @@ from mldebug_agents.state.rows import (
     stored_ends,
 )
 from mldebug_agents.state.scribe import REPORT, RETRY_FIRST, Scribe, Work
-from mldebug_agents.state.wire import Check, Forget, Found, Leave
+from mldebug_agents.state.wire import Check, Forget, Found, Leave, Memo, Remember
 from mldebug_agents.state.words import begun_anew
 
 log = logging.getLogger("mldebug")
@@ -56,6 +56,7 @@ class Ledger:
         self._rows: dict[str, Row] = {}
         self._found: dict[str, Row] = {}
         self._ends: dict[str, Ends] = {}
+        self._memos: dict[str, bytes] = {}
         self._begun_anew = threading.Event()
         self._left: tuple[Leftover, ...] = ()
         self._wants_door = on_door is not None
@@ -81,6 +82,8 @@ class Ledger:
             self._put(job_id, row)
         for job_id, ends in self._ends.items():
             self._put_ends(job_id, ends)
+        for name in self._memos:
+            self._put_memo(name)
         self._put_leftovers()
         if self._wants_door:
             self.scribe.put("door", self._open_door)
@@ -177,6 +180,22 @@ class Ledger:
         self._ends[job_id] = ends
         self._put_ends(job_id, ends)
 
+    def memo(self, name: str) -> bytes:
+        """What is remembered under that name, as JSON; empty where nothing is."""
+        return self._memos.get(name, b"")
+
+    def remember(self, name: str, told: bytes) -> None:
+        """Store something under a name; nothing, where it is empty. What has not changed is not written."""
+        if told != self._memos.get(name, b""):
+            self._memos[name] = told
+            self._put_memo(name)
+            if not told:
+                del self._memos[name]
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        """The names that begin so."""
+        return tuple(name for name in self._memos if name.startswith(beginning))
+
     def forget(self, job_id: str) -> None:
         """Drop a run that is over."""
         self._rows.pop(job_id, None)
@@ -219,6 +238,10 @@ class Ledger:
     def _put_ends(self, job_id: str, ends: Ends) -> None:
         self.scribe.put(f"ends:{job_id}", lambda: self._keeper.ask(stored_ends(job_id, ends)))
 
+    def _put_memo(self, name: str) -> None:
+        memo = Memo(name, self._memos[name])
+        self.scribe.put(f"memo:{name}", lambda: self._keeper.ask(Remember(memo)))
+
     def _put_leftovers(self) -> None:
         left = self._left
         self.scribe.put("leftovers", lambda: self._keeper.ask(Leave(left)))
@@ -238,6 +261,7 @@ class Ledger:
         self.leftovers = found.leftovers
         self._found = rows_of(found)
         self._ends = ends_of_all(found) | self._ends
+        self._memos = {one.name: one.told for one in found.memos} | self._memos
 
     def _open_door(self) -> None:
         if (door := self._keeper.open_door()) is not None:

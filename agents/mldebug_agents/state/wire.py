@@ -53,6 +53,19 @@ class StoredEnds(msgspec.Struct, frozen=True, tag="KeepEnds"):
     told: bytes
 
 
+class Memo(msgspec.Struct, frozen=True):
+    """What is remembered under a name, as JSON; empty: nothing."""
+
+    name: str
+    told: bytes
+
+
+class Remember(msgspec.Struct, frozen=True, tag=True):
+    """Store a memo."""
+
+    memo: Memo
+
+
 class Forget(msgspec.Struct, frozen=True, tag=True):
     """Delete one run."""
 
@@ -84,7 +97,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     door: Place | None
 
 
-Order = Open | Check | Door | Keep | StoredEnds | Forget | Leave | Save | Prune | End
+Order = Open | Check | Door | Keep | StoredEnds | Remember | Forget | Leave | Save | Prune | End
 
 
 class StoredRow(msgspec.Struct, frozen=True):
@@ -100,6 +113,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     rows: tuple[StoredRow, ...] = ()
     ends: tuple[StoredEnds, ...] = ()
+    memos: tuple[Memo, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
 
 

@@ -1,0 +1,196 @@
+"""What GPUs and kernel tell of the runs, for whoever decides, captures, judges and looks. One for each agent.
+
+order --> workers "gpus" and "kernel" --news--> board --> looks, captures, ends, snapshot
+
+Belongs to the main loop's thread.
+"""
+
+import queue
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug.config import Config
+from mldebug.endings.facts import Ending
+from mldebug.health.components import Health
+from mldebug.health.faults import faults_of_events, gpus_by_address
+from mldebug.health.noderules import node_health
+from mldebug.kernellog.counts import GpuName, KernelCounts, named
+from mldebug.kernellog.facts import KernelEvent
+from mldebug.kernellog.joining import RankEvent, join
+from mldebug.kernellog.nvml import xid_of_nvml
+from mldebug.kernellog.owners import gpu_owners, process_owners
+from mldebug.kernellog.reading import bus_id
+from mldebug.model import Fault, Gap, Job, NodeCapture
+from mldebug.snapshot import Snapshot
+from mldebug_agents.hardware.gpus import GpuBoard
+from mldebug_agents.hardware.holders import Holders
+from mldebug_agents.hardware.levels import Levels
+from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads, GpuSource
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.runner import Result, Worker
+from mldebug_agents.runs import Run
+from mldebug_agents.sources.kernellog import (
+    KernelLogSource,
+    KernelNews,
+    gpu_names,
+    sees_kernel_pids,
+)
+from mldebug_agents.sources.ranks import Child
+from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.workbench import Workbench
+
+GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
+FULL_EVERY = 30.0  # seconds between two full reads of the GPUs
+STORE_EVERY = 30.0
+
+
+class Hardware:
+    """GPUs and kernel log of this node."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        ledger: Ledger,
+        inbox: "queue.SimpleQueue[Result | None]",
+        gpus: GpuSource,
+    ) -> None:
+        self._bench = bench
+        self._gpus = GpuBoard(ledger, bench.node)
+        self._levels = Levels(ledger)
+        self._ledger = ledger
+        reads = GpuReads(gpus, Holders(bench.host, bench.reader))
+        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+        self.workers = {
+            "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
+            "kernel": Worker("kernel", kernel.read, inbox, KERNEL_DEADLINE),
+        }
+        self._first_namespace = sees_kernel_pids(bench.host)
+        self._kernel: KernelNews | None = None
+        self._events: tuple[RankEvent, ...] = ()
+        self._health: tuple[Health, ...] = ()
+        self._untold: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
+        self._due = self._full_due = self._store_due = 0.0
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    def turn(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
+        """Have read what is due."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + interval
+            self._order_gpus(runs, now)
+            self._order_kernel()
+        elif self._kernel is not None and self._kernel.behind:
+            self._order_kernel()
+        if now >= self._store_due and looked and self._ledger.opened:
+            self._store_due = now + STORE_EVERY
+            self._levels.keep_only(runs.keys())
+            self._levels.store()
+            self._gpus.keep_only(set(runs))
+
+    def _order_gpus(self, runs: Mapping[str, Run], now: float) -> None:
+        if self.workers["gpus"].busy:
+            return
+        self.workers["gpus"].order(GpuOrder())
+        if now >= self._full_due:
+            self._full_due = now + FULL_EVERY
+            self.workers["gpus"].order(GpuOrder({one: run.job.ranks for one, run in runs.items()}))
+
+    def _order_kernel(self) -> None:
+        if not self.workers["kernel"].busy:
+            told, self._untold = tuple(self._untold), []
+            self.workers["kernel"].order(told)
+
+    def told(self, result: Result, runs: Mapping[str, Run], children: Mapping[int, tuple[Child, ...]], config: Config) -> None:  # fmt: skip
+        """A worker has answered, or failed."""
+        limits, wanted = config.health.thresholds, config.health.gpus
+        if isinstance(result.value, GpuNews):
+            self._gpus.told(result.value, limits, wanted if isinstance(wanted, int) else None)
+            if result.value.full is None:
+                found = map(xid_of_nvml, self._gpus.events())
+                self._untold += [one for one in found if one is not None]
+        elif isinstance(result.value, KernelNews):
+            self._kernel = result.value
+        elif isinstance(result.order, GpuOrder):
+            self._gpus.failed(full=result.order.ranks is not None)
+        self._join([run.job for run in runs.values()], children)
+        self._judge(config)
+
+    def _join(self, jobs: list[Job], children: Mapping[int, tuple[Child, ...]]) -> None:
+        """Whom the kernel's events concern."""
+        if self._kernel is None:
+            return
+        below = {pid: [one.pid for one in some] for pid, some in children.items()}
+        self._events = join(
+            self._kernel.bursts,
+            process_owners(jobs, below),
+            gpu_owners([(job, self._gpus.joined(job.id)) for job in jobs]),
+            first_namespace=self._first_namespace,
+        )
+
+    def _judge(self, config: Config) -> None:
+        readable = self._kernel is not None and self._kernel.gap is None
+        full = self._gpus.full
+        node = node_health(
+            self._events,
+            time.time(),
+            config.health.thresholds,
+            kernel_readable=readable,
+            count=self._gpus.count,
+            uuids=gpus_by_address(full.gpus if full else ()),
+        )
+        self._health = (*self._gpus.health, *node)
+
+    # --- what it tells -----------------------------------------------------------------------------
+
+    def complete(self, look: JobLook) -> JobLook:
+        """A look, with what the device of each rank does."""
+        if self._gpus.watch is None:
+            return look
+        return self._levels.complete(look, self._gpus.watch, self._gpus.joined(look.job.id))
+
+    def capture(self, capture: NodeCapture) -> NodeCapture:
+        """A capture, with what was said against its ranks and what their GPUs do."""
+        job_id = capture.job.id
+        return msgspec.structs.replace(
+            capture,
+            faults=self._faults(job_id),
+            devices=self._levels.sentence(job_id),
+        )
+
+    def ending(self, ending: Ending) -> Ending:
+        """An end, with what was said against its ranks."""
+        return msgspec.structs.replace(ending, faults=self._faults(ending.job.id))
+
+    def _faults(self, job_id: str) -> tuple[Fault, ...]:
+        full = self._gpus.full
+        known = gpus_by_address(full.gpus if full else ())
+        told = faults_of_events(self._events, job_id, known, self._bench.node)
+        return (*told, *self._gpus.faults(job_id))
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with all of it."""
+        return msgspec.structs.replace(
+            snapshot,
+            sources=(*snapshot.sources, *(one.state() for one in self.workers.values())),
+            gaps=(*snapshot.gaps, *self._gaps()),
+            gpus=self._gpus.full,
+            gpu_watch=self._gpus.watch,
+            kernel=self._counts(),
+            kernel_events=self._events,
+            health=self._health,
+        )
+
+    def _gaps(self) -> tuple[Gap, ...]:
+        full = self._gpus.full
+        kernel = self._kernel.gap if self._kernel else None
+        return (*((kernel,) if kernel else ()), *(full.gaps if full else ()))
+
+    def _counts(self) -> KernelCounts | None:
+        if self._kernel is None:
+            return None
+        full = self._gpus.full
+        known = {bus_id(one.bus_id): GpuName(one.uuid, one.index) for one in full.gpus} if full else {}  # fmt: skip
+        return named(self._kernel.counts, gpu_names(self._kernel) | known)

@@ -1,0 +1,135 @@
+"""The GPUs of the node as the main loop knows them: the newest reads, who works on them, how they are, which are missing.
+
+Belongs to the main loop's thread. A value whose read failed is absent, never old.
+"""
+
+import logging
+
+import msgspec
+
+from mldebug.gpus.expected import ExpectedGpus, GpuCount
+from mldebug.gpus.joining import Joined
+from mldebug.gpus.readings import GpuEvent, GpuReading, NodeGpus, NodeWatch
+from mldebug.health.components import Health
+from mldebug.health.faults import faults_of_count, faults_of_memory
+from mldebug.health.gpurules import gpu_health
+from mldebug.health.thresholds import Thresholds
+from mldebug.model import Fault
+from mldebug_agents.hardware.reads import GpuNews
+from mldebug_agents.state.ledger import Ledger
+
+log = logging.getLogger("mldebug")
+
+EXPECTED = "expected_gpus"  # the name of what is remembered
+MAX_FAULTS = 64
+
+
+class GpuBoard:
+    """Takes the news of the GPU worker."""
+
+    def __init__(self, ledger: Ledger, node: str) -> None:
+        self._ledger = ledger
+        self._node = node
+        self._expected: ExpectedGpus | None = None  # until what is remembered can be read
+        self.watch: NodeWatch | None = None
+        self.full: NodeGpus | None = None
+        self.count: GpuCount | None = None
+        self.health: tuple[Health, ...] = ()
+        self._before: NodeGpus | None = None  # the last full read that went well
+        self._joined: dict[str, Joined] = {}  # also of GPUs that are lost since
+        self._faults: dict[str, list[Fault]] = {}  # of memory, by job
+
+    def told(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
+        """A read went well."""
+        if news.full is None:
+            self.watch = news.watch
+            return
+        self.full = news.full
+        for job_id, joined in news.joined.items():
+            self._joined[job_id] = _remembering(joined, self._joined.get(job_id))
+        self._compare(news.full, limits)
+        self._count(news, configured)
+        self._before = news.full
+
+    def failed(self, *, full: bool) -> None:
+        """A read did not go well: what was read before is told no longer."""
+        if full:
+            self.full, self.count, self.health = None, None, ()
+        else:
+            self.watch = None
+
+    def joined(self, job_id: str) -> Joined:
+        """Who works on which GPU."""
+        return self._joined.get(job_id) or Joined()
+
+    def events(self) -> tuple[GpuEvent, ...]:
+        """What the driver told at the last watch read."""
+        return self.watch.events if self.watch else ()
+
+    def faults(self, job_id: str) -> tuple[Fault, ...]:
+        """GPUs that are missing, and memory that failed, under the ranks of a run."""
+        missing = faults_of_count(self.count, self._ranks(job_id), self._node) if self.count else ()
+        return (*self._faults.get(job_id, ()), *missing)
+
+    def keep_only(self, job_ids: set[str]) -> None:
+        """Forget all other runs."""
+        self._joined = {one: told for one, told in self._joined.items() if one in job_ids}
+        self._faults = {one: told for one, told in self._faults.items() if one in job_ids}
+
+    def accept(self) -> None:
+        """The GPUs that are there now are all that there should be."""
+        if self._expected is not None and self.full is not None:
+            self._expected.accept(self.full)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _ranks(self, job_id: str) -> dict[str, tuple[int, ...]]:
+        joined = self.joined(job_id)
+        return {one.uuid: joined.on_gpu(one.uuid) for one in joined.ranks}
+
+    def _compare(self, now: NodeGpus, limits: Thresholds) -> None:
+        before = {one.uuid: one for one in self._before.gpus} if self._before else {}
+        seconds = now.at - self._before.at if self._before else 0.0
+        told: list[Health] = []
+        for gpu in now.gpus:
+            told += gpu_health(gpu, before.get(gpu.uuid), seconds, limits)
+            self._note_memory(gpu, before.get(gpu.uuid), now.at)
+        self.health = tuple(told)
+
+    def _note_memory(self, gpu: GpuReading, before: GpuReading | None, at: float) -> None:
+        for job_id in self._joined:
+            found = faults_of_memory(gpu, before, at, self._ranks(job_id), self._node)
+            known = self._faults.setdefault(job_id, [])
+            known += found
+            del known[:-MAX_FAULTS]
+
+    def _count(self, news: GpuNews, configured: int | None) -> None:
+        if self._expected is None:
+            if not self._ledger.opened:
+                return
+            self._expected = _expected(self._ledger.memo(EXPECTED))
+        if news.full is None:
+            return
+        self.count = self._expected.look(news.full, view=news.view, configured=configured)
+        for line in self.count.news:
+            log.warning("GPUs: %s", line)
+        self._ledger.remember(EXPECTED, msgspec.json.encode(self._expected))
+
+
+def _expected(stored: bytes) -> ExpectedGpus:
+    """What another version stored is no reason to fail."""
+    try:
+        return msgspec.json.decode(stored, type=ExpectedGpus) if stored else ExpectedGpus()
+    except msgspec.MsgspecError:
+        return ExpectedGpus()
+
+
+def _remembering(now: Joined, before: Joined | None) -> Joined:
+    """A GPU that is lost lists no process any more: its ranks are those that it had."""
+    if before is None:
+        return now
+    lost = [one for one in before.ranks if one.rank in now.unknown]
+    ranks = tuple(sorted((*now.ranks, *lost), key=lambda one: one.rank))
+    gone = {one.rank for one in lost}
+    unknown = {rank: why for rank, why in now.unknown.items() if rank not in gone}
+    return msgspec.structs.replace(now, ranks=ranks, unknown=unknown)

@@ -1,0 +1,99 @@
+"""What the GPUs of each run do, look by look: the hang fingerprint, with a memory that survives the agent.
+
+Belongs to the main loop's thread.
+"""
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from mldebug.gpus.fingerprint import Fingerprint, RunLevels
+from mldebug.gpus.joining import Joined
+from mldebug.gpus.readings import NodeWatch
+from mldebug.gpus.sentences import sentence
+from mldebug.gpus.signs import GpuSign, RankSign, sign_of
+from mldebug.model import Role
+from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.state.ledger import Ledger
+
+MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
+
+
+class Levels:
+    """The fingerprints of all runs."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._runs: dict[str, RunLevels] = {}
+        self._prints: dict[str, Fingerprint] = {}
+
+    def complete(self, look: JobLook, watch: NodeWatch, joined: Joined) -> JobLook:
+        """A look, with what the device of each rank does; `watch` is not older than the look before."""
+        told = self._tell(look, watch, joined)
+        if told is None:
+            return look
+        ranks = tuple(_with_progress(one, told) for one in look.look.ranks)
+        return msgspec.structs.replace(look, look=msgspec.structs.replace(look.look, ranks=ranks))
+
+    def sentence(self, job_id: str) -> str:
+        """What the GPUs of a run did at the last look, in one sentence; "" where nothing is known."""
+        told = self._prints.get(job_id)
+        return sentence(told) if told else ""
+
+    def store(self) -> None:
+        """Have the newest of everything stored."""
+        for job_id, levels in self._runs.items():
+            self._ledger.remember(MEMO + job_id, msgspec.json.encode(levels))
+
+    def keep_only(self, job_ids: Collection[str]) -> None:
+        """Forget all other runs."""
+        self._runs = {one: levels for one, levels in self._runs.items() if one in job_ids}
+        self._prints = {one: told for one, told in self._prints.items() if one in job_ids}
+        for name in self._ledger.memos(MEMO):
+            if name.removeprefix(MEMO) not in job_ids:
+                self._ledger.remember(name, b"")
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _tell(self, look: JobLook, watch: NodeWatch, joined: Joined) -> Fingerprint | None:
+        before = self._prints.get(look.job.id)
+        if before is not None and before.at >= watch.at:
+            return before  # nothing new was read since
+        signs = tuple(_signs(look.look, watch, joined))
+        if not signs:
+            self._prints.pop(look.job.id, None)
+            return None
+        levels = self._levels(look.job.id)
+        told = self._prints[look.job.id] = levels.look(watch.at, signs, look.job.world_size)
+        return told
+
+    def _levels(self, job_id: str) -> RunLevels:
+        if job_id not in self._runs:
+            stored = self._ledger.memo(MEMO + job_id)
+            self._runs[job_id] = _decoded(stored) if stored else RunLevels()
+        return self._runs[job_id]
+
+
+def _decoded(stored: bytes) -> RunLevels:
+    """What another version stored is no reason to fail."""
+    try:
+        return msgspec.json.decode(stored, type=RunLevels)
+    except msgspec.MsgspecError:
+        return RunLevels()
+
+
+def _signs(look: Look, watch: NodeWatch, joined: Joined) -> Iterator[GpuSign]:
+    """One sign for each GPU that a rank of the run uses: of several ranks the first."""
+    gpus = {one.uuid: one for one in watch.gpus}
+    ranks = {one.rank: one for one in look.ranks}
+    for one in joined.ranks:
+        gpu, rank = gpus.pop(one.uuid, None), ranks.get(one.rank)
+        if gpu is not None:
+            waiting = None if rank is None or rank.role is None else rank.role is Role.WAITING
+            yield sign_of(gpu, rank=RankSign(rank=one.rank, waiting=waiting))
+
+
+def _with_progress(rank: RankLook, told: Fingerprint) -> RankLook:
+    gpu = told.of_rank(rank.rank)
+    return rank if gpu is None else msgspec.structs.replace(rank, device_progress=gpu.progress)

@@ -1,0 +1,75 @@
+"""The two reads of the GPUs, as a worker carries them out: what moves every look, everything twice a minute.
+
+A node without GPUs is no failure: it answers with nothing, and says so.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mldebug.gpus.counting import Counters
+from mldebug.gpus.joining import Joined, join
+from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.model import RankIdentity
+from mldebug_agents.gpuchild.errors import NoGpuLibraryError
+from mldebug_agents.hardware.holders import Holders
+
+VIEW = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # what narrows what the agent itself sees
+
+
+class GpuSource(Protocol):
+    """Who reads GPUs: `sources.gpus.Gpus`, or a recording."""
+
+    def watch(self) -> NodeWatch:
+        """Read what moves."""
+        ...
+
+    def full(self) -> NodeGpus:
+        """Read everything."""
+        ...
+
+
+class GpuOrder(NamedTuple):
+    """What to read; for a full read the ranks of each job that is here, by its id."""
+
+    ranks: Mapping[str, tuple[RankIdentity, ...]] | None = None  # None: only what moves
+
+
+class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it. All None: this node has no GPUs, or no driver."""
+
+    watch: NodeWatch | None = None
+    full: NodeGpus | None = None  # counters are monotone
+    joined: dict[str, Joined] = {}  # by job id
+    view: str = ""
+
+
+class GpuReads:
+    """Belongs to one worker thread. Raises what the source raises, but for a library that is not there."""
+
+    def __init__(self, gpus: GpuSource, holders: Holders) -> None:
+        self._gpus = gpus
+        self._holders = holders
+        self._counters = Counters()
+
+    def __call__(self, order: GpuOrder) -> GpuNews:
+        """Read what is wanted."""
+        try:
+            if order.ranks is None:
+                return GpuNews(watch=self._gpus.watch())
+            return self._full(order.ranks)
+        except NoGpuLibraryError:
+            return GpuNews()
+
+    def _full(self, ranks: Mapping[str, tuple[RankIdentity, ...]]) -> GpuNews:
+        full = self._counters.take(self._gpus.full())
+        everybody = [one for job in ranks.values() for one in job]
+        holders = {one.pid: one for one in self._holders.look(everybody)}
+        joined = {
+            job_id: join([holders[one.pid] for one in here if one.pid in holders], full.gpus)
+            for job_id, here in ranks.items()
+        }
+        view = "/".join(os.environ.get(name, "") for name in VIEW)
+        return GpuNews(full=full, joined=joined, view=view)
