@@ -40,6 +40,8 @@ class RunState(Noun, frozen=True, kw_only=True):
     progress_at: float | None = None  # unix; None where the run is not watched
     log: str = ""
     log_counts: LogCounts = LogCounts()
+    gpus: dict[int, str] = {}  # rank -> uuid of its GPU, as far as it is known
+    devices: str = ""  # what the GPUs of its ranks do, in one sentence
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end
     incident_since: float | None = None  # unix: since when the run has not moved

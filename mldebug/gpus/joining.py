@@ -127,6 +127,8 @@ def _by_device(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]
 
 
 def _by_environment(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[_Claim | None, str]:
+    if process.open_minors == ():
+        return None, "it has no GPU open"
     if process.environment is None:
         return None, "its environment is not readable"
     sight = visible(process.environment, gpus)

@@ -102,11 +102,11 @@ class Average(msgspec.Struct, kw_only=True):
     energy: float | None = None
 
     def power(self, sign: GpuSign, at: float) -> float | None:
-        """Watts since the look before; the momentary value where the counter is missing, fell or jumped."""
+        """Watts since the look before; the momentary value where the counter is missing, stands, fell or jumped."""
         momentary, energy = watts(sign.power_watts), finite(sign.energy_joules)
         before, since = self.energy, self.at
         self.at, self.energy = at, energy
-        if energy is None or before is None or since is None or energy < before:
+        if energy is None or before is None or since is None or energy <= before:
             return momentary
         if not 0 < at - since <= LONGEST:
             return momentary

@@ -82,17 +82,18 @@ def metrics(port: int) -> str:
 
 
 def learned(agent: RunningAgent, job: LightJob) -> None:
-    """Wait until some looks have seen the GPUs at work, and who works on which."""
-    wait_for("a full read since the job is there", lambda: joined(agent, job), 60)
+    """Wait until it is known who works on which GPU, and some looks have seen them at work."""
+    wait_for("the join", lambda: (run := run_of(agent, job)) and len(run.gpus) == 2, 60)
+    wait_for("work", lambda: (run := run_of(agent, job)) and "compute" in run.devices, 60)
     began = time.time()
-    wait_for("more looks", lambda: (w := seen(agent).gpu_watch) and w.at > began + 4.0, 30)
+    wait_for("more looks", lambda: (w := seen(agent).gpu_watch) and w.at > began + 3.0, 30)
 
 
-def joined(agent: RunningAgent, job: LightJob) -> bool:
-    """Does a full read show our processes?"""
-    full = seen(agent).gpus
-    pids = {one.pid for gpu in full.gpus for one in gpu.processes or ()} if full else set()
-    return set(job.ranks.values()) <= pids
+def stand_still(fake: FakeNvml, job: LightJob) -> None:
+    """From now on GPU 0 spins, and GPU 1 does nothing."""
+    fake.play("hang-sleep")
+    for rank, pid in job.ranks.items():
+        fake.set(f"{PROCESSES} {rank}", pid, 1 << 30)
 
 
 def gpu(agent: RunningAgent, index: int) -> GpuReading | None:
@@ -117,11 +118,7 @@ def test_a_hang_report_has_the_fingerprint_of_the_gpus(
     agent: RunningAgent, job: LightJob, fake: FakeNvml
 ) -> None:
     learned(agent, job)
-    tables = {one: fake.table[one] for one in fake.table if one.startswith(PROCESSES)}
-    fake.play("hang-sleep")
-    for key, told in tables.items():
-        fake.table[key] = told
-    fake.set("unused", 0)
+    stand_still(fake, job)
     job.hang()
     report = report_on(agent, job)
     evidence = " ".join(report["diagnosis"]["evidence"])
@@ -134,6 +131,7 @@ def test_a_gpu_that_is_lost_is_named_with_its_rank(
     agent: RunningAgent, job: LightJob, fake: FakeNvml, port: int
 ) -> None:
     learned(agent, job)
+    stand_still(fake, job)
     fake.raise_event(1, 79)
     fake.lose(1)
     job.hang()

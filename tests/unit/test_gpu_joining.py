@@ -61,6 +61,12 @@ def test_a_rank_with_contexts_on_two_gpus_is_on_the_one_with_its_memory() -> Non
     assert one.conflicts == ("compute process says GPU 0: compute process 101, 0.5 GiB",)
 
 
+def test_a_process_without_an_open_device_works_on_no_gpu_whatever_its_environment_says() -> None:
+    told = join([rank(0, open_minors=()), rank(1, open_minors=None)], gpus())
+    assert told.unknown == {0: "it has no GPU open"}
+    assert [one.rank for one in told.ranks] == [1]
+
+
 def test_the_only_open_device_goes_before_the_environment() -> None:
     (one,) = join([rank(0, open_minors=(1, 1))], gpus()).ranks
 

@@ -23,7 +23,7 @@ from mldebug.kernellog.nvml import xid_of_nvml
 from mldebug.kernellog.owners import gpu_owners, process_owners
 from mldebug.kernellog.reading import bus_id
 from mldebug.model import Fault, Gap, Job, NodeCapture
-from mldebug.snapshot import Snapshot
+from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.hardware.gpus import GpuBoard
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.levels import Levels
@@ -42,7 +42,7 @@ from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.workbench import Workbench
 
 GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
-FULL_EVERY = 30.0  # seconds between two full reads of the GPUs
+FULL_EVERY, FULL_SOON = 30.0, 5.0  # seconds between two full reads of the GPUs; where runs are new
 STORE_EVERY = 30.0
 
 
@@ -71,7 +71,9 @@ class Hardware:
         self._events: tuple[RankEvent, ...] = ()
         self._health: tuple[Health, ...] = ()
         self._untold: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
-        self._due = self._full_due = self._store_due = 0.0
+        self._joined: set[str] = set()  # runs that the newest full read was asked for
+        self._full_at = -FULL_EVERY
+        self._due = self._store_due = 0.0
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -94,8 +96,9 @@ class Hardware:
         if self.workers["gpus"].busy:
             return
         self.workers["gpus"].order(GpuOrder())
-        if now >= self._full_due:
-            self._full_due = now + FULL_EVERY
+        new = bool(runs.keys() - self._joined)
+        if now >= self._full_at + (FULL_SOON if new else FULL_EVERY):
+            self._full_at, self._joined = now, set(runs)
             self.workers["gpus"].order(GpuOrder({one: run.job.ranks for one, run in runs.items()}))
 
     def _order_kernel(self) -> None:
@@ -174,6 +177,7 @@ class Hardware:
         """A snapshot with all of it."""
         return msgspec.structs.replace(
             snapshot,
+            runs=tuple(map(self._with_gpus, snapshot.runs)),
             sources=(*snapshot.sources, *(one.state() for one in self.workers.values())),
             gaps=(*snapshot.gaps, *self._gaps()),
             gpus=self._gpus.full,
@@ -182,6 +186,10 @@ class Hardware:
             kernel_events=self._events,
             health=self._health,
         )
+
+    def _with_gpus(self, run: RunState) -> RunState:
+        known = {one.rank: one.uuid for one in self._gpus.joined(run.id).ranks}
+        return msgspec.structs.replace(run, gpus=known, devices=self._levels.sentence(run.id))
 
     def _gaps(self) -> tuple[Gap, ...]:
         full = self._gpus.full
