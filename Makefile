@@ -35,11 +35,8 @@ check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
 
-bench: $(STAMP) ## measure against the serial recipe and against py-spy's own floor
-	PYTHONPATH=tests $(RUN) tests/bench/run.py $(ARGS)
-	PYTHONPATH=tests $(RUN) tests/bench/watch.py
-	PYTHONPATH=tests $(RUN) tests/bench/logs.py
-	PYTHONPATH=tests $(RUN) tests/bench/scrape.py $(ARGS)
+bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table (ARGS="watch scrape": only those)
+	PYTHONPATH=tests $(RUN) tests/bench/all.py $(ARGS)
 
 deb: ## build the Debian package into dist/ (on Debian, without root)
 	deploy/debian/build-deb dist

@@ -172,6 +172,7 @@ class ProcessState(Noun, frozen=True, kw_only=True):
     start_ticks: int = 0
     uid: int = 0
     tracer_pid: int = 0
+    tracer_name: str = ""  # as the kernel knows it
     pending_signals: int = 0  # SigPnd | ShdPnd, bit n-1 = signal n
     caught_signals: int = 0
     rss_bytes: int = 0

@@ -10,22 +10,26 @@ NUMBER = (
     r"|(?:[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)(?![A-Za-z]))"
 )
 WHOLE = r"\d{1,15}(?!\d)"
+GROUPED = r"(?:\d{1,15}(?!\d|[,_]\d{3}(?!\d))|\d{1,3}(?:[,_]\d{3}){1,4}(?!\d))"
+"""A count as `f"{step:,}"` prints it, or a plain one; read it with `whole`."""
 
 _PER_SECOND = {"ms": 1_000, "us": 1_000_000}
+_EPOCH = re.compile(r"epoch['\"]?[ :=]{0,4}['\"]?\[?(\d{1,9}(?:\.\d{1,20})?)", re.IGNORECASE)
 _SEPARATED = re.compile(r"(\d)[,_](?=\d{3})")
 
 
 class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line by which the training loop says that it moved. What the line does not tell is None.
 
-    A record without a step (an evaluation, a Trainer dict) is progress all the same. `step` may start again at 0 (each
-    epoch, an evaluation with another `total`), and a redrawn progress bar repeats it.
+    A record without a step (an evaluation, a Trainer dict) is progress all the same where it tells something new. `step`
+    may start again at 0 (each epoch, an evaluation with another `total`), and a redrawn progress bar repeats it.
     """
 
     step: int | None = None
     total: int | None = None
     loss: float | None = None  # nan and inf are what a log may say
     step_seconds: float | None = None  # > 0, finite
+    place: str = ""  # what else the line counts: its epoch, how far an evaluation is
     format: str  # name of the logs/ plugin that read it
 
 
@@ -66,8 +70,16 @@ def whole(text: str | None) -> int | None:
     """Return a count of at most 15 digits (12, 1,234, 1_234), None where it is none."""
     if text is None:
         return None
+    if text.isdecimal() and text.isascii():  # as nearly always
+        return int(text) if len(text) <= 15 else None
     digits = _SEPARATED.sub(r"\1", text.strip()) if len(text) < 40 else ""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 15 else None
+
+
+def epoch(text: str) -> str:
+    """Return the epoch that a line tells, as it writes it; "" where it tells none."""
+    found = _EPOCH.search(text) if "poch" in text else None
+    return found[1] if found else ""
 
 
 def duration(text: str | None, unit: str | None = "s") -> float | None:

@@ -28,12 +28,14 @@ class Does(NamedTuple):
     compiling: bool = False
     process_cpu: float = 0.0
     children_cpu: float = 0.0
+    children_io: float = 0.0
 
 
 WAITS = Does(Role.WAITING, "waits in all_reduce at train.py:30", "all_reduce", "collective")
 SPINS = WAITS._replace(cpu=1.0, device=False, state="R")
 BLIND = SPINS._replace(device=None)
 SLEEPS = Does(Role.INERT, "sleeps in slow_data_loader (train.py:7)", class_name="sleep")
+LOADS = Does(Role.INERT, "waits for its DataLoader in train.py:7", class_name="dataloader")
 STOPPED = Does(Role.INERT, "is stopped by a signal", class_name="stopped", state="T")
 WORKS = Does(Role.BUSY, "runs evaluate (train.py:40)", stands=False, cpu=1.0, switches=1.0)
 LOOPS = WORKS._replace(stands=True, doing="runs tokenize_forever (train.py:47)", switches=0.0)
@@ -41,6 +43,8 @@ TRAINS = Does(Role.BUSY, "runs train (train.py:20)", stands=False, cpu=0.9, swit
 ONE_LINE = SPINS._replace(device=True, switches=11.0)  # healthy, always seen in `.item()`
 COMPILES = Does(Role.INERT, "waits for a child", compiling=True)
 EVALUATES = Does(Role.INERT, "waits for a child", children_cpu=0.08)  # on a crowded node
+COPIES = Does(Role.INERT, "waits for a child", class_name="child_wait", children_io=5e6)
+JOINS = Does(Role.INERT, "waits for a thread of its own", class_name="thread_join")
 SAVES = Does(Role.INERT, "saves", stands=False, cpu=0.6, switches=100.0, io=8e8, state="D")
 RENDEZVOUS = Does(Role.WAITING, "waits in init_process_group", "init_process_group", "init")
 EXITED = Does(Role.EXITED, "has exited")
@@ -125,6 +129,7 @@ class Run:
             cpu_ratio=does.cpu,
             process_cpu_ratio=max(does.cpu, does.process_cpu),
             children_cpu_ratio=does.children_cpu,
+            children_io_rate=does.children_io,
             switches=int(self._switches[number]),
             io_bytes=int(self._io[number]),
             state=does.state,

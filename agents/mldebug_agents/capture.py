@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from mldebug import __version__
+from mldebug.judging.kernel import held_by_profiler, tracer_words
 from mldebug.model import (
     Gap,
     Job,
@@ -180,6 +181,8 @@ class _Session:
         return Dump(stacks=stacks)
 
     def _note_failure(self, target: Target, state: ProcessState | None, dump: Dump) -> None:
+        if state is not None and held_by_profiler(state):
+            self._gap("kernel state", f"held by {tracer_words(state)} all the while", target)
         what = (
             "Python stack"
             if target.kind == "rank"

@@ -145,6 +145,7 @@ class Host:
             start_ticks=stat.start_ticks,
             uid=status.uid,
             tracer_pid=status.tracer_pid,
+            tracer_name=self._name(status.tracer_pid),
             pending_signals=status.pending_signals,
             caught_signals=status.caught_signals,
             rss_bytes=status.rss_bytes,
@@ -156,6 +157,10 @@ class Host:
         after = self.brief(pid)
         same = after is not None and after.start_ticks == stat.start_ticks
         return state if same else None  # else parts of it may be of a new process with that pid
+
+    def _name(self, pid: int) -> str:
+        stat = self.brief(pid) if pid else None
+        return stat.name if stat else ""
 
     def _io(self, pid: int) -> Io | None:
         return procfs.parse_io(self.text(pid, "io"))

@@ -5,7 +5,6 @@ Only where the decision asks for a sample are stacks read, and then without stop
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -28,17 +27,16 @@ from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.logs.places import LogFinder
+from mldebug_agents.logs.sharing import Writers
 from mldebug_agents.logs.watching import HungMounts, JobLogs
-from mldebug_agents.sources.activity import read_activity
+from mldebug_agents.sources.activity import COMPILER, Below, rate, read_activity
 from mldebug_agents.sources.ranks import Child
 from mldebug_agents.workbench import Workbench
 
 SAMPLE_TIMEOUT = 3.0
 SAMPLES_DEADLINE = 6.0  # seconds for the stacks of all ranks of one job
 KEPT = 2  # samples of one rank that are compared
-COMPILERS = ("ptxas", "cc1plus", "cicc", "nvcc", "ninja", "clang", "gcc", "g++", "ld", "triton")
-
-Counters = tuple[float, tuple[float, ...]]  # monotonic time, CPU seconds as `_cpu` takes them
+Counters = tuple[float, tuple[float, float]]  # monotonic time, CPU seconds as `_cpu` takes them
 
 
 class JobLook(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +57,14 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
 class JobWatch:
     """What the watch remembers of one job between two looks."""
 
-    def __init__(self, bench: Workbench, hung: HungMounts) -> None:
+    def __init__(self, bench: Workbench, hung: HungMounts, writers: Writers) -> None:
         self.bench = bench
         self.progress = LogProgress()
-        self.logs = JobLogs(bench.host, bench.reader, hung, bench.log_parser, self.progress)
+        self.logs = JobLogs(
+            bench.host, bench.reader, hung, bench.log_parser, self.progress, writers
+        )
         self._counters: dict[int, Counters] = {}
+        self._below = Below(bench.host)
         self._samples: dict[int, deque[Sample]] = {}
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
         self._turn = 0
@@ -118,6 +119,7 @@ class JobWatch:
 
     def _forget(self, ranks: tuple[RankIdentity, ...]) -> None:
         pids = {rank.pid for rank in ranks}
+        self._below.keep(pids)
         for known in (self._counters, self._samples, self._followed):
             for pid in known.keys() - pids:
                 del known[pid]
@@ -188,10 +190,10 @@ class JobWatch:
         activity = read_activity(self.bench.host, rank.pid, rank.start_ticks, tid)
         if activity is None:
             return RankLook(rank=rank.rank)
-        below = self._cpu_below(children.get(rank.pid, ()))
-        main, everybody, children_too = self._cpu(
-            rank.pid, activity.thread_cpu_seconds, activity.cpu_seconds, below, now=now
-        )
+        family = children.get(rank.pid, ())
+        below = self._below.work(rank.pid, (child.pid for child in family))
+        used = activity.thread_cpu_seconds, activity.cpu_seconds
+        span, main, everybody = self._cpu(rank.pid, *used, now)
         return RankLook(
             rank=rank.rank,
             role=known.role if known else None,
@@ -201,26 +203,21 @@ class JobWatch:
             frames_signature=_signature(capture, tid),
             cpu_ratio=main,
             process_cpu_ratio=everybody,
-            children_cpu_ratio=children_too,
+            children_cpu_ratio=rate(below.cpu_seconds, span),
+            children_io_rate=rate(below.io_bytes, span),
             switches=activity.switches,
             io_bytes=activity.io_bytes,
             state=activity.state,
             wchan=activity.wchan,
-            compiling=any(child.name.startswith(COMPILERS) for child in children.get(rank.pid, ())),
+            compiling=any(COMPILER.fullmatch(child.name) for child in family),
         )
 
-    def _cpu_below(self, children: Sequence[Child]) -> float:
-        """CPU seconds of the living children: who waits for a child that works is not idle."""
-        found = (self.bench.host.brief(child.pid) for child in children)
-        return sum(one.cpu_seconds for one in found if one is not None)
-
-    def _cpu(self, pid: int, *counters: float, now: float) -> list[float]:
-        """Shares of a core since the look before: of the followed thread, all threads, the living children."""
-        at, before = self._counters.get(pid, (now, counters))
-        self._counters[pid] = (now, counters)
+    def _cpu(self, pid: int, thread: float, process: float, now: float) -> tuple[float, ...]:
+        """Seconds since the look before, and the shares of a core of the followed thread and of all threads."""
+        at, before = self._counters.get(pid, (now, (thread, process)))
+        self._counters[pid] = (now, (thread, process))
         span = now - at
-        pairs = zip(before, counters, strict=True)
-        return [max(0.0, new - old) / span if span > 0 else 0.0 for old, new in pairs]
+        return span, rate(thread - before[0], span), rate(process - before[1], span)
 
 
 def _lived(lost: LostRank) -> bool:

@@ -108,7 +108,10 @@ class Node:
     # --- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Watch until told to stop; raises where the state dir turns out, late, to be another agent's."""
+        """Watch until told to stop; raises where the state dir turns out, late, to be another agent's.
+
+        Also where the helper process is gone: what goes on without it sees nothing and says that all is well.
+        """
         while not self.stopping:
             self._turn()
         self.notifier.send("STOPPING=1", "STATUS=stopping")
@@ -127,6 +130,8 @@ class Node:
 
     def _turn(self) -> None:
         now = time.monotonic()
+        if trouble := self.bench.spawner.trouble:
+            raise MldebugError(trouble, "systemd does so by itself")
         self._past.turn(self.runs, self._stall_settings(), looked=bool(self._looks))
         if now >= self._due and not self._workers["watch"].busy:
             wanted, self._wanted = tuple(self._wanted), set()

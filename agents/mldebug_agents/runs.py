@@ -12,6 +12,14 @@ from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.jobwatch import JobLook
 
+NO_TRAINING = (
+    *("pytest", "py.test", "unittest", "ipykernel", "ipykernel_launcher"),
+    *("jupyter", "jupyter-lab", "jupyter-notebook", "jupyterhub-singleuser"),
+)
+STEPS = 2  # records of a lone process: a single line may look like one by chance
+SERVERS = ("inet_csk_accept", "inet_csk_wait_for_connect", "ep_poll", "do_epoll_wait")
+"""Where a main thread waits for its next client: in accept(), or in an event loop."""
+
 
 class Run:
     """One run under watch: its decision logic, and what was seen last."""
@@ -34,12 +42,25 @@ def unjudged(seen: JobLook, exclude: tuple[str, ...]) -> str:
     """Why nobody is told when this job is quiet; "" for a job that is judged."""
     if any(fnmatchcase(seen.job.name, pattern) for pattern in exclude):
         return "not judged: its name stands in stall.exclude"
-    return "" if may_stall(seen) else "not judged: one process that has told no step"
+    if reason := no_training(seen):
+        return f"not judged: {reason}"
+    return "not judged: one process that waits for clients" if _serves(seen) else ""
 
 
-def may_stall(seen: JobLook) -> bool:
-    """A lone process that never told a step may be a notebook or a server: idling is its work."""
-    return seen.job.launcher != "single" or seen.step is not None
+def no_training(seen: JobLook) -> str:
+    """Why a lone process does not count as a training job: it may idle, and end, as it likes. "" for one that counts."""
+    job = seen.job
+    script = next((rank.script for rank in job.ranks), "")
+    if job.world_size == 1 and script in NO_TRAINING:
+        return f"{script} is no training"
+    told = seen.step is not None and seen.log_counts.records >= STEPS
+    return "" if told or job.launcher != "single" else "one process that has told no steps"
+
+
+def _serves(seen: JobLook) -> bool:
+    """Does a lone process offer what it has trained? A step that equals its total says less: so does every epoch."""
+    waits = (rank.wchan.startswith(SERVERS) for rank in seen.look.ranks)
+    return seen.job.world_size == 1 and any(waits)
 
 
 def run_state(run: Run, exits: Mapping[int, str]) -> RunState:

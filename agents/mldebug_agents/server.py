@@ -19,6 +19,7 @@ from mldebug.config import Agent
 from mldebug.rooms import create_all
 from mldebug.snapshot import Snapshot, encode
 from mldebug_agents.serving.doors import open_tcp
+from mldebug_agents.serving.guests import BACKLOG, Door
 from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, view
 
 log = logging.getLogger("mldebug")
@@ -68,12 +69,13 @@ class Server:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(self, app: Starlette, door: socket.socket) -> uvicorn.Server:
-        config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off",
-                                timeout_keep_alive=5, limit_concurrency=64, http=PeerProtocol, ws="none",
+        # asyncio's own loop: another one would not ask our `Door` to accept
+        config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off", loop="asyncio",
+                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none",
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         server = uvicorn.Server(config)
         thread = threading.Thread(
-            target=server.run, kwargs={"sockets": [door]}, name="mldebug-server", daemon=True
+            target=server.run, kwargs={"sockets": [Door(door)]}, name="mldebug-server", daemon=True
         )
         thread.start()
         self._servers = [one for one in self._servers if one[1].is_alive()]

@@ -68,6 +68,14 @@ class Spawner:
         """All that is stuck in the kernel: programs of ours, and what an earlier agent left behind."""
         return self._roster.leftovers
 
+    @property
+    def trouble(self) -> str:
+        """Why no program can be started and nothing read any more; "" while the helper is there."""
+        poll = select.poll()
+        if self._control.fileno() >= 0:
+            poll.register(self._control, 0)
+        return self._obituary() if poll.poll(0) else ""
+
     def inherit(self, leftovers: Sequence[Leftover]) -> None:
         """Count what an earlier agent could not end, as long as it is there."""
         self._roster.inherit(leftovers)
@@ -93,7 +101,7 @@ class Spawner:
             return Completed(argv=words, error=reason)
         if len(stuck) >= MAX_ABANDONED:
             reason = (
-                f"{MAX_ABANDONED} programs are stuck in the kernel already, so no more are started"
+                f"{MAX_ABANDONED} programs are stuck in the kernel already: no more are started"
             )
             return Completed(argv=words, error=reason)
         try:
@@ -179,7 +187,7 @@ class Spawner:
         completed = Completed(
             argv=child.argv,
             pid=child.pid,
-            returncode=_returncode(child),
+            returncode=child.returncode,
             stdout=stdout,
             stderr=stderr,
             seconds=time.monotonic() - started,
@@ -233,12 +241,6 @@ def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None)
         raise ValueError("no program was named")
     encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
     return Request(number, argv=[os.fsencode(word) for word in words], env=encoded)
-
-
-def _returncode(child: Child) -> int | None:
-    if child.wait_status is None or child.errno:
-        return None
-    return os.waitstatus_to_exitcode(child.wait_status)
 
 
 def _leads_session(pid: int) -> bool:

@@ -14,6 +14,7 @@ from mldebug.model import Gap, Job
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.jobwatch import JobLook, JobWatch
 from mldebug_agents.logs.places import LogFinder
+from mldebug_agents.logs.sharing import Writers
 from mldebug_agents.logs.watching import HungMounts
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
@@ -39,6 +40,7 @@ class Watch:
         self.bench = bench
         self.clock = clock
         self._hung = HungMounts(bench.host, bench.reader)
+        self._writers = Writers()
         self._jobs: dict[str, JobWatch] = {}
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
@@ -48,13 +50,14 @@ class Watch:
         finder = LogFinder(self.bench.host)
         asked = set(wanted)
         self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
+        self._writers.keep([watch.logs for watch in self._jobs.values()])
         looks = tuple(self._look(job, found, finder, sample=job.id in asked) for job in found.jobs)
         gaps = _few([gap for look in looks for gap in look.gaps])
         found = msgspec.structs.replace(found, gaps=(*found.gaps, *gaps))
         return NodeLook(at=started, found=found, jobs=looks, seconds=self.clock() - started)
 
     def _meet(self) -> JobWatch:
-        return JobWatch(self.bench, self._hung)
+        return JobWatch(self.bench, self._hung, self._writers)
 
     def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: bool) -> JobLook:
         """One job; an error in our own code that only this job brings out must not hide the others."""

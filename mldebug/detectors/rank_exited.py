@@ -1,9 +1,14 @@
 """A rank has exited while the others still wait for it."""
 
+import signal
+from collections.abc import Iterable
+
 import msgspec
 
 from mldebug.judging.case import Case, blame
-from mldebug.model import Finding, Role, Verdict
+from mldebug.model import Finding, LostRank, Role, Verdict
+
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,14 +25,22 @@ class RankExited:
             return None
         if case.starting and not any(rank.is_.role is Role.EXITED for rank in gone):
             return None
-        if not case.waiting:
-            return None  # nobody is seen to miss them
+        if not case.waiting:  # nobody is seen to miss them
+            gone = tuple(rank for rank in gone if rank.rank in _killed(case.job.lost))
+        if not gone:
+            return None
         ranks = "|".join(str(rank.rank) for rank in gone[:4])
         steps = [
             "dmesg -T | grep -iE 'killed process|out of memory|segfault|Xid' | tail",
             f"grep -nE '(\\[|rank ?)({ranks})\\]?|Traceback|Error' LAUNCHER_LOG | tail -40",
         ]
         return blame(case, Verdict.RANK_EXITED, gone, steps)
+
+
+def _killed(lost: Iterable[LostRank]) -> set[int]:
+    """Who was killed or crashed, which is never for the sake of a rank that is late; SIGABRT may be."""
+    signals = {one.rank: (one.exit_status or 0) & 0x7F for one in lost}
+    return {rank for rank, number in signals.items() if number not in (0, *ASKING, signal.SIGABRT)}
 
 
 def create(options: Options) -> RankExited:

@@ -30,6 +30,9 @@ class RankError(Noun, frozen=True, kw_only=True):
     source: str = ""  # "the job's log"
     blames_peer: bool = False  # it only tells that another rank did not answer
     memory: DeviceMemory | None = None  # the figures of a lack of device memory
+    caught: bool = False  # the program said more after it: it may have lived on
+    alone: bool = False  # the only traceback in that text
+    copies: int = 1  # lines of that text that end with the same error
 
     @property
     def kind(self) -> str:
@@ -96,6 +99,8 @@ class Ending(Noun, frozen=True, kw_only=True):
     logs: dict[int, LogTail] = {}  # rank -> last lines that are its own
     log: LogTail | None = None  # of the job, where ranks cannot be told apart
     log_path: str = ""  # a file that holds the job's output
+    log_paths: dict[int, str] = {}  # rank -> the file that holds its own
+    told_to_stop: str = ""  # "caught SIGTERM, saving": said by a rank near its end
     faults: tuple[Fault, ...] = ()  # of its GPUs, and kills for memory
     gaps: tuple[str, ...] = ()
 

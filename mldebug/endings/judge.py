@@ -6,6 +6,10 @@
 | a signal asked them all to end, none failed before | outside: a line in the log, no incident |
 | one failed first, by its own error, a crash, SIGKILL or the kernel's word | abnormal: that rank is named |
 | one failed first and does not say why | abnormal: named at medium; nobody, where others live or end alike |
+| the same, and the job's log has one traceback | abnormal: that rank is named at medium |
+| all failed with the same error | abnormal: nobody is named |
+| all left with one exit code, and one says that a signal told it to stop | outside |
+| all left at once, some by SIGINT | outside |
 | every rank blames a peer, and one left with exit 0 before | abnormal: that rank is named |
 | every rank blames a peer, or it is not known who was first | abnormal: nobody is named |
 
@@ -14,6 +18,12 @@ A rank that was asked to end, and one whose error only tells that a peer is gone
 
 from collections.abc import Sequence
 
+from mldebug.endings.alike import (
+    common_error,
+    has_the_only_traceback,
+    interrupted,
+    stopped_by_signal,
+)
 from mldebug.endings.facts import Ending, exit_signal, words_of_status
 from mldebug.endings.gpufaults import with_gpu_fault
 from mldebug.endings.outcomes import Outcome, abnormal, nobody, status_words
@@ -35,8 +45,18 @@ def _judge(ending: Ending) -> Outcome:
         return Outcome(kind="outside", sentence=f"ended from outside: {ending.words.outside}")
     if failing and _killed_from_outside(ending, seen):
         return Outcome(kind="outside", sentence="ended from outside: all was killed at once")
+    if failing and stopped_by_signal(ending, seen):
+        return Outcome(
+            kind="outside", sentence=f"ended by a signal from outside: {ending.told_to_stop}"
+        )
+    if failing and interrupted(ending, seen):
+        return Outcome(kind="outside", sentence="ended by a signal from outside (SIGINT)")
     if not failing:
         return _without_failure(ending, seen)
+    same = common_error(ending, seen)
+    if same:
+        here = " here" if len(seen) < ending.job.world_size else ""
+        return nobody(ending, seen, f"all {len(seen)} ranks{here} failed with {same}")
     first = _first(failing)
     if first is None:
         return nobody(ending, seen, "several ranks failed at once, and their order is not known")
@@ -101,6 +121,7 @@ def _only_peers(ending: Ending, seen: Sequence[Seen]) -> Outcome:
     if len(before) == 1:
         gone = before[0]
         sure = gone.way is Way.LEFT and first.exit.at - gone.exit.at <= SOON
+        sure = sure and not (first.error and first.error.caught)
         return abnormal(seen, (gone,), Confidence.HIGH if sure else Confidence.MEDIUM)
     if before:
         return nobody(ending, seen, "more than one rank left before the first failure")
@@ -147,13 +168,17 @@ def _begun_by(ending: Ending, seen: Sequence[Seen], first: Seen, failing: list[S
         words = f"{who} left before rank {first.exit.rank} ({status_words(first)}) failed"
         return nobody(ending, seen, f"{words}, and no log tells whether one follows from the other")
     own = first.own or first.way is Way.KILLED
-    if not own and ending.living:
+    told = own or has_the_only_traceback(ending, first, failing)
+    if not told and ending.living:
         words = f"rank {first.exit.rank} ({status_words(first)}) ended first and does not say why"
         return nobody(ending, seen, f"{words}, while others live on")
-    if not own and len(seen) > 1 and {one.exit.status for one in seen} == {first.exit.status}:
+    if not told and len(seen) > 1 and {one.exit.status for one in seen} == {first.exit.status}:
         return nobody(ending, seen, f"all left with {status_words(first)}, and none says why")
     lost = len(seen) < len(ending.identities) - len(ending.living)
     doubtful = any(one.own for one in failing if one is not first) and not first.own
     ordered = len(failing) == 1 or first.exit.moment is not None or first.death is not None
-    sure = own and first.proved and ordered and not lost and not doubtful
+    hinted = first.out_of_memory and first.death is None and first.way is Way.KILLED
+    textual = first.way is Way.FAILED and first.death is None and not exit_signal(first.exit.status)
+    weak = lost or doubtful or hinted or (textual and before)
+    sure = own and first.proved and ordered and not weak
     return abnormal(seen, (first,), Confidence.HIGH if sure else Confidence.MEDIUM, ending)

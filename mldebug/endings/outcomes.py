@@ -39,7 +39,7 @@ def abnormal(
     blamed = [_culprit(one) for one in culprits]
     verdict = Verdict.OUT_OF_MEMORY if _memory(first, shared) else Verdict.RANK_EXITED
     others = _consequence(one for one in seen if one not in culprits)
-    told = f"the job's log ends with {shared.error}, of no rank in particular" if shared else ""
+    told = f"{shared_words(shared)}, of no rank in particular" if shared else ""
     said = f"rank {first.exit.rank} {blamed[0].reason}"
     alive = _living(ending.living) if ending else ""
     summary = "; ".join(part for part in (said, others, alive, told) if part)
@@ -55,7 +55,15 @@ def abnormal(
 
 
 def _memory(first: Seen, shared: RankError | None) -> bool:
-    return first.out_of_memory or (shared is not None and is_out_of_memory(shared.error))
+    told = shared is not None and not shared.caught and is_out_of_memory(shared.error)
+    return first.out_of_memory or told
+
+
+def shared_words(error: RankError) -> str:
+    """What a log says in which ranks cannot be told apart."""
+    if error.caught:
+        return f"the job's log holds {error.error}, with other words after it"
+    return f"the job's log ends with {error.error}"
 
 
 def _culprit(one: Seen) -> Culprit:
@@ -66,7 +74,10 @@ def _culprit(one: Seen) -> Culprit:
 
 def nobody(ending: Ending, seen: Sequence[Seen], why: str) -> Outcome:
     """It ended badly, and the evidence names nobody."""
-    summary = f"the job ended, and nobody can be named: {why}"
+    error = ending.shared_error
+    told = f"; {shared_words(error)}" if error and error.error not in why else ""
+    over = "the job has lost ranks" if ending.living else "the job ended"
+    summary = f"{over}, and nobody can be named: {why}{told}"
     finding = Finding(
         verdict=Verdict.UNKNOWN,
         culprits=(),
@@ -115,7 +126,9 @@ def _evidence(
         if ending.shared_error is not None:
             facts.append(f"the job's log, without a rank: {ending.shared_error.error}")
         if ending.oom_kills:
-            facts.append(f"the job's cgroup counts {ending.oom_kills} OOM kills since it was seen")
+            facts.append(
+                f"the job's cgroup counts {ending.oom_kills} OOM kills since all ranks were seen alive"
+            )
         if ending.words.out_of_memory:
             facts.append(f"the job's log: {ending.words.out_of_memory}")
     return tuple(facts)
@@ -180,13 +193,14 @@ def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[s
             f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
             "coredumpctl list  # where cores are kept",
         )
-    return (_search(f"rank{rank}\\]|Traceback|Error", ending),)
+    return (_search(f"rank{rank}\\]|Traceback|Error", ending, rank),)
 
 
-def _search(words: str, ending: Ending | None) -> str:
+def _search(words: str, ending: Ending | None, rank: int = -1) -> str:
     """A command that can be typed as it stands, or what to do where no log was found."""
-    if ending and ending.log_path:
-        return f"grep -nE '{words}' {shlex.quote(ending.log_path)} | tail -40"
+    path = ending.log_paths.get(rank, ending.log_path) if ending else ""
+    if path:
+        return f"grep -nE '{words}' {shlex.quote(path)} | tail -40"
     return "look for the first error in what the job printed: no file that holds it was found"
 
 

@@ -51,18 +51,18 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own(self) -> bool:
-        """Is its failure its own beyond doubt: an error that blames no peer, a crash, the kernel's word?
+        """Is its failure its own beyond doubt: its last error, that blames no peer, a crash, the kernel's word?
 
         SIGABRT without a word is not: that is how the watchdog of a collective ends every victim.
         """
         number = exit_signal(self.exit.status)
         crashed = number is not None and number not in (KILL, ABORT)
-        told = self.error is not None and not self.error.blames_peer
+        told = self.error is not None and not (self.error.blames_peer or self.error.caught)
         return self.death is not None or told or (crashed and self.error is None)
 
     def phrase(self) -> str:
         """What follows "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
-        said = f": {_said(self.error)}" if self.error and self.way is not Way.ASKED else ""
+        said = _said(self.error) if self.error and self.way is not Way.ASKED else ""
         if self.death is not None and self.death.kind == "out_of_memory":
             whose = f"lost its worker process {self.worker}" if self.worker else "was killed"
             return f"{whose} by the kernel's OOM killer"
@@ -80,7 +80,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 def _said(error: RankError) -> str:
     """Its own words; those of a lack of device memory in short, as the whole ones stand in the evidence."""
     told = error.memory
-    return error.error if told is None or told.requested is None else memory_sentence(told)
+    words = error.error if told is None or told.requested is None else memory_sentence(told)
+    return f"; some lines before its last it printed {words}" if error.caught else f": {words}"
 
 
 def see(ending: Ending) -> tuple[Seen, ...]:
@@ -101,8 +102,9 @@ def _see_one(one: RankExit, ending: Ending, node: str) -> Seen:
         death = deaths[worker]
     killed = exit_signal(one.status) == KILL
     oom = death is not None and death.kind == "out_of_memory"
-    oom = oom or (killed and bool(ending.oom_kills or ending.words.out_of_memory))
-    oom = oom or (error is not None and is_out_of_memory(error.error))
+    hinted = bool(ending.oom_kills or ending.words.out_of_memory) and not ending.kernel_readable
+    oom = oom or (killed and hinted)  # whom it was, only a line of the kernel tells
+    oom = oom or (error is not None and not error.caught and is_out_of_memory(error.error))
     way = _way(one, error, death, one.pid in ending.words.ended)
     return Seen(
         exit=one, way=way, node=node, error=error, death=death, worker=worker, out_of_memory=oom

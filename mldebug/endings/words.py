@@ -1,24 +1,35 @@
 """The last words of ranks in a log: whose they are, which error they end with, and whether they only blame a peer. Pure.
 
 torch marks the lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with `[default3]:` (the local
-rank). All other lines belong to nobody in particular, unless the log is one rank's own.
+rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:` (the task). All other lines belong to nobody in
+particular, unless the log is one rank's own.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from mldebug.endings.cudamemory import device_memory
 from mldebug.endings.facts import RankError
+from mldebug.endings.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 from mldebug.redact import safe_line
 
 _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
-_HEADER = "Traceback (most recent call last):"
-_ERROR = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,120})(?:: .*|:?)$")
-_NOT_OURS = ("ChildFailedError", "SignalException", "SystemExit", "KeyboardInterrupt")
+_TAG = re.compile(
+    r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?P<task>\d{1,7})\]<std(?:out|err|diag)>:(?(prte) ?)"
+)
+_LABEL = re.compile(r" *(?P<task>\d{1,7}): ?")
 _FATAL = re.compile(
-    r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*)$"
+    r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
+    r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
+)
+# Said by a handler when the signal comes, and not where it is installed
+_STOPPED = re.compile(
+    r"\b(?:caught|received|got)\b.{0,30}\b(?:SIG(?:TERM|INT|HUP|USR[12])|signal:? (?:1|2|10|12|15))\b"
+    r"|\bSIG(?:TERM|INT|HUP|USR[12])\b.{0,30}\b(?:caught|received)\b"
+    r"|\b(?:is being|was|got) preempted\b",
+    re.IGNORECASE,
 )
 _PEER = re.compile(
     r"Connection closed by peer|Socket Timeout|Socket closed"
@@ -46,6 +57,8 @@ _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[\d, ]{0,200}\).{0,40}(?:killed by signal|exited unexpectedly)"
 )
 MAX_LINES = 30
+OTHERS_SAY = 5  # lines that other ranks write into a log after one has failed
+STOPPED_WITHIN = 60  # last lines in which a handler's word counts
 
 
 class Words(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,22 +66,46 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
 
     by_rank: dict[int, tuple[str, ...]] = {}
     shared: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()  # in order, without marks
 
 
-def take_apart(lines: Iterable[str], ranks_of_local: Mapping[int, int]) -> Words:
-    """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks."""
+def take_apart(
+    lines: Sequence[str], ranks_of_local: Mapping[int, int], tasks: Collection[int] = ()
+) -> Words:
+    """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks, `tasks` are numbers of tasks
+    that are ranks."""
     by_rank: dict[int, list[str]] = {}
     shared: list[str] = []
+    every: list[str] = []
+    label = _LABEL if _labelled(lines) else None
     for line in lines:
-        rank, text = _owner(line, ranks_of_local)
+        rank, text = _owner(line, ranks_of_local, tasks, label)
         by_rank.setdefault(rank, []).append(text) if rank is not None else shared.append(text)
-    return Words(by_rank={rank: tuple(own) for rank, own in by_rank.items()}, shared=tuple(shared))
+        every.append(text)
+    own = {rank: tuple(some) for rank, some in by_rank.items()}
+    return Words(by_rank=own, shared=tuple(shared), every=tuple(every))
 
 
-def _owner(line: str, ranks_of_local: Mapping[int, int]) -> tuple[int | None, str]:
+def _labelled(lines: Sequence[str]) -> bool:
+    """Does nearly each line begin with a task's number, and are there several tasks? A lone one may be a whole node."""
+    told = [
+        line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))
+    ]
+    marks = [match["task"] for line in told if (match := _LABEL.match(line))]
+    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(told)
+
+
+def _owner(
+    line: str,
+    ranks_of_local: Mapping[int, int],
+    tasks: Collection[int],
+    label: re.Pattern[str] | None,
+) -> tuple[int | None, str]:
+    tag = _TAG.match(line) or (label.match(line) if label else None)
+    line = line[tag.end() :] if tag else line
     mark = _MARK.match(line)
     if mark is None:
-        return None, line
+        return (int(tag["task"]) if tag and int(tag["task"]) in tasks else None), line
     rest = line[mark.end() :]
     number = int(mark["number"])
     if mark["role"] == "rank":
@@ -79,37 +116,47 @@ def _owner(line: str, ranks_of_local: Mapping[int, int]) -> tuple[int | None, st
     return ranks_of_local.get(number), rest
 
 
-def last_error(lines: Sequence[str], source: str) -> RankError | None:
+def before_launcher(lines: Sequence[str]) -> Sequence[str]:
+    """Leave out what a launcher says after its ranks are gone."""
+    for at, line in enumerate(lines):
+        if "torch/distributed/elastic" in line and (
+            "closing signal" in line or "exitcode:" in line
+        ):
+            return lines[:at]
+    return lines
+
+
+def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> RankError | None:
     """The exception that the last traceback among these lines ends with, or what else tells why a process died.
 
-    The launcher's own exceptions and the KeyboardInterrupt of a process that was told to stop do not count.
+    One with much behind it is no last word: it was caught, and what ended the process is something else. In a `shared`
+    log other ranks write on for a moment.
     """
-    found = _last_traceback(lines)
-    if found is None:
+    found = find_tracebacks(lines)
+    if not found:
         return _fatal(lines, source)
-    start, end = found
-    error = safe_line(lines[end].strip(), 300)
-    told = tuple(safe_line(line, 400) for line in lines[max(start, end - MAX_LINES) : end + 1])
-    return RankError(
-        error=error,
-        lines=told,
-        source=source,
-        blames_peer=blames_peer(error),
-        memory=device_memory(lines[end]),  # whole: the figures stand far behind
+    last = found[-1]
+    after = before_launcher(lines[last.end + 1 :])
+    if len(after) > MAX_AFTER:
+        return None
+    error = _error_at(lines, last, source)
+    copies = sum(line.rstrip().endswith(last.error) for line in lines)
+    caught = went_on(after) > (OTHERS_SAY if shared else 0)
+    return msgspec.structs.replace(
+        error, caught=caught, alone=len(found) == copies == 1, copies=copies
     )
 
 
-def _last_traceback(lines: Sequence[str]) -> tuple[int, int] | None:
-    """(first line, line of the error) of the last traceback that is a training process's own."""
-    for start in reversed([at for at, line in enumerate(lines) if line.strip() == _HEADER]):
-        for at in range(start + 1, min(len(lines), start + 400)):
-            if lines[at].startswith(" ") or not lines[at].strip():
-                continue
-            match = _ERROR.match(lines[at].rstrip())
-            if match and match["name"].rpartition(".")[2] not in _NOT_OURS:
-                return start, at
-            break
-    return None
+def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
+    error = safe_line(found.error, 300)
+    told = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
+    return RankError(
+        error=error,
+        lines=tuple(safe_line(line, 400) for line in told),
+        source=source,
+        blames_peer=blames_peer(error),
+        memory=device_memory(lines[found.end]),  # whole: the figures stand far behind
+    )
 
 
 def _fatal(lines: Sequence[str], source: str) -> RankError | None:
@@ -127,6 +174,14 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
                 memory=device_memory(line),
             )
     return None
+
+
+def told_to_stop(lines: Sequence[str]) -> str:
+    """The line by which a rank, near its end, says that a signal told it to stop; "" where none does."""
+    for line in reversed(before_launcher(lines)[-STOPPED_WITHIN:]):
+        if _STOPPED.search(line):
+            return safe_line(line.strip(), 200)
+    return ""
 
 
 def blames_peer(error: str) -> bool:

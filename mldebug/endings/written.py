@@ -4,7 +4,7 @@ Where a capture was taken (ranks that hang after one of them died, or a suspicio
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -63,7 +63,8 @@ def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) 
     """The outcome, with a row for every rank; `capture` shows those that were alive when it was taken."""
     seen = {one.exit.rank: one for one in see(ending)}
     before = diagnose([capture]) if capture is not None else None
-    diagnosis = _diagnosis(outcome, before)
+    told = before if capture is None or _may_tell(seen.values(), capture) else None
+    diagnosis = _diagnosis(outcome, before, told, ended=not ending.living)
     alive = {one.rank: one for one in before.ranks if one.capture} if before else {}
     blamed = {one.rank for one in diagnosis.culprits if one.rank is not None}
     ranks = [
@@ -81,14 +82,25 @@ def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) 
     )
 
 
-def _diagnosis(outcome: Outcome, before: Judgement | None) -> Diagnosis:
+def _may_tell(seen: Iterable[Seen], capture: NodeCapture) -> bool:
+    """May a capture name who kept the others waiting? Not where a rank had gone before it was taken: that one did.
+
+    One that only lost a peer, or was told to end, had itself waited.
+    """
+    here = {one.identity.rank for one in capture.ranks}
+    return all(one.exit.rank in here or one.way in (Way.PEER, Way.ASKED) for one in seen)
+
+
+def _diagnosis(
+    outcome: Outcome, before: Judgement | None, told_before: Judgement | None, *, ended: bool
+) -> Diagnosis:
     """What the exits say; where they name nobody, a capture from just before may know whom all waited for."""
     finding = outcome.finding or Finding(
         verdict=Verdict.UNKNOWN, culprits=(), confidence=Confidence.LOW, summary=outcome.sentence
     )
-    if not finding.culprits and before is not None and before.diagnosis.culprits:
-        told = before.diagnosis
-        summary = f"{told.summary}; then the job ended"
+    if not finding.culprits and told_before is not None and told_before.diagnosis.culprits:
+        told = told_before.diagnosis
+        summary = f"{told.summary}; then {'the job' if ended else 'a rank'} ended"
         return msgspec.structs.replace(
             told, summary=summary, evidence=(*told.evidence, *finding.evidence)
         )

@@ -206,10 +206,15 @@ def blame(
     victims = case.victims()
     proved = all(_proved(case, rank) for rank in culprits)
     direct = proved and bool(case.waiting or case.job.world_size == 1)
+    confidence = confidence or (Confidence.HIGH if direct else Confidence.MEDIUM)
+    named = {rank.rank for rank in culprits}
+    gone = [r for r in case.named("exited", "missing") if r.rank not in named]
+    if gone and not case.waiting:
+        confidence = Confidence.LOW  # they may miss the one that is gone
     return Finding(
         verdict=verdict,
         culprits=tuple(rank_culprit(rank) for rank in culprits),
-        confidence=confidence or (Confidence.HIGH if direct else Confidence.MEDIUM),
+        confidence=confidence,
         summary=f"{said}; {victims}" if victims else said,
         evidence=evidence_of(case, culprits),
         next_steps=tuple(next_steps),
@@ -239,13 +244,17 @@ def _differ(culprits: tuple[ClassifiedRank, ...]) -> bool:
 def _several(
     case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
 ) -> Finding:
-    """Several ranks do not wait, and one may be waiting for another in a way no stack shows: all named, at `low`."""
+    """Several ranks do not wait, and one may be waiting for another in a way no stack shows: all named, at `low`.
+
+    Where that is everybody, nobody is: victims would be named with whom they wait for.
+    """
+    named = len(suspects) < len(case.alive)
     busy = any(rank.is_.role is Role.BUSY for rank in suspects)
     suspects = tuple(sorted(suspects, key=lambda rank: rank.rank))
     victims = f"; {case.victims()}" if case.waiting else ""
     return Finding(
         verdict=Verdict.RANK_BUSY if busy else verdict,
-        culprits=tuple(rank_culprit(rank) for rank in suspects),
+        culprits=tuple(rank_culprit(rank) for rank in suspects) if named else (),
         confidence=Confidence.LOW,
         summary=f"{sentence(suspects)}: one of them may wait for another{victims}",
         evidence=evidence_of(case, suspects),

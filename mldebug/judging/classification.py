@@ -10,10 +10,12 @@ from mldebug.judging.kernel import (
     by_wait_channel,
     from_sign,
     gone,
+    held_by_profiler,
     inert,
     stdin_wait,
     stopped,
     storage_wait,
+    tracer_words,
     wait_channel,
 )
 from mldebug.judging.loader import stalled_loader
@@ -275,6 +277,9 @@ def _by_activity(subject: Subject) -> Classification:
         return Classification(
             name="unclear", role=Role.UNCLEAR, doing="cannot be seen", why=activity(subject)
         )
+    state = subject.capture.state
+    if state is not None and held_by_profiler(state):
+        return _loosely(subject, "profiled", Role.UNCLEAR, f"is held by {tracer_words(state)} in")
     if subject.computes or not subject.still:
         return _loosely(subject, "busy", Role.BUSY, "runs")
     if holder is not None and holder is not subject.stack:

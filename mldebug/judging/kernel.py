@@ -5,11 +5,13 @@ import re
 from mldebug.judging import classes
 from mldebug.judging.classes import Sign
 from mldebug.judging.subject import Subject, activity
-from mldebug.model import Classification, OpenFile, Role, ThreadState
+from mldebug.model import Classification, OpenFile, ProcessState, Role, ThreadState
+from mldebug.redact import safe_line
 from mldebug.stacks import inner
 
 READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
 RECEIVE_CALLS = READ_CALLS | {"recvfrom", "recvmsg", "recvmmsg"}
+PROFILERS = {"py-spy", "pystack", "austin", "mldebug"}  # they hold a process and let it go again
 COMPILED = re.compile(
     r"\.(constprop|isra|part)\.\d+.*"
 )  # how a compiler marks its copies of a function
@@ -28,10 +30,25 @@ def stopped(subject: Subject) -> Classification | None:
     state = subject.capture.state
     if state is None or state.state not in ("T", "t"):
         return None
+    if held_by_profiler(state):
+        return None
     if state.state == "t" or state.tracer_pid:
-        doing = f"is held by a debugger or tracer (pid {state.tracer_pid}) in {subject.at}"
+        doing = f"is held by {tracer_words(state)} in {subject.at}"
         return inert(subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}")
     return inert(subject, "stopped", f"is stopped by a signal in {subject.at}", "state T (stopped)")
+
+
+def held_by_profiler(state: ProcessState) -> bool:
+    """Somebody looks at its stack, as we do: that hides for a moment what it does, and is no reason for a hang."""
+    return state.state == "t" and state.tracer_name in PROFILERS
+
+
+def tracer_words(state: ProcessState) -> str:
+    """`the tracer gdb (pid 77)`, or what is known of it."""
+    if not state.tracer_pid:
+        return "a debugger or tracer"
+    name = safe_line(state.tracer_name, 15)
+    return f"{f'the tracer {name}' if name else 'a debugger or tracer'} (pid {state.tracer_pid})"
 
 
 def storage_wait(subject: Subject) -> Classification | None:

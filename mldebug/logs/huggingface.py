@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from mldebug.records import NUMBER, WHOLE, LogRecord, duration, number
+from mldebug.records import NUMBER, WHOLE, LogRecord, duration, epoch, number
 
 _DICT = re.compile(r"\{'[^{}]{0,4000}'epoch': ?['\d][^{}]{0,4000}\}")
 _KIND = re.compile(r"'(?:loss|eval_\w{1,100}|train_runtime)':")
@@ -19,7 +19,8 @@ _BAR = re.compile(
     rf"\[[\d:]{{1,12}}<[\d:?]{{1,12}}(?:, {{0,4}}(?:\?|(?P<rate>{NUMBER}))(?P<unit>it/s|s/it))?(?=[,\]])"
 )
 _BAR_LOSS = re.compile(rf"[,\[] {{0,4}}(?:train_?)?loss=({NUMBER})")
-_TRAINING = re.compile(r"train|epoch|step|iter", re.IGNORECASE)
+_SHORT = r"\d{1,6}/\d{1,6} {1,20}[\d.]{1,8}G "  # Ultralytics: epoch and memory
+_TRAINING = re.compile(rf"train|epoch|step|iter|^loss\b|^{_SHORT}", re.IGNORECASE)
 _EVALUATION = re.compile(r"valid|eval|test", re.IGNORECASE)
 _LABEL = re.compile(r"^(?:\[[^\]]{0,80}\]:?|\d{1,6}:)\s*")
 
@@ -43,12 +44,14 @@ class Huggingface:
 
 
 def _of_dict(text: str) -> LogRecord | None:
-    if not _KIND.search(text):
+    kind = _KIND.search(text)
+    if not kind:
         return None
     step, loss = _STEP.search(text), _LOSS.search(text)
     return LogRecord(
         step=int(step[1]) if step else None,
         loss=number(loss[1]) if loss else None,
+        place=epoch(text) if loss else f"{epoch(text)} {kind[0]}",
         format="huggingface",
     )
 
@@ -56,7 +59,8 @@ def _of_dict(text: str) -> LogRecord | None:
 def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
     what = _LABEL.sub("", bar["what"].strip())
     if _EVALUATION.search(what):
-        return LogRecord(format="huggingface")
+        place = f"{epoch(what)} {bar['step']}/{bar['total']}"
+        return LogRecord(place=place, format="huggingface")
     if what and not _TRAINING.search(what):
         return None
     rate = duration(bar["rate"])
@@ -66,6 +70,7 @@ def _of_bar(bar: re.Match[str], line: str) -> LogRecord | None:
         total=int(bar["total"]),
         loss=number(loss[1]) if loss else None,
         step_seconds=1 / rate if rate and bar["unit"] == "it/s" else rate,
+        place=epoch(what) or (what.split()[0] if what[:1].isdigit() else ""),
         format="huggingface",
     )
 

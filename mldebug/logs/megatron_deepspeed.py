@@ -13,7 +13,7 @@ from mldebug.records import NUMBER, WHOLE, LogRecord, duration, number
 _HEAD = re.compile(rf"\biteration {{1,40}}({WHOLE}) {{0,40}}/ {{0,40}}({WHOLE}) {{0,40}}\|")
 _ELAPSED = re.compile(rf"elapsed time per iteration \((ms|s)\): {{0,20}}({NUMBER})")
 _LOSS = re.compile(rf"\| {{0,4}}(?:[\w-]{{1,20}} )?loss: {{0,20}}({NUMBER})")
-_EVALUATION = re.compile(r"\bEvaluating iter \d|\bvalidation loss at iteration \d")
+_EVALUATION = re.compile(r"\bEvaluating iter \d{1,15}|\bvalidation loss at iteration \d{1,15}")
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class MegatronDeepspeed:
         head = _HEAD.search(line)
         if head is None:
             said = _EVALUATION.search(line)
-            return LogRecord(format="megatron_deepspeed") if said else None
+            return LogRecord(place=said[0], format="megatron_deepspeed") if said else None
         elapsed = _ELAPSED.search(line, head.end())
         loss = _LOSS.search(line, head.end() - 1)
         return LogRecord(

@@ -1,4 +1,4 @@
-"""Lines of hand-written loops: `step 12 loss 0.5`, `Epoch 3 [120/5000]`, `it 12/100`, `global_step=12`, `{"step": 12}`.
+"""Lines of hand-written loops: `step 12,345 loss 0.5`, `Epoch 3 [120/5000]`, `it 12/100`, `{"step": 12}`.
 
 A word and a number are not enough ("step 1: loading the data"): the line must also have a total, a loss, another named
 number, or nothing more to say. Lines of loaders, workers, downloads and heartbeats are no progress.
@@ -8,21 +8,21 @@ import re
 
 import msgspec
 
-from mldebug.records import NUMBER, WHOLE, LogRecord, duration, number
+from mldebug.records import GROUPED, NUMBER, LogRecord, duration, epoch, number, whole
 
 MAX_CHARACTERS = 2000
 
 # All patterns see the line in lower case; each begins with a word that a plain search finds fast.
-_ANY = re.compile(r"step|iter|it\b|epoch|num_updates|batch")
+_ANY = re.compile(r"step|iter|it\b|epoch|num_updates|batch|train: ")
 _STEP = re.compile(
     r"(?<![a-z0-9/.])(?P<word>(?:global|train(?:ing)?|optimizer)[ _]?step|steps?|iteration|iters?|it|num_updates|batch)"
-    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:]|) {{0,12}}[#\[(]? {{0,12}}(?P<step>{WHOLE})(?![\w.]*[a-z])(?!\.\d|%)"
-    rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{WHOLE}))?"
+    rf"(?:\(train\))?['\"]?(?P<sign> ?[=:]|) {{0,12}}[#\[(]? {{0,12}}(?P<step>{GROUPED})(?![\w.]*[a-z])(?!\.\d|%)"
+    rf"(?: {{0,12}}(?:/|of) {{0,12}}(?P<total>{GROUPED}))?"
 )
 _EPOCH = re.compile(
-    rf"\bepoch\b['\"]?[ :=]{{0,4}}\[?\d{{1,9}}(?:/\d{{1,9}})?\]?[ :,|-]{{0,12}}"
-    rf"(?:\[ {{0,12}}(?P<step>{WHOLE}) {{0,12}}/ {{0,12}}(?P<total>{WHOLE})(?=[\] (])"
-    rf"|(?P<step2>{WHOLE}) {{0,12}}/ {{0,12}}(?P<total2>{WHOLE}))?"
+    rf"\b(?:epoch\b(?:\(train\))?|train:(?= {{1,4}}\d{{1,9}} \[))['\"]?[ :=]{{0,4}}\[?\d{{1,9}}(?:/\d{{1,9}})?\]?[ :,|-]{{0,12}}"
+    rf"(?:\[ {{0,12}}(?P<step>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total>{GROUPED})(?=[\] (])"
+    rf"|(?P<step2>{GROUPED}) {{0,12}}/ {{0,12}}(?P<total2>{GROUPED}))?"
 )
 _LOSS = re.compile(rf"loss['\"]?[ :=]{{1,8}}['\"]?(?:tensor\()?({NUMBER})")
 _OF_TRAINING = re.compile(  # what may stand before the word loss
@@ -37,7 +37,7 @@ _SPEED = re.compile(rf"(?<![\w.])({NUMBER}) ?(s/it|it/s)\b")
 _NAMED = re.compile(r"[a-z_)] ?[=:] {0,8}[-+\d.]")
 _END = re.compile(r"[\])}.,;:!]{0,3}\s*$|[,: ]{1,3}(?:done|finished|completed?|took)\b")
 _CHATTER = re.compile(
-    r"\bworkers?\b(?!-)|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz"
+    r"\bworkers?\b(?!-)|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz|\bpoller\b|\bmonitor\b(?!\s*[=:/])|\bnvml\b"
     r"|retry|attempt|(?:load|mapp|sav|writ|cach)(?:ed|ing)\b"
 )
 
@@ -61,20 +61,21 @@ class Plain:
         if found and _is_record(line, found, loss):
             place = found.start()
             step, total = found["step"], found["total"]
-        elif epoch := _EPOCH.search(line):
-            place = epoch.start()
-            step, total = epoch["step"] or epoch["step2"], epoch["total"] or epoch["total2"]
-            if step is None and loss is None and not _END.match(line, epoch.end()):
+        elif found := _EPOCH.search(line):
+            place = found.start()
+            step, total = found["step"] or found["step2"], found["total"] or found["total2"]
+            if step is None and loss is None and not _END.match(line, found.end()):
                 return None
         else:
             return None
         if _CHATTER.search(line, 0, len(line) if loss is None else place):
             return None
         return LogRecord(
-            step=int(step) if step else None,
-            total=int(total) if total else None,
+            step=whole(step) if step else None,
+            total=whole(total) if total else None,
             loss=loss,
             step_seconds=_seconds(line),
+            place=epoch(line) if "epoch" in line else "",
             format="plain",
         )
 

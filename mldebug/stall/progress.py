@@ -1,6 +1,7 @@
-"""From what a log said to signs of progress: only a new step, or a record without one, is movement."""
+"""From what a log said to signs of progress: only what it had not said before is movement."""
 
 from mldebug.records import LogRecord, StepTimes
+from mldebug.stall.sayings import ECHO, Sayings
 from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.steptimes import StepTimer
 
@@ -12,7 +13,8 @@ class LogProgress:
         self.step: int | None = None
         self.loss: float | None = None
         self.step_seconds: float | None = None
-        self._counter: tuple[str, int | None] | None = None
+        self._count: tuple[str, int | None] | None = None  # format and total of that step
+        self._sayings = Sayings()
         self._moves = 0
         self._told = 0  # of these told in signals()
         self._bytes = 0
@@ -37,15 +39,28 @@ class LogProgress:
         if grew_bytes:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
         for record in records:
-            if self._is_new(record):
+            if self._sayings.is_news(record):
                 self._moves, self._moved_at = self._moves + 1, now
-            self._remember(record)
+                self._remember(record)
         self._timer.take(records, log, now)
 
-    def arrive(self, record: LogRecord | None, written_at: float, log: object = "") -> None:
-        """Take the record that was there before we came, written at this monotonic time: how long it is quiet already."""
+    def arrive(
+        self,
+        record: LogRecord | None,
+        written_at: float,
+        log: object = "",
+        earlier: tuple[LogRecord, ...] = (),
+    ) -> None:
+        """Take the record that was there before we came, written at this monotonic time: how long it is quiet already.
+
+        `earlier` are those before it: told once more, they are no news.
+        """
+        for known in earlier:
+            if self._sayings.is_news(known):
+                self._remember(known)
         if record is not None:
-            self._remember(record)
+            if self._sayings.is_news(record):
+                self._remember(record)
             self._timer.begin(record, log, written_at)
             self._moved_at = max(written_at, self._moved_at or written_at)
 
@@ -68,15 +83,24 @@ class LogProgress:
             )
         return tuple(found)
 
-    def _is_new(self, record: LogRecord) -> bool:
-        return (
-            record.step is None
-            or (record.format, record.total) != self._counter
-            or record.step != self.step
-        )
+    def restart(self) -> None:
+        """Other processes write now: a resumed run says the steps again that an earlier one has said."""
+        self._sayings = Sayings()
+
+    def disown(self) -> None:
+        """What was told so far may be another job's: forget it; the histogram of step times only grows."""
+        self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
+        self._bytes = 0
+        self._sayings = Sayings()
 
     def _remember(self, record: LogRecord) -> None:
-        if record.step is not None:
-            self.step, self._counter = record.step, (record.format, record.total)
+        count = (record.format, record.total)
+        if record.step is not None and not (count == self._count and _is_behind(record, self.step)):
+            self.step, self._count = record.step, count
         self.loss = record.loss if record.loss is not None else self.loss
         self.step_seconds = record.step_seconds or self.step_seconds
+
+
+def _is_behind(record: LogRecord, step: int | None) -> bool:
+    """Another rank says what it has reached: that the first is further is known."""
+    return step is not None and 1 < (record.step or 0) < step <= (record.step or 0) + ECHO

@@ -60,6 +60,7 @@ class Pulse:
         self.gaps = Gaps(self.memory.gaps)
         self._most = UNSEEN * interval
         self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
+        self._knew_step = ProgressKind.STEP in self.memory.values
         self._heard: set[str] = set()
 
     def look_every(self, interval: float) -> None:
@@ -83,6 +84,7 @@ class Pulse:
         if before is None:
             memory.progressed, memory.progressed_at = memory.now, at
         signals = [signal for signal in look.progress if _is_sane(signal)]
+        self._withdraw({signal.kind for signal in look.progress})
         moved = [signal for signal in signals if self._moved(signal, before)]
         if before is None:
             self._arrive(signals, at)
@@ -130,16 +132,22 @@ class Pulse:
         anew = self._resumed is not None and signal.kind not in self._heard
         self._heard.add(signal.kind)
         if anew and signal.kind in COUNTED:
-            changed = signal.at > (self._resumed or 0.0)
+            changed = signal.at > (self._resumed or 0.0) and not self._knew_step
         elif old is None:
             changed = before is not None and signal.at > before
         else:
-            shrinks = signal.kind not in SHRINKS and signal.value < old
+            shrinks = signal.kind not in SHRINKS and signal.value < old and not anew
             changed = signal.value > old or shrinks
         if signal.kind is ProgressKind.LOG_GROWTH:
             self.memory.grown = self.memory.now if changed else self.memory.grown
             return False
         return changed
+
+    def _withdraw(self, told: set[ProgressKind]) -> None:
+        """Forget a signal that this agent has heard and that is told no more: it was not this job's."""
+        for kind in self._heard - told:
+            self.memory.values.pop(kind, None)
+        self._heard &= told
 
     def _arrive(self, signals: list[Progress], at: float) -> None:
         """The first look: what stands there already tells how long the job has been quiet."""

@@ -7,7 +7,8 @@ from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Role
 from mldebug.redact import safe_line
 from mldebug.stall.rules import Rule
-from mldebug.stall.stillness import STOPPED, Standing, Trail
+from mldebug.stall.stillness import Standing
+from mldebug.stall.trails import STOPPED, Trail
 
 NAMED = 3
 STAGE_WORDS = {"confirmed": "stalled, nobody named yet", "blamed": "stalled"}

@@ -51,11 +51,12 @@ class RankLook(Noun, frozen=True, kw_only=True):
     cpu_ratio: float = 0.0  # main thread, since the look before
     process_cpu_ratio: float = 0.0  # all threads together
     children_cpu_ratio: float = 0.0  # living descendants
+    children_io_rate: float = 0.0  # bytes a second that they read and write
     switches: int = 0  # voluntary context switches of the main thread
-    io_bytes: int = 0  # through read and write calls of the process
+    io_bytes: int = 0  # read and written by the process
     state: str = ""
     wchan: str = ""
-    compiling: bool = False  # has a compiler at work: ptxas, cc1plus, triton, inductor workers
+    compiling: bool = False  # has a compiler among its children: ptxas, cc1plus
     phase: str | None = None  # what a hook in the job says
     device_progress: bool | None = None  # its GPU computes or moves memory; None: not readable
 

@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark but the soak, one after the other, and at the end one table of all that was measured.
+"""`make bench`: all benchmarks but the soak and those of GPUs, one after the other, and one table of what was measured.
 
 python tests/bench/all.py [NAME ...]   # effect, watch, latency ...
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.table import OUT, read, show
 
-NAMES = ("run", "watch", "latency", "effect", "logs", "scrape")
+NAMES = ("run", "watch", "latency", "effect", "logs", "kernellog", "scrape")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -145,6 +146,28 @@ def sleep_beside_chatter(job: Any) -> None:
     slow_data_source(job)
 
 
+def sleep_beside_thread(job: Any) -> None:
+    """A thread of the struck rank computes now and then while its main thread hangs."""
+    threading.Thread(target=measure, args=(0.12, 0.25), name="monitor", daemon=True).start()
+    slow_data_source(job)
+
+
+def sleep_beside_child(job: Any) -> None:
+    """A child of the struck rank looks at the node now and then while the rank hangs."""
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import faults; faults.measure(0.04, 0.4)"
+    subprocess.Popen([sys.executable, "-c", code])
+    slow_data_source(job)
+
+
+def measure(works: float, rests: float) -> None:
+    """Use so many seconds of CPU time, rest, and begin anew."""
+    while True:
+        end = time.thread_time() + works
+        while time.thread_time() < end:
+            pass
+        time.sleep(rests)
+
+
 def lag_behind(job: Any) -> None:
     """No hang at all: this rank is only slower than the others, every step."""
     time.sleep(0.05)
@@ -207,6 +230,16 @@ def evaluate_in_child(job: Any) -> None:
     job.announce("done")
 
 
+def copy_checkpoint(job: Any) -> None:
+    """Wait for a program that copies a file and computes nothing, as `rsync` does, while the others wait."""
+    if once(job):
+        source, target = job.events / "saved.pt", job.events / "copied.pt"
+        source.write_bytes(os.urandom(2 << 20))
+        code = "import shutil, sys, time\nfor _ in range(160):\n    shutil.copyfile(*sys.argv[1:])\n    time.sleep(0.25)"
+        subprocess.run([sys.executable, "-c", code, str(source), str(target)], check=True)
+    job.announce("done")
+
+
 def chat_and_train(job: Any) -> None:
     """A thread logs without end while training goes on."""
     if once(job):
@@ -249,6 +282,9 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "ramp": ramp_up,
     "compile": compile_kernels,
     "child": evaluate_in_child,
+    "copy": copy_checkpoint,
+    "busy_thread": sleep_beside_thread,
+    "busy_child": sleep_beside_child,
     "healthy_chatty": chat_and_train,
     "silent": lag_behind,
     "done": lag_behind,

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -15,7 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import jsonschema
@@ -182,6 +183,49 @@ def test_sigterm_ends_an_idle_agent_at_once(tmp_path: Path) -> None:
     assert in_time(time.monotonic() - started)
     wait_until(lambda: not any(process_state(pid) for pid in helpers))
     assert not (agent.state / "agent.sock").exists()
+
+
+@pytest.mark.parametrize("doing", ["nothing", "a capture"])
+def test_an_agent_without_its_helper_ends_so_that_it_is_started_again(
+    tmp_path: Path, doing: str
+) -> None:
+    py_spy = stuck_py_spy(tmp_path, "exec sleep 1000")
+    config = settings(tmp_path, stall=STALL) + f"capture: {{py_spy: {py_spy}}}\n"
+    with light_job(tmp_path / "job") as job, bare(tmp_path, config) as agent:
+        wait_for("its first look", agent.snapshot, 60)
+        if doing == "a capture":
+            job.hang()
+            wait_for("a dump", lambda: (tmp_path / "started").exists(), 60)
+        [helper] = [one.pid for one in children_of(agent.process.pid)]
+        started = time.monotonic()
+        os.kill(helper, signal.SIGKILL)
+        assert agent.process.wait(20) == 1, agent.log
+        assert in_time(time.monotonic() - started - 1.0)  # the loop looks every second
+        assert f"the helper process that starts programs (pid {helper}) is gone" in agent.log
+        if doing == "a capture":
+            pids = [int(word) for word in (tmp_path / "started").read_text().split()]
+            wait_until(lambda: not any(process_state(pid) for pid in pids))
+        assert all(process_state(pid) for pid in job.ranks.values())
+        with bare(tmp_path, config) as again:
+            wait_for("its first look", again.snapshot, 60)
+
+
+def test_whoever_holds_connections_blinds_nobody(tmp_path: Path) -> None:
+    """The socket is open to all users: what they do there costs no descriptors that the watch needs."""
+    config = settings(tmp_path, stall=STALL)
+    with light_job(tmp_path / "job") as job, bare(tmp_path, config) as agent, ExitStack() as links:
+        wait_for("its first look", agent.snapshot, 60)
+        resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+        for _ in range(500):
+            link = links.enter_context(socket.socket(socket.AF_UNIX))
+            link.connect(str(tmp_path / "state/agent.sock"))
+        job.hang()
+        wait_for("a report", lambda: list((tmp_path / "state/reports").glob("*/report.json")), 60)
+        assert agent.snapshot() is not None
+        assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) < 128
+        agent.end()
+        assert "Too many open files" not in agent.log
+        assert len(agent.log) < 10_000, agent.log[-2000:]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "evaluation": {"struck": (0,)},
     "compile": {"struck": (1,)},
     "child": {"struck": (1,)},
+    "copy": {"struck": (0,)},
     "silent": {"struck": (1,)},
     "irregular": {"struck": (1,)},
     "ramp": {"struck": (0, 1)},
@@ -41,7 +43,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "spin_healthy": {"struck": (1,)},
     "done": {"struck": (1,), "options": ("--steps", "120")},
 }
-PAUSES = ("checkpoint", "evaluation", "compile", "child")  # these tell when they are through
+PAUSES = (
+    "checkpoint",
+    "evaluation",
+    "compile",
+    "child",
+    "copy",
+)  # these tell when they are through
 AFTERWARDS = 10  # steps to see before and after the pause
 
 
@@ -96,6 +104,33 @@ def test_the_runs_were_really_watched(watched: tuple[RunningAgent, dict[str, Run
         assert (run.step is None) == (name == "silent"), (name, run)
     assert agent.run_of(jobs["done"]) is None
     assert "(train.py) is over" in agent.log
+
+
+# --- what goes on beside a hang ---------------------------------------------------------------------------
+
+
+def test_a_sleeper_is_named_whatever_its_threads_and_children_do(user: User) -> None:
+    """At a timeout of 15 s, each within 5 s more: a monitor thread at 30 % of a core, a child that polls at 10 %."""
+    with folder_for(user) as folder, ExitStack() as stack:
+        agent = stack.enter_context(watching(folder, settings(folder), user))
+        jobs = []
+        for fault in ("busy_thread", "busy_child"):
+            own = stack.enter_context(folder_for(user))
+            plan = Plan(fault, world_size=2, after=200, user=user, struck=(1,))
+            jobs.append(stack.enter_context(running(plan, own)))
+        for job in jobs:
+            job.wait_for_event("strike", (1,))
+            report = wait_for("its report", lambda one=job: agent.reports(one), 60)[0]
+            assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
+            assert _moment(report["detected_at"]) - _struck_at(job) <= 20.0
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _struck_at(job: RunningJob) -> float:
+    return (job.events / "strike.1").stat().st_mtime
 
 
 # --- an elastic restart -------------------------------------------------------------------------------

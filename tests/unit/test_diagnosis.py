@@ -307,6 +307,44 @@ def test_a_rank_that_dawdles_before_init_is_named() -> None:
     assert outcome(capture(*ranks)) == ("init_incomplete", [2], "medium")
 
 
+def traced(found: ProcessCapture, name: str) -> ProcessCapture:
+    """The same process in the hands of a tracer."""
+    assert found.state is not None
+    threads = tuple(
+        msgspec.structs.replace(one, wchan="ptrace_stop") for one in found.state.threads
+    )
+    state = msgspec.structs.replace(
+        found.state, state="t", tracer_pid=77, tracer_name=name, threads=threads
+    )
+    return msgspec.structs.replace(found, state=state)
+
+
+def test_a_tracer_is_named_with_the_rank_that_it_holds() -> None:
+    held = traced(process(*HERE, move=still()), "gdb")
+    found = diagnose([job_with(held)]).diagnosis
+
+    assert (str(found.verdict), str(found.confidence)) == ("rank_stopped", "high")
+    assert "is held by the tracer gdb (pid 77)" in found.summary
+
+
+@pytest.mark.parametrize("name", ["py-spy", "pystack", "mldebug"])
+def test_a_profiler_that_passes_is_no_debugger(name: str) -> None:
+    """Whoever else looks at the stacks just then has not caused the hang, nor has the rank that it holds."""
+    held = traced(process("step (train.py:24)", "<module> (train.py:60)", move=still()), name)
+
+    found = diagnose([job_with(held)]).diagnosis
+    assert found.culprits == ()
+    assert "debugger" not in found.summary
+
+
+def test_a_rank_in_the_hands_of_a_profiler_is_judged_by_its_stack() -> None:
+    held = traced(process("slow_data_loader (train.py:7)", move=still()), "py-spy")
+    waits, sleeps = traced(waiter(), "py-spy"), ODD_ONES["sleeps"][0]
+
+    assert outcome(job_with(held))[1] == []
+    assert outcome(capture(rank(0, waits), rank(1, waiter()), rank(2, sleeps)))[1] == [2]
+
+
 BACKWARD = (
     "_engine_run_backward (torch/autograd/graph.py:979)",
     "backward (torch/_tensor.py:6)",
@@ -666,3 +704,15 @@ def test_a_select_is_no_doing_nothing() -> None:
     select = process(*HERE, wchan="poll_schedule_timeout.constprop.0", move=still())
 
     assert "waits for a descriptor" in diagnose([job_with(select)]).diagnosis.summary
+
+
+def test_where_every_rank_may_wait_for_another_nobody_is_named() -> None:
+    """Whoever tells only the culprits on would name the victims too."""
+    reads = process(
+        "all_reduce (train.py:9)", wchan="anon_pipe_read", syscall="read", args=(5,), move=still()
+    )
+    sleeps = ODD_ONES["sleeps"][0]
+    found = diagnose([capture(rank(0, reads), rank(1, sleeps), rank(2, reads))]).diagnosis
+
+    assert (found.culprits, str(found.confidence)) == ((), "low")
+    assert "one of them may wait for another" in found.summary

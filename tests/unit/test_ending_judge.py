@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from builders import WAITER, capture, process, rank, still
+from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import (
     Ending,
     KernelDeath,
@@ -17,7 +18,7 @@ from mldebug.endings.facts import (
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.written import judgement_of, without_processes
 from mldebug.incident import Incident, add_capture, add_ending, end, judge, write_report
-from mldebug.model import Confidence, Job, LostRank, RankIdentity, Verdict
+from mldebug.model import Confidence, Job, LostRank, RankCapture, RankIdentity, Verdict
 
 LAUNCHER = 90
 OWN = RankError(
@@ -25,6 +26,9 @@ OWN = RankError(
     lines=("Traceback", "ValueError: bad shard 7"),
     source="its own output",
 )
+OTHER = RankError(error="KeyError: 3", source="its own output")
+CAUGHT = msgspec.structs.replace(OWN, caught=True)
+ONLY = RankError(error="TypeError: x", source="the job's log", alone=True)
 PEER = RankError(
     error="RuntimeError: Connection closed by peer", source="its own output", blames_peer=True
 )
@@ -47,6 +51,7 @@ def ending(
     order: tuple[int, ...] = (),
     size: int = 0,
     attempt: int = 0,
+    launcher: str = "torchrun",
     **more: object,
 ) -> Ending:
     """One status for each rank; `order`: their moments, as many as there are exits (default: by rank)."""
@@ -64,7 +69,7 @@ def ending(
     ]
     known = ranks(size or len(statuses))
     job = Job(
-        id=f"j{attempt}", name="train.py", launcher="torchrun", world_size=len(known), attempt=attempt,
+        id=f"j{attempt}", name="train.py", launcher=launcher, world_size=len(known), attempt=attempt,
         launcher_pid=LAUNCHER, ranks=known, nodes=("n1",),
     )  # fmt: skip
     told = Ending(
@@ -89,10 +94,34 @@ ABNORMAL = [
     ("status told by the launcher alone", ending(None, None, order=(1, 0), words=LauncherWords(failures=TORCHRUN.failures, ended=(100,))), "rank_exited", [1], "medium", "exited with code 1"),
     ("no status, an error of its own", ending(None, None, order=(1, 0), errors={1: OWN}, words=LauncherWords(ended=(100,))), "rank_exited", [1], "medium", "ended: ValueError"),
     ("came together, one with an error of its own", ending(ONE, ONE, order=(0, 0), errors={1: OWN}), "rank_exited", [1], "high", "ValueError"),
-    ("two errors of their own, in order", ending(ONE, ONE, order=(1, 0), errors={0: OWN, 1: OWN}), "rank_exited", [1], "high", "rank 1"),
+    ("two errors of their own, in order", ending(ONE, ONE, order=(1, 0), errors={0: OTHER, 1: OWN}), "rank_exited", [1], "high", "rank 1"),
     ("OOM kill, by the kernel", ending(TERM, KILL, order=(1, 0), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="Killed process 101"),)), "out_of_memory", [1], "high", "killed by the kernel's OOM killer"),
     ("the kernel overrules the order", ending(ONE, KILL, order=(0, 1), deaths=(KernelDeath(pid=101, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "OOM"),
-    ("OOM kill, by the cgroup's counter", ending(TERM, KILL, order=(1, 0), oom_kills=1), "out_of_memory", [1], "high", "OOM killer worked in its cgroup"),
+    ("OOM kill, by the cgroup's counter", ending(TERM, KILL, order=(1, 0), oom_kills=1), "out_of_memory", [1], "medium", "OOM killer worked in its cgroup"),
+    ("an OOM kill in the cgroup, of which the kernel has no line for this rank", ending(TERM, KILL, order=(1, 0), oom_kills=1, kernel_readable=True, deaths=(KernelDeath(pid=4711, kind="out_of_memory", text="x"),)), "rank_exited", [1], "high", "rank 1 was killed by SIGKILL"),
+    ("a caught traceback, after one that left with 0", ending(0, ONE, ONE, order=(0, 2, 1), errors={2: CAUGHT}), "unknown", [], "low", "rank 0 (exit status 0) left before rank 2 (exit status 1) failed"),
+    ("a last traceback, after one that left with 0", ending(0, ONE, errors={1: OWN}), "rank_exited", [1], "medium", "ValueError"),
+    ("a caught traceback of the first", ending(ONE, TERM, errors={0: CAUGHT}), "rank_exited", [0], "medium", "exited with code 1; some lines before its last it printed ValueError: bad shard 7"),
+    ("a caught traceback does not tell who was first", ending(ONE, ONE, order=(0, 0), errors={1: CAUGHT}), "unknown", [], "low", "order is not known"),
+    ("a caught lack of memory", ending(ONE, TERM, errors={0: RankError(error="torch.OutOfMemoryError: CUDA out of memory.", caught=True)}), "rank_exited", [0], "medium", "rank 0"),
+    ("a caught lack of memory of nobody in particular", ending(ONE, TERM, shared_error=RankError(error="torch.OutOfMemoryError: CUDA out of memory.", caught=True)), "rank_exited", [0], "medium", "holds torch.OutOfMemoryError: CUDA out of memory., with other words after it, of no rank"),
+    ("a lost peer that was not its last word, after one that left with 0", ending(0, ONE, errors={1: msgspec.structs.replace(PEER, caught=True)}), "rank_exited", [0], "medium", "left early"),
+    ("the only failure and the only traceback, and the others live on", ending(ONE, size=3, shared_error=ONLY), "rank_exited", [0], "medium", "ranks 1-2 live on; the job's log ends with TypeError: x"),
+    ("the only traceback was caught, and the others live on", ending(ONE, size=3, shared_error=msgspec.structs.replace(ONLY, caught=True)), "unknown", [], "low", "while others live on; the job's log holds TypeError: x"),
+    ("the only traceback blames a peer, and the others live on", ending(ONE, size=3, shared_error=msgspec.structs.replace(ONLY, blames_peer=True)), "unknown", [], "low", "while others live on"),
+    ("two failed, the others live on", ending(ONE, ONE, size=3, order=(0, 0), shared_error=ONLY), "unknown", [], "low", "order is not known; the job's log ends with TypeError: x"),
+    ("one traceback, and one that does not exit as a traceback does", ending(3 << 8, size=3, shared_error=ONLY), "unknown", [], "low", "while others live on"),
+    ("the first of all that left alike, with the only traceback", ending(ONE, ONE, ONE, shared_error=ONLY), "rank_exited", [0], "medium", "exited with code 1"),
+    ("all left alike within a moment, with one traceback", ending(ONE, ONE, ONE, order=(0, 0, 0), shared_error=ONLY), "unknown", [], "low", "the job's log ends with TypeError: x"),
+    ("all failed with one error", ending(ONE, ONE, errors={0: OWN, 1: OWN}), "unknown", [], "low", "all 2 ranks failed with ValueError: bad shard 7"),
+    ("all failed with one error, in one log", ending(ONE, ONE, shared_error=RankError(error="FileNotFoundError: x", copies=2)), "unknown", [], "low", "all 2 ranks failed with FileNotFoundError: x"),
+    ("all left alike, and a log says something", ending(ONE, ONE, shared_error=OWN), "unknown", [], "low", "none says why; the job's log ends with ValueError: bad shard 7"),
+    ("told to stop, and one failed with an error", ending(ONE, TERM, errors={0: OWN}, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "high", "ValueError"),
+    ("Ctrl-C long after a failure", ending(ONE, INT, order=(0, 9), errors={0: OWN}), "rank_exited", [0], "high", "ValueError"),
+    ("Ctrl-C, and a crash", ending(SEGV, INT), "rank_exited", [0], "high", "SIGSEGV"),
+    ("told to stop, perhaps by the launcher because one had failed", ending(ONE, ONE, launcher="slurm", told_to_stop="caught SIGTERM"), "unknown", [], "low", "none says why"),
+    ("told to stop, with different codes", ending(ONE, 3 << 8, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "medium", "rank 0"),
+    ("told to stop, and one killed", ending(KILL, ONE, launcher="environment", told_to_stop="caught SIGTERM"), "rank_exited", [0], "high", "SIGKILL"),
     ("OOM killed a worker process", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="RuntimeError: DataLoader worker (pid 555) is killed by signal: Killed.")}, deaths=(KernelDeath(pid=555, kind="out_of_memory", text="x"),)), "out_of_memory", [1], "high", "lost its worker process 555"),
     ("CUDA out of memory", ending(TERM, ONE, order=(1, 0), errors={1: RankError(error="torch.OutOfMemoryError: CUDA out of memory.")}), "out_of_memory", [1], "high", "CUDA out of memory"),
     ("an error that names no rank", ending(TERM, ONE, order=(1, 0), shared_error=OWN), "rank_exited", [1], "medium", "ended after it (killed by SIGTERM); the job's log ends with ValueError: bad shard 7, of no rank in particular"),
@@ -144,6 +173,10 @@ SILENT = [
     ("all killed with their launcher", ending(KILL, KILL, launcher_gone=True, launcher_status=KILL, kernel_readable=True), "outside"),
     ("all killed after their launcher, whose status nobody saw", ending(KILL, None, order=(3, 4), launcher_gone=True, launcher_moment=2, oom_kills=0), "outside"),
     ("all killed, and the launcher has nothing to say", ending(KILL, KILL, launcher_gone=True, launcher_moment=9, oom_kills=0), "outside"),
+    ("all saved and left with 1, and one said that it was told to stop", ending(ONE, ONE, ONE, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
+    ("Ctrl-C without a launcher, and a rank that fails over it", ending(INT, ONE, INT, order=(1, 0, 1), errors={1: OWN}), "outside"),
+    ("the same, and one still saves", ending(ONE, ONE, size=3, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
+    ("one saved and left with 0, the others by the signal and by 1", ending(0, ONE, TERM, launcher="environment", told_to_stop="caught SIGTERM, saving"), "outside"),
     ("one process, killed", ending(KILL, launcher_pid=None, kernel_readable=True), "outside"),
     ("all killed, no launcher", ending(KILL, KILL, launcher_pid=None, kernel_readable=True), "outside"),
 ]  # fmt: skip
@@ -182,6 +215,17 @@ def test_what_to_type_next_names_the_real_log() -> None:
 
     assert finding is not None
     assert finding.next_steps[0].endswith("""'/home/ada/it'"'"'s a run.log' | tail -40""")
+
+
+def test_what_to_type_next_names_the_log_of_the_rank() -> None:
+    told = ending(
+        TERM, ONE, order=(1, 0), errors={1: OWN}, log_path="/job0.log", log_paths={1: "/job1.log"}
+    )
+
+    finding = judge_ending(told).finding
+
+    assert finding is not None
+    assert finding.next_steps[0].endswith("/job1.log | tail -40")
 
 
 def incident() -> Incident:
@@ -277,3 +321,59 @@ def test_where_exits_name_nobody_a_capture_from_just_before_may() -> None:
     assert judgement.diagnosis.verdict is Verdict.RANK_WAITING
     assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [1]
     assert "then the job ended" in judgement.diagnosis.summary
+
+
+def blocked(number: int) -> RankCapture:
+    """Blocked in a read that nobody answers, and in no call of which we know that others must answer it."""
+    pipe = process(
+        "read_all (train.py:9)", pid=100 + number, wchan="pipe_read", syscall="read", move=still(span=20.0),
+    )  # fmt: skip
+    return rank(number, pipe, world=3)
+
+
+@pytest.mark.parametrize("status", [ONE, 3 << 8, ABRT])
+def test_who_outlives_a_failed_rank_is_not_named_for_it(status: int) -> None:
+    lost = (LostRank(rank=0, pid=100, exit_status=status),)
+    taken = capture(blocked(1), blocked(2), world=3, lost=lost)
+    taken = msgspec.structs.replace(taken, taken_at=1030.0)
+    told = ending(status, size=3)
+
+    judgement = judgement_of(told, judge_ending(told), taken)
+
+    assert judgement.diagnosis.culprits == ()
+    assert "then the job ended" not in judgement.diagnosis.summary
+
+
+def test_who_kept_the_first_waiting_is_named_though_it_outlives_it() -> None:
+    sleeps = process(
+        "load (train.py:7)", pid=101, wchan="hrtimer_nanosleep", syscall="clock_nanosleep", move=still(span=20.0),
+    )  # fmt: skip
+    waits = rank(2, process(*WAITER, pid=102, move=still()), world=3)
+    taken = capture(rank(1, sleeps, world=3), waits, world=3)
+    taken = msgspec.structs.replace(taken, taken_at=1030.0)
+    told = ending(ONE, size=3, errors={0: PEER})
+
+    judgement = judgement_of(told, judge_ending(told), taken)
+
+    assert [culprit.rank for culprit in judgement.diagnosis.culprits] == [1]
+    assert judgement.diagnosis.summary.endswith("then a rank ended")
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "blamed", "confidence"),
+    [
+        (KILL, Verdict.RANK_EXITED, [0], Confidence.MEDIUM),
+        (SEGV, Verdict.RANK_EXITED, [0], Confidence.MEDIUM),
+        (ABRT, Verdict.RANK_BLOCKED_IO, [1], Confidence.LOW),  # a victim of rank 1, perhaps
+        (ONE, Verdict.RANK_BLOCKED_IO, [1], Confidence.LOW),
+    ],
+)
+def test_a_capture_of_who_outlived_another_names_them_at_low_only(
+    status: int, verdict: Verdict, blamed: list[int], confidence: Confidence
+) -> None:
+    taken = capture(blocked(1), world=2, lost=(LostRank(rank=0, pid=100, exit_status=status),))
+
+    told = diagnose([taken]).diagnosis
+
+    assert (told.verdict, told.confidence) == (verdict, confidence)
+    assert [culprit.rank for culprit in told.culprits] in (blamed, [])

@@ -8,12 +8,14 @@ import pytest
 from mldebug.endings.errorfile import parse_error_file
 from mldebug.endings.kernel import kernel_deaths
 from mldebug.endings.launchers import launcher_words
+from mldebug.endings.output import Output, own_errors, own_lines, paths, shared_lines
 from mldebug.endings.words import (
     blames_peer,
     is_out_of_memory,
     last_error,
     lost_worker,
     take_apart,
+    told_to_stop,
 )
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "endings"
@@ -276,3 +278,204 @@ def test_mpirun_says_which_rank_a_signal_killed() -> None:
 )  # fmt: skip
 def test_a_broken_socket_is_a_peer_s_only_in_torch_s_own_words(error: str, peer: bool) -> None:
     assert blames_peer(error) is peer
+
+
+# --- what stands before, in and after a traceback --------------------------------------------------------
+
+PLAIN = ["Traceback (most recent call last):", '  File "train.py", line 7, in <module>', "    main()", "ValueError: bad shard 7"]  # fmt: skip
+RICH = [
+    "╭──────────── Traceback (most recent call last) ────────────╮",
+    "│ /w/train.py:7 in <module>                                 │",
+    "╰───────────────────────────────────────────────────────────╯",
+    "ValueError: bad shard 7",
+]
+GROUP = [
+    "  + Exception Group Traceback (most recent call last):",
+    '  |   File "a.py", line 1, in <module>',
+    "  | ExceptionGroup: boom (2 sub-exceptions)",
+    "  +-+---------------- 1 ----------------",
+    "    | ValueError: bad shard",
+]
+GROUP_OF_RAISED = [
+    *GROUP[:4],
+    "    | Traceback (most recent call last):",
+    '    |   File "a.py", line 3, in f',
+    "    | ValueError: bad shard",
+    "    +------------------------------------",
+]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[n1:1234] ", "2026-11-21T09:00:00.123456789Z stderr F ", "2026-11-21 09:00:00,123 ERROR ", "3: ", "[1,3]<stderr>:",
+    ],
+)  # fmt: skip
+def test_an_error_is_found_behind_what_stands_before_each_line(prefix: str) -> None:
+    told = [f"{prefix}{line}".replace(":00", f":0{at}") for at, line in enumerate(PLAIN)]
+    error = last_error(take_apart([*told, "another line"], {}).shared, "log")
+
+    assert error is not None
+    assert error.error == "ValueError: bad shard 7"
+
+
+def test_a_logged_traceback_has_its_prefix_on_the_first_line_only() -> None:
+    error = last_error([f"2026-11-21 09:00:00 ERROR failed: {PLAIN[0]}", *PLAIN[1:]], "log")
+
+    assert error is not None
+    assert error.error == "ValueError: bad shard 7"
+
+
+def test_lines_of_others_between_those_of_a_traceback_are_passed_over() -> None:
+    told = [f"[n1:12] {line}" for line in PLAIN]
+    error = last_error([*told[:3], "[node-17:99] KeyError: 3", told[3]], "log")
+
+    assert error is not None
+    assert error.error == "ValueError: bad shard 7"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (RICH, "ValueError: bad shard 7"),
+        (GROUP, "ExceptionGroup: boom (2 sub-exceptions)"),
+        (GROUP_OF_RAISED, "ValueError: bad shard"),
+        (
+            ["python: foo.cc:12: void f(): Assertion `x>0' failed."],
+            "python: foo.cc:12: void f(): Assertion `x>0' failed.",
+        ),
+    ],
+)
+def test_errors_that_look_otherwise(text: list[str], said: str) -> None:
+    error = last_error(text, "log")
+
+    assert error is not None
+    assert error.error == said
+
+
+def test_other_ranks_write_on_for_a_moment_in_a_log_that_all_share() -> None:
+    moment, long = (last_error([*PLAIN, *["step 9"] * n], "log", shared=True) for n in (3, 6))
+
+    assert moment is not None
+    assert long is not None
+    assert (moment.caught, long.caught) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "label", ["{}: ", " {}: ", "[1,{}]<stdout>:", "[prterun-n1-7@1,{}]<stdout>: "]
+)
+def test_a_task_s_number_says_whose_line_it_is(label: str) -> None:
+    told = [f"{label.format(0)}step {n}" for n in range(20)]
+    told += [label.format(2) + line for line in PLAIN]
+    told += ["srun: error: n1: task 2: Exited with exit code 1"]
+
+    words = take_apart(told, {}, tasks=range(3))
+
+    assert words.by_rank[2] == tuple(PLAIN)
+    assert words.by_rank[0][0] == "step 0"
+
+
+@pytest.mark.parametrize(
+    ("told", "tasks"),
+    [
+        ([f"1: {line}" for line in PLAIN], range(3)),  # one task: perhaps a whole node
+        (["0: step 1", *(f"1: {line}" for line in PLAIN)], ()),  # tasks that start the ranks of a node
+        (["0: cat", "1: dog", *(f"a line {n}" for n in range(9))], range(3)),  # a list that a job printed
+        (["7: x", *(f"8: {line}" for line in PLAIN)], range(3)),  # no such ranks
+    ],
+)  # fmt: skip
+def test_a_number_before_a_line_is_not_always_a_rank(
+    told: list[str], tasks: range | tuple[int, ...]
+) -> None:
+    assert take_apart(told, {}, tasks).by_rank == {}
+
+
+def test_a_mark_of_torch_counts_more_than_that_of_the_task() -> None:
+    words = take_apart(["0: step", "1: [rank9]: x", "1: y"], {}, tasks=range(2))
+
+    assert (words.by_rank[9], words.by_rank[1]) == (("x",), ("y",))
+
+
+@pytest.mark.parametrize(
+    ("after", "caught"),
+    [
+        ([], False),
+        ([""], False),
+        (["[W1121 09:06:20 ProcessGroupNCCL.cpp:1250] Warning: WARNING: destroy_process_group() was not called"], False),
+        (["frame #0: c10::Error::Error()", "Compile with `TORCH_USE_CUDA_DSA`"], False),
+        (["[2026-11-21 09:06:20] n1:7:9 [0] NCCL INFO comm 0x7 - Abort COMPLETE"], False),
+        (["W1121 09:06:20.498000 29154 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 7 closing signal SIGTERM", "ERROR x"], False),
+        (["ERROR training failed: Connection closed by peer"], True),
+        (["2026-11-21 09:06:20 | retry"], True),
+        (["step 11 loss 0.5"], True),
+    ],
+)  # fmt: skip
+def test_a_program_that_goes_on_after_a_traceback_had_caught_it(
+    after: list[str], caught: bool
+) -> None:
+    error = last_error([*PLAIN, *after], "log")
+
+    assert error is not None
+    assert error.caught is caught
+
+
+def test_a_traceback_far_from_the_end_is_no_last_word() -> None:
+    assert last_error([*PLAIN, *["x"] * 201], "log") is None
+
+
+def test_how_often_a_log_tells_of_an_error() -> None:
+    chain = [*PLAIN, "", "During handling of the above exception, another exception occurred:", "", *PLAIN[:3], "KeyError: 3"]  # fmt: skip
+    alone, both = last_error(chain, "log"), last_error([*PLAIN, *PLAIN], "log")
+
+    assert alone is not None
+    assert both is not None
+    assert (alone.error, alone.alone, alone.copies) == ("KeyError: 3", True, 1)
+    assert (both.alone, both.copies) == (False, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "yes"),
+    [
+        ("caught SIGTERM, saving", True),
+        ("Received signal 15, checkpointing", True),
+        ("SIGUSR1 received: will save and exit", True),
+        ("the node is being preempted", True),
+        ("installed a handler for SIGTERM", False),
+        ("step 15 loss 2", False),
+    ],
+)
+def test_a_handler_says_that_it_was_told_to_stop(line: str, yes: bool) -> None:
+    assert told_to_stop(["step 1", line, "saved"]) == (line if yes else "")
+    assert told_to_stop([line, *["step"] * 60]) == ""
+
+
+# --- whose lines they are --------------------------------------------------------------------------------
+
+
+def output(owner: int | None, *lines: str, path: str = "/log") -> Output:
+    return Output(path=path, owner=owner, words=take_apart(lines, {}))
+
+
+def test_a_log_of_one_rank_is_its_own_and_so_is_its_path() -> None:
+    logs = [output(rank, f"step {rank}", path=f"/log{rank}") for rank in range(2)]
+
+    assert own_lines(logs) == {0: ["step 0"], 1: ["step 1"]}
+    assert paths(logs) == {0: "/log0", 1: "/log1"}
+    assert shared_lines(logs) == []
+
+
+def test_steps_that_a_buffer_held_back_do_not_weaken_a_marked_traceback() -> None:
+    told = [*(f"[rank0]: {line}" for line in PLAIN), "step 59 loss 1"]
+
+    assert not own_errors([output(0, *told)])[0].caught
+    assert own_errors([output(0, *PLAIN, "step 59 loss 1")])[0].caught
+
+
+def test_a_number_in_a_log_of_one_rank_is_nobody_else_s() -> None:
+    told = ["0: a", *(f"1: {line}" for line in PLAIN)]
+    log = Output(path="/log", owner=0, words=take_apart(told, {}, tasks=range(2)))
+
+    assert {rank: one.error for rank, one in own_errors([log]).items()} == {
+        0: "ValueError: bad shard 7"
+    }
+    assert paths([log]) == {0: "/log"}

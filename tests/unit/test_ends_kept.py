@@ -262,6 +262,55 @@ def test_no_story_is_kept_of_a_job_without_a_launcher_when_it_is_over() -> None:
     assert not teller.stories._stories
 
 
+# --- jobs that one script starts, side by side ------------------------------------------------------------
+
+
+def sibling(name: str, *ranks: int, master: str = "") -> Run:
+    """A job of a sweep script, whose pid all its jobs have in common."""
+    ours = tuple(msgspec.structs.replace(RANKS[rank], master=master or name) for rank in ranks)
+    one = Job(id=name, name="train.py", launcher="environment", launcher_pid=9, ranks=ours)
+    return Run(one, StallWatch(StallSettings()))
+
+
+def lose(teller: Teller, one: Run, message: str, living: tuple[int, ...] = ()) -> None:
+    exits = (msgspec.structs.replace(LEFT, status=1 << 8),)
+    errors = {1: RankError(error=f"ValueError: {message}")}
+    ending = Ending(
+        job=one.job, identities=one.job.ranks, exits=exits, errors=errors, living=living
+    )
+    teller.stories.failed(one, ending, judge_ending(ending), final=not living)
+
+
+@pytest.mark.parametrize("master", ["", "the same"], ids=["own master", "one master"])
+def test_another_job_of_the_same_script_does_not_end_a_story(master: str) -> None:
+    teller = Teller(Books())
+    hung, failed = sibling("a", 0, 1, 2, master=master), sibling("b", 0, 1, 2, master=master)
+    lose(teller, hung, "bad shard 7", living=(0, 2))
+    lose(teller, failed, "no file")
+    teller.stories.done(failed)
+    states = {one.id: one.state for one in teller.books.reports}
+    assert list(states.values()) == ["open", "ended"]
+
+
+@pytest.mark.parametrize("master", ["", "the same"], ids=["own master", "one master"])
+def test_another_job_of_the_same_script_does_not_close_a_story_well(master: str) -> None:
+    teller = Teller(Books())
+    hung, steps = sibling("a", 0, 1, 2, master=master), sibling("b", 0, 1, master=master)
+    lose(teller, hung, "bad shard 7", living=(0, 2))
+    teller.stories._came["b"] = (-1e9, None)  # it has lived for long
+    teller.stories.goes_on(steps)
+    assert [one.state for one in teller.books.reports] == ["open"]
+
+
+def test_a_loop_of_a_shell_is_one_story() -> None:
+    teller = Teller(Books())
+    for attempt in range(3):
+        one = sibling(f"job-{attempt}", 0, 1, 2, master="node1:29500")
+        lose(teller, one, "bad shard 7")
+        teller.stories.done(one)
+    assert len({one.id for one in teller.books.reports}) == 1
+
+
 class Pidfds:
     """Watches nobody."""
 

@@ -1,5 +1,6 @@
 """Raw reads: of a tree that never was, and of real processes in states that hurt."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from hung import state, wait_until
 from mldebug_agents.host import Host, exit_status
 from mldebug_agents.procfs import Stat
 from proctree import BOOT, Tree, as_nobody
+
+PTRACE_SEIZE = 0x4206
 
 
 @contextmanager
@@ -122,6 +125,19 @@ def test_a_sleeping_process_with_threads() -> None:
         assert abs(host.started_at(seen.start_ticks) - time.time()) < 30
         if os.geteuid() == 0:
             assert "hrtimer_nanosleep" in main.kernel_stack
+
+
+def test_a_tracer_is_known_by_its_name() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with program("print('ready', flush=True)\nimport time; time.sleep(60)") as target:
+        if libc.ptrace(PTRACE_SEIZE, target.pid, None, None):
+            pytest.skip(os.strerror(ctypes.get_errno()))
+        seen = Host().process_state(target.pid)
+        assert seen is not None
+        assert (seen.tracer_pid, seen.tracer_name) == (
+            threading.get_native_id(),
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip(),
+        )
 
 
 def test_work_shows_as_cpu_time_without_a_system_call() -> None:

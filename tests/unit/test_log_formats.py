@@ -125,6 +125,11 @@ def test_trainer_dict(line: str, loss: float | None) -> None:
         ("[host:0]:Training:  50%|█▏ | 5/10 [00:10<01:20,  1.2s/it]", (5, 10, None, 1.2)),
         ("[host:0]:  50%|█▏ | 5/10 [00:10<01:20,  1.2s/it]", (5, 10, None, 1.2)),
         ("Validation DataLoader 0:  40%|████ | 4/10 [00:00<00:00, 9.1it/s]", (None,) * 4),
+        ("1|10|Loss: 0.812:   3%|▎ | 10/300 [00:12<01:23, 4.0it/s]", (10, 300, None, 0.25)),
+        (
+            "      1/100      2.5G      1.2      0.8      1.1    30     640:  34%|███ | 50/147 [00:10<00:20,  4.0it/s]",
+            (50, 147, None, 0.25),
+        ),
         ("Map:  12%|█▏ | 12/100 [00:10<01:20, 1.2it/s]", None),
         ("Map (num_proc=4):  12%|█▏ | 3000/10000 [00:10<01:20, 300.2 examples/s]", None),
         ("Downloading shards:  50%|█████ | 1/2 [00:01<00:01,  1.2s/it]", None),
@@ -342,3 +347,54 @@ def test_numbers_as_logs_write_them() -> None:
     assert number("6.384045E+01") == 63.84045
     assert duration("1500", "ms") == 1.5
     assert [duration(it) for it in ("0.0", "-1", "nan", "inf", "x")] == [None] * 5
+
+
+# --- what else counts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("step 12,345 | loss 2.3", (12345, None)),
+        ("step 1,234,567/2,000,000 | loss 2.3", (1234567, 2000000)),
+        ("step 12_345 loss 2.3", (12345, None)),
+        ("step=10, skipped=0, lr=1", (10, None)),
+        ("step 12,3456 loss 1", (12, None)),
+        ("epoch 3 [12,000/60,000] loss 1", (12000, 60000)),
+        (
+            "01/01 - mmengine - INFO - Epoch(train)  [1][  50/500]  lr: 1.0e-03  loss: 0.5",
+            (50, 500),
+        ),
+        ("Train: 0 [  50/1251 (  4%)]  Loss: 6.9 (6.9)  Time: 0.5s", (50, 1251)),
+    ],
+)
+def test_plain_counts(line: str, expected: tuple[int, int | None]) -> None:
+    record = parse("plain", line)
+    assert record is not None
+    assert (record.step, record.total) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "place"),
+    [
+        ("plain", "Train Epoch: 7 [0/60000 (0%)]\tLoss: 0.25", "7"),
+        ("plain", "epoch=3 step=2", "3"),
+        ("plain", "Train: 4 [  50/1251 (  4%)]  Loss: 6.9", ""),
+        ("huggingface", "{'loss': '2.3', 'epoch': '0.01'}", "0.01"),
+        ("huggingface", "{'loss': 2.3, 'epoch': 0.02}", "0.02"),
+        ("huggingface", "Epoch 3:  12%|█▏ | 12/100 [00:10<01:20, 1.2s/it]", "3"),
+        ("huggingface", "Evaluating:  40%|████ | 4/10 [00:00<00:00, 9.1it/s]", " 4/10"),
+        ("megatron_deepspeed", "Evaluating iter 3/10", "Evaluating iter 3"),
+    ],
+)
+def test_the_epoch_and_the_place_in_an_evaluation(name: str, line: str, place: str) -> None:
+    record = parse(name, line)
+    assert record is not None
+    assert record.place == place
+
+
+@pytest.mark.parametrize(
+    "line", ["nvml poller: step=33 power=120W", "GPU monitor step=12 util=100", "train: 3 workers"]
+)
+def test_pollers_and_monitors_are_no_loops(line: str) -> None:
+    assert parse("plain", line) is None

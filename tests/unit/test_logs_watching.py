@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hung import hung_mount
@@ -18,6 +19,7 @@ from mldebug.stall.progress import LogProgress
 from mldebug_agents.host import Host
 from mldebug_agents.logs import following, watching
 from mldebug_agents.logs.places import LogFinder
+from mldebug_agents.logs.sharing import Writers
 from mldebug_agents.logs.watching import HungMounts, JobLogs
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
@@ -59,12 +61,15 @@ class Ours(Host):
 class Watched:
     """One job of one rank: this process, with files named like logs."""
 
-    def __init__(self, reader: Reader, hung: HungMounts | None = None) -> None:
+    def __init__(
+        self, reader: Reader, hung: HungMounts | None = None, writers: Writers | None = None
+    ) -> None:
         self.host = Ours()
         self.reader = reader
         self.progress = LogProgress()
         self.hung = hung or HungMounts(self.host, reader)
-        self.logs = JobLogs(self.host, reader, self.hung, self.parser, self.progress)
+        self.writers = writers or Writers()
+        self.logs = JobLogs(self.host, reader, self.hung, self.parser, self.progress, self.writers)
         self.now = 1000.0
         brief = self.host.brief(ME)
         assert brief is not None
@@ -392,7 +397,9 @@ def _of_child(watched: Watched, stdout: int) -> str:
         job = Job(
             id="j", name="j", launcher="single", attempt=0, world_size=1, ranks=(identity,), nodes=("n",)
         )  # fmt: skip
-        logs = JobLogs(host, watched.reader, watched.hung, watched.parser, watched.progress)
+        logs = JobLogs(
+            host, watched.reader, watched.hung, watched.parser, watched.progress, Writers()
+        )
         logs.look(job, LogFinder(host), 1.0)
         return logs.sentence
     finally:
@@ -414,3 +421,75 @@ def _reader_children() -> list[int]:
 
 def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# --- whose log it is ------------------------------------------------------------------------------
+
+
+def test_a_log_that_two_runs_write_tells_of_neither(reader: Reader, tmp_path: Path) -> None:
+    writers = Writers()
+    one, two = Watched(reader, writers=writers), Watched(reader, writers=writers)
+    first = Log(one, tmp_path / "all.log")
+    first.write("step 7 loss 1\n")
+    assert one.look() == 7
+    second = Log(two, tmp_path / "all.log")
+    second.write("step 483 loss 1\n")
+    assert two.look() is None
+    assert one.look() is None
+    for job in (one, two):
+        assert job.logs.sentence.endswith("all.log (not read: another run writes it too)")
+        assert job.progress.signals() == ()
+
+
+def test_a_log_is_read_again_when_the_other_run_is_gone(
+    reader: Reader, watched: Watched, log: Log
+) -> None:
+    other = Watched(reader, writers=watched.writers)
+    theirs = Log(other, log.path)
+    other.look()
+    watched.look()
+    assert watched.look() is None
+    theirs.close()
+    watched.writers.keep([watched.logs])
+    log.write("step 8 loss 1\n")
+    assert watched.look() == 8
+
+
+def test_a_lone_helper_does_not_spoil_the_log_of_a_launched_run(
+    reader: Reader, watched: Watched, log: Log
+) -> None:
+    watched.job = msgspec.structs.replace(watched.job, launcher="torchrun")
+    helper = Watched(reader, writers=watched.writers)
+    Log(helper, log.path)
+    helper.look()
+    log.write("step 8 loss 1\n")
+    assert watched.look() == 8
+    helper.look()
+    assert helper.logs.sentence.endswith("(not read: another run writes it too)")
+
+
+def test_two_ranks_of_one_run_share_their_log(watched: Watched, log: Log) -> None:
+    again = Log(watched, log.path)
+    log.write("step 3 loss 1\n")
+    again.write("step 4 loss 1\n")
+    assert watched.look() == 4
+
+
+def test_new_processes_may_say_the_old_steps_again(watched: Watched, log: Log) -> None:
+    log.write("step 1 loss 1\nstep 2 loss 1\nstep 3 loss 1\n")
+    watched.look()
+    watched.logs._meet(
+        msgspec.structs.replace(
+            watched.job, ranks=(msgspec.structs.replace(watched.job.ranks[0], pid=ME + 1),)
+        )
+    )
+    log.write("step 2 loss 1\n")
+    watched.look()
+    assert watched.progress.moved_at == watched.now
+
+
+def test_a_log_without_one_record_is_named(watched: Watched, log: Log) -> None:
+    log.write("all is well\n" * 60)
+    watched.look()
+    watched.look()
+    assert watched.logs.sentence.endswith("train.log (no line of it understood)")

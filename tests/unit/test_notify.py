@@ -1,5 +1,7 @@
 """What the service manager hears, over a real datagram socket, also while the agent's own look is stuck."""
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -11,6 +13,7 @@ import pytest
 
 from hung import wait_until
 from mldebug.config import Agent, Config, Stall
+from mldebug.errors import MldebugError
 from mldebug.snapshot import Snapshot
 from mldebug_agents import node as module
 from mldebug_agents.life.notify import MAX_STATUS, Notifier, reloading, status_text
@@ -112,3 +115,16 @@ def test_a_look_that_never_comes_back_stops_neither_the_watchdog_nor_the_start(
             ledger.close(5)
     assert not thread.is_alive()
     assert "STOPPING=1" in heard()
+
+
+def test_without_its_helper_the_loop_ends_with_an_error(tmp_path: Path) -> None:
+    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall(interval=0.5))
+    with Workbench(config) as bench:
+        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+        ledger.start(5)
+        node = Node(config, bench, ledger, lambda _: None, Notifier({}))
+        os.kill(bench.spawner.helper_pid, signal.SIGKILL)
+        with pytest.raises(MldebugError, match="is gone; restart mldebug") as raised:
+            node.run()
+        ledger.close(5)
+    assert raised.value.exit_code not in (0, 2)  # systemd starts it again

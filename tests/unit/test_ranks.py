@@ -210,7 +210,8 @@ def test_a_lone_python_process_counts_with_pytorch_only(node: Node, torch: bool,
 
 
 def test_a_world_of_one_counts_at_once(node: Node) -> None:
-    node.tree.add(10, 1, environ={"WORLD_SIZE": 1}, torch=False)
+    node.tree.add(9, 1, "bash", exe="/bin/bash")
+    node.tree.add(10, 9, environ={"WORLD_SIZE": 1}, torch=False)
     assert pids(node.job()) == [10]
 
 
@@ -517,6 +518,31 @@ def test_orphans_of_a_job_that_is_all_dead_are_no_job(node: Node) -> None:
     found = node.find()
     assert found.jobs == ()
     assert [remark.kind for remark in found.remarks] == ["leftover"]
+
+
+@pytest.mark.parametrize("variables", [plain(1, 2), elastic(1, 2, 1, 2)], ids=["plain", "elastic"])
+def test_a_helper_that_outlived_its_job_is_no_job(node: Node, variables: dict[str, object]) -> None:
+    """A session of its own, started by `subprocess`: neither fork mark nor group tells, only that PyTorch is missing."""
+    node.tree.add(300, 1, environ=variables, argv=("python3", "-c", "x"), torch=False)
+    found = node.find()
+    assert found.jobs == ()
+    assert [(remark.kind, remark.pids) for remark in found.remarks] == [("leftover", (300,))]
+
+
+def test_a_helper_of_a_dead_rank_does_not_pose_as_it(node: Node) -> None:
+    node.tree.add(60, 1, environ=plain(0, 2))
+    node.tree.add(300, 1, environ=plain(1, 2), argv=("python3", "-c", "x"), torch=False)
+    job = node.job()
+    assert pids(job) == [60]
+    assert [(lost.rank, lost.leftovers) for lost in job.lost] == [(1, (300,))]
+
+
+def test_a_lone_rank_whose_shell_has_left_counts_with_pytorch(node: Node) -> None:
+    node.tree.add(300, 1, environ=plain(1, 2), torch=False)
+    assert node.find().jobs == ()
+    node.tree.add(300, 1, environ=plain(1, 2), torch=True)
+    node.now += 61.0
+    assert pids(node.job()) == [300]
 
 
 def test_ranks_that_made_themselves_daemons_are_ranks(node: Node) -> None:

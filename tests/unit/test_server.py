@@ -2,27 +2,31 @@
 
 import http.client
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from hung import hung_mount
+from hung import hung_mount, wait_until
 from mldebug.config import Agent
 from mldebug.errors import UsageError
 from mldebug.model import Gap, Remark
 from mldebug.snapshot import Snapshot
 from mldebug_agents.server import Server
+from mldebug_agents.serving import peers
 from mldebug_agents.serving.client import Inquiry, ask_agent, inquire
 from mldebug_agents.serving.doors import MAX_PATH, SOCKET, open_tcp, open_unix
+from mldebug_agents.serving.guests import EACH, MOST, Door
 from mldebug_agents.serving.peers import Peer, group_number, view
 from snapshots import moving, snapshot
 
@@ -243,14 +247,151 @@ def test_a_socket_that_comes_when_all_is_over_is_closed(folder: Path) -> None:
 # --- behaviour under strain --------------------------------------------------------------------------
 
 
-def test_connections_that_say_nothing_do_not_stop_the_others(folder: Path) -> None:
+HOLD = """
+import time
+held = [socket.socket(socket.AF_UNIX) for _ in range(int(count))]
+for one in held:
+    one.connect(place + "/agent.sock")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def held(folder: Path, count: int, uid: int = NOBODY) -> Iterator[None]:
+    """A real process of that user holds idle connections."""
+    code = BECOME.replace("*groups", "count").replace(
+        "[int(one) for one in groups]", "[]"
+    ) + HOLD  # fmt: skip
+    argv = [sys.executable, "-c", code, str(folder), str(uid), str(uid), str(count)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd="/") as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
+            yield
+        finally:
+            process.kill()
+
+
+def knock(folder: Path, count: int) -> list[socket.socket]:
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(count)]
+    for one in idle:
+        one.connect(str(folder / SOCKET))
+        one.settimeout(10)
+    return idle
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@root_only
+def test_an_ordinary_user_who_holds_connections_keeps_nobody_out(folder: Path) -> None:
+    with serving(folder), held(folder, 300):
+        assert inquire(folder).outcome == "answered"
+        assert ask_as(folder, NOBODY).outcome == "answered"
+        assert ask_as(folder, NOBODY + 1).outcome == "answered"
+        wait_until(lambda: descriptors() < 64)
+
+
+@root_only
+def test_many_users_who_hold_connections_keep_nobody_out(folder: Path) -> None:
+    with serving(folder), ExitStack() as users:
+        for uid in range(2000, 2006):
+            users.enter_context(held(folder, EACH, uid))
+        assert inquire(folder).outcome == "answered"
+        assert ask_as(folder, NOBODY).outcome == "answered"
+
+
+def test_ones_own_connections_are_bounded_too(folder: Path) -> None:
     with serving(folder):
-        idle = [socket.socket(socket.AF_UNIX) for _ in range(40)]
-        for one in idle:
-            one.connect(str(folder / SOCKET))
+        before = descriptors()
+        idle = knock(folder, 3 * MOST)
         assert ask_agent(folder) == SEEN
+        wait_until(lambda: descriptors() - before <= len(idle) + MOST)
         for one in idle:
             one.close()
+
+
+def test_whoever_finds_others_at_the_door_waits_for_his_turn(folder: Path) -> None:
+    door = open_unix(folder)
+    door.listen(0)
+    [before] = knock(folder, 1)
+    server = Server(Agent(state_dir=folder, listen=""))
+    server.publish(SEEN)
+    later = threading.Timer(0.3, server.serve_door, (door,))
+    later.start()
+    assert inquire(folder).outcome == "answered"
+    later.join()
+    before.close()
+    server.stop(5)
+
+
+def test_whoever_asks_nothing_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "FIRST_WORDS", 0.2)
+    with serving(folder):
+        [idle] = knock(folder, 1)
+        assert idle.recv(1) == b""
+        idle.close()
+
+
+def test_a_slow_first_request_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "FIRST_WORDS", 0.2)
+    with serving(folder):
+        [slow] = knock(folder, 1)
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        assert slow.recv(1) == b""
+        slow.close()
+
+
+def test_idle_connections_by_tcp_do_not_stop_a_scrape(folder: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with serving(folder, listen=f"127.0.0.1:{port}"):
+        idle = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(100)]
+        assert descriptors() < 300
+        for path in ("/metrics", "/healthz"):
+            link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            link.request("GET", path)
+            assert link.getresponse().status == 200
+            link.close()
+        for one in idle:
+            one.close()
+
+
+def test_without_descriptors_the_door_waits_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr("mldebug_agents.serving.guests.time.sleep", naps.append)
+    with Door(open_unix(tmp_path)) as door, full_table():
+        for _ in range(5):
+            with pytest.raises(BlockingIOError):
+                door.accept()
+    assert len(naps) == 5
+    assert [one.getMessage() for one in caplog.records] == [
+        "nobody more can be let in to ask: Too many open files"
+    ]
+
+
+@contextmanager
+def full_table() -> Iterator[None]:
+    """No descriptor is left in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    link = os.dup(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (link, before[1]))
+    os.close(link)
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for one in taken:
+            os.close(one)
 
 
 def test_tcp_tells_metrics_and_health_and_nothing_else(folder: Path) -> None:

@@ -236,14 +236,17 @@ def test_death_of_the_helper_is_an_error_and_no_hang(tmp_path: Path) -> None:
         script = f"echo $$ > {started}.new; mv {started}.new {started}; exec sleep 1000"
         run = Background(spawner, ["/bin/sh", "-c", script], timeout=60)
         wait_until(started.exists)
+        assert spawner.trouble == ""
         os.kill(spawner.helper_pid, signal.SIGKILL)
         done = run.result()
+        assert "is gone; restart mldebug" in spawner.trouble
         assert "is gone" in done.error
         assert (done.returncode, done.timed_out, done.abandoned) == (None, False, False)
         wait_until(lambda: not state(int(started.read_text())))
         later = spawner.run(["/bin/true"], timeout=20)
         assert "is gone" in later.error
         assert later.seconds < 5
+    assert spawner.trouble == ""
 
 
 ORPHANING = """

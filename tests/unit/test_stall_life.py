@@ -7,15 +7,44 @@ from mldebug.stall.pulse import StallMemory
 from mldebug.stall.signals import ProgressKind, Stage
 from plots import restart, trained, unlogged
 from traces import (
+    COPIES,
     EXITED,
     RENDEZVOUS,
     SLEEPS,
     SPINS,
+    STOPPED,
     TRAINS,
     WAITS,
+    Does,
     Run,
     watch,
 )
+
+# --- whose work is no movement of the rank ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stands", [SLEEPS, STOPPED], ids=["sleeps", "stopped"])
+@pytest.mark.parametrize(
+    "beside",
+    [{"process_cpu": 0.3}, {"children_cpu": 0.1}, {"children_io": 1e6}, {"io": 1e6}],
+    ids=["thread", "child", "child's I/O", "thread's I/O"],
+)
+def test_nobody_sets_a_sleeper_free(stands: Does, beside: dict[str, float]) -> None:
+    """A metrics thread, or a child that polls, goes on beside a hang of the main thread."""
+    run = trained()
+    hung = run.at - run.looks[0].at
+    (opened,) = watch(run.play(60, {1: stands._replace(**beside)}).looks, timeout=15.0).opened
+    assert opened - hung <= 20.0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_work_in_bursts_between_two_marks_is_seen(first: int) -> None:
+    """Looks come twice a second while it suspects, counters are compared once: a burst must not fall between."""
+    run = Run(interval=0.5).train(60)
+    for look in range(120):
+        run.play(0.5, {0: COPIES._replace(children_io=5e6 * ((look + first) % 2))})
+    assert watch(run.train(20).looks, timeout=15.0).opened == []
+
 
 # --- recovery and widening -----------------------------------------------------------------------------
 

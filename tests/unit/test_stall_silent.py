@@ -8,8 +8,11 @@ from plots import LIGHT, chat, grow, irregular, restart, trained, unlogged
 from traces import (
     BLIND,
     COMPILES,
+    COPIES,
     EVALUATES,
     EXITED,
+    JOINS,
+    LOADS,
     ONE_LINE,
     RENDEZVOUS,
     SAVES,
@@ -138,12 +141,27 @@ SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
         False,
     ),
     "workers of a DataLoader at work": (
-        lambda: trained().play(60, {1: SLEEPS._replace(process_cpu=3.0)}).train(30),
+        lambda: trained().play(60, {1: LOADS._replace(children_cpu=3.0)}).train(30),
         {"timeout": 15.0},
         True,
     ),
     "slow reading without CPU": (
-        lambda: trained().play(60, {1: SLEEPS._replace(io=1e6)}).train(30),
+        lambda: trained().play(60, {1: LOADS._replace(io=1e6)}).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "a checkpoint copied by a child": (
+        lambda: trained().play(60, {0: COPIES}).train(30),
+        {},
+        True,
+    ),
+    "a checkpoint written by a thread": (
+        lambda: trained().play(60, {0: JOINS._replace(io=5e6)}).train(30),
+        {"timeout": 15.0},
+        True,
+    ),
+    "looks now and then whether its child is done": (
+        lambda: trained().play(60, {1: SLEEPS._replace(switches=0.25, children_cpu=0.5)}).train(30),
         {"timeout": 15.0},
         True,
     ),

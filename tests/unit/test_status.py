@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from mldebug.console import print_line
@@ -213,6 +214,15 @@ def test_a_stall_is_called_one() -> None:
     assert "stalled, nobody named yet: no step" in " ".join(
         beside(watched(stage="confirmed", sentence="no step for 62 s")).split()
     )
+
+
+@pytest.mark.parametrize("stage", ["confirmed", "blamed"])
+def test_a_stall_is_past_its_limit(stage: str) -> None:
+    said = "no step for 45 s (usual gap 0.6 s); rank 1 runs evaluate; blamed at 300 s"
+    text = " ".join(beside(watched(stage=stage, sentence=said)).split())
+    assert f"{said} " in text
+    assert "a stall after" not in text
+    assert "a stall after 30s" in " ".join(beside(watched(stage="suspect")).split())
 
 
 def test_where_a_limit_comes_from_is_said_once_and_plainly() -> None:

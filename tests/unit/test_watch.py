@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from mldebug_agents.capturing.pyspy import Dump
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.reader import Reader
-from mldebug_agents.sources.activity import read_activity
+from mldebug_agents.sources.activity import COMPILER, Work, read_activity, work_between
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.watch import NodeLook, Watch
@@ -409,6 +410,49 @@ def test_activity_counts_all_threads_and_tells_the_main_one_apart(
     found = read_activity(host, process.pid, ticks.start_ticks, process.pid)
     assert found is not None
     assert (found.state, found.io_bytes > 0, found.switches >= 0) == ("S", True, True)
+
+
+def test_what_a_child_copies_counts_for_the_rank_above_it(
+    tmp_path: Path, start: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    """As `aws s3 cp` of a checkpoint: hardly any CPU time, much I/O. What it read at its start is no work."""
+    copy = "import time\nwith open('copy', 'wb', buffering=0) as file:\n"
+    copy += "    while True: file.seek(0); file.write(bytes(1 << 20)); time.sleep(0.1)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {copy!r}])"
+    rank = start(code, world(0, 1, MASTER_PORT=29703), cwd=tmp_path, start_new_session=True)
+    try:
+        wait_until(lambda: (tmp_path / "copy").exists())
+        with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
+            looks = Watch(bench)
+            rates = []
+            for _ in range(3):
+                rates.append(job_of(looks.look(), rank.pid).look.ranks[0].children_io_rate)
+                time.sleep(1.0)
+    finally:
+        os.killpg(rank.pid, signal.SIGKILL)
+    assert rates[0] == 0.0
+    assert all(2e6 < rate < 50e6 for rate in rates[1:]), rates
+
+
+def test_only_children_seen_at_both_looks_have_worked() -> None:
+    """A poller that starts a program again and again reads the libraries of that program again and again."""
+    before = {(1, 10): Work(5.0, 1000), (2, 10): Work(9.0, 9000)}
+    after = {(1, 10): Work(5.5, 1300), (2, 11): Work(1.0, 10**8), (3, 12): Work(1.0, 10**8)}
+    assert work_between(before, after) == Work(0.5, 300)
+
+
+@pytest.mark.parametrize(
+    ("name", "compiles"),
+    [
+        ("cc1plus", True), ("cc1", True), ("ptxas", True), ("ptxas-blackwell", True), ("cicc", True),
+        ("gcc-12", True), ("g++", True), ("c++", True), ("clang++-17", True), ("ld.gold", True),
+        ("ld", True), ("as", True), ("ninja", True), ("nvcc", True), ("cudafe++", True),
+        ("ldm_data", False), ("ldap_sync", False), ("gccfuzz", False), ("assistant", False),
+        ("python3", False), ("ninjatrader", False), ("", False),
+    ],
+)  # fmt: skip
+def test_compilers_are_known_by_their_whole_name(name: str, compiles: bool) -> None:
+    assert (COMPILER.fullmatch(name) is not None) is compiles
 
 
 def test_a_log_on_a_hung_mount_costs_the_other_jobs_one_deadline(

@@ -15,6 +15,10 @@ from mldebug_agents.host import Host
 
 MAX_SAMPLES = 8
 DUMP_TIMEOUT = 5.0
+RELEASE, RELEASES = (
+    0.1,
+    20,
+)  # seconds between two looks at a traced process, and how many in one capture
 
 
 class Target(NamedTuple):
@@ -50,16 +54,26 @@ class Sampling:
         self._host = host
         self._pyspy = pyspy
         self._left = left
+        self._patience = RELEASES
         self._sleep = sleep
 
     def look(self, pool: ThreadPoolExecutor) -> None:
         """First pass: /proc of everybody, then everybody's Python stacks at once."""
         for target in self.targets:
-            state = self._host.process_state(target.pid, files=True, kernel_stacks=True)
+            state = self._state(target.pid)
             if state and target.start_ticks and state.start_ticks != target.start_ticks:
                 state = None  # the pid belongs to somebody else by now
             self.states[target.pid] = state
         self._sample(pool, first=True)
+
+    def _state(self, pid: int) -> ProcessState | None:
+        """Of a process in the hands of a tracer the kernel tells nothing else: most let it go in a moment."""
+        while True:
+            state = self._host.process_state(pid, files=True, kernel_stacks=True)
+            if state is None or state.state != "t" or not self._patience:
+                return state
+            self._patience -= 1
+            self._sleep(RELEASE)
 
     def watch(self, pool: ThreadPoolExecutor, seconds: float) -> None:
         """Further samples, evenly spread over the watch."""

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from mldebug.config import Config, load_config
+from mldebug.errors import MldebugError
 from mldebug_agents.life import loglines
 from mldebug_agents.life.ending import Ending
 from mldebug_agents.node import Node
@@ -52,6 +53,9 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
     try:
         ledger.start()
         node.run()
+    except MldebugError as error:
+        ending.hurry(error)
+        raise
     finally:
         _end(bench, server, ledger)
 

@@ -18,7 +18,7 @@ from mldebug.model import Gap, Job, Remark
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
-from mldebug.stall.sentences import stage_words
+from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.suggest import typed
 from mldebug_agents.serving.client import Inquiry, inquire
 from mldebug_agents.workbench import Workbench
@@ -183,7 +183,7 @@ def _sentence(run: RunState) -> str:
 
 def _limit(run: RunState) -> str:
     """How much silence counts as a stall, and where that comes from."""
-    if run.incident or not run.timeout_seconds:
+    if run.incident or not run.timeout_seconds or run.stage in STAGE_WORDS:  # it is past that
         return ""
     return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({run.why_timeout})"
 

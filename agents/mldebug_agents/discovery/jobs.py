@@ -98,7 +98,7 @@ def _left_behind(
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
     process = seat.process  # of many ranks: the others are gone through only where it matters
-    if process.helper or process.key in known_children:
+    if process.helper or process.key in known_children or _adopted(seat):
         return True
     if process.forked:  # environments are given at exec: it is a copy of whoever had this one
         rank = seat.claim.rank
@@ -111,6 +111,12 @@ def _left_behind(
     if group == seat.pid or family.lives(group):
         return False
     return any(other.process.stat.pgrp == other.pid for other in members if other is not seat)
+
+
+def _adopted(seat: Seat) -> bool:
+    """A program without PyTorch whose parent is gone: a helper that outlived its rank, or a rank that will load it."""
+    process = seat.process
+    return seat.launcher is None and not process.torch and process.stat.ppid == 1
 
 
 def _launches(seats: list[Seat]) -> list[list[Seat]]:

@@ -20,7 +20,7 @@ from mldebug_agents.exits.known import joined, with_exits
 from mldebug_agents.exits.pidfds import ExitWatch, ProcessExit
 from mldebug_agents.exits.witness import Witness
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.runs import Run, may_stall
+from mldebug_agents.runs import Run, no_training
 from mldebug_agents.sources.ranks import Child
 
 log = logging.getLogger("mldebug")
@@ -249,5 +249,5 @@ class Endings:
 
 
 def _counts(run: Run) -> bool:
-    """A lone process that never told a step may end as it likes."""
-    return run.seen is not None and may_stall(run.seen)
+    """A lone process that is no training may end as it likes."""
+    return run.seen is not None and not no_training(run.seen)

@@ -80,6 +80,8 @@ def joined(before: Ending, now: Ending) -> Ending:
         logs=before.logs | now.logs,
         log=now.log or before.log,
         log_path=now.log_path or before.log_path,
+        log_paths=before.log_paths | now.log_paths,
+        told_to_stop=now.told_to_stop or before.told_to_stop,
     )
 
 

@@ -16,6 +16,7 @@ from mldebug.model import Job
 from mldebug.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
+from mldebug_agents.exits.follow import ELASTIC
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.runs import Run
 from mldebug_agents.state.rows import Row
@@ -30,6 +31,7 @@ class Story(msgspec.Struct, kw_only=True):
     run: Run  # of the attempt that failed last
     incident: Incident
     signs: tuple[str, ...]
+    lives: bool = False  # some rank of that attempt
     closed: bool = False  # written as recovered or ended
 
 
@@ -85,7 +87,7 @@ class Stories:
         """Open an incident, or go on with the one that is open."""
         if run.job.id in self._explained or (run.incident and run.incident.kind == "stall"):
             return
-        key = _launch(run.job)
+        key = self._key(run.job)
         story = self._stories.get(key)
         same = story is not None and bool(set(story.signs) & set(outcome.signs))
         before = story.incident if story is not None and (same or story.run is run) else None
@@ -99,7 +101,8 @@ class Stories:
         if story is not None and story.run.job.id != run.job.id:
             self._forget(story.run.job.id)  # or a later agent would find the incident twice
         signs = outcome.signs or (story.signs if story else ())
-        self._stories[key] = Story(run=run, incident=run.incident, signs=signs)
+        lives = bool(ending.living)
+        self._stories[key] = Story(run=run, incident=run.incident, signs=signs, lives=lives)
         if ending.living and not run.incident.captures:
             self._capture(run)
         if final:
@@ -107,7 +110,7 @@ class Stories:
 
     def goes_on(self, run: Run) -> None:
         """A later attempt that steps, or lives for long, ends the story well."""
-        story = self._stories.get(_launch(run.job))
+        story = self._stories.get(self._key(run.job))
         if story is None or story.run is run or story.closed:
             return
         step = run.seen.step if run.seen else None
@@ -127,13 +130,24 @@ class Stories:
         """Forget what was kept for a job that is over."""
         self._explained.discard(run.job.id)
         self._came.pop(run.job.id, None)
-        story = self._stories.get(_launch(run.job))
-        if story is None or story.run is not run or story.closed:
+        key = self._key(run.job)
+        story = self._stories.get(key)
+        mine = story is not None and story.run is run
+        if story is None or not mine or story.closed:
             self._forget(run.job.id)
-        if story is not None and story.closed and run.job.launcher_pid is None:
-            del self._stories[_launch(run.job)]  # nobody starts another attempt
+        if story is not None and mine:
+            story.lives = False
+        if story is not None and story.closed and key == run.job.id:
+            del self._stories[key]  # nobody starts another attempt
         for key in list(self._stories)[:-MAX_STORIES]:
             self._end(self._stories.pop(key), "not followed any longer")
+
+    def _key(self, job: Job) -> str:
+        """The launch; the job alone where an attempt of that launch still lives: they are two jobs of one script."""
+        launch = _launch(job)
+        story = self._stories.get(launch)
+        beside = story is not None and story.lives and story.run.job.id != job.id
+        return job.id if beside or job.id in self._stories else launch
 
     def _end(self, story: Story, why: str) -> None:
         self._close(story, "ended", why)
@@ -147,8 +161,11 @@ class Stories:
 
 
 def _launch(job: Job) -> str:
-    """What all attempts of one launch have in common."""
+    """What all attempts of one launch have in common. A launcher has one; a script may start many, side by side."""
     if job.launcher_pid is None:
         return job.id
-    run_id = job.ranks[0].run_id if job.ranks else ""
-    return f"{job.launcher}/{run_id}/{job.launcher_pid}/{job.uid}"
+    first = next(iter(job.ranks), None)
+    launch = f"{job.launcher}/{first.run_id if first else ''}/{job.launcher_pid}/{job.uid}"
+    if first is None or job.launcher in ELASTIC:
+        return launch
+    return f"{launch}/{first.master}/{first.script}"

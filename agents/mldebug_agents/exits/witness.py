@@ -4,18 +4,29 @@ When the processes are gone, all this can no longer be found. Belongs to one wor
 read through the reader child, in bounded pieces.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from mldebug.endings.errorfile import parse_error_file
 from mldebug.endings.facts import Ending, RankError
 from mldebug.endings.launchers import launcher_words
-from mldebug.endings.words import Words, last_error, take_apart
+from mldebug.endings.output import (
+    OWN,
+    SHARED,
+    Output,
+    own_errors,
+    own_lines,
+    paths,
+    ranks_of_tasks,
+    shared_lines,
+)
+from mldebug.endings.words import before_launcher, last_error, take_apart, told_to_stop
 from mldebug.model import Job, LogTail, RankIdentity
 from mldebug.redact import safe_line
 from mldebug_agents import procfs
-from mldebug_agents.exits.kernel import KernelLog, oom_counter, oom_kills
+from mldebug_agents.exits.kernel import KernelLog, oom_counter
+from mldebug_agents.exits.notes import ErrorFile, Log, Notes, count_kills, more_kills, owner_of
 from mldebug_agents.logs.places import LogFinder, LogPlace
 from mldebug_agents.logs.rights import Rights
 from mldebug_agents.reader import Unreadable
@@ -30,57 +41,29 @@ LAST_LINES = 30
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
-class _Log(msgspec.Struct, kw_only=True):
-    """One file that ranks of a job write to; only what came after we saw it first counts."""
-
-    place: LogPlace
-    file: tuple[int, int]  # device, inode
-    start: int
-    ranks: set[int]
-
-
-class _ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank says why it failed; `pids` are those whose view of the file system it is a path of."""
-
-    rank: int
-    path: str
-    pids: tuple[int, ...]
-    rights: Rights
-
-
-class _Notes(msgspec.Struct, kw_only=True):
-    """What is remembered of one job."""
-
-    logs: dict[tuple[int, str], _Log] = {}
-    error_files: dict[int, _ErrorFile] = {}  # by pid
-    counters: dict[str, int] = {}  # file -> OOM kills at first
-    known: set[int] = set()
-    mark: int = 0
-
-
 class Witness:
     """Keeps the notes on all jobs."""
 
     def __init__(self, bench: Workbench, kernel: KernelLog | None = None) -> None:
         self._bench = bench
         self._kernel = kernel or KernelLog(f"{bench.host.root}/dev/kmsg")
-        self._notes: dict[str, _Notes] = {}
+        self._notes: dict[str, Notes] = {}
 
     def meet(self, job: Job) -> None:
         """Note down, or bring up to date, what a living job will leave behind."""
         notes = self._notes.get(job.id)
         if notes is None:
-            notes = self._notes[job.id] = _Notes(mark=self._kernel.mark())
+            notes = self._notes[job.id] = Notes(mark=self._kernel.mark())
         self._find_logs(job, notes)
         fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.known]
         notes.known.update(one.pid for one in fresh)
         self._find_error_files(fresh, notes)
         for one in fresh:
             counter = oom_counter(self._bench.host, one.pid)
-            if counter and counter not in notes.counters:
-                count = oom_kills(counter)
-                if count is not None:
-                    notes.counters[counter] = count
+            if counter:
+                notes.counters.setdefault(counter, [])
+        whole = not job.lost and notes.known <= {one.pid for one in job.ranks}
+        count_kills(notes, whole=whole)
 
     def forget(self, job_id: str) -> None:
         """A job is over and done with."""
@@ -88,25 +71,11 @@ class Witness:
 
     def ask(self, ending: Ending) -> Ending:
         """Add all that the job has left behind."""
-        notes = self._notes.get(ending.job.id) or _Notes(mark=self._kernel.mark())
+        notes = self._notes.get(ending.job.id) or Notes(mark=self._kernel.mark())
         unmet = ending.job.id not in self._notes
         gaps = ["nobody watched when the job ended: what it wrote is not known"] if unmet else []
-        texts = {key: self._text(log, gaps) for key, log in notes.logs.items()}
-        locals_ = {
-            one.local_rank: one.rank for one in ending.identities if one.local_rank is not None
-        }
-        words = {key: take_apart(lines, locals_) for key, lines in texts.items()}
-        lines = [line for text in texts.values() for line in text]
-        own = _own_lines(notes, words)
-        errors = {
-            rank: error
-            for rank, text in own.items()
-            if (error := last_error(text, "its own output"))
-        }
-        errors |= self._error_files(notes)
-        shared = [
-            line for key, one in words.items() if not _owner(notes.logs[key]) for line in one.shared
-        ]
+        outputs, lines = self._outputs(ending, notes, gaps)
+        own, shared = own_lines(outputs), shared_lines(outputs)
         if not self._kernel.readable:
             gaps.append(
                 "the kernel log may not be read, so an OOM kill is not seen: give CAP_SYSLOG"
@@ -114,20 +83,22 @@ class Witness:
         return msgspec.structs.replace(
             ending,
             words=launcher_words(lines),
-            errors=errors,
-            shared_error=last_error(shared, "the job's log"),
+            errors=own_errors(outputs) | self._error_files(notes),
+            shared_error=last_error(shared, SHARED, shared=True),
             deaths=self._kernel.since(notes.mark),
-            oom_kills=_more_kills(notes),
+            oom_kills=more_kills(notes),
             kernel_readable=self._kernel.readable,
-            logs={rank: _tail("its own output", text) for rank, text in own.items() if text},
-            log=_tail("the job's log", _before_launcher(shared)) if shared else None,
+            logs={rank: _tail(OWN, text) for rank, text in own.items() if text},
+            log=_tail(SHARED, before_launcher(shared)) if shared else None,
             log_path=next((log.place.target for log in notes.logs.values()), ""),
+            log_paths=paths(outputs),
+            told_to_stop=next(filter(None, (told_to_stop(o.words.every) for o in outputs)), ""),
             gaps=tuple(gaps),
         )
 
     # --- while it lives ----------------------------------------------------------------------------
 
-    def _find_logs(self, job: Job, notes: _Notes) -> None:
+    def _find_logs(self, job: Job, notes: Notes) -> None:
         host, finder = self._bench.host, LogFinder(self._bench.host)
         launcher = (
             host.process_state(job.launcher_pid, threads=False, files=True)
@@ -144,15 +115,30 @@ class Witness:
         if launcher is not None:  # its own words may go elsewhere than those of its ranks
             for place in finder.find(launcher).places:
                 self._note_log(place, None, notes)
+        self._find_strangers(notes)
 
-    def _note_log(self, place: LogPlace, rank: int | None, notes: _Notes) -> None:
+    def _find_strangers(self, notes: Notes) -> None:
+        """Mark the files that living ranks of another run write to. Those of an attempt before this one are gone."""
+        for other in self._notes.values():
+            if other is notes or other.known & notes.known or not self._lives(other):
+                continue
+            files = {log.file for log in notes.logs.values()}
+            files &= {log.file for log in other.logs.values()}
+            for log in (*notes.logs.values(), *other.logs.values()):
+                log.foreign |= log.file in files
+
+    def _lives(self, notes: Notes) -> bool:
+        states = (self._bench.host.brief(pid) for pid in notes.known)
+        return any(stat is not None and stat.state not in "ZX" for stat in states)
+
+    def _note_log(self, place: LogPlace, rank: int | None, notes: Notes) -> None:
         key = (place.inode, place.target)
         log = notes.logs.get(key)
         if log is None and len(notes.logs) < MAX_LOGS + MAX_RANKS:
             piece = self._bench.reader.read_from(place.path, 0, max_bytes=0)
             if isinstance(piece, Unreadable):
                 return
-            log = _Log(place=place, file=(piece.device, piece.inode), start=piece.size, ranks=set())
+            log = Log(place=place, file=(piece.device, piece.inode), start=piece.size, ranks=set())
             notes.logs[key] = log
         if log is not None:
             log.place = place
@@ -161,7 +147,7 @@ class Witness:
             else:
                 log.ranks |= {-1, -2}  # nobody's own
 
-    def _find_error_files(self, ranks: Iterable[RankIdentity], notes: _Notes) -> None:
+    def _find_error_files(self, ranks: Iterable[RankIdentity], notes: Notes) -> None:
         wanted = {f"{self._bench.host.proc}/{one.pid}/environ": one for one in ranks}
         read = (
             self._bench.reader.read_many(list(wanted), max_bytes=MAX_ENVIRONMENT) if wanted else {}
@@ -173,8 +159,8 @@ class Witness:
                 if file.startswith("/"):
                     notes.error_files[one.pid] = self._error_file(one, file)
 
-    def _error_file(self, one: RankIdentity, path: str) -> _ErrorFile:
-        return _ErrorFile(
+    def _error_file(self, one: RankIdentity, path: str) -> ErrorFile:
+        return ErrorFile(
             rank=one.rank,
             path=path,
             pids=tuple(filter(None, (one.pid, one.launcher_pid))),
@@ -183,7 +169,27 @@ class Witness:
 
     # --- when it has ended -------------------------------------------------------------------------
 
-    def _text(self, log: _Log, gaps: list[str]) -> list[str]:
+    def _outputs(
+        self, ending: Ending, notes: Notes, gaps: list[str]
+    ) -> tuple[list[Output], list[str]]:
+        """What came into the logs of the job since it was met; nothing of one that another run writes to as well."""
+        locals_ = {
+            one.local_rank: one.rank for one in ending.identities if one.local_rank is not None
+        }
+        tasks = ranks_of_tasks(ending.job, ending.identities)
+        outputs, lines = [], []
+        for log in notes.logs.values():
+            path = log.place.target
+            if log.foreign:
+                gaps.append(f"another job writes to {path} as well: no word in it counts")
+                continue
+            text = self._text(log, gaps)
+            words = take_apart(text, locals_, tasks)
+            outputs.append(Output(path=path, owner=owner_of(log), words=words))
+            lines += text
+        return outputs, lines
+
+    def _text(self, log: Log, gaps: list[str]) -> list[str]:
         """The lines that came since we know the log, at most the last `MAX_TEXT` bytes."""
         place, reader, proc = log.place, self._bench.reader, self._bench.host.proc
         why = ""
@@ -203,7 +209,7 @@ class Witness:
         gaps.append(f"the log {place.target} could not be read again: {why}")
         return []
 
-    def _error_files(self, notes: _Notes) -> dict[int, RankError]:
+    def _error_files(self, notes: Notes) -> dict[int, RankError]:
         found = {}
         for file in notes.error_files.values():
             error = self._read_error(file)
@@ -211,7 +217,7 @@ class Witness:
                 found[file.rank] = error
         return found
 
-    def _read_error(self, file: _ErrorFile) -> RankError | None:
+    def _read_error(self, file: ErrorFile) -> RankError | None:
         """As the rank, or its launcher, saw that path; last as we see it. Only what the job's user may read."""
         proc = self._bench.host.proc
         for path in (*(f"{proc}/{pid}/root{file.path}" for pid in file.pids), file.path):
@@ -221,39 +227,6 @@ class Witness:
         return None
 
 
-def _owner(log: _Log) -> int | None:
-    """The rank whose own this log is."""
-    return next(iter(log.ranks)) if len(log.ranks) == 1 else None
-
-
-def _own_lines(notes: _Notes, words: Mapping[tuple[int, str], Words]) -> dict[int, list[str]]:
-    """Rank -> lines that are its own: marked ones, and those of a log that only it writes to."""
-    found: dict[int, list[str]] = {}
-    for key, one in words.items():
-        for rank, lines in one.by_rank.items():
-            found.setdefault(rank, []).extend(lines)
-        owner = _owner(notes.logs[key])
-        if owner is not None:
-            found.setdefault(owner, []).extend(_before_launcher(list(one.shared)))
-    return found
-
-
-def _before_launcher(lines: list[str]) -> list[str]:
-    """Leave out what a launcher says after its ranks are gone."""
-    for at, line in enumerate(lines):
-        if "torch/distributed/elastic" in line and (
-            "closing signal" in line or "exitcode:" in line
-        ):
-            return lines[:at]
-    return lines
-
-
-def _more_kills(notes: _Notes) -> int | None:
-    counts = [(oom_kills(file), before) for file, before in notes.counters.items()]
-    known = [max(0, now - before) for now, before in counts if now is not None]
-    return sum(known) if known else None
-
-
-def _tail(source: str, lines: list[str]) -> LogTail:
+def _tail(source: str, lines: Sequence[str]) -> LogTail:
     last = [line for line in lines if line.strip()][-LAST_LINES:]
     return LogTail(path=source, lines=tuple(safe_line(line, 400) for line in last))

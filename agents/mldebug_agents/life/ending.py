@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from mldebug.errors import MldebugError
+
 log = logging.getLogger("mldebug")
 
 SECONDS = 2.6  # from the signal to the end; 3 are promised
@@ -29,6 +31,7 @@ class Ending:
         self._stop: Callable[[], None] = _nothing
         self._reload: Callable[[], None] = _nothing
         self._stuck: Callable[[], str] = str
+        self._error: MldebugError | None = None
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -48,6 +51,11 @@ class Ending:
         if self.asked:
             stop()
 
+    def hurry(self, error: MldebugError) -> None:
+        """It ends by itself, and badly: whatever hangs, it is gone in time, and whoever restarts it sees a failure."""
+        self._error = error
+        threading.Thread(target=self._count_down, name="mldebug-hurry", daemon=True).start()
+
     def leave(self) -> None:
         """At the very end, with all done: do not wait for threads that sit in a system call."""
         if any(
@@ -62,20 +70,25 @@ class Ending:
     def _guard(self) -> None:
         while not any(number in _ENDS for number in os.read(self._read, 64)):
             pass
+        self._count_down()
+
+    def _count_down(self) -> None:
         time.sleep(self._seconds)
         words = threading.Thread(target=self._last_words, daemon=True)
         words.start()
         words.join(LAST_WORDS)  # whoever reads the log may hang too
-        _out()
+        _out(self._error.exit_code if self._error else 0)
 
     def _last_words(self) -> None:
+        if self._error:
+            log.error("%s", self._error.message)
         log.error("ended after %.1f s with work undone: %s", self._seconds, self._stuck())
 
 
-def _out() -> None:
+def _out(code: int = 0) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def _nothing() -> None:

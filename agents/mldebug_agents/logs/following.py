@@ -6,6 +6,7 @@ child, and each opens the file anew, which is also what makes a network file sys
 
 import math
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -18,6 +19,8 @@ from mldebug_agents.reader import Piece, Reader, Unreadable
 FIRST_LOOK = 256 << 10  # bytes from the end in which the last record before our time is looked for
 MAX_NEWS = 4 << 20  # bytes parsed in one poll; of more only the end
 CHUNK = 512 << 10
+NO_RECORD = 50  # lines without one, after which it is said
+EARLIER = 32  # records before our time that are worth knowing
 SEAM = 64  # bytes before our place that must still be the same
 
 
@@ -26,6 +29,7 @@ class LogNews(msgspec.Struct, frozen=True, kw_only=True):
 
     records: tuple[LogRecord, ...] = ()
     before: LogRecord | None = None  # first poll only: the last record that was there already
+    earlier: tuple[LogRecord, ...] = ()  # first poll only: those before it
     grew_bytes: int = 0  # 0 in the first poll
     skipped_bytes: int = 0  # of these not parsed, because they were too many
     size: int = 0
@@ -52,6 +56,26 @@ class LogFollower:
         self._seam = b""
         self._failure: Unreadable | None = None
         self._until = math.inf
+
+    @property
+    def file(self) -> tuple[int, int] | None:
+        """Device and inode of the file that is followed; None before the first poll."""
+        return self._file
+
+    @property
+    def oddities(self) -> Iterator[str]:
+        """What a user should know of this log, in words."""
+        parser = self.parser
+        if parser.oversized:
+            yield f"{parser.oversized} lines too long to read"
+        if parser.binary:
+            yield f"{parser.binary} lines of binary data"
+        if self.skipped:
+            yield f"{self.skipped / 1e6:.0f} MB skipped"
+        if parser.lines >= NO_RECORD and not parser.records:
+            yield "no line of it understood"
+        for name in parser.slow:
+            yield f"logs.{name} is too slow for it and was put aside"
 
     def poll(self, place: LogPlace, until: float = math.inf) -> LogNews:
         """Return what is new since the last poll. Never raises; a file that cannot be read gives a `gap`.
@@ -92,7 +116,12 @@ class LogFollower:
             self.parser.resync()
         records = self._read(place, place.path, piece.size)
         before = records[-1] if records else None
-        return LogNews(before=before, size=piece.size, modified_at=piece.mtime)
+        return LogNews(
+            before=before,
+            earlier=tuple(records[-1 - EARLIER : -1]),
+            size=piece.size,
+            modified_at=piece.mtime,
+        )
 
     def _rotated(self, place: LogPlace, piece: Piece) -> LogNews:
         start = self._offset

@@ -17,6 +17,7 @@ from mldebug.stall.progress import LogProgress
 from mldebug_agents.host import Host
 from mldebug_agents.logs.following import LogFollower, LogNews
 from mldebug_agents.logs.places import LogFinder, LogPlace
+from mldebug_agents.logs.sharing import Writers
 from mldebug_agents.reader import Reader
 
 MAX_LOGS = 4  # followed per job
@@ -60,6 +61,7 @@ class JobLogs:
         hung: HungMounts,
         parser: Callable[[], LogParser],
         progress: LogProgress,
+        writers: Writers,
     ) -> None:
         self.sentence = ""
         self.gaps: tuple[Gap, ...] = ()
@@ -69,6 +71,9 @@ class JobLogs:
         self._hung = hung
         self._parser = parser
         self._progress = progress
+        self._writers = writers
+        self._shared: frozenset[str] = frozenset()  # paths of places that another run writes too
+        self._pids: frozenset[int] = frozenset()
         self._places: tuple[LogPlace, ...] = ()
         self._reason = ""
         self._seen: object = None
@@ -88,6 +93,7 @@ class JobLogs:
 
     def look(self, job: Job, finder: LogFinder, now: float) -> None:
         """Poll the logs; search for them first, where they may have moved."""
+        self._meet(job)
         asked = _to_ask(job.ranks)
         seen = [
             (rank.pid, *(self._host.link(rank.pid, name) for name in _OUTPUTS)) for rank in asked
@@ -97,7 +103,14 @@ class JobLogs:
         if moved or now - self._searched >= every:
             self._seen, self._searched = seen, now
             self._search(job, asked, finder)
-        self._poll(now)
+        self._poll(now, lone=job.launcher == "single")
+
+    def _meet(self, job: Job) -> None:
+        """Processes that are all new resume from a checkpoint, maybe: known steps are news again."""
+        pids = frozenset(rank.pid for rank in job.ranks)
+        if pids and self._pids and not pids & self._pids:
+            self._progress.restart()
+        self._pids = pids or self._pids
 
     # --- finding -----------------------------------------------------------------------------------
 
@@ -146,9 +159,10 @@ class JobLogs:
 
     # --- polling -----------------------------------------------------------------------------------
 
-    def _poll(self, now: float) -> None:
+    def _poll(self, now: float, *, lone: bool) -> None:
         until = time.monotonic() + BUDGET
         gaps: dict[str, Gap] = {}
+        taken: list[tuple[LogPlace, LogNews]] = []
         turn = self._turn % len(self._places) if self._places else 0
         for number, place in enumerate(self._places[turn:] + self._places[:turn]):
             news = self._poll_one(place, until)
@@ -156,7 +170,11 @@ class JobLogs:
                 gaps[place.path] = news.gap
             if time.monotonic() >= until:  # begin there next time, if there is something left
                 self._turn = turn + number + 1
-            self._take(place, news, now)
+            taken.append((place, news))
+        self._share(lone=lone)
+        for place, news in taken:
+            if place.path not in self._shared:
+                self._take(place, news, now)
         self._failures += len(gaps)
         self.gaps = tuple(gaps.values())
         self.sentence = self._say(gaps)
@@ -171,23 +189,37 @@ class JobLogs:
             self._hung.add(place)
         return news
 
+    def _share(self, *, lone: bool) -> None:
+        """Say which files are ours, and ask which of them another run writes too."""
+        files = {place.path: self._followers[place.path].file for place in self._places}
+        self._writers.note(self, {file for file in files.values() if file}, lone=lone)
+        shared = frozenset(path for path, file in files.items() if self._writers.shared(self, file))
+        if shared - self._shared:
+            self._progress.disown()
+        self._shared = shared
+
     def _take(self, place: LogPlace, news: LogNews, now: float) -> None:
         log = id(self._followers[place.path])
         if news.before is not None:
             age = max(0.0, self._host.clock() - news.modified_at)
-            self._progress.arrive(news.before, now - age, log)
+            self._progress.arrive(news.before, now - age, log, news.earlier)
         self._progress.take(news.records, news.grew_bytes, now, log)
 
     def _say(self, gaps: dict[str, Gap]) -> str:
         """The file that is followed and what is odd about it, or why there is none."""
         good = [place for place in self._places if place.parsed and place.path not in gaps]
+        good.sort(key=lambda place: place.path in self._shared)
         if good:
             follower = self._followers[good[0].path]
-            odd = ", ".join(_oddities(follower))
+            odd = ", ".join((*self._whose(good[0]), *follower.oddities))
             return f"{clean(good[0].target)} ({odd})" if odd else clean(good[0].target)
         if gaps:
             return f"no log can be read: {clean(next(iter(gaps.values())).reason)}"
         return self._reason
+
+    def _whose(self, place: LogPlace) -> Iterator[str]:
+        if place.path in self._shared:
+            yield "not read: another run writes it too"
 
 
 def _to_ask(ranks: Sequence[RankIdentity]) -> list[RankIdentity]:
@@ -207,18 +239,6 @@ def _add(total: LogCounts, follower: LogFollower) -> LogCounts:
         rotations=total.rotations + follower.rotations,
         truncations=total.truncations + follower.truncations,
     )
-
-
-def _oddities(follower: LogFollower) -> Iterator[str]:
-    parser = follower.parser
-    if parser.oversized:
-        yield f"{parser.oversized} lines too long to read"
-    if parser.binary:
-        yield f"{parser.binary} lines of binary data"
-    if follower.skipped:
-        yield f"{follower.skipped / 1e6:.0f} MB skipped"
-    for name in parser.slow:
-        yield f"logs.{name} is too slow for it and was put aside"
 
 
 def _not_read(place: LogPlace, why: str) -> LogNews:

@@ -3,6 +3,7 @@
 import http.client
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from mldebug.snapshot import Snapshot
 from mldebug_agents.serving.doors import SOCKET, reachable
 
 TIMEOUT = 2.0
+BUSY = 0.02  # seconds until the next try, where others wait at the door
 MAX_BYTES = 32 << 20
 
 
@@ -32,8 +34,20 @@ class _OverUnix(http.client.HTTPConnection):
         """Connect to the socket file in place of a host."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT)
+        deadline = time.monotonic() + TIMEOUT
         with reachable(self._state_dir) as path:
+            while not self._entered(path, deadline):
+                time.sleep(BUSY)
+
+    def _entered(self, path: str, deadline: float) -> bool:
+        """Whether it is connected. Many wait at the door: the kernel says so at once, whatever the socket's timeout."""
+        try:
             self.sock.connect(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            return False
+        return True
 
 
 def ask_agent(state_dir: Path) -> Snapshot | None:

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mldebug.errors import UsageError
 from mldebug.snapshot import Snapshot
 
+FIRST_WORDS = 5.0  # seconds for the first request to be complete
 _UCRED = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERGROUPS = 59  # the same on all architectures that PyTorch runs on; Linux 4.13
 _MAX_GROUPS = 1024  # bytes, the most that Python asks for: 256 groups
@@ -48,7 +49,7 @@ def _groups(link: socket.socket) -> tuple[int, ...]:
 
 
 class PeerProtocol(H11Protocol):
-    """Tells each request who asks: `request.state.peer`."""
+    """Tells each request who asks: `request.state.peer`. Whoever asks nothing is not kept."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Ask the kernel once per connection."""
@@ -59,6 +60,16 @@ class PeerProtocol(H11Protocol):
             peer = None
         self.app_state = {**self.app_state, "peer": peer}
         super().connection_made(transport)
+        self._patience = self.loop.call_later(FIRST_WORDS, self._hang_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._patience.cancel()
+        super().connection_lost(exc)
+
+    def _hang_up(self) -> None:
+        if self.cycle is None:  # uvicorn's own timeout begins after the first answer
+            self.transport.abort()
 
 
 def group_number(name: str) -> int | None:

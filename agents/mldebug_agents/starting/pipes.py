@@ -26,6 +26,13 @@ class Child:
         self.over = False  # it ended, or nobody is left to say more
         self.start_ticks = 0
 
+    @property
+    def returncode(self) -> int | None:
+        """As `subprocess` has it; None where it never ran, or is still there."""
+        if self.wait_status is None or self.errno:
+            return None
+        return os.waitstatus_to_exitcode(self.wait_status)
+
     def update(self) -> None:
         """Take in what the pipe holds now."""
         while not self.over:

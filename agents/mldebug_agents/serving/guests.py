@@ -1,0 +1,95 @@
+"""Who is inside a door, and how many: whoever holds connections and says nothing gives way to whoever asks.
+
+A door lets in at most `EACH` of one guest (a user at the Unix socket, an address by TCP) and `MOST` of all; the next one
+is let in and the longest of them is sent away. root and the agent's own user have a place apart, so nobody can lock them out.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from mldebug_agents.serving.peers import peer_of
+
+log = logging.getLogger("mldebug")
+
+EACH, MOST = 8, 32
+BACKLOG = 32  # taken in at one turn of the loop, before those who were sent away have left
+WAIT = 0.1  # seconds until the next try, where no descriptor is left for a guest
+SILENT = 60.0  # seconds between two complaints about that
+
+_NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Guest(socket.socket):
+    """One connection; its place is free when it is closed."""
+
+    def enter(self, inside: "dict[Guest, str]", who: str) -> None:
+        """Take a place."""
+        self._inside = inside
+        inside[self] = who
+
+    def send_away(self) -> None:
+        """Hang up: the event loop sees the end of the connection, and closes it."""
+        self._inside[self] = ""
+        with contextlib.suppress(OSError):  # it has gone by itself
+            self.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it and give up the place."""
+        self._inside.pop(self, None)
+        super().close()
+
+
+class Door(socket.socket):
+    """A listening socket that counts its guests; takes the descriptor of `plain` over. One thread uses it."""
+
+    def __init__(self, plain: socket.socket) -> None:
+        super().__init__(fileno=plain.detach())
+        self._inside: dict[Guest, str] = {}  # in the order of their coming
+        self._complained = -SILENT
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Let one in. Never raises for want of descriptors: an event loop would try again at once, and log each try."""
+        try:
+            fd, address = self._accept()  # type: ignore[attr-defined]
+        except OSError as error:
+            if error.errno not in _NO_MORE:
+                raise
+            self._wait(error)
+            raise BlockingIOError from None
+        guest = Guest(fileno=fd)
+        guest.enter(self._inside, _who(guest, address))
+        self._make_room(guest)
+        return guest, address
+
+    def _make_room(self, guest: Guest) -> None:
+        """Send the longest away of those that have the same name, or else the same right to be here."""
+        who = self._inside[guest]
+        same = [one for one, name in self._inside.items() if name == who]
+        others = [one for one, name in self._inside.items() if name not in ("", _OURS)]
+        limit = MOST if who == _OURS else EACH
+        if len(same) > limit:
+            same[0].send_away()
+        elif who != _OURS and len(others) > MOST:
+            others[0].send_away()
+
+    def _wait(self, error: OSError) -> None:
+        """Whoever waits outside stays there; those inside are served meanwhile."""
+        if time.monotonic() - self._complained >= SILENT:
+            self._complained = time.monotonic()
+            log.warning("nobody more can be let in to ask: %s", os.strerror(error.errno or 0))
+        time.sleep(WAIT)
+
+
+_OURS = "ours"
+
+
+def _who(guest: socket.socket, address: Any) -> str:
+    peer = peer_of(guest)
+    if peer is None:
+        return f"address {address[0]}" if isinstance(address, tuple) else "address"
+    return _OURS if peer.uid in (0, os.geteuid()) else f"uid {peer.uid}"

@@ -1,0 +1,88 @@
+"""Finds tracebacks in a log, whatever stands before them on their lines: Python's own, rich's boxes, groups. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_HEADER = re.compile(r"Traceback \(most recent call last\)(?::\s*$| ─)")
+_ERROR = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,120})(?:: .*|:?)$")
+_INSIDE = tuple(" │╭╰")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_GROUP = "+ Exception Group "
+_NOT_OURS = ("ChildFailedError", "SignalException", "SystemExit", "KeyboardInterrupt")
+_WENT_ON = re.compile(
+    r"\W{0,3}(?:\d{4}-\d\d-\d\d[ T]|\d\d:\d\d:\d\d|(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b"
+    r"|(?:step|iter(?:ation)?|epoch)\W{1,3}\d)",
+    re.IGNORECASE,
+)
+MAX_DEPTH = 400  # lines of one traceback
+MAX_AFTER = 200  # lines: what is further from the end is no last word, however long a buffer may be
+
+
+class Traceback(NamedTuple):
+    """Where it begins, where its error stands, and the error without what stands before it on its line."""
+
+    start: int
+    end: int
+    error: str
+
+
+def find_tracebacks(lines: Sequence[str]) -> list[Traceback]:
+    """Those of a training process, in order; of a chain of exceptions the last.
+
+    The launcher's own exceptions and the KeyboardInterrupt of a process that was told to stop do not count.
+    """
+    found: list[Traceback] = []
+    for start, line in enumerate(lines):
+        one = _read(lines, start) if _HEADER.search(line) else None
+        if one is None:
+            continue
+        if found and _chained(lines[found[-1].end : start]):
+            found.pop()
+        found.append(one)
+    return found
+
+
+def went_on(lines: Iterable[str]) -> int:
+    """How many of these lines, which follow a traceback, tell that the program lived on? Then it may have been caught.
+
+    It is no proof: what Python held back of its standard output comes after the traceback, too.
+    """
+    return sum("NCCL" not in line for line in lines if _WENT_ON.match(line))
+
+
+def _read(lines: Sequence[str], start: int) -> Traceback | None:
+    prefix = _prefix(lines, start)
+    for at in range(start + 1, min(len(lines), start + MAX_DEPTH)):
+        text = _without(lines[at], prefix).rstrip()
+        if not text or text.startswith(_INSIDE):
+            continue
+        match = _ERROR.match(text)
+        ours = match and match["name"].rpartition(".")[2] not in _NOT_OURS
+        return Traceback(start, at, text) if ours else None
+    return None
+
+
+def _prefix(lines: Sequence[str], start: int) -> str:
+    """What stands before each line of it: a time, a host; "" where only the first line has something."""
+    head = lines[start].partition("Traceback (")[0]
+    if head.endswith(_GROUP):
+        head = f"{head.removesuffix(_GROUP)}| "
+    following = lines[start + 1] if start + 1 < len(lines) else ""
+    return head if _shape(following[: len(head)]) == _shape(head) else ""
+
+
+def _without(line: str, prefix: str) -> str:
+    """The line without its prefix; "" for a line of somebody else."""
+    if _shape(line[: len(prefix)]) != _shape(prefix):
+        return ""
+    return line[len(prefix) :]
+
+
+def _shape(text: str) -> str:
+    """Times differ from line to line in their digits only."""
+    return re.sub(r"\d", "0", text)
+
+
+def _chained(between: Iterable[str]) -> bool:
+    return any(words in line for line in between for words in _CHAINED)

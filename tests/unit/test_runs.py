@@ -1,0 +1,57 @@
+"""Whose work it is to idle: which jobs are judged when they are quiet."""
+
+import pytest
+
+from mldebug.model import Job, RankIdentity
+from mldebug.records import LogCounts
+from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.runs import no_training, unjudged
+
+
+def seen(
+    *,
+    launcher: str = "single",
+    world: int = 1,
+    script: str = "train.py",
+    step: int | None = 7,
+    records: int = 9,
+    wchan: str = "hrtimer_nanosleep",
+) -> JobLook:
+    """A job that trains, unless told otherwise."""
+    rank = RankIdentity(rank=0, world_size=world, pid=1, start_ticks=1, script=script)
+    job = Job(id="j", name=script, launcher=launcher, world_size=world, ranks=(rank,))
+    look = Look(at=0.0, ranks=(RankLook(rank=0, wchan=wchan),))
+    return JobLook(job=job, look=look, step=step, log_counts=LogCounts(records=records))
+
+
+@pytest.mark.parametrize("wchan", ["hrtimer_nanosleep", "futex_do_wait", "sk_wait_data", ""])
+def test_a_lone_process_that_told_steps_is_judged(wchan: str) -> None:
+    assert unjudged(seen(wchan=wchan), ()) == ""
+
+
+@pytest.mark.parametrize("launcher", ["single", "environment", "torchrun"])
+@pytest.mark.parametrize("wchan", ["inet_csk_accept", "do_epoll_wait", "ep_poll.isra.0"])
+def test_a_lone_process_that_serves_what_it_trained_is_not(launcher: str, wchan: str) -> None:
+    job = seen(launcher=launcher, wchan=wchan)
+    assert unjudged(job, ()) == "not judged: one process that waits for clients"
+    assert no_training(job) == "", "its end is still told"
+    assert unjudged(seen(launcher=launcher, world=2, wchan=wchan), ()) == ""
+
+
+def test_one_line_that_looks_like_a_step_makes_no_training() -> None:
+    for job in (seen(step=None), seen(records=1)):
+        assert unjudged(job, ()) == "not judged: one process that has told no steps"
+        assert no_training(job)
+    assert unjudged(seen(launcher="torchrun", step=None, records=0), ()) == ""
+
+
+@pytest.mark.parametrize("script", ["pytest", "ipykernel_launcher", "unittest"])
+def test_tests_and_notebooks_are_no_training(script: str) -> None:
+    assert unjudged(seen(script=script), ()) == f"not judged: {script} is no training"
+    assert no_training(seen(script=script))
+    assert not no_training(seen(script=script, launcher="torchrun", world=2))
+
+
+def test_the_users_own_words_come_first() -> None:
+    assert "stall.exclude" in unjudged(seen(wchan="inet_csk_accept"), ("train*",))
