@@ -53,10 +53,12 @@ class LauncherWords(Noun, frozen=True, kw_only=True):
     """What a launcher or scheduler wrote into the job's log."""
 
     failures: tuple[LauncherFailure, ...] = ()  # as first observed, one for each attempt
+    followers: tuple[LauncherFailure, ...] = ()  # ended after it had begun to end the others
     ended: tuple[int, ...] = ()  # pids that it ended itself
     outside: str = ""  # why it ended the job without a failure: "torchrun received signal 15"
     out_of_memory: str = ""  # a line that tells of an OOM kill
     errors: dict[int, RankError] = {}  # rank -> what its error file said
+    said: tuple[str, ...] = ()  # lines of mpirun, srun and hydra that a report cites
 
 
 class KernelDeath(Noun, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from mldebug.endings.alike import (
 from mldebug.endings.facts import Ending, exit_signal, words_of_status
 from mldebug.endings.gpufaults import with_gpu_fault
 from mldebug.endings.outcomes import Outcome, abnormal, nobody, status_words
-from mldebug.endings.seen import KILL, Seen, Way, see
+from mldebug.endings.seen import KILL, Seen, Way, is_about, see
 from mldebug.model import Confidence
 
 SOON = 5.0  # seconds in which the peers of a rank that left must notice, for it to be sure
@@ -68,7 +68,8 @@ def _killed_from_outside(ending: Ending, seen: Sequence[Seen]) -> bool:
     sure = ending.kernel_readable or ending.oom_kills is not None
     memory = any(one.out_of_memory or one.death for one in seen)
     everybody = not ending.living and len(seen) == len(ending.identities)
-    quiet = not any(one.way in (Way.FAILED, Way.LEFT) for one in seen) and not ending.words.failures
+    noticed = ending.words.failures or ending.words.said  # a launcher that was not killed itself
+    quiet = not any(one.way in (Way.FAILED, Way.LEFT) for one in seen) and not noticed
     if not (sure and everybody and quiet and _at_once(seen)) or memory:
         return False
     if all(one.way is Way.KILLED for one in seen):
@@ -131,8 +132,7 @@ def _only_peers(ending: Ending, seen: Sequence[Seen]) -> Outcome:
 
 def _named_by_launcher(ending: Ending, seen: Sequence[Seen]) -> Outcome:
     """All were asked to end, and the launcher says whom it found first: nobody asked the launcher."""
-    pids = {failure.pid for failure in ending.words.failures}
-    named = [one for one in seen if one.exit.pid in pids]
+    named = [one for one in seen if any(is_about(told, one.exit) for told in ending.words.failures)]
     if len(named) != 1:
         return nobody(ending, seen, "the launcher's words fit more than one rank")
     return abnormal(seen, (named[0],), Confidence.HIGH)

@@ -131,6 +131,7 @@ def _evidence(
             )
         if ending.words.out_of_memory:
             facts.append(f"the job's log: {ending.words.out_of_memory}")
+        facts += [f"the launcher wrote: {line}" for line in ending.words.said]
     return tuple(facts)
 
 

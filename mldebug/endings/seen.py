@@ -8,6 +8,7 @@ from mldebug.endings.facts import (
     Ending,
     KernelDeath,
     LauncherFailure,
+    LauncherWords,
     RankError,
     RankExit,
     exit_code,
@@ -105,7 +106,7 @@ def _see_one(one: RankExit, ending: Ending, node: str) -> Seen:
     hinted = bool(ending.oom_kills or ending.words.out_of_memory) and not ending.kernel_readable
     oom = oom or (killed and hinted)  # whom it was, only a line of the kernel tells
     oom = oom or (error is not None and not error.caught and is_out_of_memory(error.error))
-    way = _way(one, error, death, one.pid in ending.words.ended)
+    way = _way(one, error, death, _ended_by_launcher(one, ending.words))
     return Seen(
         exit=one, way=way, node=node, error=error, death=death, worker=worker, out_of_memory=oom
     )
@@ -113,10 +114,17 @@ def _see_one(one: RankExit, ending: Ending, node: str) -> Seen:
 
 def _told_by_launcher(one: RankExit, ending: Ending) -> LauncherFailure | None:
     """The launcher's word about this process, or about this rank where it tells no process."""
-    for failure in ending.words.failures:
-        if failure.pid == one.pid or (failure.pid is None and failure.rank == one.rank):
-            return failure
-    return None
+    told = (*ending.words.failures, *ending.words.followers)
+    return next((failure for failure in told if is_about(failure, one)), None)
+
+
+def is_about(failure: LauncherFailure, one: RankExit) -> bool:
+    """Does the launcher mean this rank? By its process, or by its number where it tells no process."""
+    return failure.pid == one.pid or (failure.pid is None and failure.rank == one.rank)
+
+
+def _ended_by_launcher(one: RankExit, words: LauncherWords) -> bool:
+    return one.pid in words.ended or any(is_about(failure, one) for failure in words.followers)
 
 
 def _way(one: RankExit, error: RankError | None, death: KernelDeath | None, ended: bool) -> Way:

@@ -58,9 +58,15 @@ def _read(lines: Sequence[str], start: int) -> Traceback | None:
         if not text or text.startswith(_INSIDE):
             continue
         match = _ERROR.match(text)
+        if match is None and _goes_on(lines[at + 1 : at + 2], prefix):
+            continue  # another rank has written into the middle of it
         ours = match and match["name"].rpartition(".")[2] not in _NOT_OURS
         return Traceback(start, at, text) if ours else None
     return None
+
+
+def _goes_on(following: Sequence[str], prefix: str) -> bool:
+    return any(_without(line, prefix).startswith("  ") for line in following)
 
 
 def _prefix(lines: Sequence[str], start: int) -> str:

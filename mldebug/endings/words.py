@@ -31,6 +31,10 @@ _STOPPED = re.compile(
     r"|\b(?:is being|was|got) preempted\b",
     re.IGNORECASE,
 )
+# srun and its like write into the middle of a traceback
+_LAUNCHER = re.compile(
+    r"(?:srun|slurmstepd\S{0,80}|(?:mpi|prte?)(?:run|exec)\S{0,20}): |\[mpiexec@"
+)
 _PEER = re.compile(
     r"Connection closed by peer|Socket Timeout|Socket closed"
     r"|Timed out waiting \d+ ?ms for (?:recv|send) operation|[Aa]pplication timeout caused pair closure"
@@ -132,6 +136,7 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
     One with much behind it is no last word: it was caught, and what ended the process is something else. In a `shared`
     log other ranks write on for a moment.
     """
+    lines = [line for line in lines if not _LAUNCHER.match(line)]
     found = find_tracebacks(lines)
     if not found:
         return _fatal(lines, source)

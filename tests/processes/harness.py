@@ -311,7 +311,7 @@ def running(plan: Plan, folder: Path | None = None) -> Iterator[RunningJob]:
 
 def clean_environment(home: Path) -> dict[str, str]:
     """Return an environment without anything that belongs to another job."""
-    keep = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
+    keep = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONPATH")
     kept = {name: os.environ[name] for name in keep if name in os.environ}
     return kept | {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
 

@@ -14,6 +14,7 @@ LAUNCHERS = (
     "mpirun_rsh",
     "mpispawn",
     "mpiexec.mpich",
+    "mpirun.mpich",
 )
 
 

@@ -7,7 +7,10 @@ import msgspec
 from mldebug_agents.discovery.claims import Claim, claim, overruled
 
 PRIORITY = 70
-LAUNCHERS = ("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte")
+LAUNCHERS = (
+    *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"),
+    *("mpirun.openmpi", "mpiexec.openmpi"),  # as Debian calls them
+)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,10 +65,12 @@ def joined(before: Ending, now: Ending) -> Ending:
     mine, its = now.words, before.words
     words = LauncherWords(
         failures=mine.failures or its.failures,
+        followers=mine.followers or its.followers,
         ended=tuple(sorted({*its.ended, *mine.ended})),
         outside=mine.outside or its.outside,
         out_of_memory=mine.out_of_memory or its.out_of_memory,
         errors=its.errors | mine.errors,
+        said=mine.said or its.said,
     )
     return msgspec.structs.replace(
         now,

@@ -15,6 +15,7 @@ from mldebug_agents import procfs
 from mldebug_agents.host import Host
 from mldebug_agents.logs.pipes import Processes
 from mldebug_agents.logs.rights import Rights
+from mldebug_agents.logs.sockets import peers
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".jsonl")
 EVENT_FILE = "events.out.tfevents"
@@ -150,8 +151,21 @@ class LogFinder:
         for file in wanted[:MAX_PLACES]:
             yield self._place(state, file, "reader", via)
         if not wanted and state.name == "slurmstepd":  # it hands the output to srun over a socket
-            for other in self._processes.named("srun", rank.uid):
+            for other in self._sruns(state, rank.uid):
                 yield from self._outputs(other, rank, f"{via}, srun (pid {other.pid})")
+
+    def _sruns(self, step: ProcessState, uid: int) -> list[ProcessState]:
+        """The srun at the other end of a slurmstepd's connection; where none is to be seen, the user's only one."""
+        found = list(self._processes.named("srun", uid))
+        if len(found) < 2:
+            return found
+        linked = peers(self._host.text(step.pid, f"net/{table}") for table in ("tcp", "tcp6"))
+        wanted = {linked[file.target] for file in step.files if file.target in linked}
+        mine = [one for one in found if any(file.target in wanted for file in one.files)]
+        if mine:
+            return mine
+        outputs = {tuple(file.target for file in _written(one)) for one in found}
+        return found if len(outputs) == 1 else []  # another job's log is worse than none
 
     def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogPlace]:
         """Yield the log of the rank's container, which belongs to the runtime: whoever is no root cannot name himself so.
