@@ -42,7 +42,11 @@ from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.workbench import Workbench
 
 GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
-FULL_EVERY, FULL_SOON = 30.0, 5.0  # seconds between two full reads of the GPUs; where runs are new
+FULL_EVERY, FULL_SOON = (
+    30.0,
+    5.0,
+)  # seconds between two full reads of the GPUs; where a run has begun
+TRIES = 12  # full reads after which a rank whose GPU is not known has none
 STORE_EVERY = 30.0
 
 
@@ -71,7 +75,7 @@ class Hardware:
         self._events: tuple[RankEvent, ...] = ()
         self._health: tuple[Health, ...] = ()
         self._untold: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
-        self._joined: set[str] = set()  # runs that the newest full read was asked for
+        self._tries: dict[str, int] = {}  # full reads since a run was found
         self._full_at = -FULL_EVERY
         self._due = self._store_due = 0.0
 
@@ -96,10 +100,19 @@ class Hardware:
         if self.workers["gpus"].busy:
             return
         self.workers["gpus"].order(GpuOrder())
-        new = bool(runs.keys() - self._joined)
-        if now >= self._full_at + (FULL_SOON if new else FULL_EVERY):
-            self._full_at, self._joined = now, set(runs)
+        begun = self._begun(runs)
+        if now >= self._full_at + (FULL_SOON if begun else FULL_EVERY):
+            self._full_at = now
+            self._tries = {one: self._tries.get(one, 0) + 1 for one in runs}
             self.workers["gpus"].order(GpuOrder({one: run.job.ranks for one, run in runs.items()}))
+
+    def _begun(self, runs: Mapping[str, Run]) -> list[str]:
+        """Runs whose ranks may soon open their GPUs: a rank does so some time after it is found."""
+        return [
+            one
+            for one, run in runs.items()
+            if self._tries.get(one, 0) < TRIES and not self._gpus.knows(run.job)
+        ]
 
     def _order_kernel(self) -> None:
         if not self.workers["kernel"].busy:

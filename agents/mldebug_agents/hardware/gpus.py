@@ -14,7 +14,7 @@ from mldebug.health.components import Health
 from mldebug.health.faults import faults_of_count, faults_of_memory
 from mldebug.health.gpurules import gpu_health
 from mldebug.health.thresholds import Thresholds
-from mldebug.model import Fault
+from mldebug.model import Fault, Job
 from mldebug_agents.hardware.reads import GpuNews
 from mldebug_agents.state.ledger import Ledger
 
@@ -61,6 +61,11 @@ class GpuBoard:
     def joined(self, job_id: str) -> Joined:
         """Who works on which GPU."""
         return self._joined.get(job_id) or Joined()
+
+    def knows(self, job: Job) -> bool:
+        """Is the GPU of each of its ranks known?"""
+        known = {one.rank for one in self.joined(job.id).ranks}
+        return all(one.rank in known for one in job.ranks)
 
     def events(self) -> tuple[GpuEvent, ...]:
         """What the driver told at the last watch read."""
