@@ -184,7 +184,7 @@ class Hardware:
         full = self._gpus.full
         known = gpus_by_address(full.gpus if full else ())
         told = faults_of_events(self._events, job_id, known, self._bench.node)
-        return (*told, *self._gpus.faults(job_id))
+        return self._gpus.concerning(job_id, (*told, *self._gpus.faults(job_id)))
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot with all of it."""

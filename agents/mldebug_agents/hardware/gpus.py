@@ -4,6 +4,7 @@ Belongs to the main loop's thread. A value whose read failed is absent, never ol
 """
 
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
@@ -75,6 +76,16 @@ class GpuBoard:
         """GPUs that are missing, and memory that failed, under the ranks of a run."""
         missing = faults_of_count(self.count, self._ranks(job_id), self._node) if self.count else ()
         return (*self._faults.get(job_id, ()), *missing)
+
+    def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
+        """Leave out GPUs on which none of a run's ranks works, where it is known on which they do."""
+        joined = self.joined(job_id)
+        sure = bool(joined.ranks) and not joined.unknown
+        return tuple(
+            one
+            for one in faults
+            if one.rank is not None or not sure or not (one.uuid or one.bus_id)
+        )
 
     def keep_only(self, job_ids: set[str]) -> None:
         """Forget all other runs."""

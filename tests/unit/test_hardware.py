@@ -1,0 +1,313 @@
+"""What GPUs and kernel tell, on its way through the main loop: joins, faults, fingerprints, and what survives a restart."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from mldebug.gpus.joining import Joined, RankProcess
+from mldebug.gpus.readings import (
+    EccCount,
+    GpuProcess,
+    GpuReading,
+    GpuWatch,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+)
+from mldebug.health.thresholds import Thresholds
+from mldebug.model import Job, RankIdentity
+from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.gpuchild.errors import GpuBlockedError, NoGpuLibraryError
+from mldebug_agents.hardware.gpus import EXPECTED, GpuBoard
+from mldebug_agents.hardware.holders import Holders
+from mldebug_agents.hardware.levels import MEMO, Levels
+from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.host import Host
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.reader import Reader
+from mldebug_agents.spawn import Spawner
+
+LIMITS = Thresholds()
+RANKS = tuple(
+    RankIdentity(rank=rank, world_size=2, pid=100 + rank, local_rank=rank) for rank in (0, 1)
+)
+JOB = Job(id="job", name="train.py", launcher="torchrun", world_size=2, ranks=RANKS)
+
+
+class Memory:
+    """As much of a ledger as is needed."""
+
+    opened = True
+
+    def __init__(self) -> None:
+        self.told: dict[str, bytes] = {}
+
+    def memo(self, name: str) -> bytes:
+        return self.told.get(name, b"")
+
+    def remember(self, name: str, told: bytes) -> None:
+        self.told[name] = told
+        if not told:
+            del self.told[name]
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return tuple(name for name in self.told if name.startswith(beginning))
+
+
+class Source:
+    """Tells what it is given, or raises it."""
+
+    def __init__(self, *answers: NodeGpus | NodeWatch | Exception) -> None:
+        self.answers = list(answers)
+
+    def _next(self) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def watch(self) -> NodeWatch:
+        told: NodeWatch = self._next()
+        return told
+
+    def full(self) -> NodeGpus:
+        told: NodeGpus = self._next()
+        return told
+
+
+class Holding:
+    """Every rank has both GPUs open."""
+
+    def look(self, ranks: Iterable[RankIdentity]) -> tuple[RankProcess, ...]:
+        return tuple(
+            RankProcess(rank=one.rank, pid=one.pid, local_rank=one.local_rank, open_minors=(0, 1))
+            for one in ranks
+        )
+
+
+def node(at: float, *gpus: int, errors: int = 0, processes: bool = True) -> NodeGpus:
+    """Both GPUs, or those of these indices."""
+    ecc = (EccCount(type="uncorrected", location="total", scope="volatile", count=errors),)
+    present = tuple(
+        GpuReading(
+            uuid=f"GPU-{n}",
+            index=n,
+            bus_id=f"00000000:0{n}:00.0",
+            ecc=ecc,
+            processes=(GpuProcess(pid=100 + n),) if processes else (),
+        )
+        for n in gpus
+    )
+    lost = tuple(
+        LostGpu(index=n, reason="fell off the bus", uuid=f"GPU-{n}")
+        for n in (0, 1)
+        if n not in gpus
+    )
+    return NodeGpus(at=at, driver_version="580", gpus=present, lost=lost)
+
+
+def read(source: Source, *, full: bool = True) -> GpuNews:
+    reads = GpuReads(source, Holding())  # type: ignore[arg-type]
+    return reads(GpuOrder({"job": RANKS} if full else None))
+
+
+def board(memory: Memory | None = None) -> GpuBoard:
+    return GpuBoard(memory or Memory(), "n1")  # type: ignore[arg-type]
+
+
+# --- the reads ------------------------------------------------------------------------------------------
+
+
+def test_a_node_without_gpus_is_no_failure() -> None:
+    assert read(Source(NoGpuLibraryError("none"))) == GpuNews()
+    assert read(Source(NoGpuLibraryError("none")), full=False) == GpuNews()
+
+
+def test_a_driver_that_hangs_is_one() -> None:
+    with pytest.raises(GpuBlockedError):
+        read(Source(GpuBlockedError("it sits")))
+
+
+def test_a_full_read_says_who_works_on_what() -> None:
+    news = read(Source(node(1.0, 0, 1)))
+    assert {one.rank: one.uuid for one in news.joined["job"].ranks} == {0: "GPU-0", 1: "GPU-1"}
+
+
+# --- the board ------------------------------------------------------------------------------------------
+
+
+def test_what_could_not_be_read_is_not_told_any_longer() -> None:
+    one = board()
+    one.told(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    one.told(GpuNews(watch=NodeWatch(at=1.0)), LIMITS, None)
+    assert one.full is not None
+    assert one.health
+    one.failed(full=False)
+    assert one.watch is None
+    assert one.full is not None
+    one.failed(full=True)
+    assert (one.full, one.count, one.health) == (None, None, ())
+
+
+def test_the_ranks_of_a_lost_gpu_are_those_that_it_had() -> None:
+    one = board()
+    one.told(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    assert one.knows(JOB)
+    one.told(read(Source(node(31.0, 0))), LIMITS, None)
+    (fault,) = one.faults("job")
+    assert (fault.kind, fault.rank, fault.uuid) == ("gpu_missing", 1, "GPU-1")
+    assert one.concerning("job", one.faults("job")) == (fault,)
+    assert one.concerning("job", one.faults("another")) == (), "none of its ranks works there"
+    assert [told.rank for told in one.concerning("another", one.faults("another"))] == [None]
+    one.keep_only(set())
+    assert one.joined("job") == Joined()
+
+
+def test_a_missing_gpu_is_missed_after_a_restart_of_the_agent_until_somebody_accepts_it() -> None:
+    memory = Memory()
+    board(memory).told(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    assert memory.memo(EXPECTED)
+    one = board(memory)
+    one.told(read(Source(node(500.0, 0))), LIMITS, None)
+    assert one.count is not None
+    assert [missing.gpu.uuid for missing in one.count.missing] == ["GPU-1"]
+    one.accept()
+    one.told(read(Source(node(530.0, 0))), LIMITS, None)
+    assert one.count.missing == ()
+
+
+def test_what_another_version_remembered_is_no_reason_to_fail() -> None:
+    memory = Memory()
+    memory.remember(EXPECTED, b'{"known": 7}')
+    one = board(memory)
+    one.told(read(Source(node(1.0, 0, 1))), LIMITS, None)
+    assert one.count is not None
+    assert one.count.expected == 2
+
+
+def test_memory_errors_between_two_reads_are_a_fault_of_the_rank() -> None:
+    one = board()
+    reads = GpuReads(Source(node(1.0, 0, 1), node(31.0, 0, 1, errors=3)), Holding())  # type: ignore[arg-type]
+    for _ in range(2):
+        one.told(reads(GpuOrder({"job": RANKS})), LIMITS, None)
+    assert {(fault.kind, fault.rank) for fault in one.faults("job")} == {("ecc", 0), ("ecc", 1)}
+
+
+def test_a_rank_that_opens_its_gpu_later_is_not_known_before() -> None:
+    one = board()
+    one.told(GpuNews(full=node(1.0, 0, 1, processes=False), joined={"job": Joined()}), LIMITS, None)
+    assert not one.knows(JOB)
+    one.told(read(Source(node(6.0, 0, 1))), LIMITS, None)
+    assert one.knows(JOB)
+
+
+# --- fingerprints ---------------------------------------------------------------------------------------
+
+
+def watch(at: float, *busy: float, power: float, moves: float) -> NodeWatch:
+    gpus = tuple(
+        GpuWatch(
+            uuid=f"GPU-{n}",
+            index=n,
+            utilization_ratio=one,
+            memory_utilization_ratio=moves if one else 0.0,
+            power_watts=power,
+        )
+        for n, one in enumerate(busy)
+    )
+    return NodeWatch(at=at, gpus=gpus)
+
+
+def look() -> JobLook:
+    return JobLook(
+        job=JOB, look=Look(at=0.0, run="job", ranks=(RankLook(rank=0), RankLook(rank=1)))
+    )
+
+
+def hang(levels: Levels, joined: Joined, start: float) -> JobLook:
+    seen = look()
+    for turn in range(6):
+        told = watch(start + turn, 1.0, 0.0, power=125.0, moves=0.0)
+        seen = levels.complete(look(), told, joined)
+    return seen
+
+
+def progress(seen: JobLook) -> list[bool | None]:
+    return [one.device_progress for one in seen.look.ranks]
+
+
+def test_devices_that_compute_move_and_those_that_spin_do_not() -> None:
+    levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
+    seen = look()
+    for turn in range(6):
+        told = watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35)
+        seen = levels.complete(look(), told, joined)
+    assert progress(seen) == [True, True]
+    assert "compute" in levels.sentence("job")
+    assert progress(hang(levels, joined, 20.0)) == [False, False]
+    assert "GPU 0 waits in a collective" in levels.sentence("job")
+    assert "GPU 1 has not arrived" in levels.sentence("job")
+
+
+def test_what_was_learned_survives_the_agent_and_goes_with_the_run() -> None:
+    memory, joined = Memory(), read(Source(node(1.0, 0, 1))).joined["job"]
+    first = Levels(memory)  # type: ignore[arg-type]
+    for turn in range(6):
+        first.complete(look(), watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35), joined)
+    first.store()
+    second = Levels(memory)  # type: ignore[arg-type]
+    hang(second, joined, 20.0)
+    assert "of usual 690 W" in second.sentence("job")
+    second.keep_only(())
+    assert memory.memos(MEMO) == ()
+    assert second.sentence("job") == ""
+
+
+def test_a_broken_memory_is_begun_anew() -> None:
+    memory, joined = Memory(), read(Source(node(1.0, 0, 1))).joined["job"]
+    memory.remember(f"{MEMO}job", b"[]")
+    seen = hang(Levels(memory), joined, 20.0)  # type: ignore[arg-type]
+    assert len(progress(seen)) == 2
+
+
+def test_a_read_that_is_not_new_is_not_learned_twice() -> None:
+    levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
+    told = watch(10.0, 1.0, 1.0, power=690.0, moves=0.35)
+    levels.complete(look(), told, joined)
+    once = levels.sentence("job")
+    levels.store()
+    for _ in range(5):
+        levels.complete(look(), told, joined)
+    assert levels.sentence("job") == once
+
+
+# --- who holds what -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def holders() -> Iterator[Holders]:
+    with Spawner() as spawner, Reader(spawner) as reader:
+        yield Holders(Host(), reader)
+
+
+def test_a_real_process_tells_its_environment_and_open_devices(holders: Holders) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "3,1", "SECRET": "x"}
+    code = "print('up', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        rank = msgspec.structs.replace(RANKS[0], pid=process.pid, start_ticks=1)
+        (told,) = holders.look([rank])
+        process.kill()
+    assert told.environment == {"CUDA_VISIBLE_DEVICES": "3,1"}
+    assert told.open_minors == ()
+    gone = msgspec.structs.replace(rank, start_ticks=2)
+    (nothing,) = holders.look([gone])
+    assert (nothing.environment, nothing.open_minors) == (None, None)
