@@ -19,7 +19,7 @@ from mldebug.rooms import load, names, summary
 
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "reports"),
-    "Look at this node": ("agent", "status", "doctor"),
+    "Look at this node": ("agent", "status", "doctor", "support-bundle"),
     "Try and set up": ("demo", "check-config"),
 }
 OTHERS = "More"
@@ -30,7 +30,7 @@ Exit codes:
   2  wrong usage or config
   3  a permission or a tool is missing
 """
-VERB_WIDTH = 12
+VERB_WIDTH = 14
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 REPORT_IT = "this is a bug: please report it with what `mldebug --debug …` prints"

@@ -94,6 +94,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
     series_budget: int = 5000  # of the metrics
     version: str = ""
+    replay: str = ""  # what is played back, in words; "": this is a live node
 
 
 def encode(snapshot: Snapshot) -> bytes:

@@ -80,7 +80,7 @@ class Node:
             "capture": Worker("capture", self._capture, self._inbox, CAPTURE_DEADLINE, AT_ONCE),
             "exits": Worker("exits", lambda work: work(), self._inbox, EXITS_DEADLINE),
         }
-        self._hardware = Hardware(bench, ledger, self._inbox, bench.gpus)
+        self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
@@ -167,7 +167,8 @@ class Node:
         if result.worker == "config":
             self._reloaded(result)
         elif result.worker in self._hardware.workers:
-            self._hardware.told(result, self.runs, self.found.children, self.config)
+            jobs = [run.job for run in self.runs.values()]
+            self._hardware.told(result, jobs, self.found.children, self.config)
         elif result.error is not None:
             log.warning(
                 "%s failed: %s: %s", result.worker, type(result.error).__name__, result.error

@@ -84,7 +84,7 @@ class Past:
                 self._incidents.write_again(run.incident)
         if lost:
             self._stories.write_again()
-        self._ledger.leave(self._bench.spawner.leftovers)
+        self._ledger.leave((*self._bench.spawner.leftovers, *self._bench.gpus.leftovers()))
 
     def _resume(self, run: Run, settings: StallSettings) -> None:
         """A run that was met before its memory could be read."""

@@ -8,10 +8,14 @@ import click
 import msgspec
 
 from mldebug.config import Config, load_config
-from mldebug.errors import MldebugError
+from mldebug.errors import MldebugError, UsageError
+from mldebug.suggest import typed
 from mldebug_agents.life import loglines
 from mldebug_agents.life.ending import Ending
 from mldebug_agents.node import Node
+from mldebug_agents.replay.place import place
+from mldebug_agents.replay.recording import Recording, load
+from mldebug_agents.replay.running import Replay
 from mldebug_agents.server import Server
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.state.ledger import Ledger
@@ -28,13 +32,36 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @click.command("agent")
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
-def agent(config: Path | None) -> None:
+@click.option(
+    "--replay",
+    "recorded",
+    metavar="BUNDLE",
+    type=click.Path(path_type=Path, readable=False),
+    help="Play back a support bundle, a file or a folder, in place of this node.",
+)
+@click.option("--speed", default="1x", metavar="10x", help="How fast; `max`: as fast as it goes.")
+@click.option("--loop", is_flag=True, help="Play it again and again.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, readable=False),
+    help="Where the replay's socket goes; a temporary folder by default.",
+)
+def agent(
+    config: Path | None, recorded: Path | None, speed: str, loop: bool, state_dir: Path | None
+) -> None:
     """Watch this node's jobs; a stall becomes a report by itself.
 
     Runs until SIGTERM; SIGHUP reads the config again. What it sees: `mldebug status`, and Prometheus metrics where
     `agent: {listen: …}` says.
+
+    With --replay it serves a recorded node instead, looks at nothing here, and ends with the recording.
     """
     loglines.set_up(sys.stderr)
+    if recorded is not None:
+        play(recorded, config, _factor(speed), loop=loop, state_dir=state_dir)
+        return
+    if loop or state_dir is not None or speed != "1x":
+        raise UsageError("--speed, --loop and --state-dir go with --replay", "name the bundle")
     settings = load_config(config)
     with Workbench(settings) as bench:
         ending = Ending()
@@ -58,6 +85,51 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         raise
     finally:
         _end(bench, server, ledger)
+
+
+def play(
+    path: Path, file: Path | None, speed: float, *, loop: bool, state_dir: Path | None
+) -> None:
+    """Serve a recorded node until the recording ends, or a signal says stop."""
+    recording = load(path)
+    settings = replay_settings(recording, file)
+    server = Server(settings.agent)
+    replay = Replay(recording, settings, server.publish, speed=speed, loop=loop)
+    ending = Ending()
+    ending.begin()
+    ending.tell(replay.stop, lambda: None, lambda: "the replay")
+    with place(state_dir, settings) as (config, door):
+        server.start()
+        server.serve_door(door)
+        log.info("replay of %s: ask %s", replay.words, typed("status", config))
+        try:
+            told = replay.run()
+        finally:
+            server.stop()
+    click.echo(told)
+    ending.leave()
+
+
+def replay_settings(recording: Recording, file: Path | None) -> Config:
+    """The config that was given; else health and metrics as they were set there, the rest by default."""
+    settings = load_config(file)
+    there = recording.config
+    if file is not None or there is None:
+        return settings
+    return msgspec.structs.replace(settings, health=there.health, metrics=there.metrics)
+
+
+def _factor(speed: str) -> float:
+    """How many recorded seconds go by in one; 0 for all at once."""
+    if speed == "max":
+        return 0.0
+    try:
+        factor = float(speed.removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 0.01 <= factor <= 10_000:
+        raise UsageError(f"--speed {speed!r} is no speed", "write it like 10x or 0.5x, or `max`")
+    return factor
 
 
 def _end(bench: Workbench, server: Server, ledger: Ledger) -> None:

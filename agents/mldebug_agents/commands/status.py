@@ -14,7 +14,7 @@ from mldebug.config import SYSTEM_STATE_DIR, load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
-from mldebug.model import Gap, Job, Remark
+from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
@@ -60,7 +60,7 @@ def command(as_json: bool, config: Path | None) -> None:
         seen = Seen(
             node=bench.node,
             now=time.time(),
-            jobs=tuple(found.jobs),
+            jobs=jobs_shown(found.jobs, asked.snapshot),
             remarks=tuple(found.remarks),
             gaps=tuple(found.gaps),
             agent=asked.snapshot,
@@ -74,6 +74,28 @@ def command(as_json: bool, config: Path | None) -> None:
             print_line(console, line)
     hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
+    """Those of this node; where a recording is played back, those of the recording."""
+    if agent is None or not agent.replay:
+        return tuple(found)
+    return tuple(
+        Job(
+            id=run.id,
+            name=run.name,
+            launcher=run.launcher,
+            attempt=run.attempt,
+            world_size=run.world_size,
+            uid=run.uid,
+            user=run.user,
+            ranks=tuple(
+                RankIdentity(rank=rank, world_size=run.world_size, pid=pid)
+                for rank, pid in run.ranks.items()
+            ),
+        )
+        for run in agent.runs
+    )
 
 
 def _ask(state_dir: Path, *, here_only: bool) -> Inquiry:
@@ -100,6 +122,8 @@ def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
         yield from _watched(run, config)
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
     yield from _listed("Not seen", _gaps(seen.gaps))
+    if seen.agent is not None and seen.agent.replay:
+        return
     if seen.jobs:
         yield Text(f"\nOne of them hangs? {typed('dump', config)}", no_wrap=True)
     if len(seen.jobs) > 1:
@@ -119,6 +143,11 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         yield Text(clean(seen.agent_trouble or NO_AGENT, 300), style="yellow")
         if not seen.agent_trouble:
             yield Text(f"  start one: {typed('agent', config)}", no_wrap=True)
+        return
+    if agent.replay:
+        yield Text(
+            f"a replay of {clean(agent.replay, 100)}: nothing of it is here or now", style="yellow"
+        )
         return
     since = format_duration(float(max(0, int(seen.now - agent.started_at))))
     stalled = sum(bool(run.incident) for run in agent.runs)

@@ -7,7 +7,8 @@ Belongs to the main loop's thread.
 
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import msgspec
 
@@ -27,6 +28,7 @@ from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.hardware.gpus import GpuBoard
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.levels import Levels
+from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads, GpuSource
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.runner import Result, Worker
@@ -38,7 +40,6 @@ from mldebug_agents.sources.kernellog import (
     sees_kernel_pids,
 )
 from mldebug_agents.sources.ranks import Child
-from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.workbench import Workbench
 
 GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
@@ -55,22 +56,21 @@ class Hardware:
 
     def __init__(
         self,
-        bench: Workbench,
-        ledger: Ledger,
-        inbox: "queue.SimpleQueue[Result | None]",
-        gpus: GpuSource,
+        node: str,
+        memory: Memory,
+        workers: Mapping[str, Worker],
+        *,
+        kernel_pids: bool,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        self._bench = bench
-        self._gpus = GpuBoard(ledger, bench.node)
-        self._levels = Levels(ledger)
-        self._ledger = ledger
-        reads = GpuReads(gpus, Holders(bench.host, bench.reader))
-        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
-        self.workers = {
-            "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
-            "kernel": Worker("kernel", kernel.read, inbox, KERNEL_DEADLINE),
-        }
-        self._first_namespace = sees_kernel_pids(bench.host)
+        """`workers` read when `turn` says so; `kernel_pids`: are pids here those that the kernel logs?"""
+        self._node = node
+        self._now = now
+        self._gpus = GpuBoard(memory, node)
+        self._levels = Levels(memory)
+        self._memory = memory
+        self.workers = workers
+        self._first_namespace = kernel_pids
         self._kernel: KernelNews | None = None
         self._events: tuple[RankEvent, ...] = ()
         self._health: tuple[Health, ...] = ()
@@ -78,6 +78,17 @@ class Hardware:
         self._tries: dict[str, int] = {}  # full reads since a run was found
         self._full_at = -FULL_EVERY
         self._due = self._store_due = 0.0
+
+    @classmethod
+    def of(cls, bench: Workbench, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
+        """Of the node that the bench looks at."""
+        reads = GpuReads(gpus, Holders(bench.host, bench.reader))
+        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+        workers = {
+            "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
+            "kernel": Worker("kernel", kernel.read, inbox, KERNEL_DEADLINE),
+        }
+        return cls(bench.node, memory, workers, kernel_pids=sees_kernel_pids(bench.host))
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -90,7 +101,7 @@ class Hardware:
             self._order_kernel()
         elif self._kernel is not None and self._kernel.behind:
             self._order_kernel()
-        if now >= self._store_due and looked and self._ledger.opened:
+        if now >= self._store_due and looked and self._memory.opened:
             self._store_due = now + STORE_EVERY
             self._levels.keep_only(runs.keys())
             self._levels.store()
@@ -116,10 +127,14 @@ class Hardware:
 
     def _order_kernel(self) -> None:
         if not self.workers["kernel"].busy:
-            told, self._untold = tuple(self._untold), []
-            self.workers["kernel"].order(told)
+            self.workers["kernel"].order(self.take_xids())
 
-    def told(self, result: Result, runs: Mapping[str, Run], children: Mapping[int, tuple[Child, ...]], config: Config) -> None:  # fmt: skip
+    def take_xids(self) -> tuple[KernelEvent, ...]:
+        """Xids that the GPUs have told since the last call, for whoever reads the kernel's log."""
+        told, self._untold = tuple(self._untold), []
+        return told
+
+    def told(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]], config: Config) -> None:  # fmt: skip
         """A worker has answered, or failed."""
         limits, wanted = config.health.thresholds, config.health.gpus
         if isinstance(result.value, GpuNews):
@@ -131,10 +146,10 @@ class Hardware:
             self._kernel = result.value
         elif isinstance(result.order, GpuOrder):
             self._gpus.failed(full=result.order.ranks is not None)
-        self._join([run.job for run in runs.values()], children)
+        self._join(jobs, children)
         self._judge(config)
 
-    def _join(self, jobs: list[Job], children: Mapping[int, tuple[Child, ...]]) -> None:
+    def _join(self, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]]) -> None:
         """Whom the kernel's events concern."""
         if self._kernel is None:
             return
@@ -151,7 +166,7 @@ class Hardware:
         full = self._gpus.full
         node = node_health(
             self._events,
-            time.time(),
+            self._now(),
             config.health.thresholds,
             kernel_readable=readable,
             count=self._gpus.count,
@@ -183,7 +198,7 @@ class Hardware:
     def _faults(self, job_id: str) -> tuple[Fault, ...]:
         full = self._gpus.full
         known = gpus_by_address(full.gpus if full else ())
-        told = faults_of_events(self._events, job_id, known, self._bench.node)
+        told = faults_of_events(self._events, job_id, known, self._node)
         return self._gpus.concerning(job_id, (*told, *self._gpus.faults(job_id)))
 
     def show(self, snapshot: Snapshot) -> Snapshot:

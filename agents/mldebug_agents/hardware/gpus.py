@@ -16,8 +16,8 @@ from mldebug.health.faults import faults_of_count, faults_of_memory
 from mldebug.health.gpurules import gpu_health
 from mldebug.health.thresholds import Thresholds
 from mldebug.model import Fault, Job
+from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.hardware.reads import GpuNews
-from mldebug_agents.state.ledger import Ledger
 
 log = logging.getLogger("mldebug")
 
@@ -28,8 +28,8 @@ MAX_FAULTS = 64
 class GpuBoard:
     """Takes the news of the GPU worker."""
 
-    def __init__(self, ledger: Ledger, node: str) -> None:
-        self._ledger = ledger
+    def __init__(self, memory: Memory, node: str) -> None:
+        self._memory = memory
         self._node = node
         self._expected: ExpectedGpus | None = None  # until what is remembered can be read
         self.watch: NodeWatch | None = None
@@ -121,15 +121,15 @@ class GpuBoard:
 
     def _count(self, news: GpuNews, configured: int | None) -> None:
         if self._expected is None:
-            if not self._ledger.opened:
+            if not self._memory.opened:
                 return
-            self._expected = _expected(self._ledger.memo(EXPECTED))
+            self._expected = _expected(self._memory.memo(EXPECTED))
         if news.full is None:
             return
         self.count = self._expected.look(news.full, view=news.view, configured=configured)
         for line in self.count.news:
             log.warning("GPUs: %s", line)
-        self._ledger.remember(EXPECTED, msgspec.json.encode(self._expected))
+        self._memory.remember(EXPECTED, msgspec.json.encode(self._expected))
 
 
 def _expected(stored: bytes) -> ExpectedGpus:

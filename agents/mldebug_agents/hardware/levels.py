@@ -14,8 +14,8 @@ from mldebug.gpus.sentences import sentence
 from mldebug.gpus.signs import GpuSign, RankSign, sign_of
 from mldebug.model import Role
 from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.state.ledger import Ledger
 
 MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
 
@@ -23,8 +23,8 @@ MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
 class Levels:
     """The fingerprints of all runs."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self._runs: dict[str, RunLevels] = {}
         self._prints: dict[str, Fingerprint] = {}
 
@@ -44,15 +44,15 @@ class Levels:
     def store(self) -> None:
         """Have the newest of everything stored."""
         for job_id, levels in self._runs.items():
-            self._ledger.remember(MEMO + job_id, msgspec.json.encode(levels))
+            self._memory.remember(MEMO + job_id, msgspec.json.encode(levels))
 
     def keep_only(self, job_ids: Collection[str]) -> None:
         """Forget all other runs."""
         self._runs = {one: levels for one, levels in self._runs.items() if one in job_ids}
         self._prints = {one: told for one, told in self._prints.items() if one in job_ids}
-        for name in self._ledger.memos(MEMO):
+        for name in self._memory.memos(MEMO):
             if name.removeprefix(MEMO) not in job_ids:
-                self._ledger.remember(name, b"")
+                self._memory.remember(name, b"")
 
     # --- inside ------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class Levels:
 
     def _levels(self, job_id: str) -> RunLevels:
         if job_id not in self._runs:
-            stored = self._ledger.memo(MEMO + job_id)
+            stored = self._memory.memo(MEMO + job_id)
             self._runs[job_id] = _decoded(stored) if stored else RunLevels()
         return self._runs[job_id]
 

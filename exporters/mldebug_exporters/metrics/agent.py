@@ -8,6 +8,13 @@ from mldebug.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Sample
 
 BUILD = Family(name="mldebug_build", kind="info", help="Version of the agent.", labels=("version",))
+REPLAY = Family(
+    name="mldebug_replay",
+    kind="info",
+    help="All other values are of a recording that `mldebug agent --replay` plays back, and of no live node.",
+    labels=("recording",),
+    absent="on a live node",
+)
 AT = Family(
     name="mldebug_snapshot_timestamp_seconds",
     kind="gauge",
@@ -91,12 +98,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentMetrics:
     """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
 
-    families = (BUILD, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, LOSSES, GAPS, SUCCESS,
+    families = (BUILD, REPLAY, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, LOSSES, GAPS, SUCCESS,
                 SECONDS, STUCK)  # fmt: skip
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of the agent."""
         yield Sample(BUILD, (snapshot.version,))
+        if snapshot.replay:
+            yield Sample(REPLAY, (snapshot.replay,))
         yield Sample(AT, (), snapshot.at)
         yield Sample(STARTED, (), snapshot.started_at)
         yield Sample(CPU, (), snapshot.cpu_seconds)

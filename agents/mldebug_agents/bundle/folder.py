@@ -1,0 +1,60 @@
+"""The files of a bundle while they are gathered, each within its bounds; what does not fit or is not there is a gap."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mldebug.errors import MldebugError
+from mldebug.model import Gap
+
+MAX_FILE = 16 << 20  # bytes
+MAX_TOTAL = 64 << 20
+ASK_LESS = "record for a shorter time with --for"
+
+
+class Folder:
+    """Names and contents, and what is missing."""
+
+    def __init__(self, max_file: int = MAX_FILE, max_total: int = MAX_TOTAL) -> None:
+        self.files: dict[str, bytes] = {}
+        self.gaps: list[Gap] = []
+        self._max_file, self._left = max_file, max_total
+
+    def add(self, name: str, content: bytes, limit: int | None = None) -> None:
+        """Put a file in; of one that is too long the end stays, from a line's beginning on."""
+        most = min(limit or self._max_file, self._max_file, self._left)
+        if len(content) > most:
+            lost = len(content)
+            content = content[len(content) - most :].partition(b"\n")[2]
+            reason = f"its first {lost - len(content):,} of {lost:,} bytes were left out"
+            self.gaps.append(Gap(what=name, reason=reason, way_out=ASK_LESS))
+        self._left -= len(content)
+        self.files[name] = content
+
+    def add_json(self, name: str, value: Any) -> None:
+        """Put one value in; one that is too long is left out as a whole."""
+        content = msgspec.json.format(msgspec.json.encode(value), indent=1)
+        if len(content) > min(self._max_file, self._left):
+            self.miss(name, f"it has {len(content):,} bytes", ASK_LESS)
+        else:
+            self.add(name, content + b"\n")
+
+    def add_lines(self, name: str, values: list[Any]) -> None:
+        """Put values in, one a line."""
+        self.add(name, b"".join(msgspec.json.encode(one) + b"\n" for one in values))
+
+    def miss(self, what: str, reason: str, way_out: str = "") -> None:
+        """Say what is not there, and why."""
+        self.gaps.append(Gap(what=what, reason=reason, way_out=way_out))
+
+    def attempt(self, what: str, gather: Callable[[], None]) -> None:
+        """Gather something; whatever goes wrong costs only that."""
+        try:
+            gather()
+        except MldebugError as error:
+            self.miss(what, error.message, error.way_out)
+        except OSError as error:
+            self.miss(what, f"{error.filename or ''}: {error.strerror or error}".lstrip(": "))
+        except Exception as error:  # noqa: BLE001 - a bundle is made when things are broken
+            self.miss(what, f"{type(error).__name__}: {error}", "report it as a defect of mldebug")

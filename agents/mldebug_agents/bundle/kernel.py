@@ -1,0 +1,88 @@
+"""The kernel's log as it stands: raw records of the last hours, the newest within bounds."""
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from mldebug.errors import AccessError, EvidenceError, MldebugError
+from mldebug.kernellog.records import parse_record
+
+FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+RECORD = 16 << 10  # bytes of one read
+MAX_BYTES = 4 << 20
+MAX_SECONDS = 5.0  # for a log that is written faster than it is read
+HOURS = 6.0
+
+
+def read_kernel_log(path: str, since: float, max_bytes: int = MAX_BYTES) -> bytes:
+    """Records not older than `since` (seconds of the kernel's clock), one after the other. Raises in words."""
+    kept: deque[bytes] = deque()
+    size = 0
+    for record in _records(path):
+        told = parse_record(record)
+        if told is None or told.seconds < since:
+            continue
+        kept.append(record)
+        size += len(record)
+        while size > max_bytes:
+            size -= len(kept.popleft())
+    return b"".join(kept)
+
+
+def _records(path: str) -> Iterator[bytes]:
+    """Each with the newline at its end."""
+    try:
+        handle = os.open(path, FLAGS)
+    except OSError as error:
+        raise _trouble(path, error) from error
+    try:
+        yield from _of(handle)
+    except OSError as error:
+        raise _trouble(path, error) from error
+    finally:
+        os.close(handle)
+
+
+def _of(handle: int) -> Iterator[bytes]:
+    deadline = time.monotonic() + MAX_SECONDS
+    rest = b""
+    while time.monotonic() < deadline:
+        try:
+            data = os.read(handle, RECORD)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # records were overwritten before we came
+            continue
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # a record that does not fit, passed over
+                continue
+            raise
+        if not data:
+            break
+        *whole, rest = split_records(rest + data)
+        yield from whole
+        if rest.endswith(b"\n") and len(data) < RECORD:  # the device gives one record a read
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def split_records(data: bytes) -> list[bytes]:
+    """Records with the lines that belong to them; the last one may go on."""
+    found: list[bytes] = []
+    for line in data.splitlines(keepends=True):
+        if found and (line.startswith(b" ") or not found[-1].endswith(b"\n")):
+            found[-1] += line
+        else:
+            found.append(line)
+    return found or [b""]
+
+
+def _trouble(path: str, error: OSError) -> MldebugError:
+    why = f"{path}: {(error.strerror or 'cannot be read').lower()}"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return AccessError(why, "run it as root, or with CAP_SYSLOG")
+    return EvidenceError(why, "in a container, hand the node's /dev/kmsg to it")

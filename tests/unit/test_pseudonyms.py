@@ -1,0 +1,103 @@
+"""Names become other names, the same for the same, and nothing else changes."""
+
+import time
+
+import pytest
+
+from mldebug.pseudonyms import Pseudonyms
+
+
+def names() -> Pseudonyms:
+    made = Pseudonyms()
+    made.learn("node", "trn-gpu-017.acme.example")
+    made.learn("user", "alice", "ubuntu")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trn-gpu-017: hung", "node-1: hung"),
+        ("TRN-GPU-017.acme.example:2049", "node-1.domain-1:2049"),
+        ("trn-gpu-017 and trn-gpu-018", "node-1 and node-2"),
+        ("mount nfs.acme.example:/x", "mount nfs.domain-1:/x"),
+        ("job_trn-gpu-017_3", "job_node-1_3"),
+        ("alice is not malice", "user-1 is not malice"),
+        ("Ubuntu SMP", "Ubuntu SMP"),
+        ("/home/bob/llm/train.py:10", "/home/user-1/folder-1/train.py:10"),
+        ("/home/bob/v/lib/site-packages/torch/x.py", "/home/user-1/folder-1/folder-2/site-packages/torch/x.py"),
+        ("GPU-3B7c1111-2222-3333-4444-555555555555", "GPU-00000000-0000-4000-8000-000000000001"),
+        ("kubepods-pod3b7c1111_2222_3333_4444_555555555555.slice", "kubepods-pod00000000-0000-4000-8000-000000000001.slice"),
+        ("boot 0123456789abcdef0123456789abcdef", "boot 00000000000000000000000000000001"),
+        ("usb 1-1: SerialNumber: AB12345", "usb 1-1: SerialNumber: serial-1"),
+        ("serial8250: ttyS0", "serial8250: ttyS0"),
+        ("eth0 02:aa:bb:cc:dd:ee", "eth0 mac-1"),
+        ("10.1.2.3:29500 and fe80::1 and 127.0.0.1 and ::1", "ip-2:29500 and ip-1 and 127.0.0.1 and ::1"),
+        ("driver 580.159.04 at 0000:3b:00.0, 12:34:56", "driver 580.159.04 at 0000:3b:00.0, 12:34:56"),
+        ("c10d::Reducer::finalize_backward", "c10d::Reducer::finalize_backward"),
+        ("mail a.b@acme.example", "mail mail-1"),
+        ("HF_TOKEN=hf_abcdefghijklmnopqrst", "HF_TOKEN=***"),
+    ],
+)  # fmt: skip
+def test_what_names_somebody_is_replaced_and_nothing_else(text: str, expected: str) -> None:
+    assert names().text(text) == expected
+
+
+def test_the_same_stays_the_same_wherever_it_stands() -> None:
+    made = names()
+    uuid = "3b7c1111-2222-3333-4444-555555555555"
+    told = made.value({"uuid": f"GPU-{uuid}", "ranks": {"0": f"GPU-{uuid.upper()}"}})
+    assert told["uuid"] == told["ranks"]["0"]
+    assert made.text(f"Xid of GPU-{uuid}").endswith(told["uuid"])
+
+
+def test_fields_say_what_a_word_alone_does_not() -> None:
+    made = Pseudonyms()
+    told = {
+        "node": "gpu",
+        "nodes": ["gpu", "gpu2"],
+        "user": "train",
+        "kind": "gpu",
+        "password": "x1",
+    }
+    made.learn_from(told)
+    assert made.value(told) == {
+        "node": "node-1", "nodes": ["node-1", "node-2"], "user": "user-1", "kind": "gpu", "password": "***",
+    }  # fmt: skip
+
+
+def test_a_name_is_learned_from_one_place_and_replaced_in_all() -> None:
+    made = Pseudonyms()
+    value = {
+        "user": "carol",
+        "argv": ["/data/carol/x.py"],
+        "log": "/home/dora/my runs/log.txt",
+        "by": "dora",
+    }
+    made.learn_from(value)
+    told = made.value(value)
+    assert "carol" not in str(told)
+    assert "dora" not in str(told)
+    assert "my runs" not in str(told)
+    assert told["argv"] == ["/data/user-1/x.py"]
+
+
+def test_short_serial_numbers_are_not_taken_out_of_other_numbers() -> None:
+    made = Pseudonyms()
+    made.learn_from({"serial": "165"})
+    assert made.text("step 165") == "step 165"
+    assert made.value({"serial": "165"}) == {"serial": "serial-1"}
+
+
+def test_what_was_replaced_is_not_replaced_again() -> None:
+    made = names()
+    once = made.text("trn-gpu-017 of alice in /home/alice/x/y.py at 10.0.0.1")
+    assert made.text(once) == once
+
+
+def test_four_mebibytes_of_log_take_seconds_and_not_minutes() -> None:
+    line = "6,123,456789,-;eth0: link of trn-gpu-017 is down, GPU-3b7c1111-2222-3333-4444-555555555555\n"
+    began = time.process_time()
+    told = names().text(line * ((1 << 20) // len(line)))
+    assert "trn-gpu" not in told
+    assert time.process_time() - began < 10.0

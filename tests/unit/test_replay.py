@@ -1,0 +1,346 @@
+"""A recorded node is judged as it was when it lived."""
+
+import itertools
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bundles import JOB, UUIDS, h200_bundle, write
+from mldebug.cli import main
+from mldebug.config import Config, Health, load_config
+from mldebug.errors import EvidenceError, UsageError
+from mldebug.gpus.expected import ExpectedGpus
+from mldebug.gpus.readings import GpuEvent, GpuReading, GpuWatch, LostGpu, NodeGpus, NodeWatch
+from mldebug.model import Job, RankIdentity
+from mldebug.snapshot import RunState, Snapshot
+from mldebug_agents.bundle import layout
+from mldebug_agents.bundle.layout import Clocks, Failure, Manifest
+from mldebug_agents.commands.agent import replay_settings
+from mldebug_agents.commands.status import Seen, jobs_shown, status_lines
+from mldebug_agents.replay.place import place
+from mldebug_agents.replay.player import Player
+from mldebug_agents.replay.recording import Recording, load
+from mldebug_agents.replay.running import Replay
+from mldebug_agents.serving.doors import is_served
+from recordings import phases
+
+T0 = 1_795_000_000.0
+BOOT = 5000.0  # the kernel's clock at T0
+MANIFEST = Manifest(
+    began_at=T0, ended_at=T0 + 60, clocks=Clocks(unix=T0 + 60, monotonic=BOOT + 60), read_by="agent"
+)
+BUS = "00000000:45:00.0"
+
+
+def devices(name: str, folder: Path) -> dict[float, str]:
+    """Time -> what the GPUs of the run do, as a replay of a real recording says it."""
+    player = Player(load(h200_bundle(name, folder)), Config())
+    told: dict[float, str] = {}
+    for event in player.events:
+        player.play(event)
+        for run in player.snapshot().runs:
+            assert run.id == JOB
+            told[player.clock.at] = run.devices
+    return told
+
+
+def test_real_training_and_a_real_hang_have_the_fingerprint_that_they_had(tmp_path: Path) -> None:
+    told = devices("sleep", tmp_path)
+    spans = [*phases("sleep"), (max(told), "end")]
+    during = {}
+    for (begin, name), (end, _) in itertools.pairwise(spans):
+        late = [one for at, one in told.items() if begin + (end - begin) / 2 < at < end - 1]
+        during.setdefault(name, late)
+    assert all("compute" in one for one in during["train"][-5:]), during["train"]
+    last = told[max(told)]
+    assert "GPU 0 waits in a collective (100 % busy" in last, last
+    assert "GPU 1 has not arrived" in last, last
+
+
+def test_a_rank_that_was_stopped_has_not_arrived(tmp_path: Path) -> None:
+    told = devices("stop", tmp_path)
+    assert "GPU 1 has not arrived" in told[max(told)]
+
+
+def test_a_recording_says_that_it_is_one(tmp_path: Path) -> None:
+    seen: list[Snapshot] = []
+    replay = Replay(load(h200_bundle("kill", tmp_path)), Config(), seen.append, speed=0)
+    assert "replay ended after" in replay.run()
+    assert {one.replay for one in seen} == {replay.words}
+    assert replay.words.startswith("h200 2026-")
+    assert [one.at for one in seen] == sorted(one.at for one in seen)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def run() -> RunState:
+    return RunState(id="r", name="train.py", launcher="torchrun", world_size=1, ranks={0: 77}, gpus={0: UUIDS[0]})  # fmt: skip
+
+
+def status(at: float) -> Snapshot:
+    return Snapshot(node="n1", at=at, started_at=T0 - 100, runs=(run(),))
+
+
+def full(at: float, **changes: object) -> NodeGpus:
+    gpu = GpuReading(uuid=UUIDS[0], index=0, bus_id=BUS)
+    return NodeGpus(at=at, gpus=(msgspec.structs.replace(gpu, **changes),))
+
+
+def record(sequence: int, seconds: float, text: str) -> bytes:
+    return f"3,{sequence},{int(seconds * 1e6)},-;{text}\n".encode()
+
+
+def played(recording: Recording, until: float = T0 + 1000) -> Player:
+    player = Player(recording, recording.config or Config())
+    for event in player.events:
+        if event.at <= until:
+            player.play(event)
+    return player
+
+
+def test_kernel_records_come_when_their_time_has_come_and_name_the_rank() -> None:
+    xid = "NVRM: Xid (PCI:0000:45:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    recording = Recording(
+        manifest=MANIFEST,
+        statuses=(status(T0), status(T0 + 50)),
+        full=(full(T0), full(T0 + 30)),
+        watch=(NodeWatch(at=T0 + 10), NodeWatch(at=T0 + 40)),
+        kernel=(record(1, BOOT - 7, "old news"), record(2, BOOT + 20, xid)),
+    )
+    before = played(recording, T0 + 15).snapshot()
+    assert before.kernel is not None
+    assert before.kernel.records == 1
+    assert before.kernel_events == ()
+    after = played(recording).snapshot()
+    (event,) = after.kernel_events
+    assert (event.run, event.rank) == ("r", 0)
+    assert event.burst.first_at == pytest.approx(T0 + 20, abs=0.01)
+    assert after.kernel is not None
+    assert [(one.xid, one.count, one.uuid) for one in after.kernel.xids] == [(79, 1, UUIDS[0])]
+
+
+def test_events_of_before_a_rank_began_are_not_its_own() -> None:
+    xid = "NVRM: Xid (PCI:0000:45:00): 31, pid=12, name=python, Ch 00000001"
+    recording = Recording(
+        manifest=MANIFEST,
+        statuses=(status(T0),),
+        full=(full(T0),),
+        kernel=(record(1, BOOT - 3600, xid),),
+    )
+    rank = RankIdentity(rank=0, pid=77, world_size=1, started_at=T0 - 60)
+    job = Job(id="r", name="train.py", launcher="torchrun", ranks=(rank,))
+    told = played(msgspec.structs.replace(recording, jobs=(job,))).snapshot()
+    assert [one.rank for one in told.kernel_events] == [None]
+    assert [one.rank for one in played(recording).snapshot().kernel_events] == [0]
+
+
+def test_a_missing_gpu_is_known_by_what_the_agent_remembered() -> None:
+    expected = ExpectedGpus()
+    both = (GpuReading(uuid=UUIDS[0], index=0, bus_id=BUS), GpuReading(uuid=UUIDS[1], index=1))
+    expected.look(NodeGpus(at=T0 - 900, gpus=both), view="/")
+    memory = {"expected_gpus": msgspec.json.encode(expected)}
+    recording = Recording(manifest=MANIFEST, statuses=(status(T0),), full=(full(T0),))
+    assert not codes(played(recording))
+    remembering = msgspec.structs.replace(recording, memory=memory)
+    assert "gpu_missing" in codes(played(remembering))
+
+
+def codes(player: Player) -> set[str]:
+    health = player.snapshot().health
+    return {one.reason_code for one in health if one.component == "gpu_count" and one.state != "healthy"}  # fmt: skip
+
+
+def test_a_read_that_failed_takes_its_values_away() -> None:
+    recording = Recording(
+        manifest=MANIFEST,
+        statuses=(status(T0),),
+        full=(full(T0),),
+        watch=(NodeWatch(at=T0, gpus=(GpuWatch(uuid=UUIDS[0], index=0, power_watts=100.0),)),),
+        failed=(
+            Failure(at=T0 + 5, read="watch", error="blocked"),
+            Failure(at=T0 + 9, read="full", error="blocked"),
+        ),
+    )
+    assert played(recording, T0 + 1).snapshot().gpu_watch is not None
+    after = played(recording, T0 + 6).snapshot()
+    assert after.gpu_watch is None
+    assert after.gpus is not None
+    assert played(recording).snapshot().gpus is None
+
+
+def test_xids_that_the_library_told_are_counted_once() -> None:
+    event = GpuEvent(at=T0 + 1, uuid=UUIDS[0], index=0, bus_id=BUS, xid=63)
+    recording = Recording(
+        manifest=MANIFEST,
+        statuses=(status(T0), status(T0 + 30)),
+        full=(full(T0),),
+        watch=(NodeWatch(at=T0 + 1, events=(event,)), NodeWatch(at=T0 + 5)),
+        kernel=(),
+    )
+    told = played(recording).snapshot().kernel
+    assert told is not None
+    assert [(one.xid, one.count) for one in told.xids] == [(63, 1)]
+
+
+@pytest.mark.parametrize(("counted", "total"), [(False, 130.0), (True, 30.0)])
+def test_counters_are_made_monotone_unless_they_are_already(counted: bool, total: float) -> None:
+    recording = Recording(
+        manifest=msgspec.structs.replace(MANIFEST, counted=counted),
+        full=(
+            full(T0, energy_joules=100.0),
+            full(T0 + 1, energy_joules=0.0),
+            full(T0 + 2, energy_joules=30.0),
+        ),
+    )
+    told = played(recording).snapshot().gpus
+    assert told is not None
+    assert told.gpus[0].energy_joules == total
+
+
+def test_a_log_that_could_not_be_read_is_a_gap_and_no_calm() -> None:
+    recording = Recording(manifest=MANIFEST, statuses=(status(T0),))
+    told = played(recording).snapshot()
+    assert [one.what for one in told.gaps] == ["kernel log"]
+    assert told.kernel is not None
+    assert not told.kernel.readable
+
+
+def test_a_lost_gpu_stays_with_its_rank() -> None:
+    lost = LostGpu(index=0, uuid=UUIDS[0], bus_id=BUS, reason="GPU is lost", code="gpu_is_lost")
+    recording = Recording(
+        manifest=MANIFEST,
+        statuses=(status(T0),),
+        full=(full(T0), NodeGpus(at=T0 + 30, lost=(lost,))),
+    )
+    assert played(recording).snapshot().runs[0].gpus == {0: UUIDS[0]}
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(b"hello")
+    with pytest.raises(EvidenceError, match=r"x\.tar\.gz"):
+        load(tmp_path / "x.tar.gz")
+    with pytest.raises(EvidenceError, match="manifest"):
+        load(tmp_path)
+    with pytest.raises(EvidenceError):
+        load(tmp_path / "absent")
+
+
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
+    write(tmp_path, MANIFEST, {layout.WATCH: b'{"at": 1.0}\n{"at": "soon"}\n'})
+    with pytest.raises(EvidenceError, match=r"watch\.jsonl:2"):
+        load(tmp_path)
+
+
+def test_an_empty_recording_is_refused_before_anything_is_served(tmp_path: Path) -> None:
+    write(tmp_path, MANIFEST, {})
+    with pytest.raises(EvidenceError, match="nothing"):
+        Replay(load(tmp_path), Config(), lambda _: None)
+
+
+def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "evil.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        entry = tarfile.TarInfo("b/manifest.json")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        archive.addfile(entry)
+    with pytest.raises(EvidenceError, match="manifest"):
+        load(path)
+
+
+def test_it_plays_at_the_speed_that_was_asked_for() -> None:
+    recording = Recording(manifest=MANIFEST, statuses=(status(T0), status(T0 + 3)))
+    now, waits = [100.0], []
+
+    class Sleeper:
+        def get(self, timeout: float) -> None:
+            waits.append(timeout)
+            now[0] += timeout
+
+    replay = Replay(recording, Config(), lambda _: None, speed=2.0, monotonic=lambda: now[0])
+    replay._wake = Sleeper()  # type: ignore[assignment]
+    replay.run()
+    assert sum(waits) == pytest.approx(1.5)
+
+
+def test_a_loop_begins_anew_until_it_is_told_to_stop() -> None:
+    recording = Recording(manifest=MANIFEST, statuses=(status(T0),))
+    seen: list[Snapshot] = []
+
+    def publish(snapshot: Snapshot) -> None:
+        seen.append(snapshot)
+        if len(seen) == 3:
+            replay.stop()
+
+    replay = Replay(recording, Config(), publish, speed=0, loop=True)
+    replay.run()
+    assert len(seen) == 3
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--loop",),
+        ("--speed", "2x"),
+        ("--state-dir", "x"),
+        ("--replay", "BUNDLE", "--speed", "fast"),
+        ("--replay", "BUNDLE", "--speed", "-1x"),
+        ("--replay", "nowhere"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_a_way_out(
+    tmp_path: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = h200_bundle("kill", tmp_path / "b")
+    given = [str(bundle) if one == "BUNDLE" else one for one in arguments]
+    assert main(["agent", *given]) == 2
+    assert "way out:" in capsys.readouterr().err
+
+
+def test_the_place_of_a_replay_leaves_nothing_behind(tmp_path: Path) -> None:
+    wanted = tmp_path / "state"
+    with place(wanted, Config()) as (file, door), door:
+        assert load_config(file).agent.state_dir == wanted
+        assert is_served(wanted)
+        with pytest.raises(UsageError), place(wanted, Config()):
+            pass
+        assert is_served(wanted)
+    assert list(wanted.iterdir()) == []
+    with place(None, Config()) as (file, door), door:
+        folder = file.parent
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+
+
+def test_files_of_somebody_else_are_left_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "mldebug.yaml").write_text("mine")
+    with pytest.raises(UsageError), place(tmp_path, Config()):
+        pass
+    assert (tmp_path / "mldebug.yaml").read_text() == "mine"
+
+
+def test_status_shows_the_runs_of_a_recording_and_says_that_it_is_one() -> None:
+    recording = Recording(manifest=MANIFEST, statuses=(status(T0),))
+    shown = Player(recording, Config(), "n1 of yesterday").snapshot()
+    seen = Seen(node="here", now=T0, jobs=jobs_shown((), shown), remarks=(), gaps=(), agent=shown)
+    text = "\n".join(line.plain for line in status_lines(seen))
+    assert "a replay of n1 of yesterday" in text
+    assert "train.py" in text
+    assert "mldebug dump" not in text
+
+
+def test_the_config_of_the_recorded_node_is_obeyed_unless_another_is_given(tmp_path: Path) -> None:
+    there = Config(health=Health(gpus=8))
+    recording = Recording(manifest=MANIFEST, statuses=(status(T0),), config=there)
+    assert replay_settings(recording, None).health.gpus == 8
+    assert replay_settings(recording, None).agent == Config().agent
+    (tmp_path / "own.yaml").write_text("health: {gpus: 4}\n")
+    assert replay_settings(recording, tmp_path / "own.yaml").health.gpus == 4
