@@ -311,7 +311,10 @@ class Node:
             reports_lost=self.ledger.lost,
             reports_waiting=self.ledger.waiting,
             state_dir_losses=self.ledger.losses,
-            remarks=(*self.found.remarks, *stuck_remarks(self.bench.spawner.leftovers)),
+            remarks=(
+                *self.found.remarks,
+                *stuck_remarks((*self.bench.spawner.leftovers, *self.bench.gpus.leftovers())),
+            ),
             gaps=self.found.gaps,
             cpu_seconds=self._usage.cpu_seconds(),
             rss_bytes=self._usage.rss_bytes(),

@@ -134,7 +134,8 @@ def _factor(speed: str) -> float:
 
 def _end(bench: Workbench, server: Server, ledger: Ledger) -> None:
     """The children first: what waits for them comes back. Nothing here waits long."""
-    ledger.leave(bench.spawner.clear(spare=ledger.worker))
+    bench.gpus.close()
+    ledger.leave((*bench.spawner.clear(spare=ledger.worker), *bench.gpus.leftovers()))
     server.stop()
     ledger.close(LAST_WRITES)
     for one in bench.spawner.close():
@@ -143,7 +144,7 @@ def _end(bench: Workbench, server: Server, ledger: Ledger) -> None:
 
 def _stuck(node: Node, bench: Workbench) -> str:
     busy = [source.name for source in node.snapshot().sources if source.stuck or source.error]
-    left = [_named(one) for one in bench.spawner.leftovers]
+    left = [_named(one) for one in (*bench.spawner.leftovers, *bench.gpus.leftovers())]
     return "; ".join([*busy, *left]) or "threads do not come back"
 
 
