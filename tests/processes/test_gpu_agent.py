@@ -122,7 +122,7 @@ def test_a_hang_report_has_the_fingerprint_of_the_gpus(
     job.hang()
     report = report_on(agent, job)
     evidence = " ".join(report["diagnosis"]["evidence"])
-    assert 1 in [one["rank"] for one in report["diagnosis"]["culprits"]], report["diagnosis"]
+    assert "rank 1 sleeps in slow_data_loader" in report["diagnosis"]["summary"]
     assert "GPU 0 waits in a collective (100 % busy" in evidence, evidence
     assert "GPU 1 has not arrived" in evidence, evidence
 
@@ -160,7 +160,7 @@ def test_a_driver_that_does_not_answer_costs_the_gpus_and_nothing_else(
         assert seen(agent).gpu_watch is None
         job.hang()
         report = report_on(agent, job)
-        assert 1 in [one["rank"] for one in report["diagnosis"]["culprits"]]
+        assert "rank 1 sleeps in slow_data_loader" in report["diagnosis"]["summary"]
         began = time.monotonic()
         agent.process.terminate()
         assert agent.process.wait(10) == 0
