@@ -7,47 +7,18 @@ python tests/bench/gpureads.py fake           the recorded H200s, eight of them:
 import os
 import sys
 import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from bench.table import Row, show
 from fakenvml.library import FakeNvml
-from mldebug.gpus.readings import NodeGpus, NodeWatch
+from gpu.timing import dearest, read_costs
 from mldebug_agents.gpus.nvidia import Nvidia
 from mldebug_agents.nvml.library import LIBRARY, Library
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "30"))
 PAUSE = 0.2  # seconds between two reads: the averages need a window
 GPUS = 8
-DEAREST = 12
-
-
-class Timed:
-    """The binding, with a clock around every call of the library."""
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.calls: dict[str, int] = defaultdict(int)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._nvml, name)
-        return self._clocked(name, found) if name.startswith("nvml") and callable(found) else found
-
-    def _clocked(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return call(*arguments)
-            finally:
-                self.seconds[name] += time.perf_counter() - started
-                self.calls[name] += 1
-
-        return timed
 
 
 def eight(folder: Path) -> str:
@@ -67,36 +38,20 @@ def eight(folder: Path) -> str:
 
 def rows(reader: Nvidia) -> Iterator[Row]:
     """The two reads."""
-    for name, read in (("watch", reader.watch), ("full", reader.full)):
-        reads: list[NodeWatch | NodeGpus] = []
-        for _ in range(ROUNDS):
-            time.sleep(PAUSE)
-            reads.append(read())
-        gpus = len(reads[-1].gpus)
-        wall = [one.read_seconds * 1000 for one in reads[2:]]
-        cpu = [one.cpu_seconds * 1000 for one in reads[2:]]
+    for cost in read_costs(reader, ROUNDS, PAUSE):
+        of_eight, watch = cost.of_eight, cost.what == "watch"
         yield Row(
-            f"{name} read of {gpus} GPUs, wall",
-            f"{median(wall):.1f} ms (longest {max(wall):.1f})",
-            "≤ 10 ms for 8" if name == "watch" else "",
-            median(wall) * 8 / max(gpus, 1) <= 10 if name == "watch" else None,
+            f"{cost.what} read of {cost.gpus} GPUs, wall",
+            f"{cost.wall[0]:.1f} ms (longest {cost.wall[2]:.1f})",
+            "≤ 10 ms for 8" if watch else "",
+            of_eight[0] <= 10 if watch else None,
         )
         yield Row(
-            f"{name} read of {gpus} GPUs, CPU",
-            f"{median(cpu):.1f} ms",
-            "≤ 100 ms for 8" if name == "full" else "",
-            median(cpu) * 8 / max(gpus, 1) <= 100 if name == "full" else None,
+            f"{cost.what} read of {cost.gpus} GPUs, CPU",
+            f"{cost.cpu[0]:.1f} ms",
+            "" if watch else "≤ 100 ms for 8",
+            None if watch else of_eight[1] <= 100,
         )
-
-
-def calls(reader: Nvidia, library: Library) -> None:
-    """The dearest calls of one full read."""
-    timed = Timed(library.nvml)
-    library.nvml = timed  # type: ignore[assignment]
-    reader.full()
-    dearest = sorted(timed.seconds, key=lambda name: -timed.seconds[name])[:DEAREST]
-    for name in dearest:
-        print(f"{name:45} {timed.calls[name]:5} calls {timed.seconds[name] * 1000:9.2f} ms")
 
 
 def main() -> None:
@@ -106,7 +61,8 @@ def main() -> None:
         library = Library(eight(Path(folder)) if wanted == "fake" else wanted)
         reader = Nvidia(library)
         show("GPU reads", list(rows(reader)))
-        calls(reader, library)
+        for name, calls, milliseconds in dearest(reader, library):
+            print(f"{name:45} {calls:5} calls {milliseconds:9.2f} ms")
         reader.close()
 
 

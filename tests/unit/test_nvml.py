@@ -68,16 +68,73 @@ def test_the_watch_read_says_what_was_recorded(tmp_path: Path, start: Start) -> 
     assert look.lost == ()
 
 
-def test_the_watch_read_calls_three_functions_per_gpu_and_no_more(
+UTILIZATION, FIELDS = "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues"
+
+
+def asked(fake: FakeNvml, reader: nvidia.Nvidia) -> list[str]:
+    """What one look asks the library."""
+    fake.count_calls()
+    reader.watch()
+    return fake.calls()
+
+
+def test_the_first_look_asks_for_everything(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.play("idle")
+    per_gpu = [FIELDS, UTILIZATION]  # the power alone: it had worked until then
+    wanted = ["nvmlDeviceGetCount_v2", *per_gpu, *per_gpu, "nvmlEventSetWait_v2"]
+    assert asked(fake, reader) == wanted
+    per_gpu = [FIELDS, FIELDS, UTILIZATION]  # energy, too
+    assert asked(fake, reader) == [wanted[0], *per_gpu, *per_gpu, wanted[-1]]
+
+
+def test_gpus_that_go_on_working_are_asked_for_power_alone_and_take_turns_for_the_rest(
     tmp_path: Path, start: Start
 ) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
     reader.watch()
-    fake.count_calls()
+    looks = [asked(fake, reader) for _ in range(8)]
+    assert [look.count(FIELDS) for look in looks] == [2] * 8
+    assert [look.count(UTILIZATION) for look in looks] == [0, 0, 1, 1] * 2  # never both at once
+    assert reader.watch().gpus[1].utilization_ratio == pytest.approx(0.88)
+
+
+def test_a_gpu_whose_power_falls_is_seen_at_once(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    for _ in range(3):
+        reader.watch()
+    fake.play("hang-sleep")
+    waiting, absent = reader.watch().gpus
+    assert (waiting.utilization_ratio, waiting.memory_utilization_ratio) == (1.0, 0.0)
+    assert (absent.utilization_ratio, absent.memory_utilization_ratio) == (0.0, 0.0)
+    assert [one.energy_joules is not None for one in reader.watch().gpus] == [True, True]
+
+
+def test_a_gpu_that_draws_as_much_but_moves_nothing_is_seen_within_four_looks(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
     reader.watch()
-    per_gpu = ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues"]
-    assert fake.calls() == ["nvmlDeviceGetCount_v2", *per_gpu, *per_gpu, "nvmlEventSetWait_v2"]
+    fake.set("nvmlDeviceGetUtilizationRates 1", 100, 0)
+    seen = [reader.watch().gpus[1].memory_utilization_ratio for _ in range(5)]
+    assert 0.0 in seen[:4]
+    assert seen[-1] == 0.0
+
+
+def test_a_gpu_without_utilization_is_asked_for_the_rest_at_every_look(
+    tmp_path: Path, start: Start
+) -> None:
+    reader = start(FakeNvml(tmp_path, omit=["nvmlDeviceGetUtilizationRates"]))
+    for _ in range(3):
+        gpu = reader.watch().gpus[0]
+        assert gpu.utilization_ratio is None
+        assert gpu.power_watts == pytest.approx(533.304)
+        assert gpu.energy_joules is not None
 
 
 def test_the_full_read_says_who_the_gpu_is(tmp_path: Path, start: Start) -> None:
@@ -119,6 +176,25 @@ def test_nvlink_is_read_link_by_link(tmp_path: Path, start: Start) -> None:
     assert gpu.nvlinks[0].errors["crc_data"] == 503
     assert nvlink_errors(gpu, "ecc_data") == 761 + 17 * 669
     assert gpu.nvlink_receive_bytes == 18 * 59623921 * 1024
+
+
+def test_the_dear_link_counters_are_asked_for_by_turns(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    assert nvlink_errors(first(reader.full()), "crc_data") == 503 + 17 * 359
+    for link in range(18):
+        fake.set(f"nvmlDeviceGetNvLinkErrorCounter 0 {link} 3", 10_000)
+    seen, calls = [], []
+    for _ in range(10):
+        fake.count_calls()
+        gpu = first(reader.full())
+        calls.append(fake.calls().count("nvmlDeviceGetNvLinkErrorCounter"))
+        seen.append([link.errors["crc_data"] for link in gpu.nvlinks])
+    assert max(calls) == 8  # of 72: two links of two GPUs, two counters
+    assert sum(calls) == 72
+    assert seen[-1] == [10_000] * 18
+    assert seen[0].count(10_000) == 1  # link 9
+    assert all(len(counts) == 18 for counts in seen)
 
 
 def test_averages_need_two_reads_and_no_sleep(tmp_path: Path, start: Start, clock: Clock) -> None:
@@ -554,7 +630,9 @@ def test_a_gpu_that_would_block_whoever_asks_is_left_alone(
     clock.now += 59
     assert [gpu.index for gpu in reader.full().gpus] == [0]
     assert [gone.code for gone in reader.watch().lost] == [f"xid_{xid}"]
-    assert fake.calls().count("nvmlDeviceGetUtilizationRates") == 2  # of the other one
+    assert (
+        fake.calls().count("nvmlDeviceGetUtilizationRates") == 1
+    )  # of the other one, when all is read
     clock.now += 1
     fake.release()
     assert len(reader.watch().gpus) == 2

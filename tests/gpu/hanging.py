@@ -1,0 +1,184 @@
+"""A job that goes through phases and hangs, under a real agent: what its GPUs are told to do each second, and the report."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpu import world
+from mldebug.gpus.fingerprint import RunLevels
+from mldebug.gpus.signs import RankSign, sign_of
+from mldebug.snapshot import RunState, Snapshot
+from processes.harness import wait_for
+from processes.watching import Report, RunningAgent
+
+STALL = "{timeout: 15s, busy_timeout: 25s, interval: 1s}"
+TIMEOUT = 15.0
+POLL = 0.5  # seconds
+LATE = 25.0  # seconds after the timeout at which no report comes any more
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One new watch read: when, the agent's sentence, its stage, and the state of each GPU by number."""
+
+    at: float
+    sentence: str
+    stage: str
+    states: dict[int, str]
+    watts: dict[int, float]
+
+
+class Eye:
+    """Asks the agent again and again, and tells the fingerprint of what it has read by itself as well.
+
+    The states are those of a memory of its own: it knows no steps and no stacks, only GPUs and which rank has which.
+    """
+
+    def __init__(self, agent: RunningAgent, job: world.Job) -> None:
+        self.agent = agent
+        self.job = job
+        self.seen: list[Seen] = []
+        self._levels = RunLevels()
+
+    def look(self) -> Snapshot | None:
+        """Ask once."""
+        snapshot = self.agent.snapshot()
+        watch = snapshot.gpu_watch if snapshot else None
+        if snapshot is None or watch is None or (self.seen and self.seen[-1].at >= watch.at):
+            return snapshot
+        run = run_of(snapshot, self.job)
+        if run is None:
+            return snapshot
+        signs = [sign_of(one, rank=RankSign(rank=one.index)) for one in watch.gpus]
+        told = self._levels.look(watch.at, signs, run.world_size)
+        self.seen.append(
+            Seen(
+                at=watch.at,
+                sentence=run.devices,
+                stage=run.stage,
+                states={one.index: str(one.state) for one in told.gpus},
+                watts={one.index: round(one.power_watts or 0.0, 1) for one in told.gpus},
+            )
+        )
+        return snapshot
+
+
+def story(folder: Path, plan: str, *options: str) -> dict[str, Any]:
+    """Run the plan, whose last phase hangs, until there is a report; `options` of the job."""
+    with (
+        world.agent(folder, STALL) as agent,
+        world.job(folder, "--ddp", "--plan", plan, *options) as job,
+    ):
+        eye = Eye(agent, job)
+        planned = sum(float(one.partition(":")[2] or 0) for one in plan.split(","))
+        _poll(eye, lambda: job.alive() and job.struck_at() is not None, planned + 60)
+        struck = job.struck_at() or world.now()
+        _poll(eye, lambda: bool(_reports(agent, job)), TIMEOUT + LATE)
+        came = world.now()
+        _poll(eye, lambda: world.now() > came + 3, 10)
+        reports, before = _reports(agent, job), [one for one in eye.seen if one.at < struck]
+        return {
+            "plan": plan,
+            "phases": phases(eye.seen, job.phases()),
+            "sentences": sentences(eye.seen, job.phases()),
+            "struck_at": struck,
+            "reports": [_told(one) for one in reports],
+            "seconds_after_timeout": round(came - struck - TIMEOUT, 2) if reports else None,
+            "suspected_before": sorted({one.stage for one in before}),
+            "joined": _joined(agent, job),
+            "log": agent.log[-1500:] if not reports else "",
+        }
+
+
+def claims(
+    told: Mapping[str, Any], states: Mapping[tuple[str, int], str], named: Sequence[int]
+) -> list[dict[str, Any]]:
+    """What is claimed of a story, and whether it held: the state of a GPU at the end of a phase, and whom the report names."""
+    last = {(one["phase"], one["gpu"]): one["last"] for one in told["phases"]}
+    found = []
+    for (phase, gpu), state in states.items():
+        saw = last.get((phase, gpu), "not seen")
+        claim = f"GPU {gpu} at the end of {phase}: {state}"
+        found.append({"claim": claim, "held": saw == state, "saw": saw})
+    reports = told["reports"]
+    ranks = [one.get("rank") for report in reports for one in report["culprits"] or ()]
+    found.append({"claim": "one report", "held": len(reports) == 1, "saw": len(reports)})
+    wanted = f"the report names {list(named) or 'nobody'}"
+    return [*found, {"claim": wanted, "held": bool(reports) and ranks == list(named), "saw": ranks}]
+
+
+def _poll(eye: Eye, until: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not until() and time.monotonic() < deadline:
+        eye.look()
+        time.sleep(POLL)
+
+
+def run_of(snapshot: Snapshot, job: world.Job) -> RunState | None:
+    """What the agent knows of this job."""
+    return next((one for one in snapshot.runs if job.pids & set(one.ranks.values())), None)
+
+
+def _reports(agent: RunningAgent, job: world.Job) -> list[Report]:
+    pids = job.pids
+    return [one for one in agent.reports() if pids & {rank["pid"] for rank in one["ranks"]}]
+
+
+def _told(report: Report) -> dict[str, Any]:
+    diagnosis = report["diagnosis"]
+    names = ("verdict", "confidence", "summary", "culprits", "evidence")
+    return {name: diagnosis.get(name) for name in names}
+
+
+def _joined(agent: RunningAgent, job: world.Job) -> dict[int, int | None]:
+    """The number of each rank's GPU."""
+    seen = wait_for("a snapshot", agent.snapshot, 10)
+    numbers = {one.uuid: one.index for one in seen.gpus.gpus} if seen.gpus else {}
+    run = run_of(seen, job)
+    return {rank: numbers.get(uuid) for rank, uuid in run.gpus.items()} if run else {}
+
+
+def phases(seen: Sequence[Seen], marks: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    """For each phase and GPU how many looks saw which state, and after how many seconds the last state began."""
+    found = []
+    for (name, begin), (_, end) in pairwise([*marks, ("", float("inf"))]):
+        inside = [one for one in seen if begin <= one.at < end]
+        for gpu in sorted({number for one in inside for number in one.states}):
+            states = [(one.at, one.states[gpu]) for one in inside if gpu in one.states]
+            watts = sorted(one.watts[gpu] for one in inside if gpu in one.watts)
+            found.append(
+                {
+                    "phase": name,
+                    "gpu": gpu,
+                    "states": dict(Counter(state for _, state in states).most_common()),
+                    "last": states[-1][1],
+                    "settled_after": round(_since(states) - begin, 1),
+                    "watts": watts[len(watts) // 2],
+                }
+            )
+    return found
+
+
+def _since(states: Sequence[tuple[float, str]]) -> float:
+    """When the last state began."""
+    last = states[-1][1]
+    start = states[-1][0]
+    for at, state in reversed(states):
+        if state != last:
+            break
+        start = at
+    return start
+
+
+def sentences(seen: Sequence[Seen], marks: Sequence[tuple[str, float]]) -> list[dict[str, str]]:
+    """What the agent said last in each phase."""
+    found = []
+    for (name, begin), (_, end) in pairwise([*marks, ("", float("inf"))]):
+        said = [one.sentence for one in seen if begin <= one.at < end and one.sentence]
+        if said:
+            found.append({"phase": name, "said": said[-1]})
+    return found

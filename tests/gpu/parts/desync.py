@@ -1,0 +1,22 @@
+"""A hang in which both ranks wait in different collectives: rank 0 in all_reduce, rank 1 in a broadcast elsewhere."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpu.hanging import claims, story
+
+PLAN = "train:15,broadcast"
+STATES = {
+    ("train", 0): "training",
+    ("train", 1): "training",
+    ("broadcast", 0): "unknown",  # both spin: a collective and an endless kernel look the same
+    ("broadcast", 1): "unknown",
+}
+
+
+def run(folder: Path) -> Iterator[tuple[str, Any]]:
+    """One job, one report."""
+    told = story(folder, PLAN)
+    yield "story", told
+    yield "claims", claims(told, STATES, [])
