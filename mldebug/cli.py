@@ -19,7 +19,7 @@ from mldebug.rooms import load, names, summary
 
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "reports"),
-    "Look at this node": ("agent", "status", "doctor", "support-bundle"),
+    "Look at this node": ("agent", "status", "gpus", "doctor", "support-bundle"),
     "Try and set up": ("demo", "check-config"),
 }
 OTHERS = "More"

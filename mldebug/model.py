@@ -503,6 +503,8 @@ class Report(Spoken, frozen=True, kw_only=True):
     nodes: tuple[NodeView, ...]
     remarks: tuple[str, ...]
     gaps: tuple[GapView, ...]
+    # what the kernel and the driver said, beside the evidence; reports of earlier versions lack it
+    hardware: tuple[str, ...] = ()
 
 
 class Judgement(Noun, frozen=True, kw_only=True):

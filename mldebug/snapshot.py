@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.health.components import Health
 from mldebug.kernellog.counts import KernelCounts
@@ -89,6 +90,9 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     children: Children | None = None
     gpus: NodeGpus | None = None  # the last full read, counters made monotone; None where it failed
     gpu_watch: NodeWatch | None = None  # the last watch read; None where it failed
+    gpu_count: GpuCount | None = None  # against what is remembered; None: not looked at yet
+    gpus_released_until: float | None = None  # unix: nothing reads the GPUs until then
+    gpus_released_why: str = ""
     kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
     kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet

@@ -12,13 +12,17 @@ from mldebug.archive import Archive
 from mldebug.diagnosis import diagnose
 from mldebug.errors import AccessError, MldebugError, UsageError
 from mldebug.model import Job, Judgement, NodeCapture, Report, Stall
+from mldebug.nodeview.glance import Glance
 from mldebug.pruning import BY_HAND
 from mldebug.report.build import build_report, make_id
 from mldebug.report.html import render_html
+from mldebug_agents.hardware.once import OnceLooked
+from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
 
 STORE_TIMEOUT = 10.0
+BESIDE = 3.0  # seconds for GPUs and kernel log, from the begin of the first capture
 MAX_TOLD = 4  # jobs listed in an error
 MAX_TURNS = 100  # reports of one job in one second
 
@@ -90,11 +94,35 @@ def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
     )
 
 
-def take(bench: Workbench, job: Job, found: Discovery) -> Taken:
+def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OnceLooked:
+    """Begin to look at GPUs and kernel log, while the ranks are captured: at most `BESIDE` seconds are waited for it."""
+    state_dir = bench.config.agent.state_dir
+    return OnceLooked(
+        bench,
+        found,
+        BESIDE,
+        lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
+    )
+
+
+def take(bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None) -> Taken:
     """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
     detected = time.time()
     capture = bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+    if beside is not None:
+        capture = with_hardware(capture, beside.take())
     return write_down(bench, capture, detected)
+
+
+def with_hardware(capture: NodeCapture, seen: Glance) -> NodeCapture:
+    """A capture, with what was said against its ranks and what their GPUs do; what could not be read is a gap."""
+    gaps = [one for one in (seen.gpu_gap, seen.kernel_gap) if one is not None]
+    return msgspec.structs.replace(
+        capture,
+        faults=seen.faults(capture.job),
+        devices=seen.devices(capture.job.id),
+        gaps=(*capture.gaps, *gaps),
+    )
 
 
 def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken:

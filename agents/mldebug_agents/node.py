@@ -81,6 +81,7 @@ class Node:
             "exits": Worker("exits", lambda work: work(), self._inbox, EXITS_DEADLINE),
         }
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
+        self.gpu_desk = self._hardware.desk
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )

@@ -8,6 +8,8 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,9 +22,13 @@ from mldebug.rooms import create_all
 from mldebug.snapshot import Snapshot, encode
 from mldebug_agents.serving.doors import open_tcp
 from mldebug_agents.serving.guests import BACKLOG, Door
-from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, view
+from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, may_see_all, view
+from mldebug_agents.serving.telling import carry_out, refused
 
 log = logging.getLogger("mldebug")
+
+Verb = Callable[[Mapping[str, str]], object]
+"""Does what was asked for with these parameters and returns a struct; an MldebugError says why it cannot."""
 
 
 class Server:
@@ -32,6 +38,7 @@ class Server:
         self.settings = settings
         self.group = group_number(settings.group)
         self.snapshot: Snapshot | None = None
+        self.verbs: dict[str, Verb] = {}  # by path: what a POST does, for who may see all
         (self._prometheus,) = create_all("tellers")
         self._servers: list[tuple[uvicorn.Server, threading.Thread]] = []
         self._private_server: uvicorn.Server | None = None
@@ -90,7 +97,17 @@ class Server:
         ]
 
     def _private(self) -> list[Route]:
-        return [Route("/api/v1/status", self._status)]
+        verbs = [
+            Route(path, partial(self._told, verb), methods=["POST"])
+            for path, verb in self.verbs.items()
+        ]
+        return [Route("/api/v1/status", self._status), *verbs]
+
+    def _told(self, verb: Verb, request: Request) -> Response:
+        """Somebody asks for something to be done: root, the agent's user, or a member of its group."""
+        allowed = may_see_all(_peer(request), self.group)
+        status, body = carry_out(verb, request.query_params) if allowed else refused()
+        return Response(body, status_code=status, media_type="application/json")
 
     def _metrics(self, request: Request) -> Response:
         peer, accept = _peer(request), request.headers.get("accept", "")

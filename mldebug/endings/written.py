@@ -54,9 +54,10 @@ def without_processes(ending: Ending, at: float, versions: Mapping[str, str]) ->
 
 
 def with_gaps(capture: NodeCapture, ending: Ending) -> NodeCapture:
-    """The capture, and what could not be learned about the end."""
+    """The capture, and what could not be learned about the end; what was said against its ranks by then."""
     gaps = tuple(Gap(what="how the job ended", reason=reason) for reason in ending.gaps)
-    return msgspec.structs.replace(capture, gaps=(*capture.gaps, *gaps))
+    faults = tuple(dict.fromkeys((*capture.faults, *ending.faults)))
+    return msgspec.structs.replace(capture, gaps=(*capture.gaps, *gaps), faults=faults)
 
 
 def judgement_of(ending: Ending, outcome: Outcome, capture: NodeCapture | None) -> Judgement:

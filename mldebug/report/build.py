@@ -21,6 +21,7 @@ from mldebug.model import (
     TimelineEvent,
     TreeNode,
 )
+from mldebug.report.hardware import hardware_lines
 from mldebug.report.ranks import rank_views, shorten_stack
 from mldebug.report.tidy import tidy_report
 
@@ -77,6 +78,7 @@ def build_report(
         nodes=tuple(_node_view(capture) for capture in _latest(captures)),
         remarks=tuple(_unique(mark.message for each in captures for mark in each.remarks)),
         gaps=tuple(_gaps(captures)),
+        hardware=hardware_lines(captures, judgement.diagnosis),
     )
     return tidy_report(report)
 

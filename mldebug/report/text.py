@@ -60,6 +60,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
         yield from _story(story(report), width)
     yield from _groups(report, width)
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
+    yield from _listed("GPUs and kernel", "- ", report.hardware, width)
     yield from _steps(report.diagnosis.next_steps)
     yield from _listed("Odd", "- ", report.remarks, width)
     yield from _gaps(report, width)

@@ -271,12 +271,18 @@ def test_a_driver_that_is_gone_is_said_and_the_next_child_finds_it(bench: Bench)
 def test_released_gpus_are_closed_and_left_alone(bench: Bench) -> None:
     bench.gpus.watch()
     pid = pid_of(bench.gpus)
+    assert (bench.gpus.released_seconds, bench.gpus.let_go()) == (0.0, False)
     bench.gpus.release(600)
-    wait_until(lambda: not state(pid))
+    wait_until(bench.gpus.let_go)
+    assert not state(pid)
+    bench.clock.now += 200
+    assert bench.gpus.released_seconds == 400.0
     with pytest.raises(GpusReleasedError):
         bench.gpus.watch()
-    bench.clock.now += 601
+    bench.clock.now += 401
+    assert bench.gpus.released_seconds == 0.0
     assert len(bench.gpus.watch().gpus) == 2
+    assert not bench.gpus.let_go()
 
 
 def test_gpus_can_be_released_while_a_call_blocks(bench: Bench) -> None:
@@ -289,6 +295,9 @@ def test_gpus_can_be_released_while_a_call_blocks(bench: Bench) -> None:
         with pytest.raises(GpusReleasedError):
             full.result(PATIENT)
     assert bench.gpus.restarts == 0
+    assert not bench.gpus.let_go(), "the child that blocks still holds them"
+    bench.fake.release()
+    wait_until(bench.gpus.let_go)
 
 
 def test_no_second_child_goes_after_one_in_state_d(bench: Bench) -> None:

@@ -20,6 +20,9 @@ import pytest
 from hung import hung_mount, wait_until
 from mldebug.config import Agent
 from mldebug.errors import UsageError
+from mldebug.kernellog.facts import KernelEvent, Kind
+from mldebug.kernellog.folding import fold
+from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Remark
 from mldebug.snapshot import Snapshot
 from mldebug_agents.server import Server
@@ -147,6 +150,16 @@ def test_whom_the_kernel_does_not_name_sees_nothing_of_others() -> None:
     assert view(SEEN, None, None).runs == ()
     assert view(SEEN, Peer(1, 12345, frozenset({4242})), 4242) == SEEN
     assert view(SEEN, Peer(1, 12345, frozenset({4242})), None).runs == ()
+
+
+def test_kernel_events_of_hidden_runs_are_hidden() -> None:
+    burst = fold([KernelEvent(kind=Kind.XID, at=1.0, xid=79)])[0]
+    events = tuple(RankEvent(burst=burst, run=run) for run in ("r00t", "n0b0", ""))
+    seen = msgspec.structs.replace(SEEN, kernel_events=events)
+    theirs = view(seen, Peer(1, NOBODY), None)
+    assert [one.run for one in theirs.kernel_events] == ["n0b0", ""]
+    assert [one.run for one in view(seen, None, None).kernel_events] == [""]
+    assert view(seen, Peer(1, 0), None).kernel_events == events
 
 
 def test_a_group_that_does_not_exist_is_a_sentence() -> None:

@@ -10,6 +10,7 @@ import msgspec
 from mldebug.config import Config, load_config
 from mldebug.errors import MldebugError, UsageError
 from mldebug.suggest import typed
+from mldebug_agents.hardware.verbs import gpu_verbs
 from mldebug_agents.life import loglines
 from mldebug_agents.life.ending import Ending
 from mldebug_agents.node import Node
@@ -76,6 +77,7 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
     server.start()
     ledger = Ledger(settings.agent.state_dir, bench.spawner, server.serve_door)
     node = Node(settings, bench, ledger, server.publish, read_config=lambda: load_config(file))
+    server.verbs = gpu_verbs(node.gpu_desk)
     ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
     try:
         ledger.start()

@@ -11,7 +11,7 @@ from mldebug.console import Console
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.report.text import print_report
 from mldebug.settings.units import parse_duration
-from mldebug_agents.manual import STORE_TIMEOUT, Taken, choose, take, within
+from mldebug_agents.manual import STORE_TIMEOUT, Taken, choose, look_beside, take, within
 from mldebug_agents.workbench import Workbench
 
 MAX_WATCH = 60.0
@@ -65,7 +65,8 @@ def dump(
             raise UsageError(
                 f"--html takes one job, {len(jobs)} run here", f"add --job {jobs[0].id}"
             )
-        taken = [take(bench, one, found) for one in jobs]
+        beside = look_beside(bench, found, here_only=config is not None)
+        taken = [take(bench, one, found, beside) for one in jobs]
     for one in taken:
         _show(one, as_json, html)
     sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)

@@ -10,17 +10,19 @@ import click
 import msgspec
 from rich.text import Text
 
-from mldebug.config import SYSTEM_STATE_DIR, load_config
+from mldebug.config import load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
+from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job, RankIdentity, Remark
+from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.suggest import typed
-from mldebug_agents.serving.client import Inquiry, inquire
+from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8
@@ -56,7 +58,7 @@ def command(as_json: bool, config: Path | None) -> None:
     settings = load_config(config)
     with Workbench(settings) as bench:
         found = bench.finder.find()
-        asked = _ask(settings.agent.state_dir, here_only=config is not None)
+        asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
         seen = Seen(
             node=bench.node,
             now=time.time(),
@@ -98,14 +100,6 @@ def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
     )
 
 
-def _ask(state_dir: Path, *, here_only: bool) -> Inquiry:
-    """This user's own agent, or else, where no config file says which, the service of this node."""
-    asked = inquire(state_dir)
-    if asked.outcome == "none" and not here_only and state_dir != SYSTEM_STATE_DIR:
-        return inquire(SYSTEM_STATE_DIR)
-    return asked
-
-
 def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
     """Yield the answer line by line; names that a job chose are cleaned and never markup.
 
@@ -115,11 +109,12 @@ def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
     yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
     yield from _agent(seen, config)
     runs = seen.agent.runs if seen.agent else ()
+    events = seen.agent.kernel_events if seen.agent else ()
     for job in seen.jobs:
         yield Text("")
         run = next((run for run in runs if _is(run, job)), None)
         yield from _job(job, run, seen.now)
-        yield from _watched(run, config)
+        yield from _watched(run, config, events, seen.now)
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
     yield from _listed("Not seen", _gaps(seen.gaps))
     if seen.agent is not None and seen.agent.replay:
@@ -164,10 +159,14 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         )
     for line in _ailing(agent):
         yield Text(clean(f"  {line}", 300), style="yellow")
+    for said in hardware_lines(agent, seen.now):
+        yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
 
 
 def _ailing(agent: Snapshot) -> Iterator[str]:
     for source in agent.sources:
+        if source.name == "gpus" and agent.gpus_released_until:
+            continue  # it is told by itself
         if source.stuck:
             yield f"its {source.name} is stuck"
         elif not source.success:
@@ -187,8 +186,10 @@ def _job(job: Job, run: RunState | None, now: float) -> Iterator[Text]:
     yield from _ranks(job, run.exits if run else {})
 
 
-def _watched(run: RunState | None, config: Path | None) -> Iterator[Text]:
-    """What the agent says of it: how far it is, and why it is quiet or not."""
+def _watched(
+    run: RunState | None, config: Path | None, events: Sequence[RankEvent], now: float
+) -> Iterator[Text]:
+    """What the agent says of it: how far it is, why it is quiet or not, what its GPUs do and what befell its ranks."""
     if run is None:
         return
     told = [f"step {run.step}"] if run.step is not None else []
@@ -199,6 +200,10 @@ def _watched(run: RunState | None, config: Path | None) -> Iterator[Text]:
         clean(f"  {stage_words(run.stage)}: {_sentence(run)}{limit}", 400),
         style="red" if run.incident else "",
     )
+    if run.devices:
+        yield Text(clean(f"  {run.devices}", 400))
+    for line in rank_lines(events, run.id, now):
+        yield Text(clean(f"  {line}", 400), style="red")
     if run.incident:
         yield Text(clean(f"  {run.report}", 400), style="bold red")
         show = f"reports show {shlex.quote(clean(run.incident, 80))}"

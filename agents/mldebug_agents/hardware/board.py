@@ -5,6 +5,7 @@ order --> workers "gpus" and "kernel" --news--> board --> looks, captures, ends,
 Belongs to the main loop's thread.
 """
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,9 @@ import msgspec
 
 from mldebug.config import Config
 from mldebug.endings.facts import Ending
-from mldebug.health.components import Health
+from mldebug.gpus.readings import NodeGpus
+from mldebug.gpus.releasing import wants_release
+from mldebug.health.components import BAD, Health
 from mldebug.health.faults import faults_of_events, gpus_by_address
 from mldebug.health.noderules import node_health
 from mldebug.kernellog.counts import GpuName, KernelCounts, named
@@ -25,6 +28,8 @@ from mldebug.kernellog.owners import gpu_owners, process_owners
 from mldebug.kernellog.reading import bus_id
 from mldebug.model import Fault, Gap, Job, NodeCapture
 from mldebug.snapshot import RunState, Snapshot
+from mldebug_agents.gpuchild.errors import GpusReleasedError
+from mldebug_agents.hardware.desk import BY_ITSELF, GpuDesk
 from mldebug_agents.hardware.gpus import GpuBoard
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.levels import Levels
@@ -42,11 +47,11 @@ from mldebug_agents.sources.kernellog import (
 from mldebug_agents.sources.ranks import Child
 from mldebug_agents.workbench import Workbench
 
+log = logging.getLogger("mldebug")
+
 GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
-FULL_EVERY, FULL_SOON = (
-    30.0,
-    5.0,
-)  # seconds between two full reads of the GPUs; where a run has begun
+FULL_EVERY = 30.0  # seconds between two full reads of the GPUs
+FULL_SOON = 5.0  # the same where a run has begun
 TRIES = 12  # full reads after which a rank whose GPU is not known has none
 STORE_EVERY = 30.0
 
@@ -62,9 +67,14 @@ class Hardware:
         *,
         kernel_pids: bool,
         now: Callable[[], float] = time.time,
+        gpus: object = None,
     ) -> None:
-        """`workers` read when `turn` says so; `kernel_pids`: are pids here those that the kernel logs?"""
+        """`workers` read when `turn` says so; `kernel_pids`: are pids here those that the kernel logs?
+
+        `gpus`: who holds the GPUs open, for requests to let go of them.
+        """
         self._node = node
+        self.desk = GpuDesk(gpus)
         self._now = now
         self._gpus = GpuBoard(memory, node)
         self._levels = Levels(memory)
@@ -74,6 +84,8 @@ class Hardware:
         self._kernel: KernelNews | None = None
         self._events: tuple[RankEvent, ...] = ()
         self._health: tuple[Health, ...] = ()
+        self._waiting: tuple[Health, ...] = ()  # why the agent let go of the GPUs by itself
+        self._let_go_with: set[str] = set()  # runs that were here when it did
         self._untold: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
         self._tries: dict[str, int] = {}  # full reads since a run was found
         self._full_at = -FULL_EVERY
@@ -88,13 +100,19 @@ class Hardware:
             "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
             "kernel": Worker("kernel", kernel.read, inbox, KERNEL_DEADLINE),
         }
-        return cls(bench.node, memory, workers, kernel_pids=sees_kernel_pids(bench.host))
+        pids = sees_kernel_pids(bench.host)
+        return cls(bench.node, memory, workers, kernel_pids=pids, gpus=gpus)
 
     # --- the loop ----------------------------------------------------------------------------------
 
     def turn(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
         """Have read what is due."""
         now = time.monotonic()
+        for _ in self.desk.grant(self._gpus.accept):
+            self._full_at = -FULL_EVERY  # their health is judged anew
+        if self.desk.why == BY_ITSELF and self.desk.released_until and runs.keys() - self._let_go_with:  # fmt: skip
+            self.desk.take_up()
+            log.warning("GPUs: taken up again: a new run may use them")
         if now >= self._due:
             self._due = now + interval
             self._order_gpus(runs, now)
@@ -139,6 +157,7 @@ class Hardware:
         limits, wanted = config.health.thresholds, config.health.gpus
         if isinstance(result.value, GpuNews):
             self._gpus.told(result.value, limits, wanted if isinstance(wanted, int) else None)
+            self._release_for_reset(result.value.full, {job.id for job in jobs})
             if result.value.full is None:
                 found = map(xid_of_nvml, self._gpus.events())
                 self._untold += [one for one in found if one is not None]
@@ -146,8 +165,22 @@ class Hardware:
             self._kernel = result.value
         elif isinstance(result.order, GpuOrder):
             self._gpus.failed(full=result.order.ranks is not None)
+            if isinstance(result.error, GpusReleasedError):
+                self._gpus.failed(full=True)  # and who asked for it may change anything
+                self._full_at = -FULL_EVERY  # the first that succeeds tells all anew
         self._join(jobs, children)
         self._judge(config)
+
+    def _release_for_reset(self, full: NodeGpus | None, runs: set[str]) -> None:
+        """An open handle blocks the very reset that the driver asks for: nobody else uses the GPUs, so let go of them."""
+        if full is None:
+            return
+        self._waiting = ()
+        if wants_release(full) and self.desk.let_go_for_reset():
+            asked = [one for one in self._gpus.health if one.component == "gpu_recovery"]
+            self._waiting = tuple(one for one in asked if one.state in BAD)
+            self._let_go_with = runs
+            log.warning("GPUs: released for a while: %s", BY_ITSELF)
 
     def _join(self, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]]) -> None:
         """Whom the kernel's events concern."""
@@ -172,7 +205,9 @@ class Hardware:
             count=self._gpus.count,
             uuids=gpus_by_address(full.gpus if full else ()),
         )
-        self._health = (*self._gpus.health, *node)
+        # or letting go would look like a cure
+        waiting = self._waiting if not self._gpus.health else ()
+        self._health = (*self._gpus.health, *waiting, *node)
 
     # --- what it tells -----------------------------------------------------------------------------
 
@@ -210,6 +245,9 @@ class Hardware:
             gaps=(*snapshot.gaps, *self._gaps()),
             gpus=self._gpus.full,
             gpu_watch=self._gpus.watch,
+            gpu_count=self._gpus.count,
+            gpus_released_until=self.desk.released_until,
+            gpus_released_why=self.desk.why if self.desk.released_until else "",
             kernel=self._counts(),
             kernel_events=self._events,
             health=self._health,

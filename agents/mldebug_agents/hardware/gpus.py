@@ -92,10 +92,16 @@ class GpuBoard:
         self._joined = {one: told for one, told in self._joined.items() if one in job_ids}
         self._faults = {one: told for one, told in self._faults.items() if one in job_ids}
 
-    def accept(self) -> None:
-        """The GPUs that are there now are all that there should be."""
-        if self._expected is not None and self.full is not None:
-            self._expected.accept(self.full)
+    def accept(self) -> int | None:
+        """The GPUs that are there now are all that there should be: how many, or None where that is not known now."""
+        if self._expected is None or self.full is None or not self.full.gpus:
+            return None
+        self._expected.accept(self.full)
+        self._memory.remember(EXPECTED, msgspec.json.encode(self._expected))
+        here = len(self.full.gpus)
+        self.count = GpuCount(present=here, expected=here)
+        log.warning("GPUs: the %d that are there now are all that there should be", here)
+        return here
 
     # --- inside ------------------------------------------------------------------------------------
 

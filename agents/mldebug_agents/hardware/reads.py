@@ -11,6 +11,7 @@ import msgspec
 
 from mldebug.gpus.counting import Counters
 from mldebug.gpus.joining import Joined, join
+from mldebug.gpus.places import named, with_lost
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.model import RankIdentity
 from mldebug_agents.gpuchild.errors import NoGpuLibraryError
@@ -67,8 +68,9 @@ class GpuReads:
         full = self._counters.take(self._gpus.full())
         everybody = [one for job in ranks.values() for one in job]
         holders = {one.pid: one for one in self._holders.look(everybody)}
+        gpus = with_lost(full)
         joined = {
-            job_id: join([holders[one.pid] for one in here if one.pid in holders], full.gpus)
+            job_id: named(join([holders[one.pid] for one in here if one.pid in holders], gpus))
             for job_id, here in ranks.items()
         }
         view = "/".join(os.environ.get(name, "") for name in VIEW)

@@ -25,15 +25,17 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class _OverUnix(http.client.HTTPConnection):
-    def __init__(self, state_dir: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT)
+class OverUnix(http.client.HTTPConnection):
+    """A connection to the agent's socket; `timeout` in seconds for each step."""
+
+    def __init__(self, state_dir: Path, timeout: float = TIMEOUT) -> None:
+        super().__init__("localhost", timeout=timeout)
         self._state_dir = state_dir
 
     def connect(self) -> None:
         """Connect to the socket file in place of a host."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT)
+        self.sock.settimeout(self.timeout)
         deadline = time.monotonic() + TIMEOUT
         with reachable(self._state_dir) as path:
             while not self._entered(path, deadline):
@@ -67,7 +69,7 @@ def inquire(state_dir: Path) -> Inquiry:
 
 
 def _inquire(state_dir: Path) -> Inquiry:
-    link = _OverUnix(state_dir)
+    link = OverUnix(state_dir)
     try:
         link.request("GET", "/api/v1/status")
         answer = link.getresponse()

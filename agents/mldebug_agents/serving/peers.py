@@ -97,6 +97,7 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
     if may_see_all(peer, group):
         return snapshot
     runs = tuple(run for run in snapshot.runs if peer is not None and run.uid == peer.uid)
+    mine = {"", *(run.id for run in runs)}
     return msgspec.structs.replace(
         snapshot,
         runs=runs,
@@ -104,4 +105,5 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         remarks=tuple(one for one in snapshot.remarks if not one.pids),
         gaps=tuple(one for one in snapshot.gaps if one.pid is None),
         last_report={},
+        kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
     )

@@ -109,6 +109,20 @@ class Gpus:
         """Close all handles for so long, so that a GPU can be reset; 0 ends it. Does not wait for the driver."""
         self._leave(seconds)
 
+    @property
+    def released_seconds(self) -> float:
+        """How long the GPUs are still left alone because somebody asked for that; 0.0 where nobody did."""
+        rest = self._rest
+        if rest is None or not isinstance(rest[1], GpusReleasedError):
+            return 0.0
+        return max(0.0, rest[0] - self._clock())
+
+    def let_go(self) -> bool:
+        """Has every child ended, so that nothing of ours holds a GPU? Never waits for the driver."""
+        with self._lock:
+            self._bury()
+            return self._worker is None and not self._parting
+
     def close(self) -> None:
         """Let the child go; one that is blocked ends when it comes back."""
         self._leave(math.inf)
@@ -238,6 +252,9 @@ class Gpus:
             self._worker.hang_up()
             self._parting.append(self._worker)
         self._worker, self._incoming, self._asked_at = None, None, None
+        self._bury()
+
+    def _bury(self) -> None:
         gone = [one for one in self._parting if one.gone()]
         for one in gone:
             one.kill()  # it has ended: this closes its pipe

@@ -1,0 +1,57 @@
+"""What a command reads by itself of GPUs and kernel log: each once, or twice where only a movement tells."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from mldebug.errors import MldebugError
+from mldebug.model import Gap, Job
+from mldebug_agents.hardware.holders import Holders
+from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.sources.kernellog import KernelLogSource, KernelNews
+from mldebug_agents.workbench import Workbench
+
+
+class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of reading the GPUs."""
+
+    before: GpuNews = GpuNews()  # the full read before, where two were made
+    full: GpuNews = GpuNews()
+    watch: GpuNews = GpuNews()
+    no_library: bool = False
+    gap: Gap | None = None
+
+
+def read_gpus(bench: Workbench, jobs: Sequence[Job], between: float = 0.0) -> Iterator[GpuPart]:
+    """What moves, then everything, once or twice; each time all that is known. Never raises for what a driver does."""
+    reads = GpuReads(bench.gpus, Holders(bench.host, bench.reader))
+    order = GpuOrder({job.id: job.ranks for job in jobs})
+    part = GpuPart()
+    try:
+        part = GpuPart(watch=reads(GpuOrder()))
+        if part.watch.watch is None:
+            yield GpuPart(no_library=True)
+            return
+        yield part
+        first = reads(order)
+        part = msgspec.structs.replace(part, before=first, full=first)
+        yield part
+        if between:
+            time.sleep(between)
+            yield msgspec.structs.replace(part, full=reads(order))
+    except MldebugError as error:
+        gap = Gap(what="GPUs", reason=error.message, way_out=error.way_out)
+        yield msgspec.structs.replace(part, gap=gap)
+
+
+def read_kernel(bench: Workbench, until: float) -> KernelNews:
+    """All of the last hours, as far as the time goes."""
+    source = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+    try:
+        news = source.read()
+        while news.behind and time.monotonic() < until - 0.5:
+            news = source.read()
+        return news
+    finally:
+        source.close()

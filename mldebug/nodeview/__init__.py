@@ -1,0 +1,1 @@
+"""What a person sees of a node's GPUs and kernel log: data first, then lines."""

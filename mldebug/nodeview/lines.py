@@ -1,0 +1,59 @@
+"""The GPUs and the kernel's log as `status` tells them: nothing but one line where all is well. Pure."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from mldebug.health.telling import MAX_LINES, GpuName, complaints, headline
+from mldebug.kernellog.joining import RankEvent, sentence
+from mldebug.kernellog.reading import bus_id
+from mldebug.nodeview.glance import names_of
+from mldebug.settings.units import format_duration
+from mldebug.snapshot import Snapshot
+
+
+class Said(NamedTuple):
+    """One line, and whether it is bad news."""
+
+    text: str
+    bad: bool = False
+
+
+def hardware_lines(told: Snapshot, now: float) -> Iterator[Said]:
+    """How many GPUs there are and how they do; below it each that is not well, the worst first, at most 8."""
+    if told.gpus_released_until is not None:
+        left = _duration(told.gpus_released_until - now)
+        yield Said(f"it has let go of the GPUs for another {left}: {told.gpus_released_why}", True)
+        yield Said("  take them up again: mldebug gpus release --end")
+    elif told.gpus is not None and (told.gpus.gpus or told.gpus.lost):
+        yield _headline(told)
+    found = complaints(told.health, _names(told))
+    for line in found[:MAX_LINES]:
+        yield Said(line, True)
+    if len(found) > MAX_LINES:
+        yield Said(f"… and {len(found) - MAX_LINES} more: mldebug doctor --gpus", True)
+
+
+def _headline(told: Snapshot) -> Said:
+    uuids = [one.uuid for one in told.gpus.gpus] if told.gpus else []
+    missing = len(told.gpu_count.missing) if told.gpu_count else 0
+    gone = f", {missing} missing" if missing else ""
+    return Said(f"{headline(uuids, told.health)}{gone}", bool(missing))
+
+
+def _names(told: Snapshot) -> dict[str, GpuName]:
+    missing = told.gpu_count.missing if told.gpu_count else ()
+    gone = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
+    return gone | names_of(told.gpus)
+
+
+def rank_lines(events: Iterable[RankEvent], run: str, now: float) -> Iterator[str]:
+    """What the kernel or the driver said against a rank of this run; the newest 8, the oldest of them first."""
+    mine = [one for one in events if one.run == run and one.rank is not None]
+    if len(mine) > MAX_LINES:
+        yield f"… {len(mine) - MAX_LINES} kernel events before"
+    for one in mine[-MAX_LINES:]:
+        yield f"{_duration(now - one.burst.last_at)} ago: {sentence(one)}"
+
+
+def _duration(seconds: float) -> str:
+    return format_duration(float(max(0, int(seconds))))

@@ -1,0 +1,321 @@
+"""GPUs in words: plain figures, the table, health, what status tells; as data in and lines out."""
+
+import io
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from mldebug.console import print_line
+from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
+from mldebug.gpus.plain import plain_sentence
+from mldebug.gpus.readings import GpuProcess, GpuReading, GpuWatch, LostGpu, NodeGpus, NodeWatch
+from mldebug.health.components import Action, Health, State
+from mldebug.health.telling import GpuName, complaints, headline, state_of_gpu
+from mldebug.kernellog.events import parse_line
+from mldebug.kernellog.folding import fold
+from mldebug.kernellog.joining import RankEvent
+from mldebug.model import Gap, Job
+from mldebug.nodeview.glance import Glance, GpuUser, of_agent
+from mldebug.nodeview.lines import hardware_lines, rank_lines
+from mldebug.nodeview.listing import missing, rows, table, users
+from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug_agents.commands.doctor import show_gpus
+from mldebug_agents.commands.gpus import list_lines
+from mldebug_agents.doctor.gpus import examined
+
+NOW = 1_795_240_000.0
+Golden = Callable[[str, str], None]
+
+
+def watch(index: int, busy: float | None, power: float | None, traffic: float | None = 0.0) -> GpuWatch:  # fmt: skip
+    return GpuWatch(
+        uuid=f"GPU-{index}",
+        index=index,
+        utilization_ratio=busy,
+        memory_utilization_ratio=traffic,
+        power_watts=power,
+    )
+
+
+def looked(*gpus: GpuWatch, lost: tuple[LostGpu, ...] = ()) -> NodeWatch:
+    return NodeWatch(at=NOW, gpus=gpus, lost=lost)
+
+
+def gpu(index: int, **changes: object) -> GpuReading:
+    made = GpuReading(
+        uuid=f"GPU-{index}",
+        index=index,
+        bus_id=f"00000000:{index + 1}B:00.0",
+        name="NVIDIA H200",
+        utilization_ratio=0.98,
+        memory_used_bytes=120 << 30,
+        memory_total_bytes=140 << 30,
+        temperature_celsius=61.0,
+        power_instant_watts=640.0,
+        power_limit_watts=700.0,
+        processes=(),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def health(index: int | None, component: str, state: State = State.HEALTHY, **more: str) -> Health:
+    uuid = "" if index is None else f"GPU-{index}"
+    action = Action(more.pop("action", "none"))
+    return Health(component=component, state=state, uuid=uuid, gpu=index, action=action, **more)
+
+
+XID = "3,1,0,-;NVRM: Xid (PCI:0000:4b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+
+
+def event(text: str = XID, rank: int | None = 3, run: str = "1a2b3c") -> RankEvent:
+    found = parse_line(text, NOW - 754.0)
+    assert found is not None
+    (burst,) = fold([found])
+    return RankEvent(burst=burst, run=run, rank=rank, by="gpu" if rank is not None else "node")
+
+
+GONE = MissingGpu(
+    gpu=KnownGpu(uuid="GPU-3", bus_id="00000000:4B:00.0", index=3, name="NVIDIA H200"),
+    since=NOW - 754.0,
+    reason="GPU is lost",
+)
+SICK = Glance(
+    node="node7",
+    at=NOW,
+    gpus=NodeGpus(
+        at=NOW,
+        driver_version="580.159.04",
+        library_version="13.580.159.04",
+        gpus=(
+            gpu(0),
+            gpu(1, processes=(GpuProcess(pid=4711),)),
+            gpu(2, utilization_ratio=None, power_instant_watts=None, temperature_celsius=None),
+        ),
+        lost=(LostGpu(index=3, uuid="GPU-3", bus_id="00000000:4B:00.0", reason="GPU is lost", code="gpu_is_lost"),),
+    ),
+    users=(
+        GpuUser(uuid="GPU-0", job_id="1a2b3c", job="train.py", rank=0, words="compute process 99, 118.2 GiB"),
+        GpuUser(uuid="GPU-3", job_id="1a2b3c", job="train.py", rank=3),
+    ),
+    unjoined=("ranks 1-2 of train.py: its environment is not readable",),
+    count=GpuCount(present=3, expected=4, missing=(GONE,)),
+    events=(event(),),
+    health=(
+        *(health(one, "gpu_power") for one in range(3)),
+        *(health(one, "gpu_retired_pages", State.UNKNOWN, reason="not readable: retired pages") for one in range(3)),
+        health(1, "gpu_ecc", State.DEGRADED, reason="ECC is switched off", action="check_settings"),
+        health(1, "gpu_recovery", State.UNHEALTHY, reason="the driver asks for: reset", action="reset"),
+        health(None, "gpu_count", State.UNHEALTHY, reason="GPU 3 (00000000:4B:00.0, GPU-3) is missing: GPU is lost", action="reboot"),
+        health(None, "kernel"),
+    ),
+    kernel_gap=Gap(what="kernel log", reason="/dev/kmsg: operation not permitted", way_out="give the agent CAP_SYSLOG"),
+)  # fmt: skip
+
+
+# --- plain figures ---------------------------------------------------------------------------------------
+
+
+def test_who_does_nothing_comes_first_and_who_spins_moves_no_memory() -> None:
+    told = looked(
+        *(watch(one, 1.0, 120.0 + one) for one in (0, 2, 3)), watch(1, 0.0, 111.6), watch(4, 0.97, 640.0, 0.4)
+    )  # fmt: skip
+    assert plain_sentence(told) == (
+        "GPU 1: 0 % busy, 112 W; GPUs 0,2-3: 100 % busy, 120 to 123 W, no memory traffic; GPU 4: 97 % busy, 640 W"
+    )
+
+
+def test_only_the_gpus_that_are_asked_for() -> None:
+    told = looked(watch(0, 1.0, 120.0), watch(1, 0.0, 111.0))
+    assert plain_sentence(told, {"GPU-1"}) == "GPU 1: 0 % busy, 111 W"
+    assert plain_sentence(looked()) == ""
+
+
+@pytest.mark.parametrize("absurd", [None, float("nan"), -1.0, 17.0])
+def test_what_cannot_be_is_not_told(absurd: float | None) -> None:
+    assert plain_sentence(looked(watch(0, absurd, 120.0, absurd))) == "GPU 0: 120 W"
+    assert plain_sentence(looked(watch(0, absurd, None))) == "GPU 0: tells nothing"
+
+
+def test_a_lost_gpu_comes_before_all() -> None:
+    gone = LostGpu(index=5, uuid="GPU-5", reason="GPU is lost")
+    told = looked(watch(0, 1.0, 120.0), lost=(gone,))
+    assert plain_sentence(told).startswith("GPU 5 does not answer: GPU is lost; GPU 0: 100 %")
+
+
+# --- health ----------------------------------------------------------------------------------------------
+
+
+def test_all_healthy_is_one_short_line() -> None:
+    told = [health(one, "gpu_power") for one in range(8)]
+    assert headline([f"GPU-{one}" for one in range(8)], told) == "8 GPUs, all healthy"
+    assert headline(["GPU-0"], told) == "1 GPU, healthy"
+
+
+def test_a_gpu_of_which_nothing_could_be_read_is_not_healthy() -> None:
+    told = [health(0, "gpu_power"), health(1, "gpu_power", State.UNKNOWN)]
+    assert state_of_gpu(told, "GPU-1") is State.UNKNOWN
+    assert headline(["GPU-0", "GPU-1", "GPU-2"], told) == "3 GPUs: 2 unknown, 1 healthy"
+
+
+def test_one_instruction_for_each_gpu_the_greatest_first() -> None:
+    assert complaints(SICK.health, SICK.names()) == (
+        "this node is unhealthy: GPU 3 (00000000:4B:00.0, GPU-3) is missing: GPU is lost → drain the node and reboot it",
+        "GPU 1 (0000:2b:00.0) is unhealthy: the driver asks for: reset → drain the node and reset the GPU",
+    )
+    assert complaints([health(0, "gpu_power")], {"GPU-0": GpuName(0)}) == ()
+
+
+# --- what status tells -----------------------------------------------------------------------------------
+
+
+def snapshot(**changes: object) -> Snapshot:
+    full = NodeGpus(at=NOW, gpus=(gpu(0), gpu(1)))
+    fine = tuple(health(one, "gpu_power") for one in range(2))
+    made = Snapshot(node="node7", at=NOW, started_at=NOW - 60, gpus=full, health=fine)
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_status_has_one_line_where_all_is_well() -> None:
+    assert [one.text for one in hardware_lines(snapshot(), NOW)] == ["2 GPUs, all healthy"]
+    assert list(hardware_lines(snapshot(gpus=None, health=()), NOW)) == []
+
+
+def test_status_names_at_most_eight() -> None:
+    told = tuple(
+        health(one, "gpu_ecc", State.UNHEALTHY, reason=f"fault {one}", action="reset")
+        for one in range(12)
+    )
+    full = NodeGpus(at=NOW, gpus=tuple(gpu(one) for one in range(12)))
+    lines = [one.text for one in hardware_lines(snapshot(gpus=full, health=told), NOW)]
+    assert lines[0] == "12 GPUs: 12 unhealthy"
+    assert len(lines) == 1 + 8 + 1
+    assert lines[-1] == "… and 4 more: mldebug doctor --gpus"
+
+
+def test_status_counts_what_is_missing() -> None:
+    count = GpuCount(present=2, expected=3, missing=(GONE,))
+    (first, *_) = hardware_lines(snapshot(gpu_count=count), NOW)
+    assert first.text == "2 GPUs, all healthy, 1 missing"
+    assert first.bad
+
+
+def test_status_says_that_the_gpus_are_released_and_why() -> None:
+    told = snapshot(gpus=None, health=(), gpus_released_until=NOW + 61, gpus_released_why="somebody asked for it")  # fmt: skip
+    assert [one.text for one in hardware_lines(told, NOW)] == [
+        "it has let go of the GPUs for another 1m1s: somebody asked for it",
+        "  take them up again: mldebug gpus release --end",
+    ]
+
+
+def test_only_events_of_ranks_of_this_run_are_told() -> None:
+    other, node = event(run="0ther"), event(rank=None, run="")
+    (line,) = rank_lines([event(), other, node], "1a2b3c", NOW)
+    assert line.startswith("12m34s ago: Xid 79 (")
+    assert "rank 3" in line
+    many = [event() for _ in range(11)]
+    assert next(rank_lines(many, "1a2b3c", NOW)) == "… 3 kernel events before"
+
+
+# --- the agent's word ------------------------------------------------------------------------------------
+
+
+def told_by_agent(age: float = 3.0, **changes: object) -> Glance:
+    run = RunState(
+        id="1a2b3c", name="train.py", launcher="torchrun", gpus={0: "GPU-0", 3: "GPU-3"}, devices="GPU 0 computes"
+    )  # fmt: skip
+    lost = LostGpu(index=3, uuid="GPU-3", reason="GPU is lost", code="gpu_is_lost")
+    seen = NodeWatch(at=NOW - age, gpus=(watch(0, 1.0, 120.0), watch(1, 0.0, 99.0)), lost=(lost,))
+    return of_agent(snapshot(**{"runs": (run,), "gpu_watch": seen} | changes))
+
+
+JOB = Job(id="1a2b3c", name="train.py", launcher="torchrun")
+
+
+def test_the_agent_s_sentence_counts_while_it_is_fresh() -> None:
+    assert told_by_agent().devices("1a2b3c") == "GPU 0 computes"
+    assert "GPU 0: 100 % busy" in told_by_agent(age=60.0).devices("1a2b3c")
+    assert "GPU 1" not in told_by_agent(age=60.0).devices("1a2b3c"), "that is not its GPU"
+
+
+def test_a_lost_gpu_is_a_fault_of_its_rank() -> None:
+    (fault,) = told_by_agent().faults(JOB)
+    assert (fault.kind, fault.rank, fault.tier, fault.by) == ("gpu_missing", 3, "fatal", "gpu")
+    other = msgspec.structs.replace(JOB, id="0ther")
+    assert told_by_agent().faults(other) == ()
+
+
+def test_a_gpu_that_only_does_not_answer_is_no_fault() -> None:
+    slow = LostGpu(index=3, uuid="GPU-3", reason="timeout", code="timeout")
+    assert told_by_agent(gpu_watch=NodeWatch(at=NOW, lost=(slow,))).faults(JOB) == ()
+
+
+def test_why_the_agent_cannot_read_is_told_without_the_name_of_our_error() -> None:
+    failing = SourceState(name="gpus", success=False, error="GpuDriverError: the driver is gone")
+    seen = of_agent(snapshot(sources=(failing,)))
+    assert seen.gpu_gap is not None
+    assert seen.gpu_gap.reason == "the driver is gone"
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    buffer = io.StringIO()
+    show(Console(file=buffer, width=80, force_terminal=True, color_system=None))
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+
+
+def test_the_list_is_as_recorded(golden: Golden) -> None:
+    def show(console: Console) -> None:
+        for line in list_lines(SICK, NOW):
+            print_line(console, line)
+
+    text = printed(show)
+    golden("gpus-list.txt", text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_examination_is_as_recorded(golden: Golden) -> None:
+    found = examined(SICK, None, 1000)
+    text = printed(lambda console: show_gpus(found, console, NOW))
+    golden("doctor-gpus.txt", text)
+    assert max(map(len, text.splitlines())) <= 80
+    assert found.code == 1
+
+
+def test_names_of_jobs_cannot_write_on_the_terminal() -> None:
+    evil = GpuUser(uuid="GPU-0", job_id="x", job="\x1b[2Jevil\nname", rank=0)
+    seen = msgspec.structs.replace(SICK, users=(evil,))
+    found = examined(seen, None, 0)
+    text = printed(lambda console: show_gpus(found, console, NOW))
+    assert "\x1b" not in text
+    assert "\x1b" not in " ".join(users(seen.users, {"GPU-0": 0}))
+
+
+def test_a_gpu_that_is_lost_and_remembered_is_listed_once() -> None:
+    assert missing(SICK) == [(3, "00000000:4B:00.0", "GPU-3")]
+    unnamed = (LostGpu(index=3, reason="GPU is lost"),)
+    again = msgspec.structs.replace(SICK, gpus=NodeGpus(at=NOW, lost=unnamed))
+    assert missing(again) == [(3, "00000000:4B:00.0", "GPU-3")]
+
+
+def test_columns_stand_below_their_headings() -> None:
+    heading, *lines = table(rows(SICK))
+    at = heading.index("HEALTH")
+    assert [line[at:] for line in lines] == ["healthy", "unhealthy", "healthy", "missing"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"health": (), "count": None, "gpus": NodeGpus(at=NOW, gpus=(gpu(0),))}, 0),
+        ({"health": (health(0, "gpu_ecc", State.DEGRADED),), "count": None, "gpus": NodeGpus(at=NOW)}, 0),
+        ({"health": (health(0, "gpu_ecc", State.UNHEALTHY),), "count": None, "gpus": NodeGpus(at=NOW)}, 1),
+        ({"health": (), "count": None, "gpus": None, "gpu_gap": Gap(what="GPUs", reason="hangs")}, 1),
+        ({"health": (), "count": None, "gpus": None, "no_library": True}, 3),
+    ],
+)  # fmt: skip
+def test_the_exit_code_tells_a_script_how_it_is(changes: dict[str, object], code: int) -> None:
+    assert examined(msgspec.structs.replace(SICK, **changes), None, 0).code == code

@@ -1,0 +1,63 @@
+"""A GPU that is lost keeps its place: no rank is said to work on its neighbour's."""
+
+import msgspec
+import pytest
+
+from mldebug.gpus.joining import Joined, JoinEvidence, RankProcess, join
+from mldebug.gpus.places import LOST, named, with_lost
+from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
+
+
+def reading(index: int) -> GpuReading:
+    bus = f"00000000:{index + 1}B:00.0"
+    held = (GpuProcess(pid=100 + index),)
+    return GpuReading(
+        uuid=f"GPU-{index}", index=index, bus_id=bus, minor=index, name="H200", processes=held
+    )
+
+
+def without(index: int, **told: str) -> NodeGpus:
+    """Four GPUs, of which one is lost."""
+    left = tuple(reading(one) for one in range(4) if one != index)
+    return NodeGpus(at=1.0, gpus=left, lost=(LostGpu(index=index, reason="lost", **told),))
+
+
+RANKS = [
+    RankProcess(rank=one, pid=100 + one, local_rank=one, open_minors=(0, 1, 2, 3), environment={})
+    for one in range(4)
+]
+
+
+def joined(node: NodeGpus) -> Joined:
+    return named(join(RANKS, with_lost(node)))
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_the_rank_of_a_lost_gpu_stays_on_it(index: int) -> None:
+    told = joined(without(index, uuid=f"GPU-{index}", bus_id=f"00000000:{index + 1}B:00.0"))
+    assert {one.rank: one.uuid for one in told.ranks} == {one: f"GPU-{one}" for one in range(4)}
+    mine = told.of_rank(index)
+    assert mine is not None
+    assert mine.evidence is JoinEvidence.ENVIRONMENT
+    assert told.remarks == ()
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_the_rank_of_a_gpu_without_a_name_is_on_no_other(index: int) -> None:
+    told = joined(without(index))
+    assert told.unknown == {index: LOST}
+    assert {one.rank: one.uuid for one in told.ranks} == {one: f"GPU-{one}" for one in range(4) if one != index}  # fmt: skip
+
+
+def test_a_gpu_that_the_driver_does_not_list_any_more_keeps_its_place_though_numbers_moved() -> (
+    None
+):
+    whole = without(1, uuid="GPU-1", bus_id="00000000:2B:00.0", code="missing")
+    moved = tuple(msgspec.structs.replace(one, index=at) for at, one in enumerate(whole.gpus))
+    told = joined(msgspec.structs.replace(whole, gpus=moved))
+    assert {one.rank: one.uuid for one in told.ranks} == {one: f"GPU-{one}" for one in range(4)}
+
+
+def test_where_none_is_lost_nothing_changes() -> None:
+    node = NodeGpus(at=1.0, gpus=tuple(reading(one) for one in range(4)))
+    assert with_lost(node) == node.gpus

@@ -1,0 +1,119 @@
+"""One look by a command: the agent's word where it has one, else an own read, and never longer than allowed."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fakenvml.library import FakeNvml
+from mldebug.config import Config
+from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.snapshot import Snapshot, SourceState
+from mldebug_agents.gpus import nvidia
+from mldebug_agents.hardware.once import OnceLooked
+from mldebug_agents.sources.gpus import Gpus
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.workbench import Workbench
+
+TOLD = Snapshot(node="n1", at=1000.0, started_at=0.0)
+LOOKED = msgspec.structs.replace(TOLD, gpus=NodeGpus(at=990.0), gpu_watch=NodeWatch(at=999.0))
+NOBODY = Discovery()
+
+
+class Bench:
+    """A real workbench whose GPU library is the fake."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fake = FakeNvml(folder)
+        self.fake.count_calls()
+        self.bench = Workbench(Config())
+        options = nvidia.Options(library=self.fake.library)
+        self.bench.gpus.close()
+        self.bench.gpus = Gpus(self.bench.spawner, self.bench.host, options=options)
+
+
+@pytest.fixture
+def it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.table"))
+    made = Bench(tmp_path)
+    yield made
+    made.fake.release()
+    made.bench.close()
+
+
+def test_without_an_agent_it_reads_by_itself(it: Bench) -> None:
+    seen = OnceLooked(it.bench, NOBODY, 20.0).take()
+    assert not seen.by_agent
+    assert seen.gpus is not None
+    assert seen.watch is not None
+    assert len(seen.gpus.gpus) == len(seen.watch.gpus) == 2
+    assert {one.component for one in seen.health} >= {"gpu_ecc", "gpu_xid", "kernel"}
+
+
+def test_two_reads_tell_what_one_does_not(it: Bench) -> None:
+    once = OnceLooked(it.bench, NOBODY, 20.0).take()
+    twice = OnceLooked(it.bench, NOBODY, 20.0, between=0.3).take()
+    assert "over time" in " ".join(one.reason for one in once.health)
+    assert "over time" not in " ".join(one.reason for one in twice.health)
+
+
+def test_an_agent_that_has_looked_is_believed_and_the_gpus_are_left_alone(it: Bench) -> None:
+    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: LOOKED).take()
+    assert seen.by_agent
+    assert it.fake.calls() == []
+
+
+def test_one_that_looked_long_ago_is_not(it: Bench) -> None:
+    old = msgspec.structs.replace(LOOKED, at=1060.0)
+    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: old).take()
+    assert not seen.by_agent
+    assert seen.gpus is not None
+    assert len(seen.gpus.gpus) == 2
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_released_gpus_are_not_touched(it: Bench, alone: bool) -> None:
+    released = msgspec.structs.replace(TOLD, gpus_released_until=2000.0)
+    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: released, alone=alone).take()
+    assert seen.released_until == 2000.0
+    assert it.fake.calls() == []
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_nobody_goes_after_a_reader_that_hangs_in_the_driver(it: Bench, alone: bool) -> None:
+    failed = SourceState(name="gpus", success=False, error="GpuBlockedError: it has not answered")
+    hanging = msgspec.structs.replace(TOLD, sources=(failed,))
+    seen = OnceLooked(it.bench, NOBODY, 20.0, lambda: hanging, alone=alone).take()
+    assert seen.gpu_gap is not None
+    assert seen.gpu_gap.reason == "it has not answered"
+    assert it.fake.calls() == []
+
+
+def test_an_agent_that_does_not_answer_costs_half_the_time_and_no_evidence(it: Bench) -> None:
+    over = threading.Event()
+
+    def silent() -> None:
+        over.wait(60)
+
+    began = time.monotonic()
+    seen = OnceLooked(it.bench, NOBODY, 6.0, silent).take()
+    took = time.monotonic() - began
+    over.set()
+    assert took < 9
+    assert seen.watch is not None
+    assert seen.gpu_gap is None
+
+
+def test_what_came_before_the_driver_hung_is_kept(it: Bench) -> None:
+    it.fake.block("nvmlDeviceGetEnforcedPowerLimit")  # only the full read calls it
+    began = time.monotonic()
+    seen = OnceLooked(it.bench, NOBODY, 3.0).take()
+    assert time.monotonic() - began < 6
+    assert seen.watch is not None
+    assert len(seen.watch.gpus) == 2
+    assert seen.gpus is None
+    assert seen.gpu_gap is not None
+    assert "within 3 s" in seen.gpu_gap.reason
