@@ -124,10 +124,9 @@ def test_a_living_job_and_its_stuck_rank(job: LaunchedJob) -> None:
     report = ask(job.folder, "dump", "--job", mine["id"])
 
     named = [(one["rank"], one["pid"]) for one in report["diagnosis"]["culprits"]]
-    assert (1, job.ranks[1]) in named, report["diagnosis"]
-    if job.launch.script != "launched.py":  # without PyTorch nothing tells that rank 0 only waits
-        assert len(named) == 1, report["diagnosis"]
-    assert "slow_data_loader" in str(report["diagnosis"])
+    lone = job.launch.script == "launched.py"  # without PyTorch nothing tells that rank 0 waits
+    assert named == ([] if lone else [(1, job.ranks[1])]), report["diagnosis"]
+    assert "rank 1 sleeps in slow_data_loader" in report["diagnosis"]["summary"].replace("R", "r")
 
 
 def pids_of(job: dict[str, Any]) -> set[int]:
@@ -197,8 +196,8 @@ def test_the_first_failing_rank_is_named(agent: RunningAgent, job: LaunchedJob, 
     diagnosis = report["diagnosis"]
     told = " ".join((diagnosis["summary"], *diagnosis["evidence"]))
     assert said in told, diagnosis
-    # hydra lets the others live on after an exit code: then nothing tells whether it was meant
-    nobody = (job.launch.name, way) == ("mpich", "exit 3")
+    # hydra lets the others live on after an exit code: what they write follows a traceback that may have been caught
+    nobody = job.launch.name == "mpich" and way != "kill"
     assert [one["rank"] for one in diagnosis["culprits"]] == ([] if nobody else [1]), diagnosis
     assert diagnosis["verdict"] == ("unknown" if nobody else "rank_exited"), diagnosis
     assert "rank 1" in told
