@@ -115,7 +115,7 @@ class Average(msgspec.Struct, kw_only=True):
         return momentary if absurd else watts(mean)
 
 
-LONGEST = 120.0
-"""Seconds between two looks over which a mean still says something of now."""
+LONGEST = 15.0
+"""Seconds between two looks over which a mean still says something of now: a longer one hides a hang behind the work before."""
 ABSURD = 20.0
 """A mean so many times the momentary power comes from a counter that jumped."""

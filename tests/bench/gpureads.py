@@ -24,14 +24,7 @@ GPUS = 8
 def eight(folder: Path) -> str:
     """A library with eight GPUs, of the two that were recorded."""
     fake = FakeNvml(folder)
-    for key, told in list(fake.table.items()):
-        function, *rest = key.split(" ")
-        if rest and rest[0] in ("0", "1"):
-            for device in range(int(rest[0]) + 2, GPUS, 2):
-                fake.table[" ".join([function, str(device), *rest[1:]])] = told
-    for device in range(GPUS):
-        fake.table[f"nvmlDeviceGetUUID {device}"] = f"0\tGPU-{device}"
-    fake.set("nvmlDeviceGetCount_v2 -1", GPUS)
+    fake.grow(GPUS)
     os.environ.update(fake.environment)
     return fake.library
 

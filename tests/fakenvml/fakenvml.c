@@ -12,7 +12,7 @@
  *     event NUMBER <tab> DEVICE <tab> TYPE <tab> DATA                             one event, numbers rising from 1
  *     device <tab> 0 <tab> PATH                                                   opened by init and held
  *
- * A call without a line is not supported. Every call is counted in the file $FAKE_NVML.calls, if that exists.
+ * A call without a line is not supported, but for the NVLink bytes of all links (scope 4294967295), which are summed up here. Every call is counted in the file $FAKE_NVML.calls, if that exists.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -445,6 +445,24 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **to) {
 union value { double d; u32 ui; unsigned long ul; u64 ull; long long sll; int si; unsigned short us; };
 struct field { u32 id, scope; long long timestamp, latency; u32 type; int code; union value value; };
 
+enum { TRANSMIT = 138, RECEIVE = 139, LINKS = 36 };
+static const u32 ALL_LINKS = ~0u;
+
+/* The bytes of all links, where no line tells them: the sum of those that have one. */
+static int all_links(int device, struct field *field) {
+    int found = 0;
+    for (int link = 0; link < LINKS; link++) {
+        char key[64];
+        snprintf(key, sizeof key, "field %d %u %d", device, field->id, link);
+        struct row *row = find(key);
+        if (!row || row->code || !row->count) continue;
+        field->type = 3;
+        field->value.ull += number(row, 1);
+        found = 1;
+    }
+    return found ? OK : UNSUPPORTED;
+}
+
 /* Values: type, value, latency; a line without values is SUCCESS that nobody filled in, as drivers do. */
 int nvmlDeviceGetFieldValues(void *device, int size, struct field *fields) {
     int code = ready("nvmlDeviceGetFieldValues", index_of(device));
@@ -453,8 +471,9 @@ int nvmlDeviceGetFieldValues(void *device, int size, struct field *fields) {
         char key[64];
         snprintf(key, sizeof key, "field %d %u %u", index_of(device), field->id, field->scope);
         struct row *row = find(key);
-        field->code = row ? row->code : UNSUPPORTED;
-        if (field->code || !row->count) continue;
+        int whole = !row && field->scope == ALL_LINKS && (field->id == TRANSMIT || field->id == RECEIVE);
+        field->code = row ? row->code : whole ? all_links(index_of(device), field) : UNSUPPORTED;
+        if (field->code || !row || !row->count) continue;
         field->type = number(row, 0);
         field->timestamp = time(NULL) * 1000000LL;
         field->latency = number(row, 2);

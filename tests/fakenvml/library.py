@@ -81,6 +81,18 @@ class FakeNvml:
             self.table[f"nvmlDeviceGetMemoryInfo_v2 {device}"] = _with_reserved(told)
         self._write()
 
+    def grow(self, gpus: int) -> None:
+        """So many GPUs, alike by turns to the two that were recorded; each has its own uuid."""
+        for key, told in list(self.table.items()):
+            function, _, rest = key.partition(" ")
+            device, _, arguments = rest.partition(" ")
+            if device in ("0", "1"):
+                for other in range(int(device) + 2, gpus, 2):
+                    self.table[" ".join(filter(None, (function, str(other), arguments)))] = told
+        for number in range(gpus):
+            self.table[f"nvmlDeviceGetUUID {number}"] = answer(0, f"GPU-{number}")
+        self.set("nvmlDeviceGetCount_v2 -1", gpus)
+
     def set(self, key: str, *values: object, code: int = 0) -> None:
         """What a call answers from now on."""
         self.table[key] = answer(code, *values)

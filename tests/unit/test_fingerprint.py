@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,23 @@ def test_hangs_with_values_removed(name: str, fields: tuple[str, ...]) -> None:
     assert states(during(story, "train", after=5.0)) == {("training", "training")}
 
 
+@pytest.mark.parametrize("turns", [2, 3, 4])
+@pytest.mark.parametrize("name", HANGS)
+def test_hangs_where_the_energy_comes_by_turns(name: str, turns: int) -> None:
+    """With many GPUs each tells its energy only now and then."""
+    looks: Counter[str] = Counter()
+
+    def rarely(sign: GpuSign) -> GpuSign:
+        looks[sign.uuid] += 1
+        its_turn = (looks[sign.uuid] + sign.index) % turns == 0
+        return sign if its_turn else without("energy_joules")(sign)
+
+    story = played(name, change=rarely)
+
+    assert states(fault(story)) == {WAIT}
+    assert states(during(story, "train", after=5.0)) == {("training", "training")}
+
+
 @pytest.mark.parametrize("fields", REMOVED[:3], ids="+".join)
 def test_healthy_phases_with_values_removed(fields: tuple[str, ...]) -> None:
     story = played("sleep", change=without(*fields))
@@ -224,7 +242,8 @@ MEANS = [
     ((1000.0, 100.0), (1500.0, 90.0), 5.0, 100.0),
     ((1000.0, 100.0), (500.0, 90.0), 5.0, 90.0),  # the counter began anew
     ((1000.0, 100.0), (9e5, 90.0), 5.0, 90.0),  # it jumped
-    ((1000.0, 100.0), (1500.0, 90.0), 121.0, 90.0),  # too long ago
+    ((1000.0, 100.0), (2500.0, 90.0), 15.0, 100.0),
+    ((1000.0, 100.0), (3000.0, 90.0), 20.0, 90.0),  # too long ago: it would hide a hang
     ((1000.0, 100.0), (1500.0, 90.0), 0.0, 90.0),
     ((1000.0, 100.0), (1500.0, None), 5.0, 100.0),
     ((None, 100.0), (1500.0, 90.0), 5.0, 90.0),

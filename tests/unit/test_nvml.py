@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import pynvml
 import pytest
 
 from fakenvml.library import BASIC, RECOVERY, FakeNvml
@@ -69,6 +70,7 @@ def test_the_watch_read_says_what_was_recorded(tmp_path: Path, start: Start) -> 
 
 
 UTILIZATION, FIELDS = "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetFieldValues"
+MODES = ("nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode")
 
 
 def asked(fake: FakeNvml, reader: nvidia.Nvidia) -> list[str]:
@@ -78,52 +80,49 @@ def asked(fake: FakeNvml, reader: nvidia.Nvidia) -> list[str]:
     return fake.calls()
 
 
-def test_the_first_look_asks_for_everything(tmp_path: Path, start: Start) -> None:
+def test_every_look_asks_two_gpus_for_everything(tmp_path: Path, start: Start) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
     reader.watch()
-    fake.play("idle")
-    per_gpu = [FIELDS, UTILIZATION]  # the power alone: it had worked until then
+    per_gpu = [FIELDS, FIELDS, UTILIZATION]  # power, energy
     wanted = ["nvmlDeviceGetCount_v2", *per_gpu, *per_gpu, "nvmlEventSetWait_v2"]
-    assert asked(fake, reader) == wanted
-    per_gpu = [FIELDS, FIELDS, UTILIZATION]  # energy, too
-    assert asked(fake, reader) == [wanted[0], *per_gpu, *per_gpu, wanted[-1]]
+    for recording in ("training", "hang-sleep", "idle"):
+        fake.play(recording)
+        assert asked(fake, reader) == wanted
 
 
-def test_gpus_that_go_on_working_are_asked_for_power_alone_and_take_turns_for_the_rest(
-    tmp_path: Path, start: Start
+@pytest.mark.parametrize(("gpus", "turns"), [(1, 1), (2, 1), (3, 2), (5, 3), (8, 4)])
+def test_the_energy_is_asked_of_two_gpus_at_a_look_by_turns(
+    tmp_path: Path, start: Start, gpus: int, turns: int
+) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.grow(gpus)
+    reader = start(fake)
+    looks = [reader.watch().gpus for _ in range(2 * turns)]
+    told = [[gpu.index for gpu in look if gpu.energy_joules is not None] for look in looks]
+    assert max(map(len, told)) == min(gpus, 2)
+    assert sorted(index for look in told[:turns] for index in look) == list(range(gpus))
+    assert told[turns:] == told[:turns]
+    for look in looks:
+        assert len(look) == gpus
+        assert all(gpu.utilization_ratio is not None for gpu in look)
+        assert all(gpu.power_watts is not None for gpu in look)
+
+
+@pytest.mark.parametrize("before", range(5))
+def test_a_gpu_that_stops_working_is_seen_at_the_next_look(
+    tmp_path: Path, start: Start, before: int
 ) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
-    reader.watch()
-    looks = [asked(fake, reader) for _ in range(8)]
-    assert [look.count(FIELDS) for look in looks] == [2] * 8
-    assert [look.count(UTILIZATION) for look in looks] == [0, 0, 1, 1] * 2  # never both at once
-    assert reader.watch().gpus[1].utilization_ratio == pytest.approx(0.88)
-
-
-def test_a_gpu_whose_power_falls_is_seen_at_once(tmp_path: Path, start: Start) -> None:
-    fake = FakeNvml(tmp_path)
-    reader = start(fake)
-    for _ in range(3):
+    for _ in range(before):
         reader.watch()
+    fake.set("nvmlDeviceGetUtilizationRates 1", 100, 0)  # it draws as much as before
+    assert reader.watch().gpus[1].memory_utilization_ratio == 0.0
     fake.play("hang-sleep")
     waiting, absent = reader.watch().gpus
     assert (waiting.utilization_ratio, waiting.memory_utilization_ratio) == (1.0, 0.0)
     assert (absent.utilization_ratio, absent.memory_utilization_ratio) == (0.0, 0.0)
-    assert [one.energy_joules is not None for one in reader.watch().gpus] == [True, True]
-
-
-def test_a_gpu_that_draws_as_much_but_moves_nothing_is_seen_within_four_looks(
-    tmp_path: Path, start: Start
-) -> None:
-    fake = FakeNvml(tmp_path)
-    reader = start(fake)
-    reader.watch()
-    fake.set("nvmlDeviceGetUtilizationRates 1", 100, 0)
-    seen = [reader.watch().gpus[1].memory_utilization_ratio for _ in range(5)]
-    assert 0.0 in seen[:4]
-    assert seen[-1] == 0.0
 
 
 def test_a_gpu_without_utilization_is_asked_for_the_rest_at_every_look(
@@ -195,6 +194,142 @@ def test_the_dear_link_counters_are_asked_for_by_turns(tmp_path: Path, start: St
     assert seen[-1] == [10_000] * 18
     assert seen[0].count(10_000) == 1  # link 9
     assert all(len(counts) == 18 for counts in seen)
+
+
+TRANSMIT, RECEIVE = fields.NVLINK_TRANSMIT, fields.NVLINK_RECEIVE
+RECORDED = 18 * 59623921 * 1024  # bytes
+
+
+def moves(fake: FakeNvml, kibibytes: int) -> None:
+    """Every link tells so much more in both directions from now on."""
+    for number in (TRANSMIT, RECEIVE):
+        for link in range(18):
+            fake.field(0, number, kibibytes, link)
+
+
+def test_the_bytes_of_all_links_are_one_field_once_it_is_known_that_it_is_told(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    assert first(reader.full()).nvlink_receive_bytes == RECORDED
+    batches = recorded_batches(monkeypatch)
+    moves(fake, 70_000_000)
+    gpu = first(reader.full())
+    assert gpu.nvlink_receive_bytes == gpu.nvlink_transmit_bytes == 18 * 70_000_000 * 1024
+    assert [key for key in batches[0] if key[0] in (TRANSMIT, RECEIVE)] == [
+        (TRANSMIT, fields.ALL_LINKS),
+        (RECEIVE, fields.ALL_LINKS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [((), 3), ((), 2), ((), 0), ((3, 0, 1), 0), ((3, 59623921, 1), 0), ((3, 2**64 - 1, 1), 0)],
+    ids=["not supported", "invalid", "never filled in", "zero", "one link's", "all ones"],
+)
+def test_where_all_links_are_not_told_at_once_each_is_asked(
+    tmp_path: Path, start: Start, values: tuple[int, ...], code: int
+) -> None:
+    fake = FakeNvml(tmp_path)
+    for number in (TRANSMIT, RECEIVE):
+        fake.set(f"field 0 {number} {fields.ALL_LINKS}", *values, code=code)
+    reader = start(fake)
+    assert first(reader.full()).nvlink_receive_bytes == RECORDED
+    moves(fake, 70_000_000)
+    for number in (TRANSMIT, RECEIVE):  # now it is told: the way stays, or the total would jump
+        fake.field(0, number, 10**12, fields.ALL_LINKS)
+    gpu = first(reader.full())
+    assert gpu.nvlink_receive_bytes == gpu.nvlink_transmit_bytes == 18 * 70_000_000 * 1024
+    fake.set(f"field 0 {RECEIVE} 5", code=999)
+    assert first(reader.full()).nvlink_receive_bytes is None  # a sum without one link would fall
+
+
+def test_a_total_of_all_links_that_fails_once_is_absent_once(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.full()
+    told = []
+    for code in (999, 0):
+        fake.set(f"field 0 {RECEIVE} {fields.ALL_LINKS}", 3, 18 * 70_000_000, 1, code=code)
+        told.append(first(reader.full()).nvlink_receive_bytes)
+    assert told == [None, 18 * 70_000_000 * 1024]
+
+
+def recorded_batches(monkeypatch: pytest.MonkeyPatch) -> list[list[fields.Key]]:
+    """The fields that are asked for from now on, one list for each call."""
+    real, seen = pynvml.nvmlDeviceGetFieldValues, list[list[fields.Key]]()
+
+    def asked_for(handle: object, keys: list[fields.Key]) -> object:
+        seen.append(list(keys))
+        return real(handle, keys)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", asked_for)
+    return seen
+
+
+def test_errors_and_speed_of_the_links_are_asked_for_by_turns(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    assert nvlink_errors(first(reader.full()), "replay") == 0
+    for link in range(18):
+        fake.field(0, fields.NVLINK_REPLAY, 7, link)
+        fake.field(0, fields.NVLINK_SPEED, 20_000, link, kind=1)
+    batches = recorded_batches(monkeypatch)
+    counts, speeds = [], []
+    for _ in range(10):
+        gpu = first(reader.full())
+        counts.append([link.errors["replay"] for link in gpu.nvlinks])
+        speeds.append([link.speed_bytes_per_second for link in gpu.nvlinks])
+    of_links = [
+        [key for key in batch if 161 <= key[0] <= 164] for batch in batches if len(batch) > 1
+    ]
+    assert max(map(len, of_links)) == 8  # two links, four fields
+    assert sum(map(len, of_links)) == 2 * 18 * 4
+    assert counts[0].count(7) == speeds[0].count(20_000e6) == 1  # link 9
+    assert counts[-1] == [7] * 18
+    assert speeds[-1] == [20_000e6] * 18
+
+
+def test_whether_a_link_is_up_is_asked_at_every_read(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.full()
+    fake.set("nvmlDeviceGetNvLinkState 0 3", 0)
+    gpu = first(reader.full())
+    assert [link.link for link in gpu.nvlinks if not link.up] == [3]
+    assert gpu.nvlinks[3].speed_bytes_per_second == 26562e6
+
+
+def test_modes_that_change_with_a_reset_are_asked_for_every_tenth_time(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.full()
+    fake.set("nvmlDeviceGetEccMode 0", 0, 0)
+    fake.set("nvmlDeviceGetMigMode 0", 1, 1)
+    fake.count_calls()
+    told = [first(reader.full()) for _ in range(10)]
+    assert [fake.calls().count(name) for name in MODES] == [2, 2]  # each GPU once
+    assert [gpu.ecc_mode for gpu in told] == [True] * 9 + [False]
+    assert [gpu.mig_mode for gpu in told] == [False] * 9 + [True]
+
+
+def test_a_mode_that_could_not_be_had_is_asked_for_again(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    for name in MODES:
+        fake.fail(999, name)
+    reader = start(fake)
+    for _ in range(2):
+        gpu = first(reader.full())
+        assert (gpu.ecc_mode, gpu.mig_mode) == (None, None)
+        assert {"ecc_mode", "mig_mode"} <= set(gpu.unreadable)
+    fake.release()
+    gpu = first(reader.full())
+    assert (gpu.ecc_mode, gpu.mig_mode) == (True, False)
 
 
 def test_averages_need_two_reads_and_no_sleep(tmp_path: Path, start: Start, clock: Clock) -> None:
@@ -630,9 +765,7 @@ def test_a_gpu_that_would_block_whoever_asks_is_left_alone(
     clock.now += 59
     assert [gpu.index for gpu in reader.full().gpus] == [0]
     assert [gone.code for gone in reader.watch().lost] == [f"xid_{xid}"]
-    assert (
-        fake.calls().count("nvmlDeviceGetUtilizationRates") == 1
-    )  # of the other one, when all is read
+    assert fake.calls().count("nvmlDeviceGetUtilizationRates") == 2  # of the other, by each read
     clock.now += 1
     fake.release()
     assert len(reader.watch().gpus) == 2

@@ -288,9 +288,10 @@ def test_released_gpus_are_closed_and_left_alone(bench: Bench) -> None:
 def test_gpus_can_be_released_while_a_call_blocks(bench: Bench) -> None:
     bench.gpus.watch()
     bench.fake.block(SLOW)
+    bench.fake.count_calls()
     with ThreadPoolExecutor(1) as pool:
         full = pool.submit(bench.gpus.full)
-        wait_until(lambda: bench.gpus.waits)
+        wait_until(lambda: SLOW in bench.fake.calls())  # before, the question may not have come
         bench.gpus.release(600)
         with pytest.raises(GpusReleasedError):
             full.result(PATIENT)

@@ -16,6 +16,7 @@ from mldebug_agents.nvml.errors import (
 
 T = TypeVar("T")
 MAX_TOLD = 64  # metrics that a reading says it could not read
+TURN = 10  # full reads: every 5 minutes as shipped
 
 
 class Device:
@@ -27,7 +28,12 @@ class Device:
         self.uuid = ""
         self.bus_id = ""
         self.unsupported: dict[tuple[object, ...], str] = {}  # function and arguments -> metric
-        self.kept: dict[str, Any] = {}  # what never changes while the driver is loaded
+        self.kept: dict[str, Any] = {}  # what was asked before and holds
+        self.reads = -1  # number of the full read, from 0
+
+    def turn(self, number: int) -> bool:
+        """Is it the turn of what is asked at every `TURN`th full read? `number` spreads them; the first read asks all."""
+        return self.reads <= 0 or (self.reads + number) % TURN == 0
 
 
 class Ask:
@@ -70,6 +76,17 @@ class Ask:
                 return None
             self.device.kept[name] = value
         kept: T = self.device.kept[name]
+        return kept
+
+    def seldom(
+        self, metric: str, function: str, *, to: Callable[[Any], T] = lambda x: x
+    ) -> T | None:
+        """Ask at every `TURN`th full read and remember between, for what changes with a reset; what failed is asked again."""
+        if metric not in self.device.kept or self.device.turn(self.device.index):
+            self.device.kept[metric] = self(metric, function, to=to)
+        kept: T | None = self.device.kept[metric]
+        if kept is None:
+            del self.device.kept[metric]
         return kept
 
     def convert(self, metric: str, value: Any, to: Callable[[Any], T]) -> T | None:

@@ -22,6 +22,7 @@ _FIELDS: tuple[Key, ...] = tuple(
 
 def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
     """Read one GPU; raises DeviceLostError and DriverGoneError."""
+    ask.device.reads += 1
     who = identity(ask)
     values = fields.read(ask, (*_FIELDS, *links.link_fields(ask)))
     parts = {

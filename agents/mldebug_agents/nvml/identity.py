@@ -34,7 +34,7 @@ def identity(ask: Ask) -> dict[str, Any]:
 
 
 def _mig(ask: Ask) -> dict[str, Any]:
-    modes = ask("mig_mode", "nvmlDeviceGetMigMode")
+    modes = ask.seldom("mig_mode", "nvmlDeviceGetMigMode")
     mode = ask.convert("mig_mode", modes and modes[0], sane.switch) if modes else None
     if ask.device.kept.get("mig") not in (None, mode):
         ask.device.unsupported.clear()  # in the other mode other things are supported

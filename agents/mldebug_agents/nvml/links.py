@@ -1,7 +1,8 @@
 """PCIe and NVLink: width, errors, bytes. Never nvmlDeviceGetPcieThroughput, which takes 20 ms.
 
-The error counters that have no field take a call for each link, 0.5 to 1.8 ms each: 20 ms a GPU. After the first read the
-links take turns, so that each is asked at every `TURN`th full read: about every 5 minutes.
+A field of a link takes 0.16 ms, an error counter without one 0.5 to 1.8 ms: with 18 links nearly 40 ms a GPU. After the first
+read the links take turns with their errors and speed, and the bytes are asked of all links by one field where the driver tells
+those. Whether a link is up is asked at every read.
 """
 
 from typing import Any
@@ -18,16 +19,17 @@ _BY_FIELD = {
     "crc_flit": fields.NVLINK_CRC,
 }
 _BY_CALL = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
-_ONLY_BY_CALL = ("crc_data", "ecc_data")
-TURN = 10  # full reads
-_READS, _DEAR = "full reads", "dear counters"
+_OF_A_LINK = (*_BY_FIELD.values(), fields.NVLINK_SPEED)
+_MOVED = (fields.NVLINK_TRANSMIT, fields.NVLINK_RECEIVE)
+_NEARLY_ALL = 0.9  # of the bytes: links move on while they are asked
+_TOLD, _DEAR, _AT_ONCE = "link fields", "dear counters", "bytes of all links"
 
 
 def link_fields(ask: Ask) -> list[Key]:
-    """The fields of every link that this GPU has."""
-    wanted = (*_BY_FIELD.values(), fields.NVLINK_SPEED)
-    moved = (fields.NVLINK_TRANSMIT, fields.NVLINK_RECEIVE)
-    return [(field, link) for link in _links(ask) for field in (*wanted, *moved)]
+    """What is asked now: errors and speed of the links whose turn it is, and the bytes of all."""
+    links = _links(ask)
+    own = [(field, link) for link in links if ask.device.turn(link) for field in _OF_A_LINK]
+    return own + [key for field in _MOVED if links for key in _bytes_fields(ask, field, links)]
 
 
 def pcie(ask: Ask, values: Values) -> dict[str, Any]:
@@ -58,11 +60,12 @@ def pcie(ask: Ask, values: Values) -> dict[str, Any]:
 def nvlink(ask: Ask, values: Values) -> dict[str, Any]:
     """Return the fields of a `GpuReading` about NVLink."""
     links = _links(ask)
-    ask.device.kept[_READS] = ask.device.kept.get(_READS, -1) + 1
+    told = ask.device.kept.setdefault(_TOLD, {})
+    told.update({key: value for key, value in values.items() if key[0] in _OF_A_LINK})
     return {
-        "nvlinks": tuple(_link(ask, values, link) for link in links),
-        "nvlink_receive_bytes": _moved(values, fields.NVLINK_RECEIVE, links),
-        "nvlink_transmit_bytes": _moved(values, fields.NVLINK_TRANSMIT, links),
+        "nvlinks": tuple(_link(ask, told, link) for link in links),
+        "nvlink_receive_bytes": _moved(ask, values, fields.NVLINK_RECEIVE, links),
+        "nvlink_transmit_bytes": _moved(ask, values, fields.NVLINK_TRANSMIT, links),
     }
 
 
@@ -78,49 +81,67 @@ def _links(ask: Ask) -> list[int]:
     return found
 
 
-def _link(ask: Ask, values: Values, link: int) -> NvLink:
+def _link(ask: Ask, told: Values, link: int) -> NvLink:
     up = ask(f"nvlink {link}", "nvmlDeviceGetNvLinkState", link, to=sane.switch)
-    speed = values.get((fields.NVLINK_SPEED, link))
+    speed = told.get((fields.NVLINK_SPEED, link))
     return NvLink(
         link=link,
         up=up,
         speed_bytes_per_second=ask.convert("nvlink_speed", speed, sane.megabytes_per_second),
-        errors=_errors(ask, values, link),
+        errors=_errors(ask, told, link),
     )
 
 
-def _errors(ask: Ask, values: Values, link: int) -> dict[str, int]:
-    told = {
-        kind: ask.convert(f"nvlink {kind}", values.get((field, link)), sane.count)
-        for kind, field in _BY_FIELD.items()
-    }
-    told |= {kind: _dear(ask, link, kind) for kind in _ONLY_BY_CALL}
-    for kind, field in _BY_FIELD.items():
-        if told[kind] is None and (field, link) not in values:
-            told[kind] = _by_call(ask, link, kind)
-    return {kind: count for kind, count in told.items() if count is not None}
+def _errors(ask: Ask, told: Values, link: int) -> dict[str, int]:
+    found: dict[str, int | None] = {}
+    for kind in _BY_CALL:
+        key = (_BY_FIELD.get(kind, -1), link)
+        if key in told:
+            found[kind] = ask.convert(f"nvlink {kind}", told[key], sane.count)
+        else:
+            found[kind] = _dear(ask, link, kind)
+    return {kind: count for kind, count in found.items() if count is not None}
 
 
 def _dear(ask: Ask, link: int, kind: str) -> int | None:
     """A counter that is asked for when it is the link's turn, and remembered between."""
     known = ask.device.kept.setdefault(_DEAR, {})
-    if (link, kind) not in known or (ask.device.kept[_READS] + link) % TURN == 0:
-        known[link, kind] = _by_call(ask, link, kind)
+    if (link, kind) not in known or ask.device.turn(link):
+        known[link, kind] = ask(
+            f"nvlink {kind}",
+            "nvmlDeviceGetNvLinkErrorCounter",
+            *(link, _BY_CALL[kind]),
+            to=sane.count,
+        )
     count: int | None = known[link, kind]
     return count
 
 
-def _by_call(ask: Ask, link: int, kind: str) -> int | None:
-    return ask(
-        f"nvlink {kind}",
-        "nvmlDeviceGetNvLinkErrorCounter",
-        *(link, _BY_CALL[kind]),
-        to=sane.count,
-    )
+# --- bytes ---------------------------------------------------------------------------------------
 
 
-def _moved(values: Values, field: int, links: list[int]) -> int | None:
-    """Bytes of all links; None where one does not tell, because a sum without it would fall."""
-    told = [values.get((field, link)) for link in links]
+def _bytes_fields(ask: Ask, field: int, links: list[int]) -> list[Key]:
+    """Of all links at once, or link by link; both until it is known which of them the driver tells."""
+    at_once = ask.device.kept.get(f"{_AT_ONCE} {field}")
+    each = [] if at_once is True else [(field, link) for link in links]
+    return each if at_once is False else [*each, (field, fields.ALL_LINKS)]
+
+
+def _moved(ask: Ask, values: Values, field: int, links: list[int]) -> int | None:
+    """Bytes of all links. The way to ask is settled once: a total that changed its way would jump."""
+    way = f"{_AT_ONCE} {field}"
+    whole, parts = _whole(values, [(field, fields.ALL_LINKS)]), None
+    if not ask.device.kept.get(way):
+        parts = _whole(values, [(field, link) for link in links])
+    if way not in ask.device.kept and (whole is not None or parts is not None):
+        # a driver that does not know the number of all links may tell 0, or one link's
+        ask.device.kept[way] = whole is not None and whole >= _NEARLY_ALL * (parts or 0)
+    told = whole if ask.device.kept.get(way) else parts
+    return None if told is None else told * 1024
+
+
+def _whole(values: Values, keys: list[Key]) -> int | None:
+    """The sum; None where one is not told, because a sum without it would fall."""
+    told = [values.get(key) for key in keys]
     numbers = [int(one) for one in told if one is not None and 0 <= one < 2**62]
-    return sum(numbers) * 1024 if numbers and len(numbers) == len(told) else None
+    return sum(numbers) if numbers and len(numbers) == len(told) else None

@@ -23,7 +23,7 @@ _CAUSES = {"corrected": 0, "uncorrected": 1}
 
 def memory_errors(ask: Ask) -> dict[str, Any]:
     """Return the fields of a `GpuReading` about errors of memory."""
-    modes = ask("ecc_mode", "nvmlDeviceGetEccMode")
+    modes = ask.seldom("ecc_mode", "nvmlDeviceGetEccMode")
     pages = {
         cause: ask(f"retired_pages {cause}", "nvmlDeviceGetRetiredPages", number, to=len)
         for cause, number in _CAUSES.items()
