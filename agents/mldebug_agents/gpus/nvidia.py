@@ -22,7 +22,7 @@ from mldebug_agents.nvml.events import Events
 from mldebug_agents.nvml.fullread import read_full
 from mldebug_agents.nvml.gpm import Gpm
 from mldebug_agents.nvml.library import LIBRARY, Library
-from mldebug_agents.nvml.watchread import energy_turn, read_watch
+from mldebug_agents.nvml.watchread import read_watch
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost is left alone
@@ -54,7 +54,6 @@ class Nvidia:
         self._clock = clock
         self._next_restart = -math.inf
         self._count = 0
-        self._looks = 0
         self._lost: dict[int, _Lost] = {}
         self._seen: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
         self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
@@ -74,8 +73,7 @@ class Nvidia:
     def watch(self) -> NodeWatch:
         """Read what moves: utilization and power, and of some GPUs the energy, by turns."""
         started, cpu = self._clock(), time.process_time()
-        found: list[GpuWatch] = self._restarting(lambda: self._all(self._look))
-        self._looks += 1
+        found: list[GpuWatch] = self._restarting(lambda: self._all(read_watch))
         events = self._drain()
         return NodeWatch(
             at=time.time(),
@@ -141,9 +139,6 @@ class Nvidia:
         found = [self._one(index, read) for index in range(self._count)]
         self._lost = {index: one for index, one in self._lost.items() if index < self._count}
         return [one for one in found if one is not None]
-
-    def _look(self, ask: Ask) -> GpuWatch:
-        return read_watch(ask, energy=energy_turn(ask.device.index, self._count, self._looks))
 
     def _drain(self) -> tuple[GpuEvent, ...]:
         """What was told since the last read. A GPU whose driver or bus is in trouble is left alone from here on."""

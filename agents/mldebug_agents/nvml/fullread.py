@@ -15,16 +15,17 @@ _FIELDS: tuple[Key, ...] = tuple(
         *(fields.POWER_AVERAGE, fields.POWER_INSTANT, fields.ENERGY, fields.MEMORY_TEMPERATURE),
         *(fields.RECOVERY_ACTION, fields.PCIE_REPLAYS, fields.PCIE_TRANSMIT, fields.PCIE_RECEIVE),
         *fields.CLOCK_EVENTS.values(),
-        *fields.PCIE_ERRORS.values(),
     )
 )
+_SELDOM: tuple[Key, ...] = tuple((field, 0) for field in fields.PCIE_ERRORS.values())
+_KNOWN = "seldom fields"
 
 
 def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
     """Read one GPU; raises DeviceLostError and DriverGoneError."""
     ask.device.reads += 1
     who = identity(ask)
-    values = fields.read(ask, (*_FIELDS, *links.link_fields(ask)))
+    values = _batch(ask)
     parts = {
         **who,
         **state.load(ask),
@@ -46,6 +47,15 @@ def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
         unsupported=ask.unsupported,
         **parts,
     )
+
+
+def _batch(ask: Ask) -> Values:
+    """All fields in one call; those that are dear and hardly move are asked by turns, and remembered."""
+    known: Values = ask.device.kept.setdefault(_KNOWN, {})
+    seldom = _SELDOM if ask.device.turn(ask.device.index) else ()
+    values = fields.read(ask, (*_FIELDS, *seldom, *links.link_fields(ask)))
+    known.update({key: values[key] for key in seldom if key in values})
+    return known | values
 
 
 def _action(ask: Ask, values: Values) -> str | None:
