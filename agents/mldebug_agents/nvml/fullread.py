@@ -12,12 +12,13 @@ from mldebug_agents.nvml.processes import processes
 _FIELDS: tuple[Key, ...] = tuple(
     (field, 0)
     for field in (
-        *(fields.POWER_AVERAGE, fields.POWER_INSTANT, fields.ENERGY, fields.MEMORY_TEMPERATURE),
+        *(fields.POWER_AVERAGE, fields.POWER_INSTANT, fields.MEMORY_TEMPERATURE),
         *(fields.RECOVERY_ACTION, fields.PCIE_REPLAYS, fields.PCIE_TRANSMIT, fields.PCIE_RECEIVE),
         *fields.CLOCK_EVENTS.values(),
     )
 )
 _SELDOM: tuple[Key, ...] = tuple((field, 0) for field in fields.PCIE_ERRORS.values())
+_ENERGY = (fields.ENERGY, 0)
 _KNOWN = "seldom fields"
 
 
@@ -50,9 +51,11 @@ def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
 
 
 def _batch(ask: Ask) -> Values:
-    """All fields in one call; those that are dear and hardly move are asked by turns, and remembered."""
+    """All fields in one call; what is dear is asked by turns and remembered: the energy at every other read."""
     known: Values = ask.device.kept.setdefault(_KNOWN, {})
     seldom = _SELDOM if ask.device.turn(ask.device.index) else ()
+    if (ask.device.reads + ask.device.index) % 2 == 0 or _ENERGY not in known:
+        seldom = (*seldom, _ENERGY)
     values = fields.read(ask, (*_FIELDS, *seldom, *links.link_fields(ask)))
     known.update({key: values[key] for key in seldom if key in values})
     return known | values
