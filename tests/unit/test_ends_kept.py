@@ -67,6 +67,17 @@ def test_words_for_exits_leave_out_who_was_not_seen_to_end() -> None:
     assert unseen.exit_words() == {}
 
 
+def test_where_a_young_job_writes_to_is_looked_at_again_soon() -> None:
+    one = Following(run(0))
+    assert one.wants_notes(one.met_at)
+    one.noted_at = one.met_at
+    assert not one.wants_notes(one.met_at + 2.9)
+    assert one.wants_notes(one.met_at + 3.0)
+    one.noted_at = one.met_at + 100.0
+    assert not one.wants_notes(one.met_at + 129.0)
+    assert one.wants_notes(one.met_at + 130.0)
+
+
 # --- what is kept ---------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import msgspec
 from mldebug.endings.facts import Ending, Ends, RankExit, words_of_status
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.outcomes import Outcome
-from mldebug_agents.exits.following import REFRESH, Following
+from mldebug_agents.exits.following import Following
 from mldebug_agents.exits.known import joined, with_exits
 from mldebug_agents.exits.pidfds import ExitWatch, ProcessExit
 from mldebug_agents.exits.witness import Witness
@@ -88,7 +88,7 @@ class Endings:
         self._follow_launcher(one)
         self._note_losses(one)
         now = time.monotonic()
-        if now - one.noted_at >= REFRESH and self._order(lambda: self._witness.meet(job)):
+        if one.wants_notes(now) and self._order(lambda: self._witness.meet(job)):
             one.noted_at = now
         self._teller.goes_on(run)
 

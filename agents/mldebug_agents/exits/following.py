@@ -16,6 +16,10 @@ from mldebug_agents.sources.ranks import Child
 GRACE = 5.0  # seconds after the first failing exit, or after the last, until it is judged
 SETTLED = 0.5  # where the launcher is gone, too
 REFRESH = 30.0  # seconds between two looks at where a job's output goes
+YOUNG, SOON = (
+    60.0,
+    3.0,
+)  # the same for a job that was met so lately: its launcher may not have opened its log yet
 KEPT = 4096  # children of ranks that are remembered per job
 
 
@@ -32,8 +36,13 @@ class Following:
         self.failing_at: float | None = None
         self.over_at: float | None = None
         self.asked = False
+        self.met_at = time.monotonic()
         self.noted_at = -REFRESH
         self.told_before: Ending | None = None  # by an earlier agent
+
+    def wants_notes(self, now: float) -> bool:
+        """Is it time to look again where its output goes?"""
+        return now - self.noted_at >= (SOON if now - self.met_at < YOUNG else REFRESH)
 
     def recall(self, ends: Ends) -> None:
         """Take up what an earlier agent saw; who is gone and was not seen to end did so while nobody watched."""
