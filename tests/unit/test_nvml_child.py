@@ -189,8 +189,7 @@ def test_a_child_in_state_d_is_never_killed(bench: Bench) -> None:
     assert state(pid) == "D"
     assert gpus.pid == pid  # and no second one went after it
     bench.fake.release()
-    wait_until(lambda: _answers(gpus.watch))
-    assert gpus.pid == pid
+    wait_until(lambda: _answers(gpus.watch))  # out of state D, and this late, it may be replaced
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file in /dev")
