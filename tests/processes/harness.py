@@ -263,10 +263,10 @@ class RunningJob:
 
         A rank that reads from a stopped file system dies only when the server goes on.
         """
-        if self.plan.server:
-            _signal(self.plan.server, signal.SIGCONT)
         deadline = time.monotonic() + 90  # a machine full of hung file systems lets them go slowly
         while pids := marked(self.mark):
+            if self.plan.server:  # at every turn: a rank that just strikes would stop it again
+                _signal(self.plan.server, signal.SIGCONT)
             for pid in pids:
                 for number in (signal.SIGCONT, signal.SIGKILL):
                     _signal(pid, number)
