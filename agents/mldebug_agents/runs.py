@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from mldebug.incident import Incident
 from mldebug.model import Job, Judgement, NodeCapture
 from mldebug.records import LogCounts
@@ -63,9 +65,8 @@ def _serves(seen: JobLook) -> bool:
     return seen.job.world_size == 1 and any(waits)
 
 
-def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
-    """One run as people see it; `exits` are the words for how its ranks ended."""
-    decision, seen, job = run.decision, run.seen, run.job
+def found_state(job: Job) -> RunState:
+    """One run as far as discovery alone knows it."""
     return RunState(
         id=job.id,
         name=job.name,
@@ -76,6 +77,14 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         world_size=job.world_size,
         ranks={rank.rank: rank.pid for rank in job.ranks},
         lost=tuple(lost.rank for lost in job.lost),
+    )
+
+
+def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
+    """One run as people see it; `exits` are the words for how its ranks ended."""
+    decision, seen = run.decision, run.seen
+    return msgspec.structs.replace(
+        found_state(run.job),
         exits=dict(exits),
         classes=dict(run.classes),
         stage=str(decision.stage) if decision else "watching",

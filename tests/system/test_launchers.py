@@ -224,7 +224,10 @@ def test_scancel_is_no_failure(agent: RunningAgent, cluster: Slurm, tmp_path: Pa
         variables = Path(f"/proc/{job.ranks[0]}/environ").read_text().split("\0")
         mine = next(one for one in variables if one.startswith("SLURM_JOB_ID="))
         cluster.run("scancel", mine.partition("=")[2])
-        wait_for("the agent to tell", lambda: _ended_from_outside(agent, job), SOON)
+        try:
+            wait_for("the agent to tell", lambda: _ended_from_outside(agent, job), SOON)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{agent.log[-3000:]}\n{job.tail()}") from None
 
     assert not reports(agent, job)
 

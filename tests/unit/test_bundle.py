@@ -16,7 +16,7 @@ from fakenvml.library import FakeNvml
 from mldebug.config import Config, effective_yaml, load_config
 from mldebug.errors import AccessError, UsageError
 from mldebug.gpus.readings import LostGpu, NodeGpus, NodeWatch
-from mldebug.model import Gap
+from mldebug.model import Gap, Job
 from mldebug.pseudonyms import Pseudonyms
 from mldebug.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.bundle import layout, packing
@@ -34,6 +34,8 @@ from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.state.database import Database
 from mldebug_agents.state.wire import Memo
 from mldebug_agents.workbench import Workbench
+from processes.harness import wait_for
+from processes.light import LightJob, light_job
 
 HOST, DOMAIN, USER = "trn-gpu-017", "acme.example", "alice"
 UUID, SERIAL = "3b7c1111-2222-3333-4444-555555555555", "1653023011111"
@@ -255,14 +257,18 @@ def bench(tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_without_an_agent_the_gpus_are_read_here_and_replay_as_they_were(
-    tmp_path: Path, bench: Workbench
+    tmp_path: Path, bench: Workbench, fake: FakeNvml
 ) -> None:
     state = tmp_path / "state"
     (state / "reports").mkdir(parents=True, mode=0o700)
     database = Database(state / "agent.sqlite")  # open and locked, as a living agent has it
     database.remember(Memo("gpus/r", b'{"gpus": {}}'))
-    recorder = Recorder(bench, 1.2)
-    manifest = recorder.record()
+    with light_job(tmp_path / "job") as job:
+        for rank, pid in job.ranks.items():
+            fake.set(f"nvmlDeviceGetComputeRunningProcesses_v3 {rank}", pid, 1 << 30)
+        wait_for("its ranks", lambda: any(_is(job, one) for one in bench.finder.find().jobs), 30)
+        recorder = Recorder(bench, 1.2)
+        manifest = recorder.record()
     assert manifest.read_by == "mldebug support-bundle"
     assert not manifest.counted
     content, _ = packing.seal(recorder.folder.files, manifest, "bundle")
@@ -286,6 +292,12 @@ def test_without_an_agent_the_gpus_are_read_here_and_replay_as_they_were(
     assert len(shown.gpus.gpus) == 2
     assert {one.component for one in shown.health} >= {"gpu_ecc", "gpu_count", "gpu_temperature"}
     assert "the agent's process" in {one.what for one in manifest.gaps}
+    (run,) = (one for one in recording.statuses[-1].runs if one.ranks == job.ranks)
+    assert (run.world_size, sorted(run.gpus)) == (2, [0, 1])
+
+
+def _is(job: LightJob, found: Job) -> bool:
+    return {one.rank: one.pid for one in found.ranks} == job.ranks
 
 
 def test_beside_an_agent_that_hangs_the_gpus_are_left_alone(

@@ -12,11 +12,12 @@ import msgspec
 from mldebug.errors import MldebugError
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.model import Gap, Job, RankIdentity
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.snapshot import Snapshot
 from mldebug_agents.bundle.layout import Failure
 from mldebug_agents.gpuchild.errors import NoGpuLibraryError
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.reads import GpuOrder, GpuReads, GpuSource
+from mldebug_agents.runs import found_state
 
 STATUS_EVERY = 1.0  # seconds between two statuses that are kept
 FULL_EVERY = 5.0  # seconds between two full reads of our own
@@ -141,7 +142,10 @@ class OwnEye:
             self.seen.failed.append(Failure(at=time.time(), read=read, error=error.message))
             joined = {}
         if ranks is not None:
-            runs = tuple(_run(job, joined.get(job.id, {})) for job in jobs)
+            runs = tuple(
+                msgspec.structs.replace(found_state(job), gpus=joined.get(job.id, {}))
+                for job in jobs
+            )
             self.seen.statuses.append(
                 msgspec.structs.replace(self._status, at=time.time(), runs=runs)
             )
@@ -151,19 +155,4 @@ def slim(snapshot: Snapshot) -> Snapshot:
     """Without what is recorded elsewhere, or is made anew from it."""
     return msgspec.structs.replace(
         snapshot, gpus=None, gpu_watch=None, kernel=None, kernel_events=(), health=()
-    )
-
-
-def _run(job: Job, gpus: dict[int, str]) -> RunState:
-    return RunState(
-        id=job.id,
-        name=job.name,
-        launcher=job.launcher,
-        attempt=job.attempt,
-        user=job.user,
-        uid=job.uid,
-        world_size=job.world_size,
-        ranks={rank.rank: rank.pid for rank in job.ranks},
-        lost=tuple(one.rank for one in job.lost),
-        gpus=gpus,
     )

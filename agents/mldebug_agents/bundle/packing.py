@@ -107,7 +107,7 @@ def _read(name: str, content: bytes) -> Any:
         if name.endswith(".yaml"):
             return yaml.safe_load(content)
     except (msgspec.MsgspecError, yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        pass
+        return content.decode(errors="replace")  # names are replaced in it all the same
     return content.decode(errors="replace")
 
 

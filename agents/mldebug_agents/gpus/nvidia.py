@@ -125,7 +125,7 @@ class Nvidia:
             if found or not silent or self._clock() < self._next_restart:
                 return found
         except DriverGoneError:
-            pass
+            pass  # that is what the restart is for; where it does not help, the read below raises
         self._next_restart = self._clock() + RESTART_PAUSE
         self._library.restart()
         self._lost.clear()
