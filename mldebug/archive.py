@@ -17,9 +17,10 @@ import msgspec
 
 from mldebug.entries import Entry, read_entry
 from mldebug.errors import AccessError, EvidenceError
-from mldebug.model import REPORT_SCHEMA, NodeCapture, Report
+from mldebug.model import NodeCapture
 from mldebug.pruning import Kept, excess
 from mldebug.recorded import load_captures, newer
+from mldebug.reportmodel import REPORT_SCHEMA, Report
 from mldebug.storage import (
     OLD,
     add_folder,

@@ -11,8 +11,14 @@ from mldebug.endings.facts import Ending
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.timeline import with_exits
 from mldebug.endings.written import judgement_of, with_gaps, without_processes
-from mldebug.model import CaptureView, Judgement, NodeCapture, Noun, Report, Stall, TimelineEvent
+from mldebug.model import Judgement, NodeCapture, Noun
 from mldebug.report.build import State, build_report, rfc3339
+from mldebug.reportmodel import (
+    CaptureView,
+    Report,
+    Stall,
+    TimelineEvent,
+)
 
 MAX_ATTEMPTS = 1000
 

@@ -9,7 +9,6 @@ from typing import Literal
 
 import msgspec
 
-REPORT_SCHEMA = "mldebug.report/1"
 CAPTURE_SCHEMA = "mldebug.capture/1"
 
 MAIN_THREAD = "MainThread"
@@ -372,7 +371,7 @@ class Diagnosis(Spoken, frozen=True, kw_only=True):
     next_steps: tuple[str, ...]
 
 
-# --- what is written down ------------------------------------------------------------------------
+# --- all ranks together --------------------------------------------------------------------------
 
 
 class Group(Spoken, frozen=True, kw_only=True):
@@ -393,118 +392,6 @@ class TreeNode(Spoken, frozen=True, kw_only=True):
     ranks: str
     count: int
     children: tuple["TreeNode", ...] = ()
-
-
-class ThreadView(Spoken, frozen=True, kw_only=True):
-    """One thread as the report shows it."""
-
-    name: str
-    tid: int
-    state: str  # "S hrtimer_nanosleep", "active+gil" …
-    frames: tuple[str, ...]  # labels, innermost first
-
-
-class RankView(Spoken, frozen=True, kw_only=True):
-    """One row of the rank table, small for every rank; threads and log only for culprits and representatives."""
-
-    rank: int
-    node: str
-    pid: int | None
-    class_: str = msgspec.field(name="class")
-    role: Role
-    state: str  # kernel state and wchan of the main thread: "S futex_do_wait"
-    cpu_ratio: float | None
-    group: int | None  # index into Report.groups
-    last_collective: str
-    doing: str
-    culprit: bool
-    threads: tuple[ThreadView, ...] = ()
-    log: tuple[str, ...] = ()
-    log_source: str = ""  # where these lines come from: a file, "its own output", "the job's log"
-
-
-class JobView(Spoken, frozen=True, kw_only=True):
-    """The job as a report names it."""
-
-    id: str
-    name: str
-    attempt: int
-    world_size: int
-    launcher: str
-    nodes: tuple[str, ...]
-    user: str
-    started_at: str
-
-
-class NodeView(Spoken, frozen=True, kw_only=True):
-    """One node that answered (or did not)."""
-
-    node: str
-    ranks: str
-    taken_at: str
-    duration_seconds: float
-
-
-class Stall(Spoken, frozen=True, kw_only=True):
-    """How long it took until it counted as a stall, and why that long; null fields for a manual capture."""
-
-    timeout_seconds: float | None
-    why: str
-
-
-class TimelineEvent(Spoken, frozen=True, kw_only=True):
-    """Something that happened, in the order it happened."""
-
-    at: str
-    what: str
-    source: str = ""  # who says so, where it was not seen by the agent itself
-
-
-class CaptureView(Spoken, frozen=True, kw_only=True):
-    """One moment at which evidence was taken."""
-
-    at: str
-    duration_seconds: float
-    ranks: int
-    note: str
-
-
-class GapView(Spoken, frozen=True, kw_only=True):
-    """Evidence that could not be had."""
-
-    what: str
-    reason: str
-    rank: int | None
-    pid: int | None
-    way_out: str
-
-
-class Report(Spoken, frozen=True, kw_only=True):
-    """An incident written down: report.json. Times are RFC 3339, UTC."""
-
-    schema: str
-    id: str  # sorts by time
-    node: str
-    versions: dict[str, str]
-    job: JobView
-    kind: Literal["stall", "abnormal_end", "manual"]
-    trigger: Literal["stall", "exit", "manual", "api", "alert"]
-    state: Literal["open", "recovered", "ended"]
-    stalled_since: str | None
-    detected_at: str
-    reported_at: str
-    stall: Stall
-    timeline: tuple[TimelineEvent, ...]
-    captures: tuple[CaptureView, ...]
-    diagnosis: Diagnosis
-    groups: tuple[Group, ...]
-    tree: tuple[TreeNode, ...]
-    ranks: tuple[RankView, ...]
-    nodes: tuple[NodeView, ...]
-    remarks: tuple[str, ...]
-    gaps: tuple[GapView, ...]
-    # what the kernel and the driver said, beside the evidence; reports of earlier versions lack it
-    hardware: tuple[str, ...] = ()
 
 
 class Judgement(Noun, frozen=True, kw_only=True):

@@ -26,16 +26,14 @@ from mldebug.model import (
     RankCapture,
     RankIdentity,
     Remark,
-    Report,
     Role,
-    Stall,
     ThreadStack,
     ThreadState,
-    TimelineEvent,
     TreeNode,
     Verdict,
 )
 from mldebug.report.build import build_report
+from mldebug.reportmodel import Report, Stall, TimelineEvent
 
 TAKEN_AT = 1_795_240_241.25  # 2026-11-21T05:50:41Z
 SUSPECT_FIRST = (Role.EXITED, Role.MISSING, Role.INERT, Role.BUSY, Role.UNCLEAR, Role.WAITING)

@@ -11,11 +11,12 @@ import msgspec
 from mldebug.archive import Archive
 from mldebug.diagnosis import diagnose
 from mldebug.errors import AccessError, MldebugError, UsageError
-from mldebug.model import Job, Judgement, NodeCapture, Report, Stall
+from mldebug.model import Job, Judgement, NodeCapture
 from mldebug.nodeview.glance import Glance
 from mldebug.pruning import BY_HAND
 from mldebug.report.build import build_report, make_id
 from mldebug.report.html import render_html
+from mldebug.reportmodel import Report, Stall
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.sources.ranks import Discovery

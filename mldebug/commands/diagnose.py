@@ -14,11 +14,12 @@ from mldebug.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.evidence import captures_from_dumps
 from mldebug.incident import Incident, write_report
 from mldebug.incident import judge as judge_incident
-from mldebug.model import Judgement, NodeCapture, Report, Stall
+from mldebug.model import Judgement, NodeCapture
 from mldebug.recorded import Recorded, load_recorded
 from mldebug.report.build import build_report, make_id
 from mldebug.report.html import render_html
 from mldebug.report.text import print_report
+from mldebug.reportmodel import Report, Stall
 from mldebug.storage import unreadable
 from mldebug.suggest import typed
 

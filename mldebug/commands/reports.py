@@ -15,11 +15,11 @@ from mldebug.config import SYSTEM_STATE_DIR, load_config
 from mldebug.console import Console, print_line
 from mldebug.entries import Entry
 from mldebug.errors import AccessError, EvidenceError, MldebugError, UsageError
-from mldebug.model import Report
 from mldebug.recorded import load_recorded
 from mldebug.redact import clean
 from mldebug.report.html import render_html
 from mldebug.report.text import print_report, report_lines
+from mldebug.reportmodel import Report
 from mldebug.suggest import typed
 
 SUFFIXES = (".tar.gz", ".html", ".json", ".txt")

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from mldebug.endings.facts import Ending, RankExit, full_words
 from mldebug.endings.seen import see
 from mldebug.folding import fold_ranks, shorten_ranks
-from mldebug.model import TimelineEvent
 from mldebug.report.build import rfc3339
 from mldebug.report.words import plural
+from mldebug.reportmodel import TimelineEvent
 
 MAX_SINGLE = 32  # exits that are listed one by one; the others are folded by how they ended
 MAX_FOLDED = 16

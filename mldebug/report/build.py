@@ -8,22 +8,20 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from mldebug.folding import fold_ranks
-from mldebug.model import (
+from mldebug.model import Judgement, NodeCapture, TreeNode
+from mldebug.report.hardware import hardware_lines
+from mldebug.report.ranks import rank_views, shorten_stack
+from mldebug.report.tidy import tidy_report
+from mldebug.reportmodel import (
     REPORT_SCHEMA,
     CaptureView,
     GapView,
     JobView,
-    Judgement,
-    NodeCapture,
     NodeView,
     Report,
     Stall,
     TimelineEvent,
-    TreeNode,
 )
-from mldebug.report.hardware import hardware_lines
-from mldebug.report.ranks import rank_views, shorten_stack
-from mldebug.report.tidy import tidy_report
 
 MAX_DEPTH = 150  # of the tree: encoders and browsers recurse too
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from mldebug.model import RankView
 from mldebug.report.rankmap import NODE_GAP, PITCH, Kind, kind_indices
+from mldebug.reportmodel import RankView
 
 
 def data(ranks: Sequence[RankView], legend: Sequence[Kind]) -> dict[str, Any]:

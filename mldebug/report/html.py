@@ -13,9 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from mldebug.folding import fold_ranks, shorten_ranks
-from mldebug.model import Culprit, GapView, Group, RankView, Report
+from mldebug.model import Culprit, Group
 from mldebug.report import columns, rankmap, story, treeview, words
 from mldebug.report.tidy import tidy_report
+from mldebug.reportmodel import GapView, RankView, Report
 
 FOLDER = Path(__file__).with_name("templates")
 TABLE_ROWS = 256  # rows in the file itself; JavaScript shows the others from the data

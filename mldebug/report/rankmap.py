@@ -6,8 +6,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from mldebug.folding import fold_ranks, shorten_ranks
-from mldebug.model import RankView, Role
+from mldebug.model import Role
 from mldebug.report.words import ROLES, plural
+from mldebug.reportmodel import RankView
 
 MAX_CELLS = 256
 """Above this the map is drawn, not built from elements."""

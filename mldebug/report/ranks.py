@@ -6,10 +6,9 @@ from mldebug.model import (
     ClassifiedRank,
     Judgement,
     ProcessCapture,
-    RankView,
     ThreadStack,
-    ThreadView,
 )
+from mldebug.reportmodel import RankView, ThreadView
 
 MAX_DETAILED = 64  # ranks shown with threads and log: culprits first, then representatives
 MAX_THREADS = 64  # per rank

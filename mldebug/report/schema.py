@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.model import REPORT_SCHEMA, Report
+from mldebug.reportmodel import REPORT_SCHEMA, Report
 
 SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mldebug.model import Group, RankView, Report, Role, TimelineEvent
+from mldebug.model import Group, Role
+from mldebug.reportmodel import RankView, Report, TimelineEvent
 
 MAX_SHOWN = 10  # events that are shown without unfolding; the last one is shown as well
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT(\d\d:\d\d:\d\d(?:\.\d{1,3})?)\d*Z", re.ASCII)

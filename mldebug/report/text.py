@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mldebug.folding import shorten_ranks
-from mldebug.model import Diagnosis, Group, Report
+from mldebug.model import Diagnosis, Group
 from mldebug.report.story import (
     Event,
     Story,
@@ -21,6 +21,7 @@ from mldebug.report.story import (
 )
 from mldebug.report.tidy import tidy
 from mldebug.report.words import ROLES, culprit_name, culprit_place, ending, plural, title
+from mldebug.reportmodel import Report
 
 MAX_CULPRITS = 8
 MAX_GROUPS = 8

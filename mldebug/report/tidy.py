@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.model import Report
+from mldebug.reportmodel import Report
 
 MAX_TEXT = 2_000
 """Longest string a report holds, in characters; rank sets are ours and stay whole."""

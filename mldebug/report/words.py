@@ -3,7 +3,13 @@
 import re
 from typing import NamedTuple
 
-from mldebug.model import Confidence, Culprit, Report, Role, Verdict
+from mldebug.model import (
+    Confidence,
+    Culprit,
+    Role,
+    Verdict,
+)
+from mldebug.reportmodel import Report
 
 
 class Look(NamedTuple):

@@ -19,9 +19,10 @@ from builders import WAITER, process, rank, still
 from builders import capture as node_capture
 from mldebug.config import Agent, Capture, Config
 from mldebug.diagnosis import diagnose
-from mldebug.model import NodeCapture, Stall
+from mldebug.model import NodeCapture
 from mldebug.report.build import build_report
 from mldebug.report.html import render_html
+from mldebug.reportmodel import Stall
 from mldebug_agents.capturing.pyspy import find_binary
 from mldebug_agents.manual import choose, write_down
 from mldebug_agents.workbench import Workbench

@@ -12,8 +12,9 @@ import samples
 from mldebug import storage
 from mldebug.archive import DAY, Archive, load_captures
 from mldebug.errors import AccessError, EvidenceError
-from mldebug.model import NodeCapture, Report
+from mldebug.model import NodeCapture
 from mldebug.report.build import make_id
+from mldebug.reportmodel import Report
 
 NOW = samples.TAKEN_AT + 60
 

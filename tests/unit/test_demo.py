@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from mldebug.errors import MldebugError, ToolError
-from mldebug.model import Culprit, Report
+from mldebug.model import Culprit
+from mldebug.reportmodel import Report
 from mldebug_agents.commands import demo
 from mldebug_agents.demo import job as demo_job
 from mldebug_agents.demo.job import DemoJob, Plan, Step, job_environment

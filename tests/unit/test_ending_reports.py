@@ -22,11 +22,12 @@ from mldebug.endings.timeline import MAX_SINGLE, UNKNOWN, exit_events
 from mldebug.errors import EvidenceError
 from mldebug.incident import Incident, add_ending, end, say, write_report
 from mldebug.incident import judge as judge_incident
-from mldebug.model import Job, RankIdentity, Report
+from mldebug.model import Job, RankIdentity
 from mldebug.report.html import render_html
 from mldebug.report.story import last_words, story
 from mldebug.report.text import report_lines
 from mldebug.report.tidy import tidy
+from mldebug.reportmodel import Report
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "endings" / "reports"
 NAMES = sorted(folder.name for folder in RECORDED.iterdir())

@@ -9,7 +9,8 @@ import pytest
 from mldebug.endings.facts import Ending, Ends, LauncherWords, RankError, RankExit
 from mldebug.endings.judge import judge_ending
 from mldebug.incident import Incident
-from mldebug.model import Job, LostRank, RankIdentity, Report
+from mldebug.model import Job, LostRank, RankIdentity
+from mldebug.reportmodel import Report
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch

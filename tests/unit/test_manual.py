@@ -8,7 +8,8 @@ import pytest
 import samples
 from mldebug.archive import Archive
 from mldebug.errors import MldebugError
-from mldebug.model import Job, RankIdentity, Remark, Report
+from mldebug.model import Job, RankIdentity, Remark
+from mldebug.reportmodel import Report
 from mldebug_agents import manual
 from mldebug_agents.manual import Named, choose, store, write_down
 from mldebug_agents.sources.ranks import Discovery

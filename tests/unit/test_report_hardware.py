@@ -6,11 +6,12 @@ import samples
 from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending
 from mldebug.endings.written import with_gaps, without_processes
-from mldebug.model import Fault, NodeCapture, Report
+from mldebug.model import Fault, NodeCapture
 from mldebug.report.build import build_report
 from mldebug.report.hardware import hardware_lines
 from mldebug.report.html import render_html
 from mldebug.report.text import report_lines
+from mldebug.reportmodel import Report
 
 AT = samples.TAKEN_AT
 XID = Fault(

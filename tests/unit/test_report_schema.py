@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import samples
-from mldebug.model import Report
 from mldebug.report.schema import SCHEMA_FILE, report_schema, schema_text
+from mldebug.reportmodel import Report
 
 VALIDATOR = jsonschema.Draft202012Validator(report_schema())
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samples
-from mldebug.model import Report
 from mldebug.report.tidy import tidy, tidy_report
+from mldebug.reportmodel import Report
 
 
 @pytest.mark.parametrize(

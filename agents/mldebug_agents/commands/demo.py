@@ -12,8 +12,8 @@ import msgspec
 from rich.console import Console
 
 from mldebug.errors import ExitCode, MldebugError, ToolError
-from mldebug.model import Report
 from mldebug.report.text import print_report
+from mldebug.reportmodel import Report
 from mldebug_agents.demo.job import DemoJob, Plan
 from mldebug_agents.demo.progress import show_progress
 from mldebug_agents.demo.watcher import DemoAgent

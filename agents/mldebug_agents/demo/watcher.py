@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mldebug.archive import Archive
 from mldebug.errors import ToolError
-from mldebug.model import Report
+from mldebug.reportmodel import Report
 from mldebug.snapshot import RunState
 from mldebug.stall.sentences import stage_words
 from mldebug_agents.demo.job import job_environment

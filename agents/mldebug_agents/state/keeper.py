@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from mldebug.errors import AccessError, ExitCode, MldebugError, UsageError
-from mldebug.model import Report
+from mldebug.reportmodel import Report
 from mldebug_agents.spawn import Worker
 from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.wire import (

@@ -16,7 +16,7 @@ import msgspec
 
 from mldebug.archive import Archive
 from mldebug.errors import MldebugError
-from mldebug.model import Report
+from mldebug.reportmodel import Report
 from mldebug_agents.serving.doors import open_unix, reachable
 from mldebug_agents.state.database import Database, errno_of
 from mldebug_agents.state.folder import Hold, OccupiedError
