@@ -1,5 +1,6 @@
 """spawn: programs that behave, programs that do not, and the helper between them."""
 
+import contextlib
 import gc
 import os
 import shutil
@@ -247,6 +248,25 @@ def test_death_of_the_helper_is_an_error_and_no_hang(tmp_path: Path) -> None:
         assert "is gone" in later.error
         assert later.seconds < 5
     assert spawner.trouble == ""
+
+
+def test_no_program_outlives_a_helper_that_was_killed_while_it_forked() -> None:
+    with Spawner() as spawner, ThreadPoolExecutor(20) as pool:
+        argv = ["/bin/sleep", f"1000.{os.getpid()}"]
+        runs = [pool.submit(spawner.run, argv, timeout=60) for _ in range(20)]
+        wait_until(lambda: len(running(argv)) > 2)
+        os.kill(spawner.helper_pid, signal.SIGKILL)
+        assert all(run.result(timeout=30).returncode is None for run in runs)
+        wait_until(lambda: not running(argv))
+
+
+def running(argv: list[str]) -> list[Path]:
+    words = "\0".join((*argv, "")).encode()
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found += [file] if file.read_bytes() == words else []
+    return found
 
 
 ORPHANING = """

@@ -28,6 +28,7 @@ NEWS = struct.Struct(
 )  # on a status pipe: b"P" pid, b"E" errno (exec or fork failed), b"X" wait status
 MAX_REQUEST = 1 << 20
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
 _MUTED = (
@@ -95,6 +96,7 @@ class _Helper:
     def __init__(self, control: socket.socket, workers: Workers) -> None:
         self._control = control
         self._workers = workers
+        self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # request number -> pid of a living child
         self._children: dict[int, tuple[int, int]] = {}  # pid -> (request number, status pipe)
         self._wake, wake = os.pipe()
@@ -149,6 +151,8 @@ class _Helper:
         """Turn this freshly forked child into what was asked for."""
         code = 127
         try:
+            if not request.worker:  # one of these sees it by itself, and may sit in a GPU driver
+                _die_with(self._pid)
             os.setsid()
             signal.set_wakeup_fd(-1)
             for number in (*_MUTED, signal.SIGCHLD):
@@ -202,6 +206,13 @@ def _leave_main(control: socket.socket) -> None:
     os.chdir("/")
     # grandchildren come to us when their parent is killed; in a container pid 1 may be the agent, which reaps nobody
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _die_with(parent: int) -> None:
+    """A helper that is killed can end nobody, and may not even have told of its youngest child."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _execute(request: Request, status: int, fds: list[int]) -> None:
