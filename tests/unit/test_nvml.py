@@ -15,6 +15,7 @@ from mldebug.gpus.readings import GpuReading, NodeGpus, encode, nvlink_errors
 from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.nvml import fields, sane
+from mldebug_agents.nvml.asking import TURN
 from mldebug_agents.nvml.library import Library
 
 Start = Callable[[FakeNvml], nvidia.Nvidia]
@@ -164,15 +165,15 @@ def test_the_dear_link_counters_are_asked_for_by_turns(tmp_path: Path, start: St
     for link in range(18):
         fake.set(f"nvmlDeviceGetNvLinkErrorCounter 0 {link} 3", 10_000)
     seen, calls = [], []
-    for _ in range(10):
+    for _ in range(TURN):
         fake.count_calls()
         gpu = first(reader.full())
         calls.append(fake.calls().count("nvmlDeviceGetNvLinkErrorCounter"))
         seen.append([link.errors["crc_data"] for link in gpu.nvlinks])
-    assert max(calls) == 8  # of 72: two links of two GPUs, two counters
+    assert max(calls) == 4  # of 72: one link of two GPUs, two counters
     assert sum(calls) == 72
     assert seen[-1] == [10_000] * 18
-    assert seen[0].count(10_000) == 1  # link 9
+    assert [counts.count(10_000) for counts in seen] == [0, 0, *range(1, 19)]  # from link 17 down
     assert all(len(counts) == 18 for counts in seen)
 
 
@@ -259,16 +260,16 @@ def test_errors_and_speed_of_the_links_are_asked_for_by_turns(
         fake.field(0, fields.NVLINK_SPEED, 20_000, link, kind=1)
     batches = recorded_batches(monkeypatch)
     counts, speeds = [], []
-    for _ in range(10):
+    for _ in range(TURN):
         gpu = first(reader.full())
         counts.append([link.errors["replay"] for link in gpu.nvlinks])
         speeds.append([link.speed_bytes_per_second for link in gpu.nvlinks])
     of_links = [
         [key for key in batch if 161 <= key[0] <= 164] for batch in batches if len(batch) > 1
     ]
-    assert max(map(len, of_links)) == 8  # two links, four fields
+    assert max(map(len, of_links)) == 4  # one link, four fields
     assert sum(map(len, of_links)) == 2 * 18 * 4
-    assert counts[0].count(7) == speeds[0].count(20_000e6) == 1  # link 9
+    assert counts[2].count(7) == speeds[2].count(20_000e6) == 1  # link 17
     assert counts[-1] == [7] * 18
     assert speeds[-1] == [20_000e6] * 18
 
@@ -283,7 +284,7 @@ def test_whether_a_link_is_up_is_asked_at_every_read(tmp_path: Path, start: Star
     assert gpu.nvlinks[3].speed_bytes_per_second == 26562e6
 
 
-def test_modes_that_change_with_a_reset_are_asked_for_every_tenth_time(
+def test_modes_that_change_with_a_reset_are_asked_for_every_twentieth_time(
     tmp_path: Path, start: Start
 ) -> None:
     fake = FakeNvml(tmp_path)
@@ -292,10 +293,10 @@ def test_modes_that_change_with_a_reset_are_asked_for_every_tenth_time(
     fake.set("nvmlDeviceGetEccMode 0", 0, 0)
     fake.set("nvmlDeviceGetMigMode 0", 1, 1)
     fake.count_calls()
-    told = [first(reader.full()) for _ in range(10)]
+    told = [first(reader.full()) for _ in range(TURN)]
     assert [fake.calls().count(name) for name in MODES] == [2, 2]  # each GPU once
-    assert [gpu.ecc_mode for gpu in told] == [True] * 9 + [False]
-    assert [gpu.mig_mode for gpu in told] == [False] * 9 + [True]
+    assert [gpu.ecc_mode for gpu in told] == [True] * (TURN - 1) + [False]
+    assert [gpu.mig_mode for gpu in told] == [False] * (TURN - 1) + [True]
 
 
 def test_a_mode_that_could_not_be_had_is_asked_for_again(tmp_path: Path, start: Start) -> None:
@@ -317,9 +318,23 @@ def test_pcie_errors_are_asked_for_by_turns(tmp_path: Path, start: Start) -> Non
     reader = start(fake)
     assert first(reader.full()).pcie_errors["l0_to_recovery"] == 80
     fake.field(0, 169, 95)
-    seen = [first(reader.full()).pcie_errors["l0_to_recovery"] for _ in range(10)]
+    seen = [first(reader.full()).pcie_errors["l0_to_recovery"] for _ in range(TURN)]
     assert seen[0] == 80
     assert seen[-1] == 95
+
+
+def test_energy_and_margin_are_asked_for_by_turns_and_told_at_every_read(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    fake.set("nvmlDeviceGetMarginTemperature 0", 30)
+    reader = start(fake)
+    before = first(reader.full())
+    fake.field(0, fields.ENERGY, 4_000_000_000)
+    fake.set("nvmlDeviceGetMarginTemperature 0", 7)
+    told = [first(reader.full()) for _ in range(10)]
+    assert [one.energy_joules for one in told] == [before.energy_joules] * 9 + [4_000_000.0]
+    assert [one.temperature_margin_celsius for one in told] == [30] * 3 + [7] * 7
 
 
 def test_averages_need_two_reads_and_no_sleep(tmp_path: Path, start: Start, clock: Clock) -> None:

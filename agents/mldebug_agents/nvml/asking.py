@@ -16,7 +16,7 @@ from mldebug_agents.nvml.errors import (
 
 T = TypeVar("T")
 MAX_TOLD = 64  # metrics that a reading says it could not read
-TURN = 10  # full reads: every 5 minutes as shipped
+TURN = 20  # full reads: every 10 minutes as shipped
 
 
 class Device:
@@ -31,9 +31,9 @@ class Device:
         self.kept: dict[str, Any] = {}  # what was asked before and holds
         self.reads = -1  # number of the full read, from 0
 
-    def turn(self, number: int) -> bool:
-        """Is it the turn of what is asked at every `TURN`th full read? `number` spreads them; the first read asks all."""
-        return self.reads <= 0 or (self.reads + number) % TURN == 0
+    def turn(self, number: int, every: int = TURN) -> bool:
+        """Is it the turn of what is asked at one full read of so many? `number` spreads them; the first read asks all."""
+        return self.reads <= 0 or (self.reads + number) % every == 0
 
 
 class Ask:
@@ -79,10 +79,15 @@ class Ask:
         return kept
 
     def seldom(
-        self, metric: str, function: str, *, to: Callable[[Any], T] = lambda x: x
+        self,
+        metric: str,
+        function: str,
+        *,
+        to: Callable[[Any], T] = lambda x: x,
+        every: int = TURN,
     ) -> T | None:
-        """Ask at every `TURN`th full read and remember between, for what changes with a reset; what failed is asked again."""
-        if metric not in self.device.kept or self.device.turn(self.device.index):
+        """Ask at one full read of so many and remember between, for what is dear or moves slowly; what failed is asked again."""
+        if metric not in self.device.kept or self.device.turn(self.device.index, every):
             self.device.kept[metric] = self(metric, function, to=to)
         kept: T | None = self.device.kept[metric]
         if kept is None:

@@ -19,6 +19,7 @@ _FIELDS: tuple[Key, ...] = tuple(
 )
 _SELDOM: tuple[Key, ...] = tuple((field, 0) for field in fields.PCIE_ERRORS.values())
 _ENERGY = (fields.ENERGY, 0)
+_ENERGY_TURN = 10  # full reads: every 5 minutes as shipped
 _KNOWN = "seldom fields"
 
 
@@ -51,10 +52,10 @@ def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
 
 
 def _batch(ask: Ask) -> Values:
-    """All fields in one call; what is dear is asked by turns and remembered: the energy at every other read."""
+    """All fields in one call; what is dear is asked by turns and remembered."""
     known: Values = ask.device.kept.setdefault(_KNOWN, {})
     seldom = _SELDOM if ask.device.turn(ask.device.index) else ()
-    if (ask.device.reads + ask.device.index) % 2 == 0 or _ENERGY not in known:
+    if ask.device.turn(ask.device.index, _ENERGY_TURN) or _ENERGY not in known:
         seldom = (*seldom, _ENERGY)
     values = fields.read(ask, (*_FIELDS, *seldom, *links.link_fields(ask)))
     known.update({key: values[key] for key in seldom if key in values})
