@@ -196,6 +196,8 @@ class _Session:
             )
         elif dump.failure and not (dump.not_python and target.kind != "rank"):
             self._gap(what, dump.failure, target, dump.way_out)
+        elif dump.instead:
+            self._gap("py-spy stack", f"{dump.instead}; the stack shown is the hook's", target)
 
     def _gap(self, what: str, reason: str, target: Target, way_out: str = "") -> None:
         self.gaps.append(

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from mldebug.heartbeat import Heartbeat
 from mldebug.judging.classification import classify
 from mldebug.model import (
     Classification,
@@ -23,9 +24,11 @@ from mldebug.model import (
 from mldebug.movement import Sample, movement
 from mldebug.records import LogCounts, StepTimes
 from mldebug.stacks import labels, principal, python_frames
+from mldebug.stall.beats import BeatProgress, last_step
 from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.capturing.sourceline import source_line
+from mldebug_agents.hooks.records import Heartbeats
 from mldebug_agents.logs.places import LogFinder
 from mldebug_agents.logs.sharing import Writers
 from mldebug_agents.logs.watching import HungMounts, JobLogs
@@ -50,6 +53,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     step_times: StepTimes | None = None
     log: str = ""  # the file that is followed, or why there is none
     log_counts: LogCounts = LogCounts()
+    beats: dict[int, Heartbeat] = {}  # by rank: what its hook says
     classes: dict[int, Classification] = {}  # of a stack sample, by rank
     gaps: tuple[Gap, ...] = ()  # what could not be looked at
 
@@ -57,8 +61,12 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
 class JobWatch:
     """What the watch remembers of one job between two looks."""
 
-    def __init__(self, bench: Workbench, hung: HungMounts, writers: Writers) -> None:
+    def __init__(
+        self, bench: Workbench, hung: HungMounts, writers: Writers, heartbeats: Heartbeats
+    ) -> None:
         self.bench = bench
+        self._heartbeats = heartbeats
+        self._beats = BeatProgress()
         self.progress = LogProgress()
         self.logs = JobLogs(
             bench.host, bench.reader, hung, bench.log_parser, self.progress, writers
@@ -67,6 +75,7 @@ class JobWatch:
         self._below = Below(bench.host)
         self._samples: dict[int, deque[Sample]] = {}
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
+        self._woken: dict[int, int] = {}  # pid -> how often our own signal woke it
         self._turn = 0
 
     def look(
@@ -83,7 +92,11 @@ class JobWatch:
         self._forget(job.ranks)
         captures, gaps = self._sample(job.ranks, now) if sample else ({}, ())
         classes = {rank: classify(capture) for rank, capture in captures.items()}
-        ranks = tuple(self._rank(rank, children, captures, classes, now) for rank in job.ranks)
+        beats = self._heartbeats.read(job.ranks)
+        ranks = tuple(
+            _in_phase(self._rank(rank, children, captures, classes, now), beats.get(rank.rank))
+            for rank in job.ranks
+        )
         look = Look(
             at=now,
             run=job.id,
@@ -91,20 +104,21 @@ class JobWatch:
             ranks=ranks,
             exited=tuple(lost.rank for lost in job.lost if _lived(lost)),
             missing=tuple(lost.rank for lost in job.lost if not _lived(lost)),
-            progress=self.progress.signals(),
-            started=self._has_started(job, now),
+            progress=(*self.progress.signals(), *self._beats.signals(beats)),
+            started=last_step(beats) is not None or self._has_started(job, now),
             backend="nccl" if self.logs.gpu else "gloo",
         )
         told = self.progress
         return JobLook(
             job=job,
             look=look,
-            step=told.step,
+            step=told.step if told.step is not None else last_step(beats),
             loss=told.loss,
             step_seconds=told.step_seconds,
             step_times=told.step_times,
             log=self.logs.sentence,
             log_counts=self.logs.counts,
+            beats=beats,
             classes=classes,
             gaps=(*self.logs.gaps, *gaps),
         )
@@ -120,7 +134,7 @@ class JobWatch:
     def _forget(self, ranks: tuple[RankIdentity, ...]) -> None:
         pids = {rank.pid for rank in ranks}
         self._below.keep(pids)
-        for known in (self._counters, self._samples, self._followed):
+        for known in (self._counters, self._samples, self._followed, self._woken):
             for pid in known.keys() - pids:
                 del known[pid]
 
@@ -163,7 +177,8 @@ class JobWatch:
         if dump.failure:
             return None
         kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
-        kept.append(Sample(now, state, dump.stacks))
+        kept.append(Sample(now, state, dump.stacks, woken=bool(dump.instead)))
+        self._woken[rank.pid] = self._woken.get(rank.pid, 0) + bool(dump.instead)
         process = ProcessCapture(
             pid=rank.pid,
             state=state,
@@ -205,7 +220,7 @@ class JobWatch:
             process_cpu_ratio=everybody,
             children_cpu_ratio=rate(below.cpu_seconds, span),
             children_io_rate=rate(below.io_bytes, span),
-            switches=activity.switches,
+            switches=activity.switches - self._woken.get(rank.pid, 0),
             io_bytes=activity.io_bytes,
             state=activity.state,
             wchan=activity.wchan,
@@ -218,6 +233,10 @@ class JobWatch:
         self._counters[pid] = (now, (thread, process))
         span = now - at
         return span, rate(thread - before[0], span), rate(process - before[1], span)
+
+
+def _in_phase(look: RankLook, beat: Heartbeat | None) -> RankLook:
+    return msgspec.structs.replace(look, phase=beat.phase) if beat and beat.phase else look
 
 
 def _lived(lost: LostRank) -> bool:

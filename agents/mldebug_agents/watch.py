@@ -12,6 +12,7 @@ import msgspec
 
 from mldebug.model import Gap, Job
 from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.hooks.records import Heartbeats
 from mldebug_agents.jobwatch import JobLook, JobWatch
 from mldebug_agents.logs.places import LogFinder
 from mldebug_agents.logs.sharing import Writers
@@ -41,6 +42,7 @@ class Watch:
         self.clock = clock
         self._hung = HungMounts(bench.host, bench.reader)
         self._writers = Writers()
+        self._heartbeats = Heartbeats(bench.host, bench.reader)
         self._jobs: dict[str, JobWatch] = {}
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
@@ -57,7 +59,7 @@ class Watch:
         return NodeLook(at=started, found=found, jobs=looks, seconds=self.clock() - started)
 
     def _meet(self) -> JobWatch:
-        return JobWatch(self.bench, self._hung, self._writers)
+        return JobWatch(self.bench, self._hung, self._writers, self._heartbeats)
 
     def _look(self, job: Job, found: Discovery, finder: LogFinder, *, sample: bool) -> JobLook:
         """One job; an error in our own code that only this job brings out must not hide the others."""

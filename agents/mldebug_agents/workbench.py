@@ -11,6 +11,7 @@ from mldebug.rooms import create_all, load
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
 from mldebug_agents.gpuchild import serving, wire
+from mldebug_agents.hooks.stacks import HookStacks
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.gpus import Gpus
@@ -29,7 +30,8 @@ class Workbench:
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.gpus = Gpus(self.spawner, self.host)
-        self.pyspy = PySpy(self.spawner, str(config.capture.py_spy))
+        self._hook = HookStacks(self.host, self.reader)
+        self.pyspy = self._py_spy(config)
         self._log_formats = create_all("logs")
         self._own_formats = {
             name: load("logs", one.kind).create(one.options) for name, one in config.logs.items()
@@ -58,12 +60,15 @@ class Workbench:
         )
         return Capturer(self.host, self.reader, self.pyspy, self.node, settings)
 
+    def _py_spy(self, config: Config) -> PySpy:
+        return PySpy(self.spawner, str(config.capture.py_spy), self._hook.dump)
+
     def reload(self, config: Config) -> None:
         """Go on under another `capture` section; what runs now ends under the old one."""
         changed = config.capture.py_spy != self.config.capture.py_spy
         self.config = config
         if changed:
-            self.pyspy = PySpy(self.spawner, str(config.capture.py_spy))
+            self.pyspy = self._py_spy(config)
 
     def close(self) -> None:
         """End the reader, the GPU reader and the helper."""

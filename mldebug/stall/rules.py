@@ -11,10 +11,12 @@ smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch 
 A timeout that stands in the configuration as a number is obeyed as it is.
 """
 
+import math
 from typing import Literal
 
 import msgspec
 
+from mldebug.heartbeat import LEGITIMATE
 from mldebug.stall.gaps import Timeout
 from mldebug.stall.pulse import Pulse
 from mldebug.stall.signals import Look
@@ -123,6 +125,8 @@ def _without_signal(settings: StallSettings, pulse: Pulse) -> Timeout:
 def _busy_limit(settings: StallSettings, look: Look, timeout: Timeout) -> float:
     told = settings.busy_timeout
     patience = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST) if told == "auto" else told
+    if told == "auto" and any(rank.phase in LEGITIMATE for rank in look.ranks):
+        patience = math.inf  # it says itself why it makes no step
     return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
 
 

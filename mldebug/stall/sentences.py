@@ -95,7 +95,7 @@ def _stands(trail: Trail) -> str:
 
 
 def _works(trail: Trail) -> str:
-    if trail.last.compiling:
+    if trail.last.compiling or trail.last.phase == "compile":
         return "compiles"
     if trail.role is Role.BUSY and _doing(trail):
         return _doing(trail)

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -34,13 +35,21 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     not_python: bool = False
     gone: bool = False
     killed: bool = False  # our py-spy had to be killed: the target must be looked after
+    instead: str = ""  # why these stacks are the hook's and not py-spy's
 
 
 class PySpy:
     """Dumps processes; the same process is never dumped twice at once."""
 
-    def __init__(self, starter: Starter, binary: str = "auto") -> None:
+    def __init__(
+        self,
+        starter: Starter,
+        binary: str = "auto",
+        hook: Callable[[int], tuple[ThreadStack, ...]] = lambda _: (),
+    ) -> None:
+        """`hook` asks a process for its stacks in another way, where py-spy may not read it."""
         self.starter = starter
+        self._hook = hook
         self.binary = find_binary() if binary == "auto" else binary
         self._lock = threading.Lock()
         self._busy: set[int] = set()
@@ -52,9 +61,17 @@ class PySpy:
         try:
             dump = self._run(pid, native, timeout)
             torn = not native and TORN in dump.failure
-            return self._run(pid, native, timeout) if torn else dump
+            dump = self._run(pid, native, timeout) if torn else dump
+            return self._instead(pid, dump) if dump.failure and not native else dump
         finally:
             self._release(pid)
+
+    def _instead(self, pid: int, dump: Dump) -> Dump:
+        """Ask the hook in the process, where there is one."""
+        if dump.not_python or dump.gone or dump.killed:
+            return dump
+        stacks = self._hook(pid)
+        return Dump(stacks=stacks, instead=dump.failure) if stacks else dump
 
     def _run(self, pid: int, native: bool, timeout: float) -> Dump:
         mode = "--native" if native else "--nonblocking"

@@ -1,0 +1,71 @@
+"""Start a training job with the hook in its processes; not a line of its script changes."""
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import msgspec
+
+from mldebug.errors import ToolError, UsageError
+from mldebug.redact import clean
+
+HOOK = "mldebug_training"
+FOLDER = "startup"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.option("--print-env", is_flag=True, help="Print the lines for a Slurm script or a pod.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def command(print_env: bool, words: tuple[str, ...]) -> None:
+    """Start a job whose ranks tell their steps: mldebug run -- torchrun train.py
+
+    Each rank says what step it has reached and what it does besides, and can be asked for its stacks without ptrace.
+    The job takes the place of this command: its exit code and its signals are its own.
+    """
+    folder = hook_folder()
+    if print_env:
+        click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
+        return
+    if not words:
+        raise UsageError("no job was named", "mldebug run -- torchrun train.py")
+    become(words, {**os.environ, **environment(os.environ, folder)})
+
+
+def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The variables that bring the hook into every Python process below; what the user has set stays."""
+    paths = [path for path in old.get("PYTHONPATH", "").split(":") if path and path != str(folder)]
+    return {"PYTHONPATH": ":".join([str(folder), *paths])}
+
+
+def hook_folder() -> Path:
+    """Where the hook's `sitecustomize.py` lies, alone."""
+    spec = find_spec(HOOK)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    folder = Path(places[0]) / FOLDER if places else None
+    if folder is None or not (folder / "sitecustomize.py").is_file():
+        raise ToolError("the hook is not installed", "pip install mldebug-training")
+    return folder
+
+
+def become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Run the job in place of this process."""
+    try:
+        os.execvpe(words[0], list(words), dict(environ))  # noqa: S606 - an argument list, no shell
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{clean(words[0], 100)!r} cannot be started: {reason}", "is it on the PATH?"
+        ) from None
+
+
+def create(_: Options) -> click.Command:
+    """Build the verb."""
+    return command

@@ -1,0 +1,80 @@
+"""The records that training processes keep in shared memory: found by the pid and start that the process itself sees.
+
+A record is believed only where it is a regular file of the very user that runs the process, which nobody else may write.
+"""
+
+import stat
+import time
+from collections.abc import Callable, Iterable
+
+from mldebug.heartbeat import SIZE, Heartbeat, TornError, parse_record, record_name
+from mldebug.model import RankIdentity
+from mldebug_agents.answers import Piece
+from mldebug_agents.host import Host
+from mldebug_agents.reader import Reader
+
+FOLDER = "/dev/shm"  # noqa: S108 - read, never written
+SOON, LATER = (
+    5.0,
+    60.0,
+)  # seconds until a process without a record is asked again: a young one, an old one
+YOUNG = 300.0
+TRIES = 3
+
+
+class Heartbeats:
+    """Keep one: it remembers who has no record, so that untouched jobs cost nothing."""
+
+    def __init__(
+        self, host: Host, reader: Reader, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._host = host
+        self._reader = reader
+        self._clock = clock
+        self._without: dict[tuple[int, int], float] = {}  # (pid, start) -> when to ask again
+        self.refused: dict[int, str] = {}  # pid -> why its record is not believed
+
+    def read(self, ranks: Iterable[RankIdentity]) -> dict[int, Heartbeat]:
+        """Rank -> what its process says of itself now; who says nothing is absent."""
+        ranks = tuple(ranks)
+        here = {(one.pid, one.start_ticks) for one in ranks}
+        self._without = {key: at for key, at in self._without.items() if key in here}
+        self.refused.clear()
+        found = {one.rank: self._one(one) for one in ranks}
+        return {rank: beat for rank, beat in found.items() if beat is not None}
+
+    def _one(self, rank: RankIdentity) -> Heartbeat | None:
+        key = rank.pid, rank.start_ticks
+        if self._clock() < self._without.get(key, 0.0):
+            return None
+        beat = self._believed(rank)
+        if beat is None:
+            age = self._host.clock() - rank.started_at
+            self._without[key] = self._clock() + (SOON if age < YOUNG else LATER)
+        return beat
+
+    def _believed(self, rank: RankIdentity) -> Heartbeat | None:
+        pid = rank.namespace_pid or rank.pid
+        name = record_name(pid, rank.start_ticks)
+        path = f"{self._host.root_of(rank.pid)}{FOLDER}/{name}"
+        for _ in range(TRIES):
+            piece = self._reader.read_from(path, 0, max_bytes=SIZE + 1)
+            if not isinstance(piece, Piece):
+                return None
+            try:
+                _own(piece, rank.uid)
+                return parse_record(piece.data, pid, rank.start_ticks, self._clock())
+            except TornError:
+                continue
+            except ValueError as error:
+                self.refused[rank.pid] = str(error)
+                return None
+        return None
+
+
+def _own(piece: Piece, uid: int) -> None:
+    """Raises ValueError where somebody else could have written it."""
+    if piece.uid != uid:
+        raise ValueError(f"it belongs to user {piece.uid} and not to user {uid} of the rank")
+    if piece.mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError("others may write it")

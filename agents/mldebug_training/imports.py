@@ -1,0 +1,71 @@
+"""Does something when a module has been imported, and imports nothing itself."""
+
+from __future__ import annotations
+
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Callable, Optional, Sequence
+
+Then = Callable[[ModuleType], None]
+
+
+class _Afterwards(MetaPathFinder):
+    """Stands before all other finders, asks them, and wraps the loader of the few modules that it waits for."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Then]] = {}
+
+    def find_spec(
+        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if name not in self.waiting:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find and finder is not self else None
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader, self.waiting.pop(name))
+                return spec  # type: ignore[no-any-return]
+        return None
+
+
+class _Loader(Loader):
+    """The loader that the others found, and what to do after it. The module never sees it."""
+
+    def __init__(self, loader: Loader, then: list[Then]) -> None:
+        self._loader, self._then = loader, then
+
+    def create_module(self, spec: ModuleSpec) -> Optional[ModuleType]:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        for one in self._then:
+            _quietly(one, module)
+
+
+_finder = _Afterwards()
+
+
+def after_import(name: str, then: Then) -> None:
+    """Call `then(module)` once that module is there; at once where it is already. Errors of `then` are nobody's concern."""
+    module = sys.modules.get(name)
+    if module is not None:
+        _quietly(then, module)
+        return
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.waiting.setdefault(name, []).append(then)
+
+
+def _quietly(then: Then, module: ModuleType) -> None:
+    try:
+        then(module)
+    except Exception:
+        pass

@@ -1,0 +1,99 @@
+"""What a training process says of itself, read from its record in shared memory. The layout stands in
+`mldebug_training.record`; a job may have written anything into it, so nothing is taken for true.
+"""
+
+import math
+import struct
+
+from mldebug.model import Noun
+from mldebug.redact import clean
+
+SIZE = 4096
+MAGIC = b"mldebug\x01"
+PREFIX, STACKS = "mldebug-", ".stacks"
+MAX_SCALARS = 16
+MAX_STEP = 2**53  # beyond it a metric could not hold it
+MAX_SIGNAL = 64
+LEGITIMATE = frozenset({"evaluate", "checkpoint_save", "checkpoint_load", "compile"})
+"""Phases in which a job makes no step and nothing is wrong, as long as the rank moves."""
+
+_HEAD = struct.Struct("<8sQQQ")
+_STATE = struct.Struct("<QqQQiiIiQ32s")
+_COUNT = struct.Struct("<I")
+_SCALAR = struct.Struct("<24sd")
+_STATE_AT, _COUNT_AT, _SCALARS_AT = 32, 120, 128
+_BEGUN = struct.Struct("<Q")
+
+
+class Heartbeat(Noun, frozen=True, kw_only=True):
+    """One process at one moment. Times are seconds of the monotonic clock, and never lie in the future."""
+
+    written_at: float
+    step: int | None = None
+    stepped_at: float = 0.0
+    beats: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    signal: int | None = None  # writes all stacks; only to be sent where the process catches it
+    stacks_fd: int | None = None
+    phase: str = ""
+    phase_since: float = 0.0
+    scalars: dict[str, float] = {}
+
+
+class TornError(ValueError):
+    """Somebody was writing: read again."""
+
+
+def record_name(pid: int, start_ticks: int) -> str:
+    """The file's name; `pid` as the process itself sees it."""
+    return f"{PREFIX}{pid}-{start_ticks}"
+
+
+def parse_record(data: bytes, pid: int, start_ticks: int, now: float) -> Heartbeat:
+    """Take a record apart. Raises ValueError with the reason, and TornError where it was being written."""
+    if len(data) != SIZE:
+        raise ValueError(f"it has {len(data)} bytes and not {SIZE}")
+    magic, sequence, its_pid, its_start = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise ValueError("it does not begin as a record does")
+    if (its_pid, its_start) != (pid, start_ticks):
+        raise ValueError(f"it is the record of pid {its_pid}, started at {its_start}")
+    if _BEGUN.unpack_from(data, SIZE - _BEGUN.size)[0] != sequence:
+        raise TornError("it was being written")
+    return _heartbeat(data, now)
+
+
+def _heartbeat(data: bytes, now: float) -> Heartbeat:
+    written, step, stepped, beats, rank, size, signal, fd, since, phase = _STATE.unpack_from(
+        data, _STATE_AT
+    )
+    known = 0 <= step <= MAX_STEP
+    return Heartbeat(
+        written_at=_seconds(written, now),
+        step=step if known else None,
+        stepped_at=_seconds(stepped, now) if known else 0.0,
+        beats=min(beats, MAX_STEP),
+        rank=rank if rank >= 0 else None,
+        world_size=size if size > 0 else None,
+        signal=signal if 0 < signal <= MAX_SIGNAL else None,
+        stacks_fd=fd if fd >= 0 else None,
+        phase=_text(phase),
+        phase_since=_seconds(since, now),
+        scalars=dict(_scalars(data)),
+    )
+
+
+def _scalars(data: bytes) -> list[tuple[str, float]]:
+    count = min(_COUNT.unpack_from(data, _COUNT_AT)[0], MAX_SCALARS)
+    told = (_SCALAR.unpack_from(data, _SCALARS_AT + n * _SCALAR.size) for n in range(count))
+    named = [(_text(name), value) for name, value in told]
+    return [(name, value) for name, value in named if name and math.isfinite(value)]
+
+
+def _seconds(nanoseconds: int, now: float) -> float:
+    return min(nanoseconds / 1e9, now)
+
+
+def _text(data: bytes) -> str:
+    return clean(data.partition(b"\0")[0].decode("utf-8", "replace")).strip()

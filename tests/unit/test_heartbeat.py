@@ -1,0 +1,240 @@
+"""The record that a training process keeps: what is written is what is read, and a hostile one is not believed."""
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mldebug.heartbeat import MAGIC, SIZE, TornError, parse_record, record_name
+from mldebug.model import RankIdentity
+from mldebug.stall.beats import BeatProgress, last_step
+from mldebug_agents.answers import Piece, Unreadable
+from mldebug_agents.hooks.records import Heartbeats
+from mldebug_agents.host import Host
+from mldebug_training import record as written
+
+PID = os.getpid()
+NOW = 1e9  # of the monotonic clock: later than whatever is written here
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[written.Record]:
+    one = written.Record(str(tmp_path))
+    yield one
+    one.close()
+
+
+def data_of(record: written.Record) -> bytes:
+    return Path(record.path).read_bytes()
+
+
+def read(record: written.Record, now: float = NOW):  # type: ignore[no-untyped-def]
+    return parse_record(data_of(record), PID, written.start_ticks(), now)
+
+
+# --- both sides of one layout --------------------------------------------------------------------
+
+
+def test_what_is_written_is_what_is_read(record: written.Record) -> None:
+    record.rank, record.world_size, record.signal, record.stacks_fd = 3, 8, 63, 17
+    record.phase, record.phase_ns = "évaluate".encode(), 2_500_000_000
+    record.write_scalars({"loss": 0.25, "lr": 1e-4, "grad": float("inf")})
+    record.beat(41)
+    record.beat(42)
+    found = read(record)
+    assert (found.step, found.beats, found.rank, found.world_size) == (42, 2, 3, 8)
+    assert (found.signal, found.stacks_fd) == (63, 17)
+    assert (found.phase, found.phase_since) == ("évaluate", 2.5)
+    assert found.scalars == {"loss": 0.25, "lr": 1e-4}  # what is not finite says nothing
+    assert 0 < found.stepped_at <= found.written_at
+
+
+def test_a_new_record_says_nothing_yet(record: written.Record) -> None:
+    found = read(record)
+    assert (found.step, found.rank, found.signal, found.stacks_fd) == (None, None, None, None)
+    assert (found.phase, found.scalars, found.beats) == ("", {}, 0)
+    assert stat.S_IMODE(os.stat(record.path).st_mode) == 0o600
+    assert os.path.basename(record.path) == record_name(PID, written.start_ticks())
+
+
+def test_scalars_are_bounded_and_their_names_cut_between_characters(record: written.Record) -> None:
+    record.write_scalars({f"{'ä' * 20}{n}": float(n) for n in range(40)})
+    record.beat(1)
+    assert list(read(record).scalars) == ["ä" * 12]  # 16 of them have the same first 24 bytes
+
+
+# --- hostile records -----------------------------------------------------------------------------
+
+
+def damaged(record: written.Record, at: int, what: bytes) -> bytes:
+    data = bytearray(data_of(record))
+    data[at : at + len(what)] = what
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("at", "what", "why"),
+    [
+        (0, b"MLDEBUG\x01", "begin"),
+        (7, b"\x02", "begin"),
+        (16, struct.pack("<Q", PID + 1), "record of pid"),
+        (24, struct.pack("<Q", 1), "started at 1"),
+    ],
+)
+def test_a_record_of_somebody_else_is_refused(
+    record: written.Record, at: int, what: bytes, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_record(damaged(record, at, what), PID, written.start_ticks(), NOW)
+
+
+@pytest.mark.parametrize("size", [0, 1, 128, SIZE - 1, SIZE + 1])
+def test_a_record_of_another_length_is_refused(record: written.Record, size: int) -> None:
+    data = (data_of(record) * 2)[:size]
+    with pytest.raises(ValueError, match="bytes and not 4096"):
+        parse_record(data, PID, written.start_ticks(), NOW)
+
+
+def test_a_record_that_is_being_written_is_read_again(record: written.Record) -> None:
+    torn = damaged(record, SIZE - 8, struct.pack("<Q", 99))
+    with pytest.raises(TornError):
+        parse_record(torn, PID, written.start_ticks(), NOW)
+
+
+def test_absurd_numbers_are_unknown_and_no_time_lies_ahead(record: written.Record) -> None:
+    state = struct.pack(
+        "<QqQQiiIiQ32s", 2**64 - 1, 2**62, 2**64 - 1, 2**64 - 1, -5, -1, 4000, -7, 2**63,
+        b"\xff\xfe\x1b[31mred\x00junk",
+    )  # fmt: skip
+    found = parse_record(damaged(record, 32, state), PID, written.start_ticks(), 77.0)
+    assert (found.step, found.rank, found.world_size) == (None, None, None)
+    assert (found.signal, found.stacks_fd) == (None, None)
+    assert found.written_at == found.phase_since == 77.0
+    assert "\x1b" not in found.phase
+    assert found.phase.endswith("red")
+
+
+@given(st.binary(min_size=SIZE - 16, max_size=SIZE - 16))
+def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
+    head = struct.pack("<8sQQQ", MAGIC, 7, PID, 5)
+    data = (head + rest)[: SIZE - 8] + struct.pack("<Q", 7)
+    found = parse_record(data, PID, 5, 10.0)
+    assert found.written_at <= 10.0
+    assert found.step is None or 0 <= found.step <= 2**53
+    assert len(found.scalars) <= 16
+
+
+# --- where the agent looks -----------------------------------------------------------------------
+
+
+class OneFile:
+    """A reader that has one file, or none."""
+
+    def __init__(self, answer: Piece | Unreadable) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+        self.asked.append(path)
+        return self.answer
+
+
+def rank(**more: object) -> RankIdentity:
+    told = {
+        "rank": 2, "world_size": 4, "pid": 900, "start_ticks": written.start_ticks(), "uid": 1000,
+        "node": "n", "started_at": 0.0, "namespace_pid": PID,
+    }  # fmt: skip
+    return RankIdentity(**{**told, **more})  # type: ignore[arg-type]
+
+
+def piece(record: written.Record, uid: int = 1000, mode: int = 0o100600) -> Piece:
+    data = data_of(record)
+    return Piece(data=data, size=len(data), mtime=0, inode=1, device=1, mode=mode, uid=uid)
+
+
+def source(reader: OneFile, now: float = NOW) -> Heartbeats:
+    return Heartbeats(Host(clock=lambda: 1000.0), reader, lambda: now)  # type: ignore[arg-type]
+
+
+def test_the_record_is_looked_for_by_what_the_process_sees(record: written.Record) -> None:
+    record.beat(5)
+    reader = OneFile(piece(record))
+    assert source(reader).read([rank()])[2].step == 5
+    name = record_name(PID, written.start_ticks())
+    assert reader.asked == [f"/proc/900/root/dev/shm/{name}"]
+
+
+@pytest.mark.parametrize(
+    ("uid", "mode", "why"),
+    [
+        (1001, 0o100600, "belongs to user 1001"),
+        (1000, 0o100620, "others"),
+        (1000, 0o100602, "others"),
+    ],
+)
+def test_a_record_that_others_could_have_written_is_not_believed(
+    record: written.Record, uid: int, mode: int, why: str
+) -> None:
+    heartbeats = source(OneFile(piece(record, uid, mode)))
+    assert heartbeats.read([rank()]) == {}
+    assert why in heartbeats.refused[900]
+
+
+def test_who_has_no_record_is_asked_ever_more_rarely() -> None:
+    reader, now = OneFile(Unreadable("no such file")), [0.0]
+    heartbeats = Heartbeats(Host(clock=lambda: 1000.0), reader, lambda: now[0])  # type: ignore[arg-type]
+    for second in range(120):
+        now[0] = float(second)
+        assert heartbeats.read([rank(started_at=0.0)]) == {}
+    assert len(reader.asked) == 2  # it is old: once a minute
+    young = source(reader)
+    young.read([rank(started_at=990.0)])
+    assert len(reader.asked) == 3
+
+
+# --- as a sign of progress -----------------------------------------------------------------------
+
+
+def test_a_step_of_any_rank_is_movement(record: written.Record) -> None:
+    progress = BeatProgress()
+    assert progress.signals({}) == ()
+    assert progress.signals({0: read(record)}) == ()  # no step yet
+    assert last_step({0: read(record)}) is None
+    record.beat(1)
+    first = {0: read(record), 1: read(record)}
+    (one,) = progress.signals(first)
+    for step in (2, 3, 4):
+        record.beat(step)
+    (two,) = progress.signals({**first, 1: read(record)})
+    assert (one.kind, one.value, two.value) == ("heartbeat", 2, 5)
+    assert two.events == 3
+    assert two.at > one.at
+    assert last_step({0: first[0], 1: read(record)}) == 4
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_process_left_is_swept_away_and_what_lives_is_not(tmp_path: Path) -> None:
+    living = written.Record(str(tmp_path))
+    for name in ("mldebug-1-1", "mldebug-1-1.stacks", "other"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "mldebug-9-9").symlink_to(tmp_path / "other")
+    written.sweep(str(tmp_path))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([os.path.basename(living.path), "mldebug-9-9", "other"])
+    living.close()
+    assert not os.path.exists(living.path)
+
+
+def test_a_name_that_is_taken_is_not_written_to(tmp_path: Path) -> None:
+    theirs = tmp_path / record_name(PID, written.start_ticks())
+    theirs.write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        written.Record(str(tmp_path))
+    assert theirs.read_bytes() == b"mine"

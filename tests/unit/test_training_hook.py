@@ -1,0 +1,369 @@
+"""The hook inside real Pythons, the oldest that it promises among them: what it says, and that nobody notices it."""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mldebug.heartbeat import Heartbeat, parse_record, record_name
+from mldebug_agents.commands.run import environment, hook_folder
+from mldebug_training import record as written
+
+TORCH = {
+    "torch/__init__.py": "import torch.optim\n",
+    "torch/optim/__init__.py": "from torch.optim.optimizer import Optimizer\n",
+    "torch/optim/optimizer.py": """
+        hooks = []
+
+        def register_optimizer_step_post_hook(hook):
+            hooks.append(hook)
+
+        class Optimizer:
+            def step(self):
+                for hook in hooks:
+                    hook(self, (), {})
+    """,
+}
+PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+TELL = """
+import json, os, sys
+def tell(**more):
+    own = sys.modules.get("mldebug_training.process")
+    record = own and own.own._record
+    print(json.dumps({"hook": "mldebug_training" in sys.modules, "record": record and record.path, **more}), flush=True)
+"""
+
+
+@cache
+def interpreters() -> dict[str, str]:
+    """Every Python of this machine, by version; at least the one that runs the tests."""
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    places = [
+        *Path.home().glob(".pyenv/versions/*/bin/python"),
+        *Path("/usr/bin").glob("python3.?*"),
+    ]
+    for path in sorted(places, reverse=True):
+        said = subprocess.run([path, "-V"], capture_output=True, text=True, check=False).stdout
+        version = ".".join(said.removeprefix("Python ").split(".")[:2])
+        if version in PYTHONS:
+            found.setdefault(version, str(path))
+    return found
+
+
+def python(version: str) -> str:
+    """Skip where this machine has none of that version."""
+    if version not in interpreters():
+        pytest.skip(f"there is no Python {version} here")
+    return interpreters()[version]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with something that looks like PyTorch."""
+    for name, text in TORCH.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return tmp_path
+
+
+def variables(site: Path, **more: str) -> dict[str, str]:
+    base = {"PATH": os.environ["PATH"], "HOME": str(site), "PYTHONPATH": str(site)}
+    rank = {"RANK": "1", "WORLD_SIZE": "4"}
+    merged = {**base, **rank, **more}
+    return {**merged, **environment(merged, hook_folder())}
+
+
+def run(site: Path, code: str, interpreter: str = sys.executable, **more: str) -> Any:
+    """What the code told last; it may neither fail nor write to stderr."""
+    done = subprocess.run(
+        [interpreter, "-c", TELL + textwrap.dedent(code)], env=variables(site, **more),
+        capture_output=True, text=True, timeout=60, check=False, cwd=site,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+STEP = """
+    import torch
+    optimizer = torch.optim.Optimizer()
+    for _ in range(5):
+        optimizer.step()
+    from mldebug_training.process import own
+    tell(step=own.record.step, rank=own.record.rank, size=own.record.world_size, signal=own.record.signal)
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_rank_tells_its_steps_in_every_python(site: Path, version: str) -> None:
+    told = run(site, STEP, python(version))
+    assert (told["step"], told["rank"], told["size"]) == (5, 1, 4)
+    assert told["signal"] > 0
+    assert not Path(told["record"]).exists()  # it went with its process
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_stacks_come_by_signal_while_c_code_holds_the_interpreter(
+    site: Path, version: str
+) -> None:
+    code = """
+        import os, threading, time, torch, ctypes
+        from mldebug_training.process import own
+        record = own.record
+        def send():
+            time.sleep(0.2)
+            os.kill(os.getpid(), record.signal)
+        threading.Thread(target=send).start()
+        def stuck_here():
+            ctypes.PyDLL(None).usleep(600_000)  # holds the interpreter lock
+        stuck_here()
+        tell(text=open(record.path + ".stacks").read().rstrip(chr(0)))
+    """
+    # the thread that sends must have started to sleep before the lock is taken for good
+    text = run(site, code, python(version))["text"]
+    assert "most recent call first" in text
+    assert "stuck_here" in text or "<module>" in text
+
+
+def test_without_torch_and_without_a_rank_nothing_happens(site: Path) -> None:
+    assert run(site, "tell()")["record"] is None
+    assert run(site, "import torch; tell()", RANK="", WORLD_SIZE="")["record"] is None
+    assert run(site, "import torch; tell()", RANK="abc")["record"] is None
+    assert run(site, "import torch; tell()", RANK="9")["record"] is None  # of 4
+    assert run(site, "import torch; tell()")["record"] is not None
+
+
+def test_whoever_steps_is_a_rank_whatever_its_environment_says(site: Path) -> None:
+    assert run(site, STEP, RANK="", WORLD_SIZE="")["step"] == 5
+
+
+def test_it_can_be_switched_off(site: Path) -> None:
+    told = run(site, "import torch; tell()", MLDEBUG_HOOK="0")
+    assert told == {"hook": False, "record": None}
+
+
+def test_the_jobs_own_sitecustomize_runs_and_is_the_one_that_is_there(site: Path) -> None:
+    (site / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = __file__\n")
+    code = "import sitecustomize; tell(file=sitecustomize.__file__, seen=os.environ['SEEN'])"
+    told = run(site, code)
+    assert told["file"] == told["seen"] == str(site / "sitecustomize.py")
+    assert told["hook"] is True
+
+
+def test_nothing_of_ours_shadows_a_package_of_the_job(site: Path) -> None:
+    (site / "mldebug.py").write_text("mine = True\n")
+    (site / "record.py").write_text("mine = True\n")
+    assert run(site, "import mldebug, record; tell(mine=mldebug.mine and record.mine)")["mine"]
+    assert [path.name for path in hook_folder().iterdir() if path.suffix == ".py"] == [
+        "sitecustomize.py"
+    ]
+
+
+def test_a_forked_worker_says_nothing_and_leaves_the_record_alone(site: Path) -> None:
+    code = """
+        import torch
+        from mldebug_training.process import own
+        own.beat(7)
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(0 if own._record is None else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        tell(there=os.path.exists(own.record.path), step=own.record.step)
+    """
+    told = run(site, code)
+    assert (told["there"], told["step"]) == (True, 7)
+
+
+def test_a_forked_rank_has_a_record_of_its_own(site: Path) -> None:
+    code = """
+        import torch
+        from mldebug_training.process import own
+        mine = own.record.path
+        read, write = os.pipe()
+        if os.fork() == 0:
+            torch.optim.Optimizer().step()
+            os.write(write, own.record.path.encode())
+            os._exit(0)
+        os.wait()
+        theirs = os.read(read, 200).decode()
+        tell(apart=mine != theirs, pid=os.path.basename(theirs).split("-")[1] != str(os.getpid()))
+    """
+    assert run(site, code)["apart"] is True
+
+
+def test_a_spawned_worker_has_none_until_it_steps(site: Path) -> None:
+    (site / "work.py").write_text(
+        "import sys, torch\n"
+        "def work(queue):\n"
+        "    own = sys.modules['mldebug_training.process'].own\n"
+        "    before = own._record is not None\n"
+        "    torch.optim.Optimizer().step()\n"
+        "    queue.put((before, own.record.step))\n"
+    )
+    (site / "main.py").write_text(
+        "import multiprocessing as mp, torch\n"
+        "from work import work\n"
+        "if __name__ == '__main__':\n"
+        "    context = mp.get_context('spawn')\n"
+        "    queue = context.Queue()\n"
+        "    child = context.Process(target=work, args=(queue,))\n"
+        "    child.start(); print(queue.get()); child.join()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "main.py"], env=variables(site), capture_output=True, text=True,
+        timeout=60, check=True, cwd=site,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("(False, 1)\n", "")
+
+
+def test_a_launcher_is_no_rank(site: Path) -> None:
+    package = site / "torch" / "distributed"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "run.py").write_text(TELL + "tell()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run"], env=variables(site), capture_output=True,
+        text=True, timeout=60, check=True, cwd=site,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["record"] is None
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def test_of_several_optimizers_the_busiest_counts(site: Path) -> None:
+    code = """
+        import torch
+        from mldebug_training.process import own
+        many = [torch.optim.Optimizer() for _ in range(50)]
+        for _ in range(3):
+            for one in many:
+                one.step()
+        many[7].step()
+        tell(step=own.record.step, beats=own.record.beats)
+    """
+    told = run(site, code)
+    assert (told["step"], told["beats"]) == (4, 4)
+
+
+def test_a_job_may_tell_its_steps_itself(site: Path) -> None:
+    code = """
+        import torch, mldebug_training
+        from mldebug_training.process import own
+        optimizer = torch.optim.Optimizer()
+        optimizer.step()
+        mldebug_training.heartbeat(1200, loss=0.5, note="no number", lr=1)
+        optimizer.step()
+        with mldebug_training.phase("evaluate"):
+            inside = own.record.phase.decode()
+            with mldebug_training.phase("checkpoint_save"):
+                nested = own.record.phase.decode()
+            again = own.record.phase.decode()
+        mldebug_training.heartbeat("nonsense")
+        tell(step=own.record.step, phases=[inside, nested, again, own.record.phase.decode()])
+    """
+    told = run(site, code)
+    assert told["step"] == 1200
+    assert told["phases"] == ["evaluate", "checkpoint_save", "evaluate", ""]
+
+
+# --- whatever is broken around it ----------------------------------------------------------------
+
+
+BREAK = {
+    "no shared memory": "written.FOLDER = '/nowhere'; own._folder = '/nowhere'",
+    "a full one": "os.posix_fallocate = lambda *_: (_ for _ in ()).throw(OSError(28, 'full'))",
+    "no lock": "import fcntl; fcntl.flock = lambda *_: (_ for _ in ()).throw(OSError(38, 'no'))",
+    "no signal": "import signal; signal.getsignal = lambda _: 'taken'",
+    "no faulthandler": "import faulthandler; del faulthandler.register",
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+def test_training_goes_on_whatever_is_broken(site: Path, how: str) -> None:
+    code = f"""
+        import os
+        from mldebug_training import record as written
+        from mldebug_training.process import own
+        {BREAK[how]}
+        import torch, mldebug_training
+        optimizer = torch.optim.Optimizer()
+        for _ in range(3):
+            optimizer.step()
+        mldebug_training.heartbeat(5)
+        with mldebug_training.phase("evaluate"):
+            pass
+        tell(trained=True)
+    """
+    assert run(site, code)["trained"] is True
+
+
+def test_an_error_in_the_hook_itself_is_nobodys_concern(site: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "broken" / "mldebug_training"
+    shutil.copytree(hook_folder().parent, copy)
+    (copy / "hook.py").write_text("raise RuntimeError('broken')\n")
+    env = {**variables(site), "PYTHONPATH": f"{copy / 'startup'}:{site}"}
+    code = "import torch; torch.optim.Optimizer().step(); print('trained')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("trained\n", "")
+
+
+def test_a_killed_rank_leaves_a_record_that_the_next_one_sweeps_away(site: Path) -> None:
+    code = "import torch; tell(); os.kill(os.getpid(), 9)"
+    done = subprocess.run(
+        [sys.executable, "-c", TELL + code], env=variables(site), capture_output=True, text=True,
+        timeout=60, check=False, cwd=site,
+    )  # fmt: skip
+    left = Path(json.loads(done.stdout)["record"])
+    assert left.exists()
+    assert stale(left).step is None
+    run(site, "import torch; tell()")
+    assert not left.exists()
+    assert not Path(f"{left}.stacks").exists()
+
+
+def stale(path: Path) -> Heartbeat:
+    pid, start = map(int, path.name.split("-")[1:])
+    assert record_name(pid, start) == path.name
+    return parse_record(path.read_bytes(), pid, start, time.monotonic())
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+def test_a_step_costs_microseconds(tmp_path: Path) -> None:
+    record = written.Record(str(tmp_path))
+    spans = []
+    for _ in range(30):
+        started = time.perf_counter()
+        for step in range(200):
+            record.beat(step)
+        spans.append((time.perf_counter() - started) / 200)
+    record.close()
+    assert statistics.median(spans) < 20e-6
+
+
+def test_start_up_costs_little(site: Path) -> None:
+    with_hook, without = [], []
+    plain = {name: one for name, one in variables(site).items() if name != "PYTHONPATH"}
+    for _ in range(7):
+        for spans, env in ((with_hook, variables(site)), (without, plain)):
+            started = time.perf_counter()
+            subprocess.run([sys.executable, "-c", "pass"], env=env, check=True)
+            spans.append(time.perf_counter() - started)
+    assert statistics.median(with_hook) - statistics.median(without) < 0.1  # measured: see docs
