@@ -84,7 +84,7 @@ def test_a_sleeping_rank_tells_all_its_threads_and_sleeps_on(asking: HookStacks)
         wait_until(lambda: state(one.pid) == "S")
         for _ in range(3):
             stacks = asking.dump(one.pid)
-            assert [stack.name for stack in stacks][0] == "MainThread"
+            assert stacks[0].name == "MainThread"
             assert stacks[0].tid == one.pid
             assert stacks[0].frames[0].function == "slow_data_loader"
             assert "background" in {stack.frames[-1].function for stack in stacks} | {
