@@ -22,7 +22,8 @@ _STATE = struct.Struct("<QqQQiiIiQ32s")
 _COUNT = struct.Struct("<I")
 _SCALAR = struct.Struct("<24sd")
 _STATE_AT, _COUNT_AT, _SCALARS_AT = 32, 120, 128
-_BEGUN = struct.Struct("<Q")
+_MAIN_AT = 640
+_NUMBER = struct.Struct("<Q")
 
 
 class Heartbeat(Noun, frozen=True, kw_only=True):
@@ -34,8 +35,11 @@ class Heartbeat(Noun, frozen=True, kw_only=True):
     beats: int = 0
     rank: int | None = None
     world_size: int | None = None
-    signal: int | None = None  # writes all stacks; only to be sent where the process catches it
+    signal: int | None = (
+        None  # asks for all stacks, the one below forces them; see mldebug_training.stacks
+    )
     stacks_fd: int | None = None
+    main_thread: int = 0  # as the stacks call it
     phase: str = ""
     phase_since: float = 0.0
     scalars: dict[str, float] = {}
@@ -59,7 +63,7 @@ def parse_record(data: bytes, pid: int, start_ticks: int, now: float) -> Heartbe
         raise ValueError("it does not begin as a record does")
     if (its_pid, its_start) != (pid, start_ticks):
         raise ValueError(f"it is the record of pid {its_pid}, started at {its_start}")
-    if _BEGUN.unpack_from(data, SIZE - _BEGUN.size)[0] != sequence:
+    if _NUMBER.unpack_from(data, SIZE - _NUMBER.size)[0] != sequence:
         raise TornError("it was being written")
     return _heartbeat(data, now)
 
@@ -78,6 +82,7 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         world_size=size if size > 0 else None,
         signal=signal if 0 < signal <= MAX_SIGNAL else None,
         stacks_fd=fd if fd >= 0 else None,
+        main_thread=_NUMBER.unpack_from(data, _MAIN_AT)[0],
         phase=_text(phase),
         phase_since=_seconds(since, now),
         scalars=dict(_scalars(data)),

@@ -6,6 +6,7 @@ from mldebug_training.imports import after_import
 from mldebug_training.phases import watch_phases
 from mldebug_training.process import own
 from mldebug_training.ranks import is_rank
+from mldebug_training.stacks import block
 from mldebug_training.steps import count_steps
 
 
@@ -14,4 +15,5 @@ def arm() -> None:
     after_import("torch.optim.optimizer", count_steps)
     watch_phases()
     if is_rank():
+        block()
         after_import("torch", lambda _: own.start())

@@ -14,12 +14,13 @@ abandoned. Little-endian, offsets in bytes:
      56  u64   beats: how often a step was told
      64  i32   rank; -1: not known
      68  i32   world size; -1: not known
-     72  u32   signal that writes all stacks into `FOLDER/mldebug-PID-START.stacks`; 0: none
+     72  u32   signal that asks for all stacks, in `FOLDER/mldebug-PID-START.stacks`; the one below forces them; 0: none
      76  i32   file descriptor of that file in the process; -1: none
      80  u64   CLOCK_MONOTONIC when the phase began, ns
      88  32s   phase, UTF-8, filled up with NUL; empty: none
     120  u32   number of scalars, at most 16; then four bytes of nothing
     128  16 x (24s name, UTF-8; f64 value)
+    640  u64   the main thread, as the stacks call it
    4088  u64   sequence, set first: where it differs from the other, somebody is writing
 
 A reader copies it from the front to the back, and again where the two sequences differ. It takes nothing for true: it
@@ -32,6 +33,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 import time
 
 FOLDER = "/dev/shm"  # noqa: S108 - created exclusively, never followed
@@ -47,6 +49,7 @@ _STATE = struct.Struct("<QqQQiiIiQ32s")
 _COUNT = struct.Struct("<I4x")
 _SCALAR = struct.Struct("<24sd")
 _SEQUENCE_AT, _STATE_AT, _COUNT_AT, _SCALARS_AT, _BEGUN_AT = 8, 32, 120, 128, SIZE - 8
+_MAIN_AT = 640
 
 
 class Record:
@@ -64,6 +67,7 @@ class Record:
         self.signal, self.stacks_fd = 0, -1
         self.phase, self.phase_ns = b"", 0
         _HEAD.pack_into(self._memory, 0, MAGIC, 0, self.pid, start)
+        _SEQUENCE.pack_into(self._memory, _MAIN_AT, threading.main_thread().ident or 0)
         self.write()
 
     def beat(self, step: int) -> None:

@@ -1,7 +1,13 @@
-"""The stacks of all threads, written by the C code of faulthandler when a real-time signal comes.
+"""The stacks of all threads, written by a thread of ours when a real-time signal comes: nobody has to attach.
 
-That works where nobody may attach and while C code holds the interpreter lock. Whoever sends the signal must see first that
-it is caught: its default action ends the process.
+Two signals, both blocked in the threads of the job, so that no system call of the job is ever interrupted:
+
+ask    taken by `sigwait` in our thread, which then walks all frames under the interpreter lock, as any Python code would.
+force  one number below: C code of faulthandler, run on our thread without that lock. It reads what others may be changing, so
+       it is only for a process where the lock is stuck: `ask` was taken and not answered. Nobody can change anything there.
+
+Both have a handler, because the default action of a real-time signal ends the process. A program that takes this process's
+place by exec has none, but inherits the block; and whoever sends a signal looks first whether it is caught.
 """
 
 from __future__ import annotations
@@ -9,31 +15,45 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
+import threading
+from types import FrameType
 
 from mldebug_training.record import reserve
 
 SUFFIX = ".stacks"
 ROOM = 256 << 10  # bytes, reserved ahead: a /dev/shm that is full by then costs nothing
 REWIND_EVERY = 64  # steps
+MAX_FRAMES = 150  # of one thread, from the inside
 _CANDIDATES = 8  # signals below the last that are tried
 
 
+def block() -> None:
+    """Close this thread, and those that it will start, to both signals: the earlier, the fewer can be interrupted."""
+    ask = _free_signal()
+    if ask:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (ask, ask - 1))
+
+
 def arm(path: str) -> tuple[int, int]:
-    """Have a signal that nobody uses write into `path`.stacks. Returns signal and descriptor; 0 and -1 where that fails."""
-    number = _free_signal()
-    if not number:
+    """Have `path`.stacks written when it is asked for. Returns the signal that asks and the file; 0 and -1 where that fails."""
+    ask = _free_signal()
+    if not ask:
         return 0, -1
+    signal.pthread_sigmask(signal.SIG_BLOCK, (ask, ask - 1))
     try:
         fd = reserve(path + SUFFIX, ROOM)
-        faulthandler.register(number, file=fd, all_threads=True, chain=False)
+        faulthandler.register(ask, file=fd, all_threads=False, chain=False)
+        faulthandler.register(ask - 1, file=fd, all_threads=True, chain=False)
+        threading.Thread(target=_listen, args=(ask, fd), name="mldebug", daemon=True).start()
     except (OSError, ValueError, RuntimeError):
         return 0, -1
-    return number, fd
+    return ask, fd
 
 
-def disarm(number: int) -> None:
+def disarm(ask: int) -> None:
     """The process ends: a signal that still comes is ignored."""
-    if number:
+    for number in (ask, ask - 1) if ask else ():
         signal.signal(number, signal.SIG_IGN)
         faulthandler.unregister(number)
 
@@ -55,8 +75,36 @@ def remove(path: str) -> None:
         pass
 
 
+def _listen(ask: int, fd: int) -> None:
+    """Be the one thread that the signals reach."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (ask - 1,))
+    while True:
+        signal.sigwait((ask,))
+        try:
+            os.write(fd, _all_stacks().encode("utf-8", "replace"))
+        except Exception:
+            pass
+
+
+def _all_stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    own = threading.get_ident()
+    found = sys._current_frames().items()
+    return "\n".join(_stack(one, names.get(one, ""), frame) for one, frame in found if one != own)
+
+
+def _stack(ident: int, name: str, frame: FrameType | None) -> str:
+    """In faulthandler's words."""
+    lines = [f"Thread 0x{ident:016x} [{name}] (most recent call first):"]
+    while frame is not None and len(lines) <= MAX_FRAMES:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines) + "\n"
+
+
 def _free_signal() -> int:
     for number in range(signal.SIGRTMAX - 1, signal.SIGRTMAX - 1 - _CANDIDATES, -1):
-        if signal.getsignal(number) == signal.SIG_DFL:
+        if all(signal.getsignal(one) == signal.SIG_DFL for one in (number, number - 1)):
             return int(number)
     return 0

@@ -123,6 +123,7 @@ class Plan:
     stdin: str = "null"  # null or pipe (open, silent)
     stdout: str = "file"  # file or pipe (that nobody reads)
     server: int = 0  # the file system's server that the fault stops
+    hook: bool = False  # under `mldebug run`
     user: User = field(default_factory=User)
 
 
@@ -194,6 +195,8 @@ class RunningJob:
         environment = (
             clean_environment(self.folder) | {MARK: self.mark, "OMP_NUM_THREADS": "1"} | extra
         )
+        if self.plan.hook:
+            argv = [str(SCRIPTS / "mldebug"), "run", "--", *argv]
         stdin = subprocess.PIPE if self.plan.stdin == "pipe" else subprocess.DEVNULL
         with self.log.open("ab") as log:
             stdout = subprocess.PIPE if self.plan.stdout == "pipe" else log
@@ -274,6 +277,9 @@ class RunningJob:
                 f"processes survive SIGKILL: {[(pid, state_of(pid), wchan_of(pid)) for pid in pids]}"
             )
             time.sleep(0.05)
+        for pid in self.ranks.values() if self.plan.hook else ():
+            for path in Path("/dev/shm").glob(f"mldebug-{pid}-*"):
+                path.unlink()
         for child in self.started:
             child.wait(timeout=30)
             for pipe in (child.stdin, child.stdout):

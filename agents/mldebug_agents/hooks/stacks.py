@@ -2,7 +2,8 @@
 
 A signal that nobody catches ends a process. So it is sent to a pidfd only, and only after a record that is believed, the
 open file of the stacks, and the kernel's own word (SigCgt) all say that this very process catches it. Processes that are
-stopped or in state D could not answer, and are not asked.
+stopped or in state D could not answer, and are not asked. The second signal, which forces an answer, is sent only where the
+first was taken and not answered: there the interpreter lock is stuck.
 """
 
 import os
@@ -10,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mldebug.heartbeat import STACKS, record_name
 from mldebug.model import MAIN_THREAD, Frame, RankIdentity, ThreadStack
@@ -21,12 +23,22 @@ from mldebug_agents.reader import Reader
 
 MAX_TEXT = 256 << 10
 PAUSE = 0.02  # seconds between two looks whether it has written
+PATIENCE = 2.0  # seconds for an answer, and again when it is forced
+MAX_FORCED = 4096  # processes that are remembered
 QUIET = 3  # looks without more, after which it has written all
 DEAF = "TtDZX"  # states in which a process cannot answer
 _THREAD = re.compile(
-    r"^(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
+    r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+
+
+class _File(NamedTuple):
+    """The file of the stacks, as the process has it open."""
+
+    pid: int
+    fd: int
+    name: str
 
 
 class HookStacks:
@@ -42,37 +54,58 @@ class HookStacks:
         self._reader = reader
         self._heartbeats = Heartbeats(host, reader)
         self._send = send
+        self._forced: set[tuple[int, int]] = set()  # (pid, start)
 
-    def dump(self, pid: int, timeout: float = 1.0) -> tuple[ThreadStack, ...]:
+    def dump(self, pid: int, timeout: float = PATIENCE) -> tuple[ThreadStack, ...]:
         """All Python threads of one process, innermost frame first; none where it cannot or may not be asked."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:
             return ()
         try:
-            return self._ask(pid, fd, timeout)
+            return self._dump(pid, fd, timeout)
         except OSError:  # no right to signal it, or it is gone
             return ()
         finally:
             os.close(fd)
 
-    def _ask(self, pid: int, pidfd: int, timeout: float) -> tuple[ThreadStack, ...]:
+    def _dump(self, pid: int, pidfd: int, timeout: float) -> tuple[ThreadStack, ...]:
         identity = self._identity(pid)
         beat = self._heartbeats.read([identity]).get(0) if identity else None
         if identity is None or beat is None or beat.signal is None or beat.stacks_fd is None:
             return ()
         name = record_name(identity.namespace_pid or pid, identity.start_ticks) + STACKS
-        before = self._position(pid, beat.stacks_fd, name)
-        if before is None or not self._catches(pid, beat.signal, identity.start_ticks):
+        file = _File(pid, beat.stacks_fd, name)
+        before = self._position(file)
+        if before is None:
             return ()
-        self._send(pidfd, beat.signal)
-        after = self._written(pid, beat.stacks_fd, name, before, timeout)
-        if after <= before:
-            return ()
-        path = f"{self._host.root_of(pid)}{FOLDER}/{name}"
+        key = (pid, identity.start_ticks)
+        for number in (beat.signal, beat.signal - 1):
+            if not self._catches(pid, number, identity.start_ticks):
+                return ()
+            self._send(pidfd, number)
+            after = self._written(file, before, timeout)
+            if after > before:
+                self._note(key, forced=number != beat.signal)
+                path = f"{self._host.root_of(pid)}{FOLDER}/{name}"
+                return self._read(path, before, after, beat.main_thread, pid)
+            if self._pends(pid, beat.signal) and key not in self._forced:
+                return ()  # not even taken: the machine is slow, or the process is; nothing is known to be stuck
+        return ()
+
+    def _note(self, key: tuple[int, int], *, forced: bool) -> None:
+        """Whose listener still waits for the lock since an earlier question cannot take the next one."""
+        if forced and len(self._forced) < MAX_FORCED:
+            self._forced.add(key)
+        elif not forced:
+            self._forced.discard(key)
+
+    def _read(
+        self, path: str, before: int, after: int, main: int, pid: int
+    ) -> tuple[ThreadStack, ...]:
         piece = self._reader.read_from(path, before, max_bytes=min(MAX_TEXT, after - before))
         text = piece.data.decode(errors="replace") if isinstance(piece, Piece) else ""
-        return parse_faulthandler(text, pid)
+        return parse_faulthandler(text, pid, main)
 
     def _identity(self, pid: int) -> RankIdentity | None:
         stat, status = self._host.brief(pid), self._host.status(pid)
@@ -95,31 +128,35 @@ class HookStacks:
             return False
         return bool(status.caught_signals >> (number - 1) & 1)
 
-    def _position(self, pid: int, fd: int, name: str) -> int | None:
+    def _pends(self, pid: int, number: int) -> bool:
+        return bool(self._host.status(pid).pending_signals >> (number - 1) & 1)
+
+    def _position(self, file: _File) -> int | None:
         """How far it has written into the file of its stacks; None where that descriptor is something else."""
-        if not self._host.link(pid, f"fd/{fd}").endswith(f"/{name}"):
+        if not self._host.link(file.pid, f"fd/{file.fd}").endswith(f"/{file.name}"):
             return None
-        found = re.search(r"^pos:\s*(\d+)$", self._host.text(pid, f"fdinfo/{fd}"), re.MULTILINE)
+        told = self._host.text(file.pid, f"fdinfo/{file.fd}")
+        found = re.search(r"^pos:\s*(\d+)$", told, re.MULTILINE)
         return int(found[1]) if found else None
 
-    def _written(self, pid: int, fd: int, name: str, before: int, timeout: float) -> int:
+    def _written(self, file: _File, before: int, timeout: float) -> int:
         deadline, last, same = time.monotonic() + timeout, before, 0
         while time.monotonic() < deadline and same < QUIET:
             time.sleep(PAUSE)
-            now = self._position(pid, fd, name) or before
+            now = self._position(file) or before
             same = same + 1 if now == last and now > before else 0
             last = now
         return last
 
 
-def parse_faulthandler(text: str, pid: int) -> tuple[ThreadStack, ...]:
-    """Read what `faulthandler` writes. The thread that got the signal is the main thread, as the kernel sends it there."""
+def parse_faulthandler(text: str, pid: int, main: int) -> tuple[ThreadStack, ...]:
+    """Read what `faulthandler` writes; `main` is its number of the main thread, which comes first and gets the pid."""
     found: list[tuple[int, str, list[Frame]]] = []
     for line in text.splitlines():
         if match := _THREAD.match(line):
-            current = match[1].startswith("Current")
-            tid = pid if current else int(match[2], 16)
-            found.append((tid, MAIN_THREAD if current else clean(match[3] or "", 64), []))
+            is_main = (number := int(match[1], 16)) == main
+            name = MAIN_THREAD if is_main else clean(match[2] or "", 64)
+            found.append((pid if is_main else number, name, []))
         elif found and (match := _FRAME.match(line)):
             found[-1][2].append(_frame(match))
     ordered = sorted(found, key=lambda one: one[1] != MAIN_THREAD)
