@@ -5,10 +5,18 @@ Nothing here ever raises or waits for anybody: a training that cannot speak trai
 
 from __future__ import annotations
 
-from mldebug_training.phases import phase
-from mldebug_training.process import own
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from mldebug_training.phases import Phase
 
 __all__ = ["heartbeat", "phase"]
+
+
+def phase(name: str) -> Phase:
+    """`with phase("evaluate"):` What is inside is told as such; phases may be nested. Also a decorator."""
+    from mldebug_training.phases import Phase
+
+    return Phase(name)
 
 
 def heartbeat(step: int, **scalars: float) -> None:
@@ -17,6 +25,8 @@ def heartbeat(step: int, **scalars: float) -> None:
     From the first call on the steps of optimizers are no longer counted. What is no number is left out.
     """
     try:
+        from mldebug_training.process import own
+
         own.explicit = True
         record = own.record
         if record is not None and scalars:

@@ -1,44 +1,49 @@
-"""Does something when a module has been imported, and imports nothing itself."""
+"""Does something when a module has been imported, and imports nothing itself: it runs at the start of every interpreter."""
 
 from __future__ import annotations
 
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Callable, Optional, Sequence
 
-Then = Callable[[ModuleType], None]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    Then = Callable[[ModuleType], object]
 
 
-class _Afterwards(MetaPathFinder):
+class _Afterwards:
     """Stands before all other finders, asks them, and wraps the loader of the few modules that it waits for."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Then]] = {}
 
     def find_spec(
-        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
-    ) -> Optional[ModuleSpec]:
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in self.waiting:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find and finder is not self else None
+            spec: ModuleSpec | None = (
+                find(name, path, target) if find and finder is not self else None
+            )
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self.waiting.pop(name))
-                return spec  # type: ignore[no-any-return]
+                    spec.loader = _Loader(spec.loader, self.waiting.pop(name))  # type: ignore[assignment]
+                return spec
         return None
 
 
-class _Loader(Loader):
+class _Loader:
     """The loader that the others found, and what to do after it. The module never sees it."""
 
     def __init__(self, loader: Loader, then: list[Then]) -> None:
         self._loader, self._then = loader, then
 
-    def create_module(self, spec: ModuleSpec) -> Optional[ModuleType]:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

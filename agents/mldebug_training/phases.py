@@ -7,20 +7,18 @@ PyTorch makes: `with mldebug_training.phase("evaluate")` says it.
 from __future__ import annotations
 
 import functools
-from types import ModuleType
-from typing import Any, Callable
 
-from mldebug_training.imports import after_import
 from mldebug_training.process import own
 
-
-def phase(name: str) -> Phase:
-    """`with phase("evaluate"):` What is inside is told as such; phases may be nested. Also a decorator."""
-    return Phase(name)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 
 class Phase:
-    """What `phase` gives."""
+    """What `mldebug_training.phase` gives."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,22 +34,24 @@ class Phase:
         return _during(self._name, function)
 
 
-def watch_phases() -> None:
-    """Tell phases of what is imported from now on."""
-    after_import("torch.serialization", _wrapping(save="checkpoint_save", load="checkpoint_load"))
-    distributed = "torch.distributed.checkpoint.state_dict"
-    after_import(f"{distributed}_saver", _wrapping(save="checkpoint_save"))
-    after_import(f"{distributed}_loader", _wrapping(load="checkpoint_load"))
-    after_import("torch.utils.data.dataloader", _watch_loader)
-    after_import("torch._dynamo.callback", _watch_compiler)
+def watch(module: ModuleType) -> None:
+    """Tell the phases of one module of PyTorch that has just been imported."""
+    name = module.__name__
+    if name == "torch.serialization":
+        _wrap(module, save="checkpoint_save", load="checkpoint_load")
+    elif name.endswith("state_dict_saver"):
+        _wrap(module, save="checkpoint_save")
+    elif name.endswith("state_dict_loader"):
+        _wrap(module, load="checkpoint_load")
+    elif name.endswith("dataloader"):
+        _wrap(module._BaseDataLoaderIter, __next__="data_wait")
+    elif name.endswith("callback"):
+        _watch_compiler(module)
 
 
-def _wrapping(**phases: str) -> Callable[[ModuleType], None]:
-    def then(module: ModuleType) -> None:
-        for name, phase in phases.items():
-            setattr(module, name, _during(phase, getattr(module, name)))
-
-    return then
+def _wrap(owner: Any, **phases: str) -> None:
+    for name, phase in phases.items():
+        setattr(owner, name, _during(phase, getattr(owner, name)))
 
 
 def _during(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,11 +64,6 @@ def _during(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
             own.leave(before)
 
     return wrapper
-
-
-def _watch_loader(module: ModuleType) -> None:
-    iterator = module._BaseDataLoaderIter
-    iterator.__next__ = _during("data_wait", iterator.__next__)
 
 
 def _watch_compiler(module: ModuleType) -> None:

@@ -17,27 +17,23 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
 
 from mldebug_training.record import reserve
+from mldebug_training.signals import free_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
 
 SUFFIX = ".stacks"
 ROOM = 256 << 10  # bytes, reserved ahead: a /dev/shm that is full by then costs nothing
 REWIND_EVERY = 64  # steps
 MAX_FRAMES = 150  # of one thread, from the inside
-_CANDIDATES = 8  # signals below the last that are tried
-
-
-def block() -> None:
-    """Close this thread, and those that it will start, to both signals: the earlier, the fewer can be interrupted."""
-    ask = _free_signal()
-    if ask:
-        signal.pthread_sigmask(signal.SIG_BLOCK, (ask, ask - 1))
 
 
 def arm(path: str) -> tuple[int, int]:
     """Have `path`.stacks written when it is asked for. Returns the signal that asks and the file; 0 and -1 where that fails."""
-    ask = _free_signal()
+    ask = free_signal()
     if not ask:
         return 0, -1
     signal.pthread_sigmask(signal.SIG_BLOCK, (ask, ask - 1))
@@ -101,10 +97,3 @@ def _stack(ident: int, name: str, frame: FrameType | None) -> str:
         lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
         frame = frame.f_back
     return "\n".join(lines) + "\n"
-
-
-def _free_signal() -> int:
-    for number in range(signal.SIGRTMAX - 1, signal.SIGRTMAX - 1 - _CANDIDATES, -1):
-        if all(signal.getsignal(one) == signal.SIG_DFL for one in (number, number - 1)):
-            return int(number)
-    return 0

@@ -8,19 +8,20 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_machinery = sys.modules[
+    "_frozen_importlib_external"
+]  # importlib.util would cost three milliseconds
+_make = sys.modules["_frozen_importlib"].module_from_spec
 
 
 def _arm() -> None:
     if "mldebug_training" not in sys.modules:
-        from importlib.util import module_from_spec, spec_from_file_location
-
         home = os.path.dirname(_HERE)
-        spec = spec_from_file_location(
-            "mldebug_training", os.path.join(home, "__init__.py"), submodule_search_locations=[home]
+        file = os.path.join(home, "__init__.py")
+        spec = _machinery.spec_from_file_location(
+            "mldebug_training", file, submodule_search_locations=[home]
         )
-        if spec is None or spec.loader is None:
-            return
-        module = sys.modules["mldebug_training"] = module_from_spec(spec)
+        module = sys.modules["mldebug_training"] = _make(spec)
         spec.loader.exec_module(module)
     from mldebug_training.hook import arm
 
@@ -29,14 +30,10 @@ def _arm() -> None:
 
 def _go_on() -> None:
     """Run the job's own sitecustomize in our place."""
-    from importlib.machinery import PathFinder
-
     paths = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
-    spec = PathFinder.find_spec("sitecustomize", paths)
+    spec = _machinery.PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:
-        from importlib.util import module_from_spec
-
-        module = sys.modules["sitecustomize"] = module_from_spec(spec)
+        module = sys.modules["sitecustomize"] = _make(spec)
         spec.loader.exec_module(module)
 
 

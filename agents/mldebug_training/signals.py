@@ -1,0 +1,25 @@
+"""The two signals of `stacks`: which they are, and that the threads of the job do not take them.
+
+By the C module itself: `signal` brings `enum`, which costs every interpreter some milliseconds.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+
+_CANDIDATES = 8  # below the last that are tried
+
+
+def free_signal() -> int:
+    """The higher of two neighbours that nobody handles; 0 where there are none."""
+    for number in range(_signal.SIGRTMAX - 1, _signal.SIGRTMAX - 1 - _CANDIDATES, -1):
+        if all(_signal.getsignal(one) == _signal.SIG_DFL for one in (number, number - 1)):
+            return int(number)
+    return 0
+
+
+def block() -> None:
+    """Close this thread, and those that it will start, to both: the earlier, the fewer can be interrupted."""
+    ask = free_signal()
+    if ask:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, (ask, ask - 1))
