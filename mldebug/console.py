@@ -1,8 +1,11 @@
 """The terminal as our commands use it: long lines go on below their beginning, and a reader that leaves is no error."""
 
+from collections.abc import Iterable
+
 import rich.console
-from rich.padding import Padding
 from rich.text import Text
+
+MIN_WIDTH = 20  # columns of text, however far it is indented
 
 
 class Console(rich.console.Console):
@@ -13,14 +16,16 @@ class Console(rich.console.Console):
         raise BrokenPipeError
 
 
-def print_line(console: rich.console.Console, line: Text) -> None:
-    """On a terminal a long line goes on below its beginning; in a pipe it stays one line.
+def print_line(console: rich.console.Console, line: Text, *, prose: bool = False) -> None:
+    """On a terminal a long line goes on below its beginning; in a pipe it stays one line, but for `prose`.
 
     A command is made `no_wrap`: it stays one line, so that it can be copied.
     """
     text = line.plain
     indent = len(text) - len(text.lstrip(" "))
-    if console.is_terminal and text.strip() and not line.no_wrap:
-        console.print(Padding(line[indent:], (0, 0, 0, indent)), highlight=False)
-    else:
-        console.print(line, soft_wrap=True, highlight=False)
+    parts: Iterable[Text] = (line,)
+    if (console.is_terminal or prose) and text.strip() and not line.no_wrap:
+        parts = line[indent:].wrap(console, max(MIN_WIDTH, console.width - indent))
+        parts = [Text(" " * indent).append_text(part) for part in parts]
+    for part in parts:
+        console.print(part, soft_wrap=True, highlight=False)

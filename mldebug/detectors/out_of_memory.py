@@ -1,12 +1,19 @@
 """A rank, or a worker of it, was killed for memory or ran out of device memory, while the others wait for it."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from mldebug.endings.cudamemory import DeviceMemory, device_memory
 from mldebug.endings.memorywords import memory_sentence, memory_steps
+from mldebug.endings.output import ranks_of_tasks
+from mldebug.endings.tracebacks import went_on
+from mldebug.endings.words import take_apart
 from mldebug.judging.case import Case, blame
 from mldebug.judging.faults import fitting
+from mldebug.logparser import LogParser
 from mldebug.model import ClassifiedRank, Confidence, Fault, Finding, Role, Verdict
+from mldebug.rooms import create_all
 
 KILLS = frozenset({"oom_kill"})
 LAST_WORDS = 40  # lines of a rank's log
@@ -44,8 +51,8 @@ class OutOfMemory:
         return None
 
     def _device(self, case: Case) -> Finding | None:
-        """A rank that does not wait and whose log ends with a lack of device memory: it may hang while it cleans up."""
-        told = [(rank, memory) for rank in case.suspects if (memory := _last_words(rank))]
+        """A rank that does not wait and whose own log ends with a lack of device memory: it may hang while it cleans up."""
+        told = [(rank, memory) for rank in case.suspects if (memory := _last_words(case, rank))]
         if len(told) != 1:
             return None
         (rank, memory) = told[0]
@@ -68,10 +75,35 @@ def _hit(victim: ClassifiedRank, fault: Fault) -> bool:
     return fault.by == "child" and victim.is_.name.startswith(("dataloader", "child_wait"))
 
 
-def _last_words(rank: ClassifiedRank) -> DeviceMemory | None:
-    lines = rank.capture.log.lines if rank.capture and rank.capture.log else ()
-    found = [told for line in lines[-LAST_WORDS:] if (told := device_memory(line))]
-    return found[-1] if found else None
+def _last_words(case: Case, rank: ClassifiedRank) -> DeviceMemory | None:
+    """The lack of memory that its own log ends with; not one that it caught: it went on, or made a step, after it."""
+    lines = _own_lines(case, rank)[-LAST_WORDS:]
+    found = [(at, told) for at, line in enumerate(lines) if (told := device_memory(line))]
+    if not found:
+        return None
+    after = lines[found[-1][0] + 1 :]
+    steps = LogParser(create_all("logs")).feed("".join(f"{line}\n" for line in after).encode())
+    return None if went_on(after) or steps else found[-1][1]
+
+
+def _own_lines(case: Case, rank: ClassifiedRank) -> Sequence[str]:
+    """What this rank wrote beyond doubt: all of a log of its own; of a shared one, the lines that bear its mark."""
+    if rank.capture is None or rank.capture.log is None:
+        return ()
+    known = [one.capture.identity for one in case.ranks if one.capture is not None]
+    locals_ = {one.local_rank: one.rank for one in known if one.local_rank is not None}
+    one_node = len({one.node for one in case.ranks}) == 1  # else a local rank is several ranks
+    tasks = ranks_of_tasks(case.job, known)
+    words = take_apart(rank.capture.log.lines, locals_ if one_node else {}, tasks)
+    if words.by_rank.keys() <= {rank.rank} and _writes_alone(case, rank, rank.capture.log.path):
+        return words.every
+    return words.by_rank.get(rank.rank, ())
+
+
+def _writes_alone(case: Case, rank: ClassifiedRank, path: str) -> bool:
+    """Does no other rank write there? One without a process may have done so."""
+    others = [one.capture for one in case.ranks if one is not rank]
+    return all(one is not None and (one.log is None or one.log.path != path) for one in others)
 
 
 def create(options: Options) -> OutOfMemory:

@@ -34,7 +34,8 @@ _SETTING = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF")
 LONGEST = 16_384  # characters of a message
 ABSURD = 2**60  # NVML gives "not available" as a number near 2**64
 MUCH = 0.05
-"""Share of the device that other processes must hold before they are named: contexts and desktops hold less."""
+"""Share of the device that other processes must hold before they are named (contexts and desktops hold less), and that
+must lie in pieces before they are."""
 UNSEEN = 0.2
 """The same for what only follows from the figures, because the message lists no process."""
 
@@ -108,11 +109,15 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
 
     @property
     def fragmented(self) -> bool | None:
-        """Would what torch holds and does not use have been enough together with what is free?"""
+        """Would what torch holds and does not use, and that is much, have been enough together with what is free?
+
+        A full device has some MiB in pieces as well, and to mend those would gain nothing.
+        """
         asked, free = self.requested, self.free
         if asked is None or free is None or self.unallocated is None:
             return None
-        return free < asked <= free + self.unallocated
+        much = self.unallocated >= MUCH * (self.capacity or 0)
+        return much and free < asked <= free + self.unallocated
 
 
 def device_memory(text: str) -> DeviceMemory | None:

@@ -19,21 +19,22 @@ def _figures(told: DeviceMemory) -> str:
 
 def _why(told: DeviceMemory) -> str:
     tensors = f"torch holds {_show(told.allocated)} in tensors" if told.allocated else ""
+    beside = f"{tensors}, and " if tensors else ""
     match told.cause:
         case Cause.LIMIT:
             return f"the job limits itself to {_show(told.limit)}"
         case Cause.OTHERS:
             if not told.others:
-                return f"{tensors}, and {_show(told.elsewhere)} are held outside torch, mostly by other processes"
+                return f"{beside}{_show(told.elsewhere)} are held outside torch, mostly by other processes"
             who = ", ".join(str(one.pid) for one in told.others[:4])
             many = "processes hold" if len(told.others) > 1 else "another process holds"
             return f"{many} {_show(told.others_bytes)} (pid {who})"
         case Cause.FRAGMENTED:
-            return (
-                f"{tensors}, and {_show(told.unallocated)} more lie unused in pieces: fragmentation"
-            )
+            more = "more " if tensors else ""
+            return f"{beside}{_show(told.unallocated)} {more}lie unused in pieces: fragmentation"
         case Cause.DEMAND:
-            return f"{tensors}: no fragmentation, the job needs more than there is"
+            why = "no fragmentation, the job needs more than there is"
+            return f"{tensors}: {why}" if tensors else why
         case Cause.TRANSIENT:
             return "enough is free: another process, or another thread, held it at that moment"
         case Cause.UNTOLD:

@@ -17,6 +17,11 @@ SIGNS = (
     *hardware.SIGNS,
     *links.SIGNS,
 )
+_BY_NAME = re.compile(
+    r"(?!INFO: task ).{1,15}?(?:\[\d{1,10}\][: ]| invoked oom-killer: |: page allocation )",
+    re.DOTALL,
+)
+"""Lines that begin with what a user called a program, and may end with what he called its file."""
 _ANY = re.compile("|".join(re.escape(sign.word) for sign in SIGNS))
 
 
@@ -35,6 +40,8 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
 @lru_cache(maxsize=128)
 def _told(said: Said) -> KernelEvent | None:
     """What a text tells, whenever it is said: a storm repeats few texts many times."""
+    if _BY_NAME.match(said.text):
+        return processes.crash(said)
     for sign in SIGNS:
         if sign.word in said.text and (found := sign.read(said)) is not None:
             return found

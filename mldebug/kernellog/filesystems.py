@@ -11,6 +11,10 @@ _LUSTRE = re.compile(
     r"(?:Connection to (?P<lost>[^\s()]{1,64}) \(at [^)\n]{1,64}\) was lost|(?P<restored>Connection restored to )"
     r"|This client was evicted by (?P<evicted>[^\s;]{1,64})|operation \w{1,40} to node (?P<node>\S{1,64}) failed)"
 )
+# "LustreError: 11-0: …", "LustreError: 4711:0:(client.c:1234:…) …": the number is no name's
+_LUSTRE_ERROR = re.compile(
+    r"LustreError: (?:[0-9a-fA-F]{1,4}-[0-9a-fA-F]{1,4}: |\d{1,10}:\d{1,5}:\()"
+)
 _EXT = re.compile(
     r"EXT[234]-fs (?:(?P<error>error) \(device (?P<device>[^)\n]{1,64})\)|\((?P<mounted>[^)\n]{1,64})\): (?P<what>[^\n]{0,80}))"
 )
@@ -18,7 +22,7 @@ _XFS = re.compile(r"XFS \((?P<device>[^)\n]{1,64})\): (?P<what>[^\n]{0,200})")
 _SHUTDOWN = re.compile(r"[Ss]hut(?:ting)? ?down", re.IGNORECASE)
 _XFS_ERROR = re.compile(r"[Cc]orrupt|I/O error|Internal error")
 _DISK = re.compile(
-    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?I/O error(?:,| on) dev (?P<dev>[\w!./-]{1,64})"
+    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?I/O error(?:,| on) dev (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
     r"|nvme (?P<nvme>nvme[\w]{1,16}): (?:I/O (?:tag )?\d+ [^\n]{0,60}timeout|controller is down)"
 )
 
@@ -34,7 +38,7 @@ def _nfs(said: Said) -> KernelEvent | None:
 def _lustre(said: Said) -> KernelEvent | None:
     match = _LUSTRE.match(said.text)
     if match is None:
-        failed = said.text.startswith("LustreError: ")
+        failed = _LUSTRE_ERROR.match(said.text)
         return event(said, Kind.LUSTRE_ERROR) if failed else None
     if match["lost"]:
         return event(said, Kind.LUSTRE_LOST, device=match["lost"])

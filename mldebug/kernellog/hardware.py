@@ -5,8 +5,9 @@ import re
 from mldebug.kernellog.facts import KernelEvent, Kind
 from mldebug.kernellog.reading import ADDRESS, MAX_NAME, Said, Sign, bus_id, event
 
+# Without "on", and the name of the memory, it would be as short as a process name
 _EDAC = re.compile(
-    r"EDAC (?P<controller>[\w#]{1,32}): (?P<number>\d{1,9}) (?P<type>CE|UE)\b(?P<rest>[^\n]{0,300})"
+    r"EDAC (?P<controller>[\w#]{3,32}): (?P<number>\d{1,9}) (?P<type>CE|UE)(?P<rest>(?: [^\n]{0,120})? on [^\n]{1,300})"
 )
 _DIMM = re.compile(r" on (?P<dimm>\S{1,64})")
 _CHECK = re.compile(

@@ -10,7 +10,7 @@ from mldebug.kernellog.reading import ADDRESS, MAX_NAME, Said, Sign, bus_id, eve
 _LINK = re.compile(
     rf"(?:[a-z][\w-]{{1,20}} (?P<bus>{ADDRESS})(?: (?P<name>[\w.@-]{{1,32}}))?|(?P<alone>[\w.@-]{{1,32}})): "
     r"(?:[a-z][\w-]{1,20}: )?(?:Port: \d{1,3} |(?!NIC |SATA )(?P<inner>[\w.@-]{1,32}) )?(?:NIC )?[Ll]ink (?:is )?"
-    r"(?P<state>[Dd]own|DOWN|[Uu]p|UP|ACTIVE)\b"
+    r"(?P<state>[Dd]own|DOWN|[Uu]p|UP|ACTIVE)(?=\s*$|[,.;]| at | - | \d)"  # "eth0: Link down" may be a program's name
 )
 _BOND = re.compile(
     r"(?:bonding: )?(?P<bond>[\w.-]{1,32}): (?:\(slave (?P<slave>[\w.-]{1,32})\): )?link status definitely (?P<state>up|down)"

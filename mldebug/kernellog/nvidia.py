@@ -8,10 +8,10 @@ from mldebug.kernellog.reading import MAX_NAME, Said, Sign, bus_id, event
 LOST = 79
 RECOVERY_CHANGED = 154
 
-# The form without an address is as short as a process name, and "NAME[PID]: segfault" begins with one.
+# Without an address (2012) it is as short as a process name: only with what follows it in the driver's own words.
 _XID = re.compile(
-    r"(?:nvidia [0-9a-f:.]{1,20}: )?NVRM: Xid(?: \((?P<device>[^()\n]{1,48})\):|:(?! ?\d+,?[^\n\[\]]{0,15}\[\d+\]:))"
-    r" (?P<xid>\d{1,5})(?: ?, ?(?P<rest>.*))?",
+    r"(?:nvidia [0-9a-f:.]{1,20}: )?NVRM: Xid(?: \((?P<device>[^()\n]{1,48})\):|:(?= \d{1,10}, (?:Ch|[0-9a-fA-F]{4} )))"
+    r" (?P<xid>\d{1,10})(?!\d)(?: ?, ?(?P<rest>.*))?",
     re.DOTALL,
 )
 _PROCESS = re.compile(
@@ -20,7 +20,7 @@ _PROCESS = re.compile(
 )
 _CHANNEL = re.compile(r"\bCh(?:annel|ID)? (?P<channel>[0-9a-fA-F]{1,8})\b")
 _LINK = re.compile(r"\b[Ll]ink (?P<link>\d{1,3})\b")
-_SEVERITY = re.compile(r"\b(?P<non>non-?)?fatal\b", re.IGNORECASE)
+_SEVERITY = re.compile(r"\b(?P<non>non[- ]?)?fatal\b", re.IGNORECASE)
 _RECOVERY = re.compile(r"\bto 0x[0-9a-fA-F]{1,8} \((?P<action>[^)\n]{1,64})\)")
 _LOST = re.compile(
     r"NVRM: (?:GPU (?:at )?|The NVIDIA GPU )(?:\(?PCI:)?(?P<device>[0-9a-fA-F:.]{5,20})\)?[^0-9a-fA-F].*fallen off the bus",
@@ -37,6 +37,11 @@ _NVLINK5 = range(144, 151)
 _NAMELESS = ("", "<unknown>")
 
 
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last place, which the driver wrote: before it the name of a process may stand, with commas of its own."""
+    return max(pattern.finditer(text), key=lambda match: match.start(), default=None)
+
+
 def _xid(said: Said) -> KernelEvent | None:
     match = _XID.match(said.text)
     if match is None:
@@ -46,13 +51,13 @@ def _xid(said: Said) -> KernelEvent | None:
     if process is not None:
         rest = process["rest"]
     more: dict[str, object] = {}
-    if channel := _CHANNEL.search(rest):
+    if channel := _last(_CHANNEL, rest):
         more["channel"] = channel["channel"]
-    if link := _LINK.search(rest):
+    if link := _last(_LINK, rest):
         more["link"] = int(link["link"])
-    if xid in _NVLINK5 and (severity := _SEVERITY.search(rest)):
+    if xid in _NVLINK5 and (severity := _last(_SEVERITY, rest)):
         more["severity"] = "nonfatal" if severity["non"] else "fatal"
-    if xid == RECOVERY_CHANGED and (action := _RECOVERY.search(rest)):
+    if xid == RECOVERY_CHANGED and (action := _last(_RECOVERY, rest)):
         more["recovery"] = action["action"]
     name = process["name"] or "" if process else ""
     pid = process["pid"] if process else ""

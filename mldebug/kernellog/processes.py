@@ -5,29 +5,32 @@ import re
 from mldebug.kernellog.facts import KernelEvent, Kind
 from mldebug.kernellog.reading import MAX_NAME, Said, Sign, event
 
+NAME = r"(?P<name>[\s\S]{0,15})"
+"""What a process is called: any 15 bytes, brackets, colons and numbers too. Greedy: the number behind it is the last."""
+
 # Before 5.x two lines: "Out of memory: Kill process 12 (python) score 9 …", "Killed process 12 (python) total-vm:…"
 _KILLED = re.compile(
     r"(?P<words>(?:Memory cgroup )?[Oo]ut of memory(?: \([^)\n]{1,40}\))?: )?Kill(?:ed)? process (?P<pid>\d{1,10}),?"
-    r" \((?P<name>[^\n]{0,64}?)\)(?P<rest>(?:,| total-vm| score|$).*)",
+    rf" \({NAME}\)(?P<rest>(?:,| total-vm| score|$).*)",
     re.DOTALL,
 )
 _TASK = re.compile(
     r"oom-kill:constraint=(?P<constraint>\w{1,40}),.*?(?:oom_memcg=(?P<limit>[^,\n]{1,512}),|(?P<node>global_oom),)"
-    r"task_memcg=[^\n]{0,512}?,task=(?P<name>[^\n]{0,64}),pid=(?P<pid>\d{1,10})(?:,uid=\d+)?\s*$"
+    rf"task_memcg=[^\n]{{0,512}}?,task={NAME},pid=(?P<pid>\d{{1,10}})(?:,uid=\d+)?\s*$"
 )
 _RSS = re.compile(r"\b(?:anon|file|shmem)-rss:(\d{1,15})kB")
 _CRASHES = (
-    re.compile(r"(?P<name>[^\[\]\n]{1,32})\[(?P<pid>\d{1,10})\]: segfault at "),
-    re.compile(r"traps: (?P<name>[^\[\]\n]{1,32})\[(?P<pid>\d{1,10})\] "),
+    re.compile(rf"{NAME}\[(?P<pid>\d{{1,10}})\]: segfault at "),
+    re.compile(rf"traps: {NAME}\[(?P<pid>\d{{1,10}})\] [^\[\]\n]{{1,60}} ip:[0-9a-f]"),
     re.compile(
-        r"(?:Memory failure: )?[^\n]{0,40}?MCE: Killing (?P<name>[^:\n]{1,32}):(?P<pid>\d{1,10}) due to hardware memory"
+        rf"(?:Memory failure: )?(?:mce: )?MCE(?: 0x[0-9a-f]{{1,16}})?: Killing {NAME}:(?P<pid>\d{{1,10}}) due to hardware memory"
     ),
     re.compile(
-        r"Memory failure: 0x[0-9a-f]{1,16}: (?:Killing|Sending SIGBUS to) (?P<name>[^\n]{1,32}):(?P<pid>\d{1,10}) due to "
+        rf"Memory failure: 0x[0-9a-f]{{1,16}}: (?:Killing|Sending SIGBUS to) {NAME}:(?P<pid>\d{{1,10}}) due to "
     ),
 )
 _HUNG = re.compile(
-    r"INFO: task (?P<name>[^\n]{1,64}):(?P<pid>\d{1,10}) blocked (?:in I/O wait )?for more than (?P<seconds>\d{1,9}) seconds"
+    rf"INFO: task {NAME}:(?P<pid>\d{{1,10}}) blocked (?:in I/O wait )?for more than (?P<seconds>\d{{1,9}}) seconds"
 )
 _LOCKUP = re.compile(
     r"(?:NMI )?watchdog: (?:BUG: soft lockup - CPU#(?P<cpu>\d{1,5}) stuck for (?P<seconds>\d{1,9})s!"
@@ -55,17 +58,19 @@ def _task(said: Said) -> KernelEvent | None:
     match = _TASK.match(said.text)
     if match is None:
         return None
+    limited = match["constraint"].endswith("MEMCG")  # cgroups may be called anything
     return event(
         said,
         Kind.OOM_KILL,
         pid=int(match["pid"]),
         process=match["name"][:MAX_NAME],
-        scope="node" if match["node"] else "cgroup",
-        group=match["limit"] or "",
+        scope="cgroup" if limited else "node",
+        group=(match["limit"] or "") if limited else "",
     )
 
 
-def _crash(said: Said) -> KernelEvent | None:
+def crash(said: Said) -> KernelEvent | None:
+    """The crash of a process; the only event whose line begins with a name."""
     match = next((found for one in _CRASHES if (found := one.match(said.text))), None)
     if match is None:
         return None
@@ -100,9 +105,9 @@ def _lockup(said: Said) -> KernelEvent | None:
 
 
 SIGNS = (
-    Sign("]: segfault at ", _crash),
-    Sign("traps: ", _crash),
-    Sign("due to hardware memory", _crash),
+    Sign("]: segfault at ", crash),
+    Sign("traps: ", crash),
+    Sign("due to hardware memory", crash),
     Sign("oom-kill:", _task),
     Sign("Kill", _killed),
     Sign("blocked ", _hung),

@@ -18,7 +18,9 @@ _PRINTED = re.compile(
     r"(?:<(?P<priority>\d{1,4})>)?\[ {0,8}(?P<seconds>\d{1,10}\.\d{1,9})\](?:\[[^\]]{0,16}\])? ?(?P<text>.*)",
     re.DOTALL,
 )
-_JOURNAL = re.compile(r"[^\[\]]{0,80}? kernel: (?P<rest>.*)", re.DOTALL)
+_JOURNAL = re.compile(  # time and host; behind "program: " that program says what it likes
+    r"(?:(?!: )[^\[\]]){0,80}? kernel: (?P<rest>.*)", re.DOTALL
+)
 
 
 class KernelRecord(Noun, frozen=True, kw_only=True):

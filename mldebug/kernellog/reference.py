@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mldebug.kernellog.facts import Kind, is_gpu
 from mldebug.kernellog.folding import LATE, WINDOW
 from mldebug.kernellog.joining import PLAIN
+from mldebug.kernellog.losses import TOLD
 from mldebug.kernellog.xids import ACTION_WORDS, ORDER, Catalogue, Tier
 
 HEAD = """\
@@ -22,7 +23,11 @@ What one GPU, process, server or link says within {window:.0f} seconds of its la
 one is its root, but for those that only follow from another (marked *follows*). NVML may tell up to {late:.0f} s late.
 
 An event concerns the rank whose process, or whose child, its lines name; else the ranks on that GPU; else the node.
-What a program wrote into the log itself (`echo … > /dev/kmsg`) is not believed.
+What a program wrote into the log itself (`echo … > /dev/kmsg`) is not believed, nor what a program is called: the kernel
+begins some lines with a name that any user may choose.
+
+Where the kernel overwrites lines before the agent has read them, a gap with their number says so for {told:.0f} minutes, in
+`status` and in reports, and no end is taken for one from outside because the log is silent about it.
 """
 
 TIERS = {
@@ -36,7 +41,9 @@ TIERS = {
 
 def page(catalogue: Catalogue) -> str:
     """The page in Markdown."""
-    return "\n".join((HEAD.format(window=WINDOW, late=LATE), *_kinds(), *_xids(catalogue)))
+    return "\n".join(
+        (HEAD.format(window=WINDOW, late=LATE, told=TOLD / 60), *_kinds(), *_xids(catalogue))
+    )
 
 
 def _kinds() -> Iterator[str]:

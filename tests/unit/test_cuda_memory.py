@@ -110,8 +110,8 @@ CAUSES = [
     (V1_13, Cause.OTHERS, False, "are held outside torch"),
     (V2_0_LIMIT, Cause.LIMIT, False, "the job limits itself to 2.00 GiB"),
     (V2_1, Cause.DEMAND, False, "no fragmentation, the job needs more than there is"),
-    (V2_2_SELF, Cause.FRAGMENTED, True, "396.27 MiB more lie unused in pieces"),
-    (V2_6_OTHERS, Cause.OTHERS, True, "processes hold 43.79 GiB (pid 3053273, 3120922, 644963)"),
+    (V2_2_SELF, Cause.DEMAND, False, "torch holds 43.36 GiB in tensors: no fragmentation"),
+    (V2_6_OTHERS, Cause.OTHERS, False, "processes hold 43.79 GiB (pid 3053273, 3120922, 644963)"),
     (V2_6_DEMAND, Cause.DEMAND, False, "no fragmentation"),
     (V2_9_POOLS, Cause.FRAGMENTED, True, "torch holds 60.00 GiB in tensors, and 16.48 GiB more"),
     (HIP, Cause.FRAGMENTED, True, "HIP out of memory on GPU 1: 2.00 GiB asked"),
@@ -198,6 +198,48 @@ def test_a_hostile_message_costs_no_time() -> None:
 
     assert told is not None
     assert told.requested is None
+
+
+FIGURES = (
+    "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 80.00 GiB of which {} is free. {}Of the"
+    " allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated."
+)
+ITSELF = "Including non-PyTorch memory, this process has 79.00 GiB memory in use. "
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "allocated", "pieces", "cause"),
+    [
+        ("20.00 MiB", "10.00 MiB", "79.50 GiB", "15.00 MiB", Cause.DEMAND),
+        ("2.00 GiB", "1.00 GiB", "74.00 GiB", "3.90 GiB", Cause.DEMAND),
+        ("2.00 GiB", "1.00 GiB", "74.00 GiB", "4.00 GiB", Cause.FRAGMENTED),
+        ("6.00 GiB", "1.00 GiB", "74.00 GiB", "4.00 GiB", Cause.DEMAND),
+    ],
+)
+def test_a_full_device_is_not_fragmented_by_a_few_pieces(
+    asked: str, free: str, allocated: str, pieces: str, cause: Cause
+) -> None:
+    told = device_memory(FIGURES.format(asked, free, ITSELF, allocated, pieces))
+
+    assert told is not None
+    assert told.cause is cause
+
+
+@pytest.mark.parametrize(
+    ("own", "pieces", "words"),
+    [
+        (ITSELF, "0 bytes", "free; no fragmentation, the job needs more"),
+        ("", "0 bytes", "free; 79.00 GiB are held outside torch"),
+        (ITSELF, "8.00 GiB", "free; 8.00 GiB lie unused in pieces"),
+    ],
+)
+def test_where_torch_holds_nothing_the_words_leave_it_out(
+    own: str, pieces: str, words: str
+) -> None:
+    told = device_memory(FIGURES.format("2.00 GiB", "1.00 GiB", own, "0 bytes", pieces))
+
+    assert told is not None
+    assert words in memory_sentence(told)
 
 
 # --- in the report of an end ---------------------------------------------------------------------------

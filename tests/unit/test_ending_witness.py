@@ -1,17 +1,23 @@
 """What the witness remembers of living jobs: whose files are whose, and how many OOM kills there had been."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from mldebug.config import Agent, Config
-from mldebug.endings.facts import Ending
+from mldebug.endings.facts import Ending, RankExit
+from mldebug.endings.judge import judge_ending
 from mldebug.model import Job, LostRank, RankIdentity
-from mldebug_agents.exits import notes
+from mldebug_agents.exits import kernel, notes
 from mldebug_agents.exits import witness as module
+from mldebug_agents.exits.kernel import KEPT, KernelLog
 from mldebug_agents.exits.witness import Witness
 from mldebug_agents.workbench import Workbench
 
@@ -117,3 +123,99 @@ def test_only_oom_kills_near_the_end_are_counted(
 
     watched.meet(Job(id="a", name="train.py", launcher="environment", ranks=one.ranks[:1], lost=(LostRank(rank=1),)))  # fmt: skip
     assert asked(watched, one).oom_kills == 2
+
+
+KILL = b"3,{},1000000,-;Out of memory: Killed process {} (python) total-vm:8kB, anon-rss:4kB\n"
+
+
+class Kmsg:
+    """A /dev/kmsg of our own: what one read after the other gives; then nothing new."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path.write_text("")
+        self.answers: list[bytes | OSError] = []
+        own = SimpleNamespace(**vars(os))
+        own.read = self._read
+        monkeypatch.setattr(kernel, "os", own)
+        self.log = KernelLog(str(path))
+
+    def _read(self, _: int, __: int) -> bytes:
+        answer = self.answers.pop(0) if self.answers else BlockingIOError()
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def kmsg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kmsg:
+    monkeypatch.setattr(module, "sees_kernel_pids", lambda _: True)
+    return Kmsg(tmp_path / "kmsg", monkeypatch)
+
+
+def test_where_records_were_overwritten_a_kill_for_memory_is_not_ruled_out(
+    tmp_path: Path, kmsg: Kmsg
+) -> None:
+    """All ranks and the launcher were killed at once: from outside, if only the kernel did not do it."""
+    one = job("a", 100, 101)
+    exits = tuple(RankExit(rank=rank, pid=100 + rank, at=9.0, moment=rank, status=signal.SIGKILL) for rank in range(2))  # fmt: skip
+    with Workbench(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as bench:
+        watched = Witness(bench, kmsg.log)
+        watched.meet(one)
+        calm = asked(watched, one)
+        kmsg.answers = [BrokenPipeError()]
+        torn = asked(watched, one)
+    gone = [msgspec.structs.replace(told, exits=exits, launcher_gone=True) for told in (calm, torn)]
+
+    assert (calm.kernel_readable, torn.kernel_readable) == (True, False)
+    assert [gap for gap in torn.gaps if "overwritten" in gap]
+    assert not [gap for gap in torn.gaps if "CAP_SYSLOG" in gap]
+    assert [judge_ending(told).kind == "outside" for told in gone] == [True, False]
+
+
+def test_records_that_were_overwritten_while_all_lived_hide_nothing(
+    tmp_path: Path, start: Start, kmsg: Kmsg
+) -> None:
+    one = job("a", start(tmp_path / "log"), start(tmp_path / "log"))
+    with Workbench(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as bench:
+        watched = Witness(bench, kmsg.log)
+        watched.meet(one)
+        kmsg.answers = [BrokenPipeError()]
+        watched.meet(one)
+        shortly = asked(watched, one)
+        watched.meet(one)
+        watched.meet(one)
+        later = asked(watched, one)
+
+    assert (shortly.kernel_readable, later.kernel_readable) == (False, True)
+
+
+def test_in_a_container_the_kernel_means_other_processes(
+    tmp_path: Path, kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job("a", 100, 101)
+    told = {}
+    for same in (True, False):
+        monkeypatch.setattr(module, "sees_kernel_pids", lambda _, same=same: same)
+        with Workbench(Config(agent=Agent(state_dir=tmp_path / "state", listen=""))) as bench:
+            watched = Witness(bench, kmsg.log)
+            watched.meet(one)
+            kmsg.answers = [KILL.replace(b"{}", b"100")]
+            told[same] = asked(watched, one)
+
+    assert [death.pid for death in told[True].deaths] == [100]
+    assert (told[False].deaths, told[False].kernel_readable) == ((), False)
+    assert [gap for gap in told[False].gaps if "pid namespace" in gap]
+
+
+def test_another_device_in_its_place_is_no_log_that_is_silent() -> None:
+    assert not KernelLog("/dev/null").readable
+
+
+def test_more_deaths_than_are_remembered_are_no_whole_story(kmsg: Kmsg) -> None:
+    mark = kmsg.log.mark()
+    kmsg.answers = [KILL.replace(b"{}", b"%d" % (100 + number)) for number in range(KEPT)]
+    assert (len(kmsg.log.since(mark)), kmsg.log.whole(mark)) == (KEPT, True)
+    kmsg.answers = [KILL.replace(b"{}", b"9")]
+
+    assert (len(kmsg.log.since(mark)), kmsg.log.whole(mark)) == (KEPT, False)
+    assert kmsg.log.whole(kmsg.log.mark())

@@ -219,6 +219,44 @@ def test_a_rank_that_hangs_after_a_lack_of_device_memory() -> None:
     assert told(ranks=(victim, sleeping(1))).verdict is Verdict.RANK_WAITING
 
 
+LACK = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is free."
+
+
+def logged(one: Any, *lines: str, path: str = "job.log") -> Any:
+    return msgspec.structs.replace(one, log=LogTail(path=path, lines=lines))
+
+
+def test_in_a_shared_log_only_a_line_with_the_ranks_own_mark_counts() -> None:
+    """Each rank is shown the launcher's file."""
+
+    def in_one_log(text: str) -> Diagnosis:
+        ranks = (waiting(0), waiting(1), sleeping(2), waiting(3))
+        return told(ranks=tuple(logged(one, "step 3", text) for one in ranks))
+
+    for text in (LACK, f"[rank1]: {LACK}", f"[default1]:[rank1]: {LACK}"):
+        assert in_one_log(text).verdict is Verdict.RANK_WAITING, text
+    for text in (f"[rank2]: {LACK}", f"[default2]:{LACK}"):
+        assert in_one_log(text).verdict is Verdict.OUT_OF_MEMORY, text
+
+
+def test_a_log_in_which_a_rank_that_is_gone_may_have_written_is_shared() -> None:
+    lost = LostRank(rank=1, pid=101, exit_status=1 << 8, reason="exited with code 1")
+    found = told(ranks=(waiting(0), logged(sleeping(2), LACK)), lost=(lost,), world=3)
+
+    assert found.verdict is not Verdict.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["step 38 loss 0.1", "{'loss': 0.1, 'epoch': 0.38}", "2026-11-21 20:00:00 INFO retrying with batch size 4"],
+)  # fmt: skip
+def test_a_lack_of_memory_after_which_the_rank_went_on_is_no_last_word(after: str) -> None:
+    one = logged(sleeping(1), f"{LACK} Retrying with batch size 4", after, "tidying")
+    found = told(ranks=(waiting(0), one, waiting(2)))
+
+    assert found.verdict is Verdict.RANK_WAITING
+
+
 # --- ends ------------------------------------------------------------------------------------------------
 
 

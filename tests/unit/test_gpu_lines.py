@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mldebug.console import print_line
 from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
 from mldebug.gpus.plain import plain_sentence
 from mldebug.gpus.readings import GpuProcess, GpuReading, GpuWatch, LostGpu, NodeGpus, NodeWatch
@@ -22,7 +21,7 @@ from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.nodeview.listing import missing, rows, table, users
 from mldebug.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.commands.doctor import show_gpus
-from mldebug_agents.commands.gpus import list_lines
+from mldebug_agents.commands.gpus import show_list
 from mldebug_agents.doctor.gpus import examined
 
 NOW = 1_795_240_000.0
@@ -261,25 +260,23 @@ def test_why_the_agent_cannot_read_is_told_without_the_name_of_our_error() -> No
 # --- tables ----------------------------------------------------------------------------------------------
 
 
-def printed(show: Callable[[Console], None]) -> str:
+def printed(show: Callable[[Console], None], *, terminal: bool = True) -> str:
     buffer = io.StringIO()
-    show(Console(file=buffer, width=80, force_terminal=True, color_system=None))
+    show(Console(file=buffer, width=80, force_terminal=terminal, color_system=None))
     return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
 
 
-def test_the_list_is_as_recorded(golden: Golden) -> None:
-    def show(console: Console) -> None:
-        for line in list_lines(SICK, NOW):
-            print_line(console, line)
-
-    text = printed(show)
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_the_list_is_as_recorded(golden: Golden, terminal: bool) -> None:
+    text = printed(lambda console: show_list(SICK, console, NOW), terminal=terminal)
     golden("gpus-list.txt", text)
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_examination_is_as_recorded(golden: Golden) -> None:
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_the_examination_is_as_recorded(golden: Golden, terminal: bool) -> None:
     found = examined(SICK, None, 1000)
-    text = printed(lambda console: show_gpus(found, console, NOW))
+    text = printed(lambda console: show_gpus(found, console, NOW), terminal=terminal)
     golden("doctor-gpus.txt", text)
     assert max(map(len, text.splitlines())) <= 80
     assert found.code == 1

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mldebug.gpus.joining import Joined, JoinEvidence, RankProcess, join
-from mldebug.gpus.places import LOST, named, with_lost
+from mldebug.gpus.places import LOST, located, named, with_lost
 from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 
 
@@ -56,6 +56,33 @@ def test_a_gpu_that_the_driver_does_not_list_any_more_keeps_its_place_though_num
     moved = tuple(msgspec.structs.replace(one, index=at) for at, one in enumerate(whole.gpus))
     told = joined(msgspec.structs.replace(whole, gpus=moved))
     assert {one.rank: one.uuid for one in told.ranks} == {one: f"GPU-{one}" for one in range(4)}
+
+
+SLOTS = tuple(f"0000:{one + 1}b:00.0" for one in range(4))
+
+
+def addresses(node: NodeGpus, *slots: str) -> list[str]:
+    return [one.bus_id for one in located(node, slots).lost]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_the_driver_s_folder_tells_where_a_gpu_without_a_name_sits(index: int) -> None:
+    assert addresses(without(index), *reversed(SLOTS)) == [f"00000000:{index + 1}B:00.0"]
+
+
+def test_two_of_them_are_told_apart_by_their_numbers() -> None:
+    two = (LostGpu(index=1, reason="lost"), LostGpu(index=3, reason="lost"))
+    node = NodeGpus(at=1.0, gpus=(reading(0), reading(2)), lost=two)
+
+    assert addresses(node, *SLOTS) == ["00000000:2B:00.0", "00000000:4B:00.0"]
+
+
+def test_a_gpu_without_a_name_gets_no_address_that_is_not_sure() -> None:
+    assert addresses(without(1)) == [""], "no folder"
+    assert addresses(without(1), *SLOTS, "0000:5b:00.0") == [""], "a container that has not all"
+    assert addresses(without(1), "0000:0b:00.0", *SLOTS[1:]) == [""], "another order"
+    known = without(1, bus_id="00000000:7B:00.0")
+    assert located(known, SLOTS) == known
 
 
 def test_where_none_is_lost_nothing_changes() -> None:

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +29,7 @@ from mldebug_agents.hardware.gpus import EXPECTED, GpuBoard
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.levels import MEMO, Levels
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.hardware.slots import FOLDER, gpu_slots
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.reader import Reader
@@ -126,6 +129,20 @@ def board(memory: Memory | None = None) -> GpuBoard:
 def test_a_node_without_gpus_is_no_failure() -> None:
     assert read(Source(NoGpuLibraryError("none"))) == GpuNews()
     assert read(Source(NoGpuLibraryError("none")), full=False) == GpuNews()
+
+
+def test_a_lost_gpu_is_found_by_the_driver_s_folder(tmp_path: Path) -> None:
+    for name in ("0000:00:00.0", "0000:01:00.0", "bind", "new_id"):
+        (tmp_path / FOLDER / name).mkdir(parents=True)
+    lost = LostGpu(index=1, reason="GPU is lost")
+    full = msgspec.structs.replace(node(1.0, 0), lost=(lost,))
+    watched = NodeWatch(at=1.0, gpus=(GpuWatch(uuid="GPU-0", index=0, bus_id="00000000:00:00.0"),), lost=(lost,))  # fmt: skip
+    reads = GpuReads(Source(full, watched), Holding(), partial(gpu_slots, Host(str(tmp_path))))  # type: ignore[arg-type]
+    found, moving = reads(GpuOrder({})).full, reads(GpuOrder()).watch
+
+    assert found is not None
+    assert moving is not None
+    assert [one.bus_id for one in (*found.lost, *moving.lost)] == ["00000000:01:00.0"] * 2
 
 
 def test_a_driver_that_hangs_is_one() -> None:

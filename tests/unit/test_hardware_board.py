@@ -10,7 +10,7 @@ import pytest
 from mldebug.config import Config
 from mldebug.gpus.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug.health.components import State
-from mldebug.model import RankIdentity
+from mldebug.model import Gap, Job, NodeCapture, RankIdentity
 from mldebug.snapshot import Snapshot
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.gpuchild.errors import GpusReleasedError
@@ -19,6 +19,7 @@ from mldebug_agents.hardware.desk import FOR_RESET
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder
 from mldebug_agents.host import Host
 from mldebug_agents.runner import Result
+from mldebug_agents.sources.kernellog import KernelNews
 
 HERE = "here"
 NEW = "new"
@@ -88,6 +89,9 @@ class Board:
         result = Result("gpus", order, GpuNews(full=full), None)
         self.hardware.told(result, [run.job for run in self.runs.values()], {}, self._config)
 
+    def kernel(self, news: KernelNews) -> None:
+        self.hardware.told(Result("kernel", None, news, None), [], {}, self._config)
+
     def failed(self, error: Exception, *, full: bool = False) -> None:
         result = Result("gpus", GpuOrder({} if full else None), None, error)
         self.hardware.told(result, [run.job for run in self.runs.values()], {}, self._config)
@@ -112,6 +116,19 @@ def board(tmp_path: Path) -> Board:
 def gpus(action: str = "reset", held: tuple[Any, ...] | None = ()) -> NodeGpus:
     sick = GpuReading(uuid="GPU-1", index=1, recovery_action=action, processes=held)
     return NodeGpus(at=1.0, gpus=(GpuReading(uuid="GPU-0", index=0, recovery_action="none", processes=()), sick))  # fmt: skip
+
+
+def test_lost_kernel_records_are_told_in_status_and_report(board: Board) -> None:
+    loss = Gap(what="lost kernel records", reason="7 records were overwritten")
+    capture = NodeCapture(
+        node="n1", job=Job(id=HERE, name="train", launcher="torchrun"), taken_at=1.0
+    )
+    board.kernel(KernelNews(loss=loss))
+
+    assert board.shown().gaps == (loss,)
+    assert board.hardware.capture(capture).gaps == (loss,)
+    board.kernel(KernelNews())
+    assert board.shown().gaps == ()
 
 
 def test_it_lets_go_of_a_gpu_that_waits_for_its_reset_and_its_health_stays(board: Board) -> None:

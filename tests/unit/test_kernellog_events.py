@@ -179,6 +179,108 @@ def test_the_name_of_a_process_forges_no_xid(text: str) -> None:
     assert event is None or event.kind is not K.XID
 
 
+FORGED = (
+    "NVRM: Xid: 79[",
+    "NVRM: Xid: 79]",
+    "NVRM: Xid: 48, ",
+    "NVRM: Xid: 8, C",
+    "NVRM: GPU 00:00",
+    "EDAC x: 1 UE",
+    "EDAC MC0: 1 UE ",
+    "EDAC x: 1 UE on",
+    "eth0: Link down",
+    "I/O error, dev ",
+    "I/O error, dev",
+    "LustreError: x",
+    "XFS (sda): ",
+    "Kill process 12",
+    "INFO: task a:1",
+)
+"""What a user may call a program."""
+SAID = (
+    "[1234]: segfault at 0 ip 000055a37cdf8132 sp 00007fffa99a14b0 error 4 in {}[400000+1000]",
+    "[1234] bad frame in rt_sigreturn frame:00000000d3e1a2b4 ip:4005d0 sp:7ffe0 orax:ffffffffffffffff in {}[400000+1000]",
+    " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    ": page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), nodemask=(null),cpuset={},mems_allowed=0",
+    " (1234): drop_caches: 3",
+    " (1234) used greatest stack depth: 10000 bytes left",
+    " uses obsolete (PF_INET,SOCK_PACKET)",
+)
+"""What the kernel says behind the name; `{}` is what the user called a file or a cgroup."""
+FILES = (
+    "fallen off the bus",
+    "Corruption of in-memory data detected. Shutting down",
+    ":4711 blocked for more than 120 seconds.",
+    "x[4711]: segfault at 0",
+    "hard LOCKUP on cpu 3",
+)
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("name", FORGED)
+def test_what_a_program_is_called_is_never_the_kernels_word(name: str, said: str) -> None:
+    assert len(name) <= 15
+    for file in FILES:
+        event = parse_line(f"6,1,1,-;{name}{said.format(file)}")
+
+        assert event is None or (event.kind, event.pid, event.process) == (K.CRASH, 1234, name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "traps: x[4711] y[999] trap divide error ip:4 sp:4 error:0 in x[400000+1000]",
+        "traps: x[4711] [999] bad frame in rt_sigreturn frame:0 ip:4 sp:4 orax:0 in x[400000+1000]",
+        "x[4711]: y[999]: segfault at 0 ip 0 sp 0 error 4 in x[400000+1000]",
+        "MCE: Killing x:4711 due:999 due to hardware memory corruption fault at 7f00",
+        "Memory failure: 0x1d: Killing x:4711 due to :999 due to hardware memory corruption",
+        "overlayfs: failed to resolve 'MCE: Killing x:4711 due to hardware memory corruption': -2",
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),global_oom,task_memcg=/a,task=b,pid=4711,task=x,pid=4711,uid=1,pid=999,uid=1",
+        "Out of memory: Killed process 999 (x) total-vm:,1) total-vm:8kB, anon-rss:4kB",
+    ],
+)  # fmt: skip
+def test_no_process_lends_its_end_to_another(text: str) -> None:
+    event = parse_line(f"3,1,1,-;{text}")
+
+    assert event is None or event.pid == 999
+
+
+def test_a_cgroup_s_name_does_not_say_how_wide_the_lack_was() -> None:
+    text = "oom-kill:constraint={},nodemask=(null),cpuset={},mems_allowed=0,{},task_memcg=/a,task=x,pid=9,uid=1"
+    node = parse_line("6,1,1,-;" + text.format("CONSTRAINT_NONE", "x,oom_memcg=/b,task_memcg=/c", "global_oom"))  # fmt: skip
+    cgroup = parse_line("6,1,1,-;" + text.format("CONSTRAINT_MEMCG", "global_oom,task_memcg=", "oom_memcg=/b"))  # fmt: skip
+
+    assert node is not None
+    assert (node.scope, node.group) == ("node", "")
+    assert cgroup is not None
+    assert cgroup.scope == "cgroup"
+
+
+def test_a_name_with_commas_does_not_say_how_bad_an_xid_is() -> None:
+    link = xid(
+        "NVRM: Xid (PCI:0018:01:00): 149, pid=7, name=a, fatal link 7, NETIR_LINK_EVT Non Fatal XC0 i0 Link 03 (0x0)"
+    )
+    action = xid(
+        "NVRM: Xid (PCI:0018:01:00): 154, pid=7, name=, to 0x0 (None), GPU recovery action changed from 0x0 (None)"
+        " to 0x2 (Node Reboot Required)"
+    )
+
+    assert (link.severity, link.link) == ("nonfatal", 3)
+    assert action.recovery == "Node Reboot Required"
+
+
+def test_the_number_of_an_xid_is_read_whole() -> None:
+    assert xid("NVRM: Xid (PCI:0000:05:00): 4294967295, pid=7, name=x").xid == 4294967295
+    assert parse_line("4,7,1,-;NVRM: Xid (PCI:0000:05:00): 42949672951234, pid=7, name=x") is None
+
+
+def test_behind_the_name_of_a_program_syslog_holds_what_the_program_likes() -> None:
+    text = "kernel: NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
+
+    assert parse_line(f"Nov 21 20:54:51 gpu-7 {text}") is not None
+    assert parse_line(f"Nov 21 20:54:51 gpu-7 my: {text}") is None
+
+
 def test_what_a_program_wrote_into_the_log_is_marked() -> None:
     assert xid("NVRM: Xid (PCI:0000:05:00): 62").origin is Origin.KERNEL
     drill = parse_line("12,1,1,-;NVRM: Xid (PCI:0000:05:00): 62")
@@ -198,6 +300,8 @@ def test_what_a_program_wrote_into_the_log_is_marked() -> None:
         ("mlx5_0: Port: 1 Link ACTIVE", K.LINK_UP, "mlx5_0"),
         ("bonding: bond0: link status definitely down for interface eno1, disabling it", K.LINK_DOWN, "eno1"),
         ("ens5: Link is up at 25000 Mbps, full duplex", K.LINK_UP, "ens5"),
+        ("i40e 0000:3b:00.0 eth4: NIC Link is Up, 25 Gbps Full Duplex", K.LINK_UP, "eth4"),
+        ("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx", K.LINK_UP, "enp3s0"),
     ],
 )  # fmt: skip
 def test_links_of_other_drivers(text: str, kind: Kind, device: str) -> None:

@@ -184,6 +184,25 @@ def test_lost_records_are_counted(log: Path) -> None:
     assert source(log).read().counts.lost == 3
 
 
+def test_lost_records_are_a_gap_with_their_number_while_it_is_recent(log: Path) -> None:
+    now = Now()
+    append(log, xid(10) + xid(500_000))
+    one = source(log, now)
+    first = one.read()
+    now.passed = 500.0
+    append(log, xid(500_002))
+    second = one.read()
+    now.passed = 1_200.0
+    third = one.read()
+
+    assert first.gap is None  # it can be read
+    assert first.loss is not None
+    assert first.loss.reason.startswith("499989 records were overwritten")
+    assert second.loss is not None
+    assert second.loss.reason.startswith("499990 records were")
+    assert (third.loss, third.counts.lost) == (None, 499_990)
+
+
 def test_records_that_come_live_are_placed_where_they_were_seen(log: Path) -> None:
     """The log's clock is a minute behind after a month: the stall began 2 s ago, and so did this."""
     now = Now()

@@ -104,7 +104,7 @@ def show_gpus(found: GpuExamination, console: Console, now: float) -> None:
     console.print(Text(f"GPUs of {clean(found.node, 64)}, as {who}\n", style="bold"))
     print_checks(found.checks, console)
     for line in gpu_lines(found, now):
-        print_line(console, line)
+        print_line(console, line, prose=True)
 
 
 def sum_up(checks: tuple[Check, ...]) -> Examination:

@@ -58,9 +58,7 @@ def list_(as_json: bool, config: Path | None) -> None:
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
         return
-    console = Console()
-    for line in list_lines(seen, time.time()):
-        print_line(console, line)
+    show_list(seen, Console(), time.time())
 
 
 def _look(config: Config, *, here_only: bool) -> Glance:
@@ -78,6 +76,12 @@ def _look(config: Config, *, here_only: bool) -> Glance:
     if seen.no_library:
         raise ToolError(NO_GPUS, "install the driver, or ask on a node that has GPUs")
     return seen
+
+
+def show_list(seen: Glance, console: Console, now: float) -> None:
+    """Print the answer; a pipe gets the same lines as a terminal."""
+    for line in list_lines(seen, now):
+        print_line(console, line, prose=True)
 
 
 def list_lines(seen: Glance, now: float) -> Iterator[Text]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import stat
 from collections import deque
 
 from mldebug.endings.facts import KernelDeath
@@ -10,6 +11,7 @@ from mldebug.endings.kernel import kernel_deaths
 from mldebug_agents.host import Host
 
 KEPT = 256
+DEVICE = os.makedev(1, 11)
 MOST = 100_000  # records read at once
 _COUNT = re.compile(r"^oom_kill (?P<count>\d+)$", re.MULTILINE)
 _SAFE = re.compile(r"/(?!.*(?:^|/)\.\.(?:/|$)).*")
@@ -21,10 +23,16 @@ class KernelLog:
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._deaths: deque[tuple[int, KernelDeath]] = deque(maxlen=KEPT)
         self._count = 0
+        self._torn = -1  # the number of the last thing that we have not, or no longer, read
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._fd, 0, os.SEEK_END)
         except OSError:
+            self._fd = -1
+            return
+        found = os.fstat(self._fd)
+        if stat.S_ISCHR(found.st_mode) and found.st_rdev != DEVICE:  # some containers: /dev/null
+            os.close(self._fd)
             self._fd = -1
 
     @property
@@ -42,19 +50,47 @@ class KernelLog:
         self._read()
         return tuple(death for number, death in self._deaths if number >= mark)
 
+    def whole(self, mark: int) -> bool:
+        """Do we know all deaths since the mark? Not where records were overwritten before they were read."""
+        self._read()
+        return self.readable and self._torn < mark
+
     def _read(self) -> None:
         lines = []
         for _ in range(MOST if self.readable else 0):
             try:
                 record = os.read(self._fd, 8192)
             except BrokenPipeError:  # records were overwritten before we came
+                self._torn = self._count
+                self._count += 1
                 continue
             except OSError:  # nothing new
                 break
+            if not record:  # a file in place of the device
+                break
             lines.append(record.decode(errors="replace").partition("\n")[0])
         for death in kernel_deaths(lines):
+            if len(self._deaths) == KEPT:
+                self._torn = max(self._torn, self._deaths[0][0])
             self._deaths.append((self._count, death))
             self._count += 1
+
+
+def silence(log: KernelLog, mark: int, *, kernel_pids: bool) -> str:
+    """Why it proves nothing that the log tells of no kill since a mark; "" where it does.
+
+    `kernel_pids`: are pids here those that the kernel logs?
+    """
+    if not log.readable:
+        return "the kernel log may not be read, so an OOM kill is not seen: give CAP_SYSLOG"
+    if not kernel_pids:
+        return (
+            "the kernel log has other numbers for processes than this container, so an OOM kill is not seen: run the"
+            " agent in the node's pid namespace"
+        )
+    if not log.whole(mark):
+        return "records of the kernel log were overwritten before they were read: an OOM kill may be missing"
+    return ""
 
 
 def oom_counter(host: Host, pid: int) -> str:

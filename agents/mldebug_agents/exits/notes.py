@@ -35,7 +35,8 @@ class Notes(msgspec.Struct, kw_only=True):
     error_files: dict[int, ErrorFile] = {}  # by pid
     counters: dict[str, list[int]] = {}  # file -> OOM kills, last two looks at all alive
     known: set[int] = set()
-    mark: int = 0
+    mark: int = 0  # in the kernel's log, when the job was met
+    calm: list[int] = []  # the same at the last two looks that found all alive
 
 
 def owner_of(log: Log) -> int | None:

@@ -25,11 +25,12 @@ from mldebug.endings.words import before_launcher, last_error, take_apart, told_
 from mldebug.model import Job, LogTail, RankIdentity
 from mldebug.redact import safe_line
 from mldebug_agents import procfs
-from mldebug_agents.exits.kernel import KernelLog, oom_counter
+from mldebug_agents.exits.kernel import KernelLog, oom_counter, silence
 from mldebug_agents.exits.notes import ErrorFile, Log, Notes, count_kills, more_kills, owner_of
 from mldebug_agents.logs.places import LogFinder, LogPlace
 from mldebug_agents.logs.rights import Rights
 from mldebug_agents.reader import Unreadable
+from mldebug_agents.sources.kernellog import sees_kernel_pids
 from mldebug_agents.workbench import Workbench
 
 MAX_RANKS = 64  # of one job, whose files are remembered
@@ -47,6 +48,7 @@ class Witness:
     def __init__(self, bench: Workbench, kernel: KernelLog | None = None) -> None:
         self._bench = bench
         self._kernel = kernel or KernelLog(f"{bench.host.root}/dev/kmsg")
+        self._kernel_pids = sees_kernel_pids(bench.host)
         self._notes: dict[str, Notes] = {}
 
     def meet(self, job: Job) -> None:
@@ -64,6 +66,11 @@ class Witness:
                 notes.counters.setdefault(counter, [])
         whole = not job.lost and notes.known <= {one.pid for one in job.ranks}
         count_kills(notes, whole=whole)
+        seen = (
+            self._kernel.mark()
+        )  # often enough that only a flood overwrites what we have not read
+        if whole:
+            notes.calm = [*notes.calm[-1:], seen]
 
     def forget(self, job_id: str) -> None:
         """A job is over and done with."""
@@ -76,18 +83,19 @@ class Witness:
         gaps = ["nobody watched when the job ended: what it wrote is not known"] if unmet else []
         outputs, lines = self._outputs(ending, notes, gaps)
         own, shared = own_lines(outputs), shared_lines(outputs)
-        if not self._kernel.readable:
-            gaps.append(
-                "the kernel log may not be read, so an OOM kill is not seen: give CAP_SYSLOG"
-            )
+        deaths = self._kernel.since(notes.mark) if self._kernel_pids else ()
+        calm = notes.calm[0] if len(notes.calm) > 1 else notes.mark
+        doubt = silence(self._kernel, calm, kernel_pids=self._kernel_pids)
+        if doubt:
+            gaps.append(doubt)
         return msgspec.structs.replace(
             ending,
             words=launcher_words(lines),
             errors=own_errors(outputs) | self._error_files(notes),
             shared_error=last_error(shared, SHARED, shared=True),
-            deaths=self._kernel.since(notes.mark),
+            deaths=deaths,
             oom_kills=more_kills(notes),
-            kernel_readable=self._kernel.readable,
+            kernel_readable=not doubt,
             logs={rank: _tail(OWN, text) for rank, text in own.items() if text},
             log=_tail(SHARED, before_launcher(shared)) if shared else None,
             log_path=next((log.place.target for log in notes.logs.values()), ""),

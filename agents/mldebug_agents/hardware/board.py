@@ -9,6 +9,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Self
 
 import msgspec
@@ -35,6 +36,7 @@ from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.levels import Levels
 from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads, GpuSource
+from mldebug_agents.hardware.slots import gpu_slots
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run
@@ -94,7 +96,7 @@ class Hardware:
     @classmethod
     def of(cls, bench: Workbench, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
         """Of the node that the bench looks at."""
-        reads = GpuReads(gpus, Holders(bench.host, bench.reader))
+        reads = GpuReads(gpus, Holders(bench.host, bench.reader), partial(gpu_slots, bench.host))
         kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
         workers = {
             "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
@@ -224,6 +226,7 @@ class Hardware:
             capture,
             faults=self._faults(job_id),
             devices=self._levels.sentence(job_id),
+            gaps=(*capture.gaps, *self._lost()),
         )
 
     def ending(self, ending: Ending) -> Ending:
@@ -260,7 +263,10 @@ class Hardware:
     def _gaps(self) -> tuple[Gap, ...]:
         full = self._gpus.full
         kernel = self._kernel.gap if self._kernel else None
-        return (*((kernel,) if kernel else ()), *(full.gaps if full else ()))
+        return (*((kernel,) if kernel else ()), *self._lost(), *(full.gaps if full else ()))
+
+    def _lost(self) -> tuple[Gap, ...]:
+        return (self._kernel.loss,) if self._kernel and self._kernel.loss else ()
 
     def _counts(self) -> KernelCounts | None:
         if self._kernel is None:

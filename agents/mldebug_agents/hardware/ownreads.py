@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -9,6 +10,7 @@ from mldebug.errors import MldebugError
 from mldebug.model import Gap, Job
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.hardware.slots import gpu_slots
 from mldebug_agents.sources.kernellog import KernelLogSource, KernelNews
 from mldebug_agents.workbench import Workbench
 
@@ -25,7 +27,8 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_gpus(bench: Workbench, jobs: Sequence[Job], between: float = 0.0) -> Iterator[GpuPart]:
     """What moves, then everything, once or twice; each time all that is known. Never raises for what a driver does."""
-    reads = GpuReads(bench.gpus, Holders(bench.host, bench.reader))
+    holders = Holders(bench.host, bench.reader)
+    reads = GpuReads(bench.gpus, holders, partial(gpu_slots, bench.host))
     order = GpuOrder({job.id: job.ranks for job in jobs})
     part = GpuPart()
     try:

@@ -4,14 +4,14 @@ A node without GPUs is no failure: it answers with nothing, and says so.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from mldebug.gpus.counting import Counters
 from mldebug.gpus.joining import Joined, join
-from mldebug.gpus.places import named, with_lost
+from mldebug.gpus.places import located, named, with_lost
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.model import RankIdentity
 from mldebug_agents.gpuchild.errors import NoGpuLibraryError
@@ -50,8 +50,12 @@ class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
 class GpuReads:
     """Belongs to one worker thread. Raises what the source raises, but for a library that is not there."""
 
-    def __init__(self, gpus: GpuSource, holders: Holders) -> None:
+    def __init__(
+        self, gpus: GpuSource, holders: Holders, slots: Callable[[], Iterable[str]] = tuple
+    ) -> None:
+        """`slots`: the PCI addresses of all GPUs that the driver has."""
         self._gpus = gpus
+        self._slots = slots
         self._holders = holders
         self._counters = Counters()
 
@@ -59,13 +63,15 @@ class GpuReads:
         """Read what is wanted."""
         try:
             if order.ranks is None:
-                return GpuNews(watch=self._gpus.watch())
+                watch = self._gpus.watch()
+                return GpuNews(watch=located(watch, self._slots()) if watch.lost else watch)
             return self._full(order.ranks)
         except NoGpuLibraryError:
             return GpuNews()
 
     def _full(self, ranks: Mapping[str, tuple[RankIdentity, ...]]) -> GpuNews:
         full = self._counters.take(self._gpus.full())
+        full = located(full, self._slots()) if full.lost else full
         everybody = [one for job in ranks.values() for one in job]
         holders = {one.pid: one for one in self._holders.look(everybody)}
         gpus = with_lost(full)

@@ -20,6 +20,7 @@ from mldebug.kernellog.counts import Counts, GpuName, KernelCounts
 from mldebug.kernellog.events import parse_event
 from mldebug.kernellog.facts import KernelEvent
 from mldebug.kernellog.folding import Burst, Folding
+from mldebug.kernellog.losses import Losses
 from mldebug.kernellog.nvidia import gpu_named
 from mldebug.kernellog.records import KERNEL_FACILITY, KernelRecord, parse_record
 from mldebug.model import Gap
@@ -57,6 +58,7 @@ class KernelNews(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0  # read in this round
     seconds: float = 0.0  # that the round took
     gap: Gap | None = None  # why nothing can be read
+    loss: Gap | None = None  # records that were overwritten lately, before they were read
 
 
 class KernelLogSource:
@@ -86,6 +88,7 @@ class KernelLogSource:
         self._clock = KernelClock()
         self._folding = Folding()
         self._counts = Counts()
+        self._losses = Losses()
         self._deaths: deque[KernelDeath] = deque(maxlen=MAX_DEATHS)
         self._named: dict[str, str] = {}
 
@@ -112,6 +115,7 @@ class KernelLogSource:
             records=records,
             seconds=self._monotonic() - started,
             gap=gap,
+            loss=self._losses.gap(self._monotonic()),
         )
 
     def close(self) -> None:
@@ -197,7 +201,8 @@ class KernelLogSource:
         if record is None or record.sequence <= self._sequence:
             return
         if self._sequence >= 0:
-            self._counts.lost += record.sequence - self._sequence - 1
+            self._losses.add(record.sequence - self._sequence - 1, self._monotonic())
+            self._counts.lost = self._losses.all
         self._sequence = record.sequence
         self._counts.records += 1
         if record.facility != KERNEL_FACILITY and not self._user_space:
