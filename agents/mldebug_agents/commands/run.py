@@ -1,4 +1,4 @@
-"""Start a training job with the hook in its processes; not a line of its script changes."""
+"""Start a training job whose ranks tell their steps; no line of its script changes."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @click.option("--print-env", is_flag=True, help="Print the lines for a Slurm script or a pod.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
 def command(print_env: bool, words: tuple[str, ...]) -> None:
     """Start a job whose ranks tell their steps: mldebug run -- torchrun train.py
 
