@@ -1,23 +1,24 @@
 """Replace what names a machine, a person or a device, always by the same word for the same original, so that joins still work.
 
-Secrets go first (`mldebug.redact`). Then: home folders, host, user and domain names that were learned, UUIDs, serial
-numbers, MAC and IP addresses, mail addresses. A name that every second text contains ("gpu", "train") is replaced
-only where a field says that it is one. Original values are kept in memory alone.
+Secrets go first (`mldebug.redact`). Then: home folders, host, user and domain names that were learned, all hosts of
+such a domain, UUIDs, serial numbers, MAC and IP addresses, GUIDs, mail addresses. A name that every second text contains
+("gpu", "train") is replaced only where a field says that it is one. Original values are kept in memory alone.
 """
 
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from mldebug.naming import names_in
 from mldebug.redact import HIDDEN, redact, redact_argv
 
 NODE_KEYS = frozenset({"node", "nodes", "host", "hostname", "nodename"})
 USER_KEYS = frozenset({"user", "users", "username"})
 SERIAL_KEYS = frozenset({"serial", "serial_number"})
 COMMON = frozenset({
-    "admin", "agent", "app", "cluster", "compute", "container", "cpu", "cuda", "data", "daemon",
+    "admin", "agent", "backup", "ceph", "cifs", "filer", "files", "lustre", "nas", "nfs", "storage", "app", "cluster", "compute", "container", "cpu", "cuda", "data", "daemon",
     "debian", "default", "gpu", "head", "host", "job", "kernel", "launcher", "linux", "local",
     "localhost", "login", "main", "master", "ml", "mldebug", "model", "nccl", "nobody", "node",
     "none", "null", "nvidia", "python", "rank", "ray", "root", "run", "runner", "server",
@@ -40,11 +41,12 @@ _UUID = re.compile(
     re.IGNORECASE,
 )
 _SERIAL = re.compile(
-    r"(?P<label>\b(?:serial[ _-]?(?:number|no)|serial|s/?n)[\"']?\s{0,4}[:=#]\s{0,4}[\"']?)"
+    r"(?P<label>\b(?:serial[ _-]?(?:number|no)|serial|s/?n)(?:[\"']?\s{0,4}[:=#]\s{0,4}[\"']?|[ ](?=\d{8})))"
     r"(?P<value>(?=[\w.-]*\d)[\w.-]{4,})",
     re.IGNORECASE,
 )
 _MAC = re.compile(r"(?<![0-9a-f:])(?:[0-9a-f]{2}:){5}[0-9a-f]{2}(?![0-9a-f:])", re.IGNORECASE)
+_GUID = re.compile(r"(?<![0-9a-f:])(?:[0-9a-f]{4}:){3}[0-9a-f]{4}(?![0-9a-f:])", re.IGNORECASE)
 _IP4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)")
 _IP6 = re.compile(r"(?<![\w:.])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?![\w:.])", re.IGNORECASE)
 _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,5}")
@@ -100,6 +102,8 @@ class Pseudonyms:
                 self.learn("node", value.rpartition(":")[0])
             else:
                 self.learn("user", *(match["name"] for match in _HOME.finditer(value)))
+                for told, name in names_in(value):
+                    self.learn(told, name)
 
     # --- replacing ---------------------------------------------------------------------------------
 
@@ -108,7 +112,7 @@ class Pseudonyms:
         if isinstance(value, dict):
             return {self._key(str(name)): self.value(item, str(name)) for name, item in value.items()}  # fmt: skip
         if isinstance(value, list | tuple):
-            return [self.value(item, key) for item in value]
+            return [self.value(item, key) for item in self._options(value)]
         return self._string(value, key) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:
@@ -122,13 +126,24 @@ class Pseudonyms:
         told = _UUID.sub(self._uuid, told)
         told = _SERIAL.sub(lambda m: m["label"] + self._give("serial", m["value"]), told)
         told = _MAC.sub(lambda match: self._give("mac", match[0]), told)
+        told = _GUID.sub(lambda match: self._give("guid", match[0]), told)
         told = _IP6.sub(self._address, told)
         return _IP4.sub(self._address, told)
+
+    def _options(self, items: Sequence[Any]) -> Sequence[Any]:
+        """A command line in a list: the value that follows `--token` stands for itself."""
+        if not all(isinstance(one, str) for one in items):
+            return items
+        seen = list(zip(items, redact_argv(items), strict=True))
+        self.counts["secret"] += sum(new == HIDDEN != old for old, new in seen)
+        return [HIDDEN if new == HIDDEN else old for old, new in seen]
 
     def _key(self, name: str) -> str:
         return name if _FIELD.fullmatch(name) else self.text(name)
 
     def _string(self, text: str, key: str) -> str:
+        if text == HIDDEN:
+            return text
         kind = _kind_of(key)
         if kind and text and not (kind == "node" and _is_address(text)):
             return text if text.lower() in OPEN else self._named(kind, text)
@@ -157,7 +172,15 @@ class Pseudonyms:
 
     def _word(self, match: re.Match[str]) -> str:
         word = match[0].lower()
-        return self._give(self._words.get(word, "node"), word)
+        kind = self._words.get(word)
+        if kind is None and (domain := next(self._domains_at_end(word), "")):
+            host = word.removesuffix(f".{domain}")
+            return f"{self._give('node', host)}.{self._give('domain', domain)}"
+        return self._give(kind or "node", word)
+
+    def _domains_at_end(self, word: str) -> Iterator[str]:
+        ends = (word[place + 1 :] for place, sign in enumerate(word) if sign == ".")
+        return (end for end in ends if self._words.get(end) == "domain")
 
     def _learned(self) -> re.Pattern[str]:
         if self._pattern is None:
@@ -168,6 +191,8 @@ class Pseudonyms:
         """The longest first. A name of letters alone is a word of its own, others may stand inside of one."""
         for word in sorted(self._words, key=len, reverse=True):
             told = self._alike.get(word, re.escape(word))
+            if "." in word and self._words[word] == "domain":
+                yield rf"(?<![\w.-])(?:[a-z0-9-]{{1,63}}\.){{1,4}}{told}(?![a-z0-9])"
             inside = len(word) >= 6 and re.search(r"[\d.-]", word)
             yield told if inside else rf"(?<![a-z0-9]){told}(?![a-z0-9])"
 

@@ -2,8 +2,9 @@
 
 Every function is pure and takes linear time, also on one line of many megabytes: repeats are possessive or bounded,
 and no pattern can start inside its own failed match. Secrets are found by shape (`hf_…`, `AKIA…`, a URL's user and
-password) and by the name in front of them (`WANDB_API_KEY=`, `"password": …`, `--token X`); a wrongly hidden word is
-cheap, a shown key is not. `clean` before `redact`, and cut last: `safe_line` does all three in that order.
+password, the path of a webhook) and by the name in front of them (`WANDB_API_KEY=`, `"password": …`, `--token X`); a
+wrongly hidden word is cheap, a shown key is not. What has neither a name nor a shape stays (`mysql -pX`). `clean` before
+`redact`, and cut last: `safe_line` does all three in that order.
 """
 
 import re
@@ -24,11 +25,18 @@ _INVISIBLE = re.compile(
 
 _KEYS = (
     r"(?:api|access|secret|private|auth|account|encryption|signing|master|shared|session|storage"
-    r"|deploy|service|ssh|license|client|sas)[-_. ]?key"
+    r"|deploy|service|ssh|license|client|sas|openai|anthropic|wandb|hf|huggingface|azure|aws|gcp|google|gemini"
+    r"|cohere|mistral|groq|deepseek|openrouter|comet|neptune|minio|datadog|sentry|sendgrid|slack)[-_. ]?key"
 )
+_CAPITALS = (  # of environment variables: OPENAI_KEY, DB_PASS
+    r"(?-i:(?:(?<!CACHE)(?<!SORT)(?<!PRIMARY)(?<!FOREIGN)(?<!PARTITION)(?<!GROUP)_KEY|_PASS|_PW)(?![A-Za-z0-9]))"
+)
+_OF_SERVICES = r"(?<![a-z])(?:db|smtp|imap|mail|user|ssh|ftp|redis|sudo|root|admin|login|proxy|ldap|http)[-_.]?pass(?![\w.-])"
+_SHORT = r"(?:(?<=--)(?:pass|pw|pwd)|[-_]pw|(?<![a-z])auth)(?![\w.-])"
+_HINTS = ("key", "pass", "pw", "auth", "secret", "credential", "token", "wandb")  # in every name
 _HARMLESS = r"(?![-_.](?:files?|path|dir|count|ids|len|length|type|names?)(?![a-z]))"
 _NAME = (
-    rf"(?:{_KEYS}|passwords?|passwd|passphrase|[-_]pwd|secrets?|credentials?|token)"
+    rf"(?:{_KEYS}|{_CAPITALS}|{_OF_SERVICES}|{_SHORT}|passwords?|passwd|passphrase|[-_]pwd|secrets?|credentials?|token)"
     rf"(?![a-z]){_HARMLESS}(?:[-_.][\w.-]{{0,60}}+)?"
 )
 _SEPARATOR = r"\\{0,3}[\"']?[ \t]{0,4}(?:=>|[=:])[ \t]{0,4}"
@@ -41,6 +49,25 @@ _FLAGGED = re.compile(
     rf"(?P<name>(?<![\w-])--?(?:[a-z0-9]{{1,20}}+[-_.]){{0,5}}?{_NAME}[ \t]{{1,4}}(?!-)){_VALUE}",
     re.IGNORECASE,
 )
+_SPOKEN = re.compile(  # a value without a sign before it: long, and no word
+    r"(?P<name>(?:(?-i:[A-Z0-9]_(?:KEY|TOKEN|SECRET|PASSWORD|PASS))|\b(?:passphrase|password|passwd)(?: is)?)[ \t]{1,4}+)"
+    r"(?=[^\s\d]{0,80}\d)(?=[^\sa-z]{0,80}[a-z])[\w+/=.!@#$%^&*~-]{6,}+",
+    re.IGNORECASE,
+)
+_BLOCK = re.compile(  # a YAML text of many lines
+    rf"^(?P<indent>[ \t]*+)(?P<name>[\w.\"'-]{{0,60}}?{_NAME}[\"']?[ \t]{{0,4}}:[ \t]{{0,4}})[|>][-+\d]{{0,2}}[ \t]*+\n"
+    r"(?:(?P=indent)[ \t]++[^\n]*+(?:\n|\Z))++",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SIGNED = re.compile(
+    r"([?&](?:sig|(?:x-(?:amz|goog)-)?signature|code)=)[^\s&\"'<>]++", re.IGNORECASE
+)
+_WEBHOOK = re.compile(  # whoever has the address may write there
+    r"(://(?:[\w.-]{0,60}?hooks?\.[\w.-]{1,100}+|[\w.:-]{1,100}+(?=/(?:api/)?webhooks?\w{0,8}/))"
+    r"/(?:(?:services|workflows|triggers|api|webhooks?\w{0,8})/){0,3})[^\s\"'<>]++",
+    re.IGNORECASE,
+)
+_WANDB = re.compile(r"(wandb[^\n]{0,80}?)(?<![0-9a-z])[0-9a-f]{40}(?![0-9a-z])", re.IGNORECASE)
 _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,3}[\"']?\s{0,4}[:=]\s{0,4}[\"']?)[^\"'\n]++", re.IGNORECASE
 )
@@ -83,8 +110,10 @@ def redact(text: str) -> str:
     text = _USERINFO.sub(f"://{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
-    text = _FLAGGED.sub(_hide_value, text)
-    text = _NAMED.sub(_hide_value, text)
+    text = _WEBHOOK.sub(rf"\1{HIDDEN}", text)
+    text = _SIGNED.sub(rf"\1{HIDDEN}", text)
+    text = _BLOCK.sub(rf"\g<indent>\g<name>{HIDDEN}\n", text)
+    text = "\n".join(map(_hide_named, text.split("\n")))
     return _SHAPES.sub(HIDDEN, text)
 
 
@@ -117,6 +146,17 @@ def _cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     return text[: limit - 1] + "…" if limit > 0 else ""
+
+
+def _hide_named(line: str) -> str:
+    """What a name before it makes a secret. Few lines have such a name, and to look for all of them is dear."""
+    folded = line.casefold()
+    if not any(hint in folded for hint in _HINTS):
+        return line
+    line = _FLAGGED.sub(_hide_value, line)
+    line = _NAMED.sub(_hide_value, line)
+    line = _SPOKEN.sub(rf"\g<name>{HIDDEN}", line)
+    return _WANDB.sub(rf"\1{HIDDEN}", line)
 
 
 def _hide_value(match: re.Match[str]) -> str:

@@ -25,7 +25,9 @@ class GpuWatch(Noun, frozen=True, kw_only=True):
     utilization_ratio: float | None = None  # time with any kernel running
     memory_utilization_ratio: float | None = None  # time with memory traffic
     power_watts: float | None = None
-    energy_joules: float | None = None  # counter
+    energy_joules: float | None = (
+        None  # counter; only where it was read now: of one GPU at each look
+    )
 
 
 class LostGpu(Noun, frozen=True, kw_only=True):

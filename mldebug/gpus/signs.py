@@ -30,7 +30,7 @@ class GpuSign(Noun, frozen=True, kw_only=True):
     utilization_ratio: float | None = None
     memory_utilization_ratio: float | None = None
     power_watts: float | None = None
-    energy_joules: float | None = None  # counter
+    energy_joules: float | None = None  # counter; by turns, so not at every look
     activity: Activity | None = None  # only where its window lies in this look
     rank: RankSign | None = None
 
@@ -96,17 +96,19 @@ def watts(value: float | None) -> float | None:
 
 
 class Average(msgspec.Struct, kw_only=True):
-    """Mean power from two readings of the energy counter, which sees what lies between two looks."""
+    """Mean power from two readings of the energy counter, which sees what lies between them; not every look has one."""
 
     at: float | None = None
     energy: float | None = None
 
     def power(self, sign: GpuSign, at: float) -> float | None:
-        """Watts since the look before; the momentary value where the counter is missing, stands, fell or jumped."""
+        """Watts since the last reading; the momentary value where there is none now, and where it stands, fell or jumped."""
         momentary, energy = watts(sign.power_watts), finite(sign.energy_joules)
+        if energy is None:
+            return momentary
         before, since = self.energy, self.at
         self.at, self.energy = at, energy
-        if energy is None or before is None or since is None or energy <= before:
+        if before is None or since is None or energy <= before:
             return momentary
         if not 0 < at - since <= LONGEST:
             return momentary
@@ -116,6 +118,6 @@ class Average(msgspec.Struct, kw_only=True):
 
 
 LONGEST = 15.0
-"""Seconds between two looks over which a mean still says something of now: a longer one hides a hang behind the work before."""
+"""Seconds between two readings over which a mean still says something of now: a longer one hides a hang behind the work before."""
 ABSURD = 20.0
 """A mean so many times the momentary power comes from a counter that jumped."""

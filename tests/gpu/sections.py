@@ -47,7 +47,7 @@ def _compared(row: Found) -> tuple[object, ...]:
 
 
 def _reads(data: Found) -> Iterator[str]:
-    yield "Milliseconds: median (ninth decile, longest). Reads ask one GPU after the other, so eight cost four times two."
+    yield "Milliseconds: median (ninth decile, longest). Reads ask one GPU after the other, so eight cost four times two; a look asks one of them for its energy."
     yield ""
     rows = [
         (load, one["what"], one["gpus"], one["rounds"], three(one["wall_ms"]), three(one["cpu_ms"]),

@@ -11,6 +11,7 @@ import msgspec
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug_agents.gpus.nvidia import Nvidia
 from mldebug_agents.nvml import fields
+from mldebug_agents.nvml.energy import KEPT
 from mldebug_agents.nvml.library import Library
 
 WARM = 2  # reads that are not counted
@@ -25,21 +26,26 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     wall: tuple[float, float, float]
     cpu: tuple[float, float, float]
+    once: float = 0.0  # of it, what is asked of one GPU however many there are
 
     @property
     def of_eight(self) -> tuple[float, float]:
-        """Median wall and CPU of eight such GPUs: reads ask one after the other."""
+        """Median wall and CPU of eight such GPUs: reads ask one after the other, but a look only one for its energy."""
         scale = 8 / max(self.gpus, 1)
-        return self.wall[0] * scale, self.cpu[0] * scale
+        wall, cpu = ((one - self.once) * scale + self.once for one in (self.wall[0], self.cpu[0]))
+        return wall, cpu
 
 
 def read_costs(reader: Nvidia, rounds: int, pause: float) -> Iterator[Cost]:
     """The two reads, with `pause` seconds before each: the averages need a window, and a driver remembers for a while."""
     for name, read in (("watch", reader.watch), ("full", reader.full)):
         told: list[NodeWatch | NodeGpus] = []
-        for _ in range(rounds + WARM):
+        once: list[float] = []
+        for number in range(rounds + WARM):
             time.sleep(pause)
             told.append(read())
+            if name == "watch" and number >= WARM:
+                once.append(energy_seconds(reader) * 1e3)
         counted = told[WARM:]
         yield Cost(
             what=name,
@@ -47,7 +53,14 @@ def read_costs(reader: Nvidia, rounds: int, pause: float) -> Iterator[Cost]:
             rounds=rounds,
             wall=spread([one.read_seconds * 1e3 for one in counted]),
             cpu=spread([one.cpu_seconds * 1e3 for one in counted]),
+            once=median(once) if once else 0.0,
         )
+
+
+def energy_seconds(reader: Nvidia) -> float:
+    """What the last look took for the energy of one GPU."""
+    told = [one.kept[KEPT] for one in reader._library.devices() if KEPT in one.kept]
+    return max(told, key=lambda one: one.at).seconds if told else 0.0
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:

@@ -251,6 +251,15 @@ MEANS = [
 ]
 
 
+def test_the_mean_goes_over_looks_without_a_reading_of_the_energy() -> None:
+    average = Average()
+    told = [
+        average.power(GpuSign(uuid="a", index=0, energy_joules=joules, power_watts=90.0), at)
+        for at, joules in ((0.0, 1000.0), (5.0, None), (10.0, 2000.0), (15.0, None), (30.0, 4000.0))
+    ]
+    assert told == [90.0, 90.0, 100.0, 90.0, 90.0]  # the last reading is too long ago
+
+
 @pytest.mark.parametrize(("first", "second", "seconds", "power"), MEANS)
 def test_the_power_is_a_mean_of_the_energy_where_it_can_be(
     first: tuple[float | None, float], second: tuple[float | None, float | None], seconds: float, power: float | None

@@ -139,7 +139,9 @@ def test_costs_are_those_of_eight_gpus_too(reader: Nvidia) -> None:
     watch, full = timing.read_costs(reader, rounds=3, pause=0.0)
     assert (watch.what, full.what, watch.gpus) == ("watch", "full", 2)
     assert watch.wall[0] <= watch.wall[1] <= watch.wall[2]
-    assert watch.of_eight[0] == pytest.approx(4 * watch.wall[0])
+    assert 0 < watch.once < watch.wall[0]  # the energy of one GPU, however many there are
+    assert watch.of_eight[0] == pytest.approx(4 * watch.wall[0] - 3 * watch.once)
+    assert full.of_eight[0] == pytest.approx(4 * full.wall[0])
 
 
 def test_the_dearest_calls_are_counted(fake: FakeNvml, reader: Nvidia) -> None:
@@ -147,7 +149,9 @@ def test_the_dearest_calls_are_counted(fake: FakeNvml, reader: Nvidia) -> None:
     library = reader._library
     plain = library.nvml
     told = {name: count for name, count, _ in timing.dearest(reader, library)}
-    assert told["nvmlDeviceGetFieldValues"] == 2  # one batch a GPU; by far the most work
+    assert (
+        told["nvmlDeviceGetFieldValues"] == 4
+    )  # one batch a GPU, by far the most work, and its energy
     assert library.nvml is plain
 
 

@@ -80,15 +80,91 @@ def asked(fake: FakeNvml, reader: nvidia.Nvidia) -> list[str]:
     return fake.calls()
 
 
-def test_every_look_asks_every_gpu_for_what_is_cheap(tmp_path: Path, start: Start) -> None:
+def test_every_look_asks_every_gpu_for_what_is_cheap_and_one_for_its_energy(
+    tmp_path: Path, start: Start
+) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
-    reader.watch()
-    per_gpu = [FIELDS, UTILIZATION]  # power
-    wanted = ["nvmlDeviceGetCount_v2", *per_gpu, *per_gpu, "nvmlEventSetWait_v2"]
-    for recording in ("training", "hang-sleep", "idle"):
+    for _ in range(2):
+        reader.watch()
+    per_gpu, dear = [FIELDS, UTILIZATION], [FIELDS, UTILIZATION, FIELDS]  # power; and energy
+    for recording, turns in (("training", per_gpu + dear), ("hang-sleep", dear + per_gpu)):
         fake.play(recording)
+        wanted = ["nvmlDeviceGetCount_v2", *turns, "nvmlEventSetWait_v2"]
         assert asked(fake, reader) == wanted
+
+
+def test_the_energy_is_told_by_the_look_that_read_it_and_by_the_next_full_read(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    joules = []
+    for number in range(1, 5):
+        clock.now += 5
+        for device in (0, 1):
+            fake.field(device, fields.ENERGY, number * 1000)
+        joules.append([gpu.energy_joules for gpu in reader.watch().gpus])
+    assert joules == [[None, 1.0], [2.0, None], [None, 3.0], [4.0, None]]
+    assert [gpu.energy_joules for gpu in reader.full().gpus] == [4.0, 3.0]  # a look old at most
+
+
+def test_what_the_watch_was_told_of_the_energy_is_told_for_a_minute(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    for _ in range(2):
+        reader.watch()
+    before = first(reader.full()).energy_joules
+    fake.field(0, fields.ENERGY, 4_000_000_000)
+    clock.now += 60
+    assert first(reader.full()).energy_joules == before
+    clock.now += 1
+    assert first(reader.full()).energy_joules == 4_000_000.0
+    fake.field(0, fields.ENERGY, 4_000_001_000)
+    assert first(reader.full()).energy_joules == 4_000_001.0  # what it told itself it asks again
+
+
+class PassingClock(Clock):
+    """Each look at it takes its time."""
+
+    step = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_a_gpu_that_is_slow_to_tell_its_energy_is_left_to_the_full_read(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    reader = start(FakeNvml(tmp_path))
+    slow = PassingClock()
+    reader._clock = slow
+
+    def told() -> list[bool]:
+        looks = [reader.watch() for _ in range(2)]
+        return [any(look.gpus[index].energy_joules for look in looks) for index in (0, 1)]
+
+    slow.step = 0.009
+    assert told() == [True, True]
+    slow.step = 0.001
+    assert told() == [False, False]  # the last time it was slow
+    slow.now += 60
+    assert all(gpu.energy_joules for gpu in reader.full().gpus)
+    assert told() == [True, True]  # and it is no longer
+
+
+def test_without_the_energy_a_look_is_none_the_worse(tmp_path: Path, start: Start) -> None:
+    fake = FakeNvml(tmp_path)
+    for device in (0, 1):
+        fake.set(f"field {device} {fields.ENERGY} 0", code=3)
+    fake.fail(3, "nvmlDeviceGetTotalEnergyConsumption")
+    reader = start(fake)
+    looks = [reader.watch() for _ in range(4)]
+    assert {gpu.energy_joules for look in looks for gpu in look.gpus} == {None}
+    assert {gpu.power_watts is not None for look in looks for gpu in look.gpus} == {True}
 
 
 @pytest.mark.parametrize("before", range(5))
@@ -323,17 +399,15 @@ def test_pcie_errors_are_asked_for_by_turns(tmp_path: Path, start: Start) -> Non
     assert seen[-1] == 95
 
 
-def test_energy_and_margin_are_asked_for_by_turns_and_told_at_every_read(
+def test_the_margin_is_asked_for_by_turns_and_told_at_every_read(
     tmp_path: Path, start: Start
 ) -> None:
     fake = FakeNvml(tmp_path)
     fake.set("nvmlDeviceGetMarginTemperature 0", 30)
     reader = start(fake)
-    before = first(reader.full())
-    fake.field(0, fields.ENERGY, 4_000_000_000)
+    reader.full()
     fake.set("nvmlDeviceGetMarginTemperature 0", 7)
     told = [first(reader.full()) for _ in range(10)]
-    assert [one.energy_joules for one in told] == [before.energy_joules] * 9 + [4_000_000.0]
     assert [one.temperature_margin_celsius for one in told] == [30] * 3 + [7] * 7
 
 

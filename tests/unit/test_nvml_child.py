@@ -3,9 +3,14 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -27,10 +32,11 @@ from mldebug_agents.gpus import nvidia
 from mldebug_agents.host import Host
 from mldebug_agents.sources import gpus as source
 from mldebug_agents.sources.gpus import Gpus
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.spawn import Spawner, Worker
 
 SOON = 0.3  # seconds: a deadline that a test lets pass
 PATIENT = 20.0
+IOCTL, NANOSLEEP = (29, 101) if os.uname().machine == "aarch64" else (16, 35)
 SLOW = "nvmlDeviceGetEnforcedPowerLimit"  # only the full read calls it
 
 
@@ -79,6 +85,17 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         yield it
         it.fake.release()
         it.gpus.close()
+
+
+@pytest.fixture
+def device() -> Iterator[Path]:
+    """A file that the helper takes for a GPU."""
+    if os.geteuid() != 0:
+        pytest.skip("makes a file in /dev")
+    file = Path(f"/dev/nvidia-mldebug-test-{os.getpid()}")
+    file.touch()
+    yield file
+    file.unlink()
 
 
 def pid_of(gpus: Gpus) -> int:
@@ -192,28 +209,22 @@ def test_a_child_in_state_d_is_never_killed(bench: Bench) -> None:
     wait_until(lambda: _answers(gpus.watch))  # out of state D, and this late, it may be replaced
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file in /dev")
 def test_a_child_in_state_d_survives_the_end_of_the_agent_and_is_told(
-    bench: Bench, tmp_path: Path
+    bench: Bench, device: Path
 ) -> None:
-    device = Path(f"/dev/nvidia-mldebug-test-{os.getpid()}")
-    device.touch()
-    try:
-        bench.fake.hold(device)
-        gpus = bench.impatient()
-        pid = pid_of(gpus)
-        bench.fake.sink("nvmlDeviceGetUtilizationRates")
-        with pytest.raises(GpuBlockedError):
-            gpus.watch()
-        wait_until(lambda: state(pid) == "D")
-        gpus.close()
-        left = bench.spawner.close()
-        assert [one.pid for one in left] == [pid]
-        assert state(pid) == "D"
-        bench.fake.release()
-        wait_until(lambda: not state(pid))
-    finally:
-        device.unlink()
+    bench.fake.hold(device)
+    gpus = bench.impatient()
+    pid = pid_of(gpus)
+    bench.fake.sink("nvmlDeviceGetUtilizationRates")
+    with pytest.raises(GpuBlockedError):
+        gpus.watch()
+    wait_until(lambda: state(pid) == "D")
+    gpus.close()
+    left = bench.spawner.close()
+    assert [one.pid for one in left] == [pid]
+    assert state(pid) == "D"
+    bench.fake.release()
+    wait_until(lambda: not state(pid))
 
 
 def test_a_crash_of_the_library_costs_one_read(bench: Bench) -> None:
@@ -315,6 +326,119 @@ def test_no_second_child_goes_after_one_in_state_d(bench: Bench) -> None:
     bench.fake.release()
     wait_until(lambda: not state(pid))
     assert len(gpus.watch().gpus) == 2
+
+
+def test_a_child_that_went_into_the_driver_before_it_was_killed_is_not_forgotten(
+    bench: Bench, device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.fake.hold(device)
+    gpus = bench.impatient()
+    pid = pid_of(gpus)
+    bench.fake.sink("nvmlDeviceGetUtilizationRates")
+    with pytest.raises(GpuBlockedError):
+        gpus.watch()
+    wait_until(lambda: state(pid) == "D")
+    with monkeypatch.context() as patch:  # it ran when the agent looked
+        patch.setattr(stuck, "may_be_ended", lambda *_: True)
+        with pytest.raises(GpuBlockedError, match=f"an earlier GPU reader .pid {pid}. still sits"):
+            gpus.watch()
+    assert gpus.pid is None, "a second one went into the driver beside it"
+    with pytest.raises(GpuBlockedError):
+        gpus.full()
+    gpus.release(600)
+    assert not gpus.let_go(), "it holds the GPUs"
+    assert [one.pid for one in gpus.leftovers()] == [pid]
+    bench.fake.release()
+    wait_until(gpus.let_go)
+    assert not state(pid)
+    assert gpus.leftovers() == ()
+    gpus.release(0)
+    assert len(gpus.watch().gpus) == 2
+
+
+@pytest.mark.parametrize(("number", "ended"), [(IOCTL, False), (NANOSLEEP, True)])
+def test_one_that_sleeps_in_a_call_on_a_gpu_is_left_where_it_is(
+    tmp_path: Path, number: int, ended: bool
+) -> None:
+    """Not every wait in a driver is state D."""
+    for folder in ("fd", "task/7"):
+        (tmp_path / "proc/7" / folder).mkdir(parents=True)
+    (tmp_path / "proc/7/fd/3").symlink_to("/dev/nvidiactl")
+    for name in ("7", "7/task/7"):
+        (tmp_path / "proc" / name / "stat").write_text("7 (gpus) S 1 7 7 0" + " 0" * 48)
+    (tmp_path / "proc/7/task/7/syscall").write_text(f"{number} 0x3 0x0 0x0 0x0 0x0 0x0 0x0 0x0\n")
+    worker = SimpleNamespace(pid=7)
+    host = Host(str(tmp_path))
+    assert stuck.may_be_ended(host, worker, stuck.HOPELESS + 1) is ended  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("program", "ended"),
+    [
+        ("while True: pass", True),
+        ("f, b = open('/dev/zero', 'rb', 0), bytearray(1 << 26)\nwhile True: f.readinto(b)", False),
+    ],
+    ids=["in the library", "in the kernel"],
+)
+def test_one_that_runs_is_ended_only_where_it_does_not_run_in_the_kernel(
+    program: str, ended: bool
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        worker = SimpleNamespace(pid=child.pid)
+
+        def hopeless() -> bool:
+            return stuck.may_be_ended(Host(), worker, stuck.HOPELESS + 1)  # type: ignore[arg-type]
+
+        try:
+            wait_until(lambda: busy(child.pid) > 0.3)
+            assert not stuck.may_be_ended(Host(), worker, stuck.HOPELESS)  # type: ignore[arg-type]
+            if ended:
+                wait_until(hopeless)
+            else:
+                assert not any(hopeless() for _ in range(5))
+        finally:
+            child.kill()
+
+
+def busy(pid: int) -> float:
+    """Seconds of CPU time."""
+    stat = Host().brief(pid)
+    return stat.cpu_seconds if stat else 0.0
+
+
+def test_a_release_waits_for_nobody_even_while_a_child_is_started(bench: Bench) -> None:
+    """The main loop asks for it: it must not wait for a driver that loads its firmware."""
+    starter = SlowStarter(bench.spawner)
+    gpus = Gpus(starter, Host(), options=bench.options, clock=bench.clock)
+    with ThreadPoolExecutor(1) as pool:
+        look = pool.submit(gpus.watch)
+        starter.asked.wait(PATIENT)
+        began = time.monotonic()
+        gpus.release(600)
+        assert gpus.released_seconds == 600
+        assert not gpus.let_go()
+        assert time.monotonic() - began < SOON
+        starter.go.set()
+        with pytest.raises(GpusReleasedError):
+            look.result(PATIENT)
+    wait_until(gpus.let_go)
+    assert gpus.released_seconds == 600
+    gpus.release(0)
+    assert len(gpus.watch().gpus) == 2
+    gpus.close()
+
+
+class SlowStarter:
+    """Starts a child when it is let."""
+
+    def __init__(self, spawner: Spawner) -> None:
+        self._spawner = spawner
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def fork_worker(self, name: str) -> Worker:
+        self.asked.set()
+        assert self.go.wait(PATIENT)
+        return self._spawner.fork_worker(name)
 
 
 def test_children_that_were_let_go_leave_no_descriptors(bench: Bench) -> None:

@@ -20,7 +20,10 @@ def names() -> Pseudonyms:
         ("trn-gpu-017: hung", "node-1: hung"),
         ("TRN-GPU-017.acme.example:2049", "node-1.domain-1:2049"),
         ("trn-gpu-017 and trn-gpu-018", "node-1 and node-2"),
-        ("mount nfs.acme.example:/x", "mount nfs.domain-1:/x"),
+        ("mount nfs.acme.example:/x", "mount node-1.domain-1:/x"),
+        ("a.b.acme.example, not-acme.example", "node-1.domain-1, not-domain-1"),
+        ("node guid 506b:4b03:00cb:f8a4", "node guid guid-1"),
+        ("serial 1654922001234", "serial serial-1"),
         ("job_trn-gpu-017_3", "job_node-1_3"),
         ("alice is not malice", "user-1 is not malice"),
         ("Ubuntu SMP", "Ubuntu SMP"),
@@ -80,6 +83,78 @@ def test_a_name_is_learned_from_one_place_and_replaced_in_all() -> None:
     assert "dora" not in str(told)
     assert "my runs" not in str(told)
     assert told["argv"] == ["/data/user-1/x.py"]
+
+
+MOUNTS = """36 35 0:31 / /fsx rw - lustre 10.1.1.1@tcp:/fsx rw
+37 35 0:32 / /mnt/smb rw - cifs //fs01.acme.example/teams/carol rw,username=carol,domain=ACME
+38 35 0:33 / /data rw shared:1 - nfs4 filer7.acme.example:/vol/x rw,addr=10.3.4.5
+39 35 0:34 / /c rw - ceph mon-a1:6789,mon-a2:6789:/ rw,name=k
+40 35 0:35 / /s rw - fuse.sshfs erik@jump99:/x rw
+"""
+
+
+def test_servers_and_users_of_mounts_are_learned() -> None:
+    made = Pseudonyms()
+    made.learn_from(MOUNTS)
+    log = (
+        "nfs: server filer7 not responding; //fs01/teams of carol, ACME\\erik; jump99 mon-a1 mon-a2"
+    )
+    told = made.text(MOUNTS + log)
+    for name in ("filer7", "fs01", "acme", "carol", "erik", "jump99", "mon-a", "10.1.1.1"):
+        assert name not in told.lower(), name
+    assert "nfs4" in told
+    assert "@tcp:/fsx" in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sshd[1]: Accepted publickey for NAME from 10.1.1.1 port 22; NAME",
+        "pam_unix(sshd:session): session opened for user NAME(uid=1007)",
+        "/fsx/users/NAME/proj/train.py",
+        "/Users/NAME/x.py",
+        "python ~NAME/x.py",
+        "nfs: server NAME not responding, still trying",
+        "CIFS: VFS: \\\\NAME has not responded in 180 seconds",
+        "mount.cifs -o username=NAME,rw",
+    ],
+)
+def test_text_that_says_who_it_names_is_believed(text: str) -> None:
+    made = Pseudonyms()
+    made.learn_from(text.replace("NAME", "dave.jones"))
+    told = made.text(text.replace("NAME", "dave.jones") + " (dave.jones)")
+    assert "dave" not in told
+    assert "jones" not in told
+
+
+def test_a_server_or_folder_with_an_everyday_name_does_not_take_words_out_of_all_text() -> None:
+    made = Pseudonyms()
+    made.learn_from("1 1 0:1 / /x rw - nfs nfs:/x rw\n/api/users/me/x /users/1000/x /users/train/x")
+    assert made.text("nfs: tell me of train 1000") == "nfs: tell me of train 1000"
+
+
+def test_a_command_line_in_a_list_is_read_as_one() -> None:
+    made = Pseudonyms()
+    argv = ["train.py", "--wandb-key", "0123456789abcdef", "--hf-token", "abcd", "--lr", "3"]
+    told = made.value({"argv": argv, "words": ["a", 1]})
+    assert told == {
+        "argv": ["train.py", "--wandb-key", "***", "--hf-token", "***", "--lr", "3"],
+        "words": ["a", 1],
+    }
+    assert made.counts["secret"] == 2
+
+
+@pytest.mark.parametrize("seed", ["a.", "a-", "~abc", "/users/", "failed a for ", " - nfs ", "cifs:", "serial ", "a.acme.example."])  # fmt: skip
+def test_time_grows_with_the_text_and_no_faster(seed: str) -> None:
+    def seconds(size: int) -> float:
+        text = (seed * (size // len(seed) + 1))[:size]
+        made, before = names(), time.process_time()
+        made.learn_from(text)
+        made.text(text)
+        return time.process_time() - before
+
+    small, large = seconds(20_000), seconds(200_000)
+    assert large < max(40 * small, 0.5)
 
 
 def test_short_serial_numbers_are_not_taken_out_of_other_numbers() -> None:

@@ -18,6 +18,7 @@ names = st.sampled_from(
     [
         "WANDB_API_KEY", "HF_TOKEN", "password", "PASSWORD_PROD", "db.passwd", "aws_secret_access_key", "DB_PWD",
         "client-secret", "accessToken", "private_key", "MLFLOW_TRACKING_PASSWORD", "passphrase", "credentials",
+        "OPENAI_KEY", "ANTHROPIC_KEY", "DB_PASS", "SMTP_PASS", "smtp-pass", "openai-key", "DB_PW", "PROXY_AUTH", "auth",
     ]
 )  # fmt: skip
 
@@ -87,6 +88,20 @@ def test_clean_is_printable_bounded_and_stable(text: str, limit: int) -> None:
         f"aws_secret_access_key = {SECRET}",
         f"client_secret:{SECRET}",
         f"password: 12345 {SECRET}".replace(f" {SECRET}", ""),
+        f"--pass {SECRET} --lr 3",
+        f"--pw={SECRET}",
+        f"--openai-key {SECRET}",
+        f"OPENAI_KEY={SECRET} DB_PASS={SECRET}",
+        "AWS_SECRET_ACCESS_KEY wJalrXUtnFEMIK7MDENGValue",
+        "the passphrase is hunter2Value",
+        f'{{"auths": {{"registry": {{"auth": "{SECRET}"}}}}}}',
+        f"https://a.blob.core.windows.net/c?sv=2020&sig={SECRET}&se=2026",
+        f"https://b.s3.amazonaws.com/k?X-Amz-Signature={SECRET}&x=1",
+        "https://hooks.slack.com/services/T0/B0/Value",
+        "https://acme.webhook.office.com/webhookb2/aa-bb@cc/IncomingWebhook/Value/zz",
+        "https://discord.com/api/webhooks/123/Value",
+        "smtp:\n  password: |\n    hunter2 Value\n    Value\n  port: 25",
+        "password: >-\n  Value",
     ],
 )
 def test_named_secrets_go(text: str) -> None:
@@ -94,6 +109,17 @@ def test_named_secrets_go(text: str) -> None:
     assert HIDDEN in shown
     assert "Value" not in shown
     assert "12345" not in shown
+
+
+def test_a_key_of_wandb_goes_and_a_commit_stays() -> None:
+    key = "0123456789abcdef" * 2 + "01234567"
+    assert redact(f"wandb: logged in with {key}") == f"wandb: logged in with {HIDDEN}"
+    assert redact(f"commit {key}") == f"commit {key}"
+
+
+def test_a_block_ends_where_its_indent_does() -> None:
+    text = "a:\n  password: |\n    one\n    two\n  port: 25\n"
+    assert redact(text) == f"a:\n  password: {HIDDEN}\n  port: 25\n"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +157,12 @@ def test_known_shapes_go_without_a_name(secret: str) -> None:
         "basic optimisation passed",
         "File \"train.py\", line 3, in <module>",
         "user@host pkg@1.2.3",
+        "key_padding_mask=None monkey=1 cache_key=abc sort_key: x num_keys=5 CACHE_KEY=abc primary_key=id",
+        "passes=3 bypass=1 forward_pass=0.3 --forward-pass 3 --pass-rate 0.5 2 passed pw=300",
+        "author: x, authors=3, auth_type=basic, unauthorized: 401",
+        "WANDB_API_KEY is not set, HF_TOKEN missing; enter passphrase for key, password incorrect",
+        "https://host/x?design=1&signal=9&assignature=2 http://hook/x https://github.com/pre-commit/pre-commit-hooks/x",
+        "register_forward_hook(module), hooks: 3",
     ],
 )  # fmt: skip
 def test_what_a_training_log_needs_stays(text: str) -> None:
@@ -185,6 +217,8 @@ def test_safe_line_finds_a_secret_behind_colours_and_across_the_cut() -> None:
 
 SEEDS = [
     "a", "token=", "token='", 'password="', "--a-", "--token-a ", "://", "://@", "://a@", "eyJ", "eyJa.", "sk-",
+    "auth", "_KEY ", "--pass ", "_PASS 1", "passphrase is ", "wandb", "wandb0123456789abcdef ", "://hook", "://hooks.",
+    "://a/webhooks/", "/webhook", "?sig=", "password: |\n", "password: |\n  ", " ", "\n ", "a-key", "ssh-", "--pw",
     "hf_a ", "bearer ", "api_", "\x1b]", "\x1b[", "\x1bP", "-----BEGIN PRIVATE KEY-----", "cookie:", '\\"', "----",
 ]  # fmt: skip
 

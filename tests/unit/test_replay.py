@@ -1,7 +1,10 @@
 """A recorded node is judged as it was when it lived."""
 
+import gzip
 import itertools
+import resource
 import tarfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -21,7 +24,7 @@ from mldebug_agents.commands.agent import replay_settings
 from mldebug_agents.commands.status import Seen, jobs_shown, status_lines
 from mldebug_agents.replay.place import place
 from mldebug_agents.replay.player import Player
-from mldebug_agents.replay.recording import Recording, load
+from mldebug_agents.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
 from mldebug_agents.replay.running import Replay
 from mldebug_agents.serving.doors import is_served
 from recordings import phases
@@ -251,6 +254,80 @@ def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
         archive.addfile(entry)
     with pytest.raises(EvidenceError, match="manifest"):
         load(path)
+
+
+def hole(name: bytes, size: int) -> bytes:
+    """The header of a sparse file of old GNU tar: nothing but one hole of that size."""
+    header = bytearray(512)
+    numbers = {100: (8, 0o600), 124: (12, 0), 136: (12, 0), 386: (12, size), 398: (12, 0), 483: (12, size)}  # fmt: skip
+    for start, (width, value) in numbers.items():
+        header[start : start + width] = b"%0*o\0" % (width - 1, value)
+    header[: len(name)], header[156:157], header[257:265] = name, b"S", b"ustar  \0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+@pytest.mark.parametrize("size", [700 << 20, 8 << 30])
+def test_a_hole_in_an_archive_is_no_content(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "b.tar.gz"
+    path.write_bytes(gzip.compress(hole(b"x/memory.json", size) + bytes(1024)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(EvidenceError, match="packed"):
+        load(path)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert grown < MAX_BYTES
+
+
+def test_an_archive_of_endless_files_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar.gz"
+    entry = tarfile.TarInfo("b/x").tobuf()
+    path.write_bytes(gzip.compress(entry * 10_001 + bytes(1024)))
+    with pytest.raises(EvidenceError, match="10,000 files"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "times"),
+    [
+        (layout.WATCH, b'{"at":1}\n', MAX_LINES + 1),
+        (layout.WATCH, b"\n", MAX_LINES + 1),
+        (layout.KERNEL, b"\r", 400_001),
+    ],
+)
+def test_more_lines_than_can_be_played_are_refused_in_words(
+    tmp_path: Path, name: str, line: bytes, times: int
+) -> None:
+    write(tmp_path, MANIFEST, {name: line * times})
+    with pytest.raises(EvidenceError, match=rf"{name} has {times:,} lines"):
+        load(tmp_path)
+
+
+def test_a_kernel_record_of_many_lines_is_taken_in_linear_time(tmp_path: Path) -> None:
+    lines = b"3,1,100,-;x\n" + (b" " + b"y" * 100 + b"\n") * 300_000
+    write(tmp_path, MANIFEST, {layout.KERNEL: lines})
+    before = time.process_time()
+    (record,) = load(tmp_path).kernel or ()
+    assert record == lines
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize("at", [1e18, -1e300, -1.0])
+@pytest.mark.parametrize("field", ["began_at", "ended_at", "unix", "monotonic"])
+def test_a_time_that_cannot_be_is_refused_in_words(tmp_path: Path, field: str, at: float) -> None:
+    clocks = {"unix": T0, "monotonic": 1.0}
+    times = {"began_at": T0, "ended_at": T0}
+    (clocks if field in clocks else times)[field] = at
+    manifest = Manifest(**times, clocks=Clocks(**clocks))
+    write(tmp_path, manifest, {layout.WATCH: b'{"at": 1.0}\n'})
+    with pytest.raises(EvidenceError, match=r"manifest\.json is malformed: .* is no time"):
+        load(tmp_path)
+
+
+def test_a_reading_of_no_time_is_refused_in_words(tmp_path: Path) -> None:
+    write(tmp_path, MANIFEST, {layout.WATCH: b'{"at": 1.0}\n{"at": 1e300}\n'})
+    with pytest.raises(EvidenceError, match=r"watch\.jsonl:2 is malformed: 1e\+300 is no time"):
+        load(tmp_path)
 
 
 def test_it_plays_at_the_speed_that_was_asked_for() -> None:

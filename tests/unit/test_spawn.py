@@ -19,7 +19,7 @@ import pytest
 from hung import frozen_disk, hung_mount, state, wait_until
 from mldebug_agents import spawn
 from mldebug_agents.spawn import Completed, FakeSpawner, Spawner
-from mldebug_agents.starting.spawning import inside_gpu_driver
+from mldebug_agents.starting.gpudriver import MACHINE, inside_gpu_driver
 
 
 @pytest.fixture
@@ -377,6 +377,32 @@ def test_state_d_with_a_gpu_open_is_spared(
         (tmp_path / f"7/task/{tid}/stat").write_text(f"{tid} (a ) D b) {letter} 1 7 7 0\n")
     assert inside_gpu_driver(7, tmp_path) is spared
     assert inside_gpu_driver(8, tmp_path) is False
+
+
+IOCTL = {"x86_64": 16, "aarch64": 29}
+
+
+@pytest.mark.parametrize(
+    ("call", "spared"),
+    [
+        ("{ioctl} 0x3 0xc020462a 0x7ffc0 0x0 0x0 0x0 0x7ffc1 0x7fed1", True),
+        ("{ioctl} 0x2 0xc020462a 0x7ffc0 0x0 0x0 0x0 0x7ffc1 0x7fed1", False),  # another file
+        ("45 0x3 0x0 0x7ffc0 0x0 0x0 0x0 0x7ffc1 0x7fed1", False),  # it waits for our question
+        ("-1 0x7ffc1 0x7fed1", False),
+        ("running", False),
+        ("", False),
+    ],
+)
+def test_a_call_on_a_gpu_is_spared_in_whatever_state(
+    tmp_path: Path, call: str, spared: bool
+) -> None:
+    (tmp_path / "7/fd").mkdir(parents=True)
+    (tmp_path / "7/fd/2").symlink_to("/data/file")
+    (tmp_path / "7/fd/3").symlink_to("/dev/nvidia0")
+    (tmp_path / "7/task/7").mkdir(parents=True)
+    (tmp_path / "7/task/7/stat").write_text("7 (gpus) S 1 7 7 0\n")
+    (tmp_path / "7/task/7/syscall").write_text(call.format(ioctl=IOCTL.get(MACHINE, 16)))
+    assert inside_gpu_driver(7, tmp_path) is (spared and MACHINE in IOCTL)
 
 
 def test_fake_answers_and_remembers() -> None:

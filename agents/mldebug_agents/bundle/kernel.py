@@ -72,13 +72,13 @@ def _of(handle: int) -> Iterator[bytes]:
 
 def split_records(data: bytes) -> list[bytes]:
     """Records with the lines that belong to them; the last one may go on."""
-    found: list[bytes] = []
+    found: list[list[bytes]] = []
     for line in data.splitlines(keepends=True):
-        if found and (line.startswith(b" ") or not found[-1].endswith(b"\n")):
-            found[-1] += line
+        if found and (line.startswith(b" ") or not found[-1][-1].endswith(b"\n")):
+            found[-1].append(line)
         else:
-            found.append(line)
-    return found or [b""]
+            found.append([line])
+    return [b"".join(lines) for lines in found] or [b""]
 
 
 def _trouble(path: str, error: OSError) -> MldebugError:

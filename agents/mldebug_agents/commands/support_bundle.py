@@ -43,8 +43,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def command(out: Path | None, duration: str, log: Path | None, config: Path | None) -> None:
     """Record this node into one redacted file, for whoever helps.
 
-    GPUs, kernel log, status, config, the last reports. Names of hosts, users and devices and all secrets are
-    replaced; nothing is sent anywhere. `mldebug agent --replay FILE` plays it back.
+    GPUs, kernel log, status, config, the last reports. Secrets, and names of hosts, users and devices are
+    replaced where they can be recognised: look through it before you send it. Nothing is sent anywhere.
+    `mldebug agent --replay FILE` plays it back.
     """
     seconds = _seconds(duration)
     settings = load_config(config) if config else _of_this_node(load_config(None))
@@ -87,6 +88,7 @@ def _tell(path: Path, size: int, manifest: Manifest) -> None:
     for gap in manifest.gaps:
         way = f" → {gap.way_out}" if gap.way_out else ""
         click.echo(f"  missing: {gap.what}: {gap.reason}{way}")
+    click.echo(f"look through it before you send it: tar xzf {path}")
     click.echo(f"play it back: mldebug agent --replay {path}")
 
 

@@ -1,15 +1,19 @@
 """A child that does not answer: where it sits, whether it may be ended, and how that is told."""
 
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from mldebug_agents import procfs
 from mldebug_agents.gpuchild.errors import GpuBlockedError
 from mldebug_agents.gpuchild.wire import NAME
 from mldebug_agents.host import Host
 from mldebug_agents.spawn import Worker
+from mldebug_agents.starting.gpudriver import inside_gpu_driver
 from mldebug_agents.starting.leftovers import Leftover
 
 HOPELESS = 120.0  # seconds after which a child that hangs outside the kernel is ended
+SAMPLE = 0.2  # seconds over which the CPU time of one that runs is looked at
 REBOOT = "look for Xid lines in the kernel log; a node whose driver hangs needs a reboot"
 
 
@@ -19,9 +23,32 @@ def state_of(host: Host, worker: Worker) -> str:
     return stat.state if stat else ""
 
 
+def sits(host: Host, worker: Worker) -> bool:
+    """Whether it waits in the kernel: in state D, or in a call on a GPU."""
+    inside = worker.pid is not None and inside_gpu_driver(worker.pid, Path(host.proc))
+    return inside or state_of(host, worker) == "D"
+
+
 def may_be_ended(host: Host, worker: Worker, waited: float) -> bool:
     """Whether it hangs for long, and where to end it does no harm: not in the kernel."""
-    return waited > HOPELESS and state_of(host, worker) not in ("", "D")
+    if waited <= HOPELESS or worker.pid is None or sits(host, worker):
+        return False
+    state = state_of(host, worker)
+    return _computes(host, worker.pid) if state == "R" else bool(state)
+
+
+def _computes(host: Host, pid: int) -> bool:
+    """Of one that runs: does it spend its time in the library, and not in the kernel?"""
+    before = _ticks(host, pid)
+    time.sleep(SAMPLE)
+    after = _ticks(host, pid)
+    return after[0] - before[0] > after[1] - before[1]
+
+
+def _ticks(host: Host, pid: int) -> tuple[int, int]:
+    """User and system time; zeros where that cannot be told."""
+    words = host.text(pid, "stat").rpartition(")")[2].split()
+    return (int(words[11]), int(words[12])) if len(words) > 12 else (0, 0)
 
 
 def blocked(host: Host, worker: Worker, waited: float) -> GpuBlockedError:
@@ -36,12 +63,10 @@ def blocked(host: Host, worker: Worker, waited: float) -> GpuBlockedError:
     )
 
 
-def refuse_beside(host: Host, parting: Iterable[Worker]) -> None:
-    """Raise GpuBlockedError while one that was let go sits in the kernel: the next would sit there, too."""
-    for one in parting:
-        if state_of(host, one) == "D":
-            told = f"an earlier GPU reader (pid {one.pid}) still sits in a call into the GPU driver"
-            raise GpuBlockedError(told, REBOOT)
+def still_there(worker: Worker) -> GpuBlockedError:
+    """Say why no other one is started: it would sit in the same place."""
+    told = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
+    return GpuBlockedError(told, REBOOT)
 
 
 def as_leftovers(host: Host, workers: Iterable[Worker]) -> tuple[Leftover, ...]:

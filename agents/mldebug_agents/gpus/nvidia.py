@@ -54,6 +54,7 @@ class Nvidia:
         self._clock = clock
         self._next_restart = -math.inf
         self._count = 0
+        self._looks = 0
         self._lost: dict[int, _Lost] = {}
         self._seen: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
         self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
@@ -71,9 +72,10 @@ class Nvidia:
         return events
 
     def watch(self) -> NodeWatch:
-        """Read what moves: utilization and power, and of some GPUs the energy, by turns."""
+        """Read what moves: utilization and power, and of one GPU, another at each look, the energy."""
         started, cpu = self._clock(), time.process_time()
-        found: list[GpuWatch] = self._restarting(lambda: self._all(read_watch))
+        self._looks += 1
+        found: list[GpuWatch] = self._restarting(lambda: self._all(self._read_watch))
         events = self._drain()
         return NodeWatch(
             at=time.time(),
@@ -88,7 +90,7 @@ class Nvidia:
         """Read everything."""
         started, cpu = self._clock(), time.process_time()
         found: list[GpuReading] = self._restarting(
-            lambda: self._all(lambda ask: read_full(ask, self._gpm))
+            lambda: self._all(lambda ask: read_full(ask, self._gpm, self._clock))
         )
         driver, library = self._library.versions()
         return NodeGpus(
@@ -115,6 +117,10 @@ class Nvidia:
     def close(self) -> None:
         """Let go of all device files."""
         self._library.stop()
+
+    def _read_watch(self, ask: Ask) -> GpuWatch:
+        its_turn = ask.device.index == self._looks % self._count
+        return read_watch(ask, self._clock, energy=its_turn)
 
     def _restarting(self, read: Callable[[], list[T]]) -> list[T]:
         """Where the driver is gone, or no GPU answers at all, start the library anew: once, and the latter rarely."""

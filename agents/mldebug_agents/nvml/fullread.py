@@ -1,8 +1,11 @@
 """The full read of one GPU: a batch of fields, and the few calls that have no field."""
 
+from collections.abc import Callable
+
 from mldebug.gpus.readings import RECOVERY_ACTIONS, GpuReading
 from mldebug_agents.nvml import fields, links, sane, state
 from mldebug_agents.nvml.asking import Ask
+from mldebug_agents.nvml.energy import fresh_energy
 from mldebug_agents.nvml.fields import Key, Values
 from mldebug_agents.nvml.gpm import Gpm
 from mldebug_agents.nvml.identity import identity
@@ -18,13 +21,11 @@ _FIELDS: tuple[Key, ...] = tuple(
     )
 )
 _SELDOM: tuple[Key, ...] = tuple((field, 0) for field in fields.PCIE_ERRORS.values())
-_ENERGY = (fields.ENERGY, 0)
-_ENERGY_TURN = 10  # full reads: every 5 minutes as shipped
 _KNOWN = "seldom fields"
 
 
-def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
-    """Read one GPU; raises DeviceLostError and DriverGoneError."""
+def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
+    """Read one GPU; raises DeviceLostError and DriverGoneError. `clock` counts seconds."""
     ask.device.reads += 1
     who = identity(ask)
     values = _batch(ask)
@@ -33,6 +34,7 @@ def read_full(ask: Ask, gpm: Gpm) -> GpuReading:
         **state.load(ask),
         **state.heat(ask, values),
         **state.power(ask, values),
+        "energy_joules": fresh_energy(ask, clock),
         **state.clocks(ask, values),
         **memory_errors(ask),
         **links.pcie(ask, values),
@@ -55,8 +57,6 @@ def _batch(ask: Ask) -> Values:
     """All fields in one call; what is dear is asked by turns and remembered."""
     known: Values = ask.device.kept.setdefault(_KNOWN, {})
     seldom = _SELDOM if ask.device.turn(ask.device.index) else ()
-    if ask.device.turn(ask.device.index, _ENERGY_TURN) or _ENERGY not in known:
-        seldom = (*seldom, _ENERGY)
     values = fields.read(ask, (*_FIELDS, *seldom, *links.link_fields(ask)))
     known.update({key: values[key] for key in seldom if key in values})
     return known | values

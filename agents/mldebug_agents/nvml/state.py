@@ -55,7 +55,7 @@ def heat(ask: Ask, values: Values) -> dict[str, Any]:
 
 
 def power(ask: Ask, values: Values) -> dict[str, Any]:
-    """Watts and joules. Where the averaged and the momentary power are not told apart, the one value is the average."""
+    """Watts. Where the averaged and the momentary power are not told apart, the one value is the average."""
 
     def field(number: int) -> float | None:
         return ask.convert("power", values.get((number, 0)), sane.milliwatts)
@@ -63,15 +63,11 @@ def power(ask: Ask, values: Values) -> dict[str, Any]:
     average, instant = field(fields.POWER_AVERAGE), field(fields.POWER_INSTANT)
     if average is None and instant is None:
         average = ask("power", "nvmlDeviceGetPowerUsage", to=sane.milliwatts)
-    energy = ask.convert("energy", values.get((fields.ENERGY, 0)), sane.millijoules)
-    if energy is None and (fields.ENERGY, 0) not in values:
-        energy = ask("energy", "nvmlDeviceGetTotalEnergyConsumption", to=sane.millijoules)
     limits = ask.keep("power_limits", "nvmlDeviceGetPowerManagementLimitConstraints")
     low, high = limits if limits else (None, None)
     return {
         "power_average_watts": average,
         "power_instant_watts": instant,
-        "energy_joules": energy,
         "power_limit_watts": ask(
             "power_limit", "nvmlDeviceGetEnforcedPowerLimit", to=sane.milliwatts
         ),

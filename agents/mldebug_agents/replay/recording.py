@@ -1,6 +1,7 @@
 """A recorded node, read from a support bundle: the tar.gz as it is, or a folder that it was unpacked to.
 
-A bundle comes from somebody else: sizes are bounded, links are not followed, nothing is unpacked onto the disk.
+A bundle comes from somebody else: sizes, lines and times are bounded, links and holes are not followed, nothing is
+unpacked onto the disk.
 """
 
 import gzip
@@ -8,6 +9,7 @@ import io
 import tarfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +27,12 @@ from mldebug_agents.bundle.kernel import split_records
 from mldebug_agents.bundle.layout import Failure, Manifest
 
 MAX_BYTES = 256 << 20  # of a bundle, unpacked
+MAX_ENTRIES = 10_000  # of an archive
+MAX_LINES = 20_000  # of one kind of readings: the longest recording (10 minutes) has 600
+MAX_KERNEL_LINES = 400_000  # the 4 MiB that are recorded have some 50 000
+LAST_TIME = 253_402_300_799.0  # unix seconds: the year 9999, the last that has a date
 T = TypeVar("T")
+M = TypeVar("M", Snapshot, NodeWatch, NodeGpus, Failure)
 WAY_OUT = "give a file or folder that `mldebug support-bundle` has made"
 WANTED = (
     layout.MANIFEST, layout.CONFIG, layout.STATUSES, layout.JOBS, layout.WATCH, layout.FULL, layout.FAILED,
@@ -60,7 +67,7 @@ def load(path: Path) -> Recording:
     manifest = _json(files, layout.MANIFEST, Manifest)
     if manifest.schema != layout.SCHEMA:
         raise EvidenceError(f"{path} is of schema {manifest.schema[:60]!r}", "use a newer mldebug")
-    kernel = files.get(layout.KERNEL)
+    _check_times(layout.MANIFEST, manifest.began_at, manifest.ended_at, manifest.clocks.unix, manifest.clocks.monotonic)  # fmt: skip
     memory = _json(files, layout.MEMORY, dict[str, msgspec.Raw]) if layout.MEMORY in files else {}
     return Recording(
         manifest=manifest,
@@ -69,7 +76,7 @@ def load(path: Path) -> Recording:
         watch=_lines(files, layout.WATCH, NodeWatch),
         full=_lines(files, layout.FULL, NodeGpus),
         failed=_lines(files, layout.FAILED, Failure),
-        kernel=None if kernel is None else tuple(filter(None, split_records(kernel))),
+        kernel=_kernel(files),
         memory={name: bytes(told) for name, told in memory.items()},
         config=_config(files.get(layout.CONFIG)),
     )
@@ -97,10 +104,18 @@ def _archive(path: Path) -> dict[str, bytes]:
 
 
 def _members(archive: tarfile.TarFile) -> list[tuple[str, bytes]]:
-    found = []
-    for entry in archive:
+    """A file that is named twice counts twice. One with holes may be of any size, whatever was packed."""
+    found, left = [], MAX_BYTES
+    for number, entry in enumerate(archive):
+        if number >= MAX_ENTRIES:
+            raise EvidenceError(f"the archive has more than {MAX_ENTRIES:,} files in it", WAY_OUT)
         name = entry.name.partition("/")[2]
-        content = archive.extractfile(entry) if entry.isreg() and name in WANTED else None
+        if not entry.isreg() or name not in WANTED:
+            continue
+        left -= entry.size
+        if entry.issparse() or left < 0:
+            raise EvidenceError(f"{name} is larger than what was packed of it", WAY_OUT)
+        content = archive.extractfile(entry)
         if content is not None:
             found.append((name, content.read()))
     return found
@@ -110,14 +125,43 @@ def _json(files: dict[str, bytes], name: str, kind: type[T]) -> T:
     return _decoded(name, lambda: msgspec.json.decode(files[name], type=kind))
 
 
-def _lines(files: dict[str, bytes], name: str, kind: type[T]) -> tuple[T, ...]:
+def _lines(files: dict[str, bytes], name: str, kind: type[M]) -> tuple[M, ...]:
     """One value a line; EvidenceError says which line is malformed."""
     read = msgspec.json.Decoder(kind).decode
-    lines = [line for line in files.get(name, b"").splitlines() if line]
-    return tuple(
-        _decoded(f"{name}:{number}", lambda line=line: read(line))  # type: ignore[misc]
-        for number, line in enumerate(lines, 1)
-    )
+    content = files.get(name, b"")
+    _check_count(name, content, MAX_LINES)
+    found = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.strip():
+            where = f"{name}:{number}"
+            moment = _decoded(where, partial(read, line))
+            _check_times(where, moment.at)
+            found.append(moment)
+    return tuple(found)
+
+
+def _kernel(files: dict[str, bytes]) -> tuple[bytes, ...] | None:
+    content = files.get(layout.KERNEL)
+    if content is None:
+        return None
+    _check_count(layout.KERNEL, content, MAX_KERNEL_LINES)
+    return tuple(filter(None, split_records(content)))
+
+
+def _check_count(name: str, content: bytes, most: int) -> None:
+    """Each line costs far more than its bytes once it is decoded and played."""
+    lines = content.count(b"\n") + content.count(b"\r")
+    if lines > most:
+        raise EvidenceError(
+            f"{name} has {lines:,} lines, more than the {most:,} that can be played", WAY_OUT
+        )
+
+
+def _check_times(where: str, *seconds: float) -> None:
+    """EvidenceError where one of them is no time that a node can have."""
+    for one in seconds:
+        if not 0 <= one <= LAST_TIME:
+            raise EvidenceError(f"{where} is malformed: {one:g} is no time", WAY_OUT)
 
 
 def _decoded(where: str, read: Callable[[], T]) -> T:

@@ -21,9 +21,10 @@ from mldebug_agents.gpuchild.budget import WINDOW, CrashBudget, died_too_often
 from mldebug_agents.gpuchild.errors import (
     GpuCrashedError,
     GpuDriverError,
-    GpusReleasedError,
     NoGpuLibraryError,
 )
+from mldebug_agents.gpuchild.parting import Parting
+from mldebug_agents.gpuchild.rest import Rest, released
 from mldebug_agents.gpuchild.starter import WorkerStarter
 from mldebug_agents.gpuchild.wire import NAME, Incoming, Reply, Request, Wanted, send
 from mldebug_agents.host import Host
@@ -36,7 +37,6 @@ DRIVER_AGAIN = 30.0  # seconds until a driver that is gone is looked for again
 LIBRARY_AGAIN = 300.0  # seconds until a library that was not there is looked for again
 NO_GPUS = "install the driver's management library, or ignore this on a node without GPUs"
 DIED = "the GPU reader has died in the vendor's library; a new one is tried"
-RELEASED = "the GPUs are released: nothing reads them for now"
 LATE = 0.001  # seconds: a reply that is late is taken, not waited for
 
 T = TypeVar("T")
@@ -64,14 +64,13 @@ class Gpus:
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         self._incoming: Incoming | None = None
-        self._parting: list[Worker] = []  # hung up on, and not seen to end yet
+        self._parting = Parting(host)
         self._number = 0
         self._asked_at: float | None = None  # while an answer is owed
         self._answered = False  # by this child, at least once
         self._budget = CrashBudget()
         self.restarts = 0  # children that replaced one that had died or was ended
-        self._rest: tuple[float, MldebugError] | None = None  # until when not to ask, and why
-        self._interrupted = False
+        self._rest = Rest(clock)
 
     def watch(self) -> NodeWatch:
         """Read what moves. Raises one of the errors above; none of them lasts for ever."""
@@ -100,67 +99,87 @@ class Gpus:
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """Children that do not come back: what a later agent must know of."""
-        gone_astray = [one for one in self._parting if stuck.state_of(self._host, one) == "D"]
+        gone_astray = [*self._parting.astray()]
         if self._worker is not None and self.blocked_seconds:
             gone_astray.append(self._worker)
         return stuck.as_leftovers(self._host, gone_astray)
 
     def release(self, seconds: float) -> None:
-        """Close all handles for so long, so that a GPU can be reset; 0 ends it. Does not wait for the driver."""
+        """Close all handles for so long, so that a GPU can be reset; 0 ends it. Waits for nobody."""
         self._leave(seconds)
 
     @property
     def released_seconds(self) -> float:
         """How long the GPUs are still left alone because somebody asked for that; 0.0 where nobody did."""
-        rest = self._rest
-        if rest is None or not isinstance(rest[1], GpusReleasedError):
-            return 0.0
-        return max(0.0, rest[0] - self._clock())
+        return self._rest.released_seconds
 
     def let_go(self) -> bool:
-        """Has every child ended, so that nothing of ours holds a GPU? Never waits for the driver."""
-        with self._lock:
-            self._bury()
-            return self._worker is None and not self._parting
+        """Has every child ended, so that nothing of ours holds a GPU? Waits for nobody."""
+        self._obey()
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._parting.bury() and self._worker is None
+        finally:
+            self._lock.release()
+            self._obey()
 
     def close(self) -> None:
         """Let the child go; one that is blocked ends when it comes back."""
         self._leave(math.inf)
 
     def _leave(self, seconds: float) -> None:
-        """Whoever waits for an answer in another thread stops doing so."""
-        self._interrupted = True
+        """Whoever waits for an answer in another thread stops doing so, and lets the child go."""
+        self._rest.wish(seconds)
         worker = self._worker
         if worker is not None:
             with contextlib.suppress(OSError):
                 worker.socket.shutdown(socket.SHUT_RDWR)
-        with self._lock:
+        self._obey()
+
+    def _obey(self) -> None:
+        """Leave the GPUs alone where that is wished. Whoever has the lock does it, and looks again without it."""
+        while self._rest.wished and self._lock.acquire(blocking=False):
+            try:
+                self._leave_now()
+            finally:
+                self._lock.release()
+
+    def _leave_now(self) -> None:
+        """With the lock."""
+        if self._rest.wished:
             self._hang_up()
-            self._rest = (self._clock() + seconds, GpusReleasedError(RELEASED))
-            self._interrupted = False
+            self._rest.grant()
 
     # --- one question ------------------------------------------------------------------------------
 
     def _ask(self, wanted: Wanted) -> Reply:
-        with self._lock:
-            self._check_rest()
-            self._take_late_answer()
-            self._number += 1
-            request = Request(
-                number=self._number, wanted=wanted, vendor=self._vendor, options=self._options
-            )
-            worker = self._ready()
-            patience = self._patience()
-            self._asked_at = self._clock()
-            try:
-                worker.socket.settimeout(patience)
-                send(worker.socket, request)
-                reply = self._receive()
-            except TimeoutError:
-                raise stuck.blocked(self._host, worker, self._waited()) from None
-            except (OSError, msgspec.MsgspecError):
-                raise self._crashed() from None
-            return self._judge(reply)
+        try:
+            with self._lock:
+                self._leave_now()
+                self._rest.check()
+                self._take_late_answer()
+                return self._judge(self._question(self._ready(), wanted))
+        finally:
+            self._obey()
+
+    def _question(self, worker: Worker, wanted: Wanted) -> Reply:
+        if self._rest.wished:  # since the child was forked: there was none to hang up on
+            raise released()
+        self._number += 1
+        request = Request(
+            number=self._number, wanted=wanted, vendor=self._vendor, options=self._options
+        )
+        patience = self._patience()
+        self._asked_at = self._clock()
+        try:
+            worker.socket.settimeout(patience)
+            send(worker.socket, request)
+            return self._receive()
+        except TimeoutError:
+            raise stuck.blocked(self._host, worker, self._waited()) from None
+        except (OSError, msgspec.MsgspecError):
+            raise self._crashed() from None
 
     def _receive(self) -> Reply:
         """Take answers until it is the one to the last question; raises OSError."""
@@ -177,12 +196,12 @@ class Gpus:
         if reply.trouble == "no_library":
             self._hang_up()
             error = NoGpuLibraryError(f"no GPU library: {reply.reason}", NO_GPUS)
-            self._rest = (self._clock() + LIBRARY_AGAIN, error)
+            self._rest.take(LIBRARY_AGAIN, error)
             raise error
         if reply.trouble:
             self._hang_up()  # the next one loads the library anew, which may be of another version
             failed = GpuDriverError(f"the GPU driver cannot be read: {reply.reason}")
-            self._rest = (self._clock() + DRIVER_AGAIN, failed)
+            self._rest.take(DRIVER_AGAIN, failed)
             raise failed
         return reply
 
@@ -197,7 +216,7 @@ class Gpus:
 
     def _ready(self) -> Worker:
         if self._worker is None:
-            stuck.refuse_beside(self._host, self._parting)
+            self._parting.refuse_another()
             try:
                 self._worker = self._starter.fork_worker(NAME)
             except OSError as error:
@@ -205,14 +224,6 @@ class Gpus:
             self._incoming = Incoming(self._worker.socket)
             self._answered = False
         return self._worker
-
-    def _check_rest(self) -> None:
-        if self._rest is None:
-            return
-        until, error = self._rest
-        if self._clock() < until:
-            raise type(error)(error.message, error.way_out)  # a new one: each keeps its traceback
-        self._rest = None
 
     def _take_late_answer(self) -> None:
         """Where an answer is owed, see whether it has come; raises GpuBlockedError while it has not."""
@@ -230,35 +241,28 @@ class Gpus:
             raise self._crashed() from None
 
     def _crashed(self) -> MldebugError:
-        if self._interrupted:
-            return GpusReleasedError(RELEASED)
+        if self._rest.wished:
+            return released()
         self._hang_up()
         self.restarts += 1
         if not self._budget.spend(self._clock()):
             return GpuCrashedError(DIED)
         error = died_too_often()
-        self._rest = (self._clock() + WINDOW, error)
+        self._rest.take(WINDOW, error)
         return error
 
     def _end(self, worker: Worker) -> None:
         """Kill one that hangs; the helper that does so looks again, and spares it inside a GPU driver."""
         self.restarts += 1
-        worker.kill()
         self._worker, self._incoming, self._asked_at = None, None, None
+        self._parting.end(worker)
 
     def _hang_up(self) -> None:
         """Let it go: an idle one closes its handles and ends, a stuck one when it comes back."""
         if self._worker is not None:
-            self._worker.hang_up()
-            self._parting.append(self._worker)
+            self._parting.let_go(self._worker)
         self._worker, self._incoming, self._asked_at = None, None, None
-        self._bury()
-
-    def _bury(self) -> None:
-        gone = [one for one in self._parting if one.gone()]
-        for one in gone:
-            one.kill()  # it has ended: this closes its pipe
-            self._parting.remove(one)
+        self._parting.bury()
 
 
 def _given(answer: T | None) -> T:

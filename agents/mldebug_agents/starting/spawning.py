@@ -16,10 +16,11 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+
+from mldebug_agents.starting.gpudriver import inside_gpu_driver
 
 Workers = Mapping[str, Callable[[socket.socket], None]]
 
@@ -30,7 +31,6 @@ MAX_REQUEST = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
 _MUTED = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM),
     *(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXFSZ, signal.SIGTTOU),
@@ -70,24 +70,6 @@ def fork_helper(control: socket.socket, workers: Workers) -> int:
         code = 0
     finally:
         os._exit(code)
-
-
-def inside_gpu_driver(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Say whether a process sits in state D with a GPU open: to kill it there has frozen GPUs in the field."""
-    stuck = any(_state(task) == "D" for task in (proc / str(pid) / "task").glob("*"))
-    return stuck and any(_holds_gpu(link) for link in (proc / str(pid) / "fd").glob("*"))
-
-
-def _state(task: Path) -> str:
-    with contextlib.suppress(OSError):  # the thread ended meanwhile
-        return (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    return ""
-
-
-def _holds_gpu(link: Path) -> bool:
-    with contextlib.suppress(OSError):  # it was closed meanwhile
-        return os.readlink(link).startswith(_GPU_DEVICES)
-    return False
 
 
 class _Helper:

@@ -31,9 +31,13 @@ class Worker:
         """Close the connection: an idle worker ends at once, a stuck one when it comes back."""
         self.socket.close()
 
-    def kill(self) -> None:
-        """Hang up and kill it, without waiting for its death."""
+    def end(self) -> None:
+        """Hang up and have it killed, and go on listening: `gone` tells whether that was done."""
         self.socket.close()
         if not self.gone():
             self._kill(self._child)
+
+    def kill(self) -> None:
+        """Hang up and kill it, without waiting for its death."""
+        self.end()
         self._child.close()
