@@ -46,6 +46,7 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
         max(capture.quiet_seconds for capture in captures),
         faults=tuple(fault for capture in captures for fault in capture.faults),
         taken_at=max(capture.taken_at for capture in captures),
+        usual_gap=max(capture.usual_gap_seconds for capture in captures),
     )
     groups, group_of = _groups(case)
     devices = tuple(capture.devices for capture in captures if capture.devices)

@@ -237,13 +237,13 @@ class Fault(Noun, frozen=True, kw_only=True):
     """Something that the kernel, the driver or a GPU said against a GPU, a process or the node, and whom it concerns."""
 
     kind: str  # xid, sxid, gpu_lost, gpu_missing, ecc, oom_kill
-    at: float  # unix: when it was first said
+    at: float  # unix: when the worst of it was first said
     words: str  # "Xid 79 (GPU has fallen off the bus) on GPU 0000:3b:00.0"
     code: str = ""  # xid_79
     tier: str = ""  # of mldebug.kernellog.xids: fatal means that the GPU or its node is to blame
     node: str = ""
     rank: int | None = None  # None: nobody in particular
-    by: str = "node"  # how the rank is known: process, child, gpu; node: it is not
+    by: str = "node"  # how the rank is known: process, child, gpu, environment; node: it is not
     gpu: int | None = None  # index
     uuid: str = ""
     bus_id: str = ""
@@ -259,6 +259,7 @@ class NodeCapture(Noun, frozen=True, kw_only=True):
     taken_at: float
     duration_seconds: float = 0.0
     quiet_seconds: float = 0.0  # without progress until then, where somebody watched; 0: nobody did
+    usual_gap_seconds: float = 0.0  # between two signs of progress of this run; 0: not known
     job: Job
     ranks: tuple[RankCapture, ...] = ()  # sorted by rank
     remarks: tuple[Remark, ...] = ()

@@ -29,6 +29,8 @@ class RunState(Noun, frozen=True, kw_only=True):
     classes: dict[
         int, str
     ] = {}  # rank -> class, of the last stack sample; empty while nobody is suspected
+    frames: dict[int, str] = {}  # rank -> last Python frame, of the same sample
+    kernel: tuple[str, ...] = ()  # what kernel and driver said against its ranks: the newest 8
     stage: str = "watching"
     sentence: str = ""  # why it is quiet, or not
     quiet_seconds: float = 0.0
@@ -42,6 +44,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     log: str = ""
     log_counts: LogCounts = LogCounts()
     gpus: dict[int, str] = {}  # rank -> uuid of its GPU, as far as it is known
+    gpus_guessed: tuple[int, ...] = ()  # ranks whose GPU only a convention tells
     devices: str = ""  # what the GPUs of its ranks do, in one sentence
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end

@@ -183,6 +183,14 @@ def principal(stacks: tuple[ThreadStack, ...], pid: int) -> ThreadStack | None:
     return trainers[0] if len(trainers) == 1 else main
 
 
+def last_frame(stacks: tuple[ThreadStack, ...], pid: int) -> str:
+    """Where that thread is in Python, in the job's own code if it is below any: `step (train.py:30)`; "" without a stack."""
+    stack = principal(stacks, pid)
+    frames = python_frames(stack.frames) if stack else ()
+    found = site(frames) or next(iter(frames), None)
+    return found.label if found else ""
+
+
 def _only_waits_for_threads(stack: ThreadStack) -> bool:
     joins = {
         "join",

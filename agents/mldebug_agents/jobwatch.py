@@ -23,7 +23,7 @@ from mldebug.model import (
 )
 from mldebug.movement import Sample, movement
 from mldebug.records import LogCounts, StepTimes
-from mldebug.stacks import labels, principal, python_frames
+from mldebug.stacks import labels, last_frame, principal, python_frames
 from mldebug.stall.beats import BeatProgress, last_step
 from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
@@ -55,6 +55,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     log_counts: LogCounts = LogCounts()
     beats: dict[int, Heartbeat] = {}  # by rank: what its hook says
     classes: dict[int, Classification] = {}  # of a stack sample, by rank
+    frames: dict[int, str] = {}  # of the same: the last Python frame
     gaps: tuple[Gap, ...] = ()  # what could not be looked at
 
 
@@ -120,6 +121,10 @@ class JobWatch:
             log_counts=self.logs.counts,
             beats=beats,
             classes=classes,
+            frames={
+                rank: last_frame(one.process.stacks, one.identity.pid)
+                for rank, one in captures.items()
+            },
             gaps=(*self.logs.gaps, *gaps),
         )
 
@@ -222,6 +227,7 @@ class JobWatch:
             children_io_rate=rate(below.io_bytes, span),
             switches=activity.switches - self._woken.get(rank.pid, 0),
             io_bytes=activity.io_bytes,
+            written_bytes=activity.written_bytes,
             state=activity.state,
             wchan=activity.wchan,
             compiling=any(COMPILER.fullmatch(child.name) for child in family),

@@ -245,6 +245,7 @@ class Node:
         run.job, run.seen = one.job, one
         if one.classes:
             run.classes = {rank: found.name for rank, found in one.classes.items()}
+            run.frames = one.frames
         run.unjudged = unjudged(one, self.config.stall.exclude)
         if not run.unjudged:
             self._decide(run, run.watch.look(one.look))
@@ -261,13 +262,13 @@ class Node:
         if decision.open:
             self.incidents.open(run, decision)
         if decision.capture:
-            self._workers["capture"].order((run.job, self.found, decision.quiet))
+            self._workers["capture"].order((run.job, self.found, decision))
         if decision.stage is Stage.RECOVERED:
             self.incidents.close(run, "recovered", decision.sentence)
         elif decision.stage is Stage.ENDED:
             self.incidents.close(run, "ended", decision.sentence)
         elif decision.stage in (Stage.WATCHING, Stage.QUIET):
-            run.classes, run.capture = {}, None
+            run.classes, run.frames, run.capture = {}, {}, None
 
     def _ended(self, run: Run) -> None:
         log.info("run %s (%s) is over", run.job.id, run.job.name)
@@ -278,15 +279,19 @@ class Node:
 
     # --- captures --------------------------------------------------------------------------------
 
-    def _capture(self, order: tuple[Job, Discovery, float]) -> tuple[str, NodeCapture]:
+    def _capture(self, order: tuple[Job, Discovery, Decision | None]) -> tuple[str, NodeCapture]:
         """In the worker: take a capture of one job, and say how long it has been quiet."""
-        job, found, quiet = order
+        job, found, told = order
         taken = self.bench.capturer(GLANCE).capture(job, found.children, found.remarks, found.gaps)
-        return job.id, msgspec.structs.replace(taken, quiet_seconds=quiet)
+        if told is None:
+            return job.id, taken
+        return job.id, msgspec.structs.replace(
+            taken, quiet_seconds=told.quiet, usual_gap_seconds=told.usual_gap
+        )
 
     def _capture_now(self, run: Run) -> None:
         """A rank has ended and others live on, or an incident of before has no capture: what do they do?"""
-        self._workers["capture"].order((run.job, self.found, 0.0))
+        self._workers["capture"].order((run.job, self.found, None))
 
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)

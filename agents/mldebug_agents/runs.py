@@ -33,6 +33,7 @@ class Run:
         self.seen: JobLook | None = None
         self.unjudged = ""
         self.classes: dict[int, str] = {}
+        self.frames: dict[int, str] = {}
         self.capture: NodeCapture | None = (
             None  # taken at the confirmation, kept whatever the ranks do
         )
@@ -87,6 +88,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         found_state(run.job),
         exits=dict(exits),
         classes=dict(run.classes),
+        frames={rank: frame for rank, frame in run.frames.items() if frame},
         stage=str(decision.stage) if decision else "watching",
         sentence=run.unjudged or (decision.sentence if decision else ""),
         quiet_seconds=round(decision.quiet, 1) if decision else 0.0,

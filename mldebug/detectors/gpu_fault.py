@@ -2,8 +2,9 @@
 
 import msgspec
 
-from mldebug.judging.case import Case, evidence_of, ranks_text
+from mldebug.judging.case import Case, evidence_of
 from mldebug.judging.faults import ONE_MOMENT, Fit, fitting
+from mldebug.kernellog.joining import whose
 from mldebug.model import ClassifiedRank, Confidence, Culprit, Fault, Finding, Role, Verdict
 
 PLAIN_STOPS = ("stopped", "traced", "exited")
@@ -25,7 +26,7 @@ class GpuFault:
         if not case.faults or case.moved or not (case.waiting or case.suspects):
             return None
         stopped_at = case.taken_at - case.quiet_seconds if case.quiet_seconds > 0 else None
-        fits = fitting(case.faults, stopped_at, case.taken_at)
+        fits = fitting(case.faults, stopped_at, case.taken_at, gap=case.usual_gap)
         fits = tuple(fit for fit in fits if _may_be_it(case, fit.fault))
         if not fits:
             return None
@@ -90,8 +91,9 @@ def _culprit(fault: Fault, ranks: dict[int, ClassifiedRank]) -> Culprit:
 
 
 def _said(fault: Fault) -> str:
-    whose = f" ({ranks_text([fault.rank])})" if fault.rank is not None else ""
-    return f"{fault.words}{whose}"
+    return (
+        f"{fault.words} ({whose(fault.rank, fault.by)})" if fault.rank is not None else fault.words
+    )
 
 
 def _when(case: Case, fault: Fault) -> str:

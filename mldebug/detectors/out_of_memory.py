@@ -34,7 +34,8 @@ class OutOfMemory:
 
     def _killed(self, case: Case) -> Finding | None:
         stopped_at = case.taken_at - case.quiet_seconds if case.quiet_seconds > 0 else None
-        for fault, prompt in fitting(case.faults, stopped_at, case.taken_at, kinds=KILLS):
+        fits = fitting(case.faults, stopped_at, case.taken_at, kinds=KILLS, gap=case.usual_gap)
+        for fault, prompt in fits:
             victim = next((rank for rank in case.suspects if rank.rank == fault.rank), None)
             if victim is None or not _hit(victim, fault):
                 continue

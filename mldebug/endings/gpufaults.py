@@ -1,8 +1,10 @@
 """The end of an attempt beside what its GPUs said: a rank that died of a broken GPU is told as that. Pure.
 
-A broken GPU also kills ranks that only lost it as a peer, so the fault may name a rank where the exits name nobody.
+A broken GPU also kills ranks that only lost it as a peer, so the fault may name a rank where the exits name nobody. What a
+GPU says after its rank has ended is no cause of that end: a remark.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -10,7 +12,10 @@ import msgspec
 from mldebug.endings.facts import Ending
 from mldebug.endings.outcomes import Outcome
 from mldebug.judging.faults import ONE_MOMENT, Fit, fitting
+from mldebug.kernellog.joining import SLACK
 from mldebug.model import Confidence, Culprit, Fault, Finding, Verdict
+
+MOST_REMARKS = 4
 
 
 def with_gpu_fault(outcome: Outcome, ending: Ending) -> Outcome:
@@ -19,13 +24,32 @@ def with_gpu_fault(outcome: Outcome, ending: Ending) -> Outcome:
     times = [one.at for one in ending.exits if one.at]
     if finding is None or not ending.faults or not times:
         return outcome
-    fits = fitting(ending.faults, min(times), max(times))
+    found = fitting(ending.faults, min(times), max(times))
+    fits = [fit for fit in found if _late_by(fit.fault, ending) <= SLACK]
     told = _named(finding, fits) if finding.culprits else _unnamed(finding, fits)
     if told is None:
-        return outcome
+        late = [fit.fault for fit in found if _late_by(fit.fault, ending) > SLACK]
+        return _remarked(outcome, finding, late, ending)
     return msgspec.structs.replace(
         outcome, finding=told, sentence=told.summary, signs=(*outcome.signs, "GPU fault")
     )
+
+
+def _late_by(fault: Fault, ending: Ending) -> float:
+    """Seconds from the end of its rank to the fault; negative where it came before, or where that rank was not seen to end."""
+    ends = [one.at for one in ending.exits if one.rank == fault.rank and one.at]
+    return fault.at - max(ends) if ends else -math.inf
+
+
+def _remarked(outcome: Outcome, finding: Finding, late: Sequence[Fault], ending: Ending) -> Outcome:
+    if not late:
+        return outcome
+    words = tuple(
+        f"{one.words}, {_late_by(one, ending):.0f} s after rank {one.rank} had ended"
+        for one in late[:MOST_REMARKS]
+    )
+    told = msgspec.structs.replace(finding, evidence=(*finding.evidence, *words))
+    return msgspec.structs.replace(outcome, finding=told)
 
 
 def _named(finding: Finding, fits: Sequence[Fit]) -> Finding | None:

@@ -75,10 +75,13 @@ class GpuPrint(Noun, frozen=True, kw_only=True):
 
     @property
     def progress(self) -> bool | None:
-        """Does the device compute or move memory? As `RankLook.device_progress` wants it."""
-        if self.load is Load.UNKNOWN:
+        """Does the device compute or move memory? As `RankLook.device_progress` wants it.
+
+        Power alone does not tell: a kernel that never ends takes as much as one that computes.
+        """
+        if self.load in (Load.UNKNOWN, Load.POWERED):
             return None
-        return self.load in (Load.WORKING, Load.PARTLY, Load.POWERED)
+        return self.load in (Load.WORKING, Load.PARTLY)
 
 
 class Fingerprint(Noun, frozen=True, kw_only=True):

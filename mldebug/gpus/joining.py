@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from mldebug.folding import fold_ranks
 from mldebug.gpus.readings import GpuReading
-from mldebug.gpus.visible import Visible, in_pci_order, visible
+from mldebug.gpus.visible import CUDA, Sight, Visible, in_pci_order, sights
 from mldebug.model import Noun
 
 
@@ -26,6 +26,7 @@ class RankProcess(Noun, frozen=True, kw_only=True):
 
     rank: int
     pid: int  # as the agent counts
+    start_ticks: int = 0
     local_rank: int | None = None
     open_minors: tuple[int, ...] | None = None  # N of each open /dev/nvidiaN; None: not readable
     environment: dict[str, str] | None = None  # visible.VARIABLES of it; None: not readable
@@ -41,7 +42,13 @@ class RankGpu(Noun, frozen=True, kw_only=True):
     evidence: JoinEvidence
     words: str = ""  # "compute process 4711, 63.2 GiB", "local rank 3 of CUDA_VISIBLE_DEVICES"
     instance: str = ""  # uuid of a MIG slice
+    also: tuple[str, ...] = ()  # uuids of other GPUs on which the driver counts its process
     conflicts: tuple[str, ...] = ()
+
+    @property
+    def sure(self) -> bool:
+        """Does more than a convention say so? A script may choose another GPU than its environment offers."""
+        return self.evidence is not JoinEvidence.ENVIRONMENT
 
 
 class Joined(Noun, frozen=True, kw_only=True):
@@ -50,6 +57,7 @@ class Joined(Noun, frozen=True, kw_only=True):
     ranks: tuple[RankGpu, ...] = ()  # sorted by rank
     unknown: dict[int, str] = {}  # rank -> why its GPU is not known
     remarks: tuple[str, ...] = ()
+    processes: dict[int, tuple[int, int]] = {}  # rank -> pid and start, of all that were looked at
 
     def of_rank(self, rank: int) -> RankGpu | None:
         """The GPU of one rank."""
@@ -58,6 +66,10 @@ class Joined(Noun, frozen=True, kw_only=True):
     def on_gpu(self, uuid: str) -> tuple[int, ...]:
         """The ranks that use one GPU, by its uuid or that of a slice."""
         return tuple(one.rank for one in self.ranks if uuid in (one.uuid, one.instance))
+
+    def guessed(self) -> frozenset[int]:
+        """The ranks whose GPU only a convention tells."""
+        return frozenset(one.rank for one in self.ranks if not one.sure)
 
 
 class _Claim(Noun, frozen=True, kw_only=True):
@@ -80,7 +92,12 @@ def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> Joined
             unknown[process.rank] = problem or "nothing tells it"
     remarks += _foreign(ranks, gpus)
     remarks += _shared(found)
-    return Joined(ranks=tuple(found), unknown=unknown, remarks=tuple(remarks))
+    return Joined(
+        ranks=tuple(found),
+        unknown=unknown,
+        remarks=tuple(remarks),
+        processes={one.rank: (one.pid, one.start_ticks) for one in ranks},
+    )
 
 
 def _claims(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[list[_Claim], str]:
@@ -127,33 +144,47 @@ def _by_device(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]
 
 
 def _by_environment(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[_Claim | None, str]:
+    """What the convention says, as far as the open devices allow it: a claim outside them is none."""
     if process.open_minors == ():
         return None, "it has no GPU open"
     if process.environment is None:
         return None, "its environment is not readable"
-    sight = visible(process.environment, gpus)
+    counted = [
+        _counted(process, sight, gpus)
+        for sight in sights(process.environment, gpus, process.open_minors)
+    ]
+    whole = [one for one in counted if one[0] is not None and not one[1]]
+    claims = whole or [one for one in counted if one[0] is not None]
+    devices = {(one.device.uuid, one.device.instance) for one, _ in claims if one is not None}
+    if len(devices) > 1:
+        return None, "its environment fits more than one of the GPUs that it has open"
+    return (claims or counted)[0]
+
+
+def _counted(
+    process: RankProcess, sight: Sight, gpus: Sequence[GpuReading]
+) -> tuple[_Claim | None, str]:
+    """The GPU that the local rank takes of those that it may use."""
     if not sight.devices:
         return None, sight.problem or f"{sight.told_by or 'the driver'} lets it see no GPU"
     source = sight.told_by or "all GPUs"
     if len(sight.devices) == 1:
-        words = f"the only GPU of {source}"
-        return _Claim(
-            device=sight.devices[0], evidence=JoinEvidence.ENVIRONMENT, words=words
-        ), sight.problem
+        return _claim(sight.devices[0], f"the only GPU of {source}"), sight.problem
     local = process.local_rank
     if local is None:
         return None, sight.problem or f"it may use {len(sight.devices)} GPUs and has no local rank"
     if not 0 <= local < len(sight.devices):
-        return (
-            None,
-            sight.problem or f"local rank {local} is beyond the {len(sight.devices)} of {source}",
-        )
-    if not sight.told_by and not in_pci_order(process.environment, gpus):
+        beyond = f"local rank {local} is beyond the {len(sight.devices)} of {source}"
+        return None, sight.problem or beyond
+    here = {one.uuid for one in sight.devices}
+    some = [gpu for gpu in gpus if gpu.uuid in here]
+    if sight.told_by != CUDA and not in_pci_order(process.environment or {}, some):
         return None, "the GPUs differ, and CUDA's order of them is not known"
-    words = f"local rank {local} of {source}"
-    return _Claim(
-        device=sight.devices[local], evidence=JoinEvidence.ENVIRONMENT, words=words
-    ), sight.problem
+    return _claim(sight.devices[local], f"local rank {local} of {source}"), sight.problem
+
+
+def _claim(device: Visible, words: str) -> _Claim:
+    return _Claim(device=device, evidence=JoinEvidence.ENVIRONMENT, words=words)
 
 
 def _choose(process: RankProcess, claims: Sequence[_Claim], gpus: Sequence[GpuReading]) -> RankGpu:
@@ -176,6 +207,9 @@ def _choose(process: RankProcess, claims: Sequence[_Claim], gpus: Sequence[GpuRe
         evidence=first.evidence,
         words=first.words,
         instance=instance,
+        also=tuple(
+            one.device.uuid for one in others if one.evidence is JoinEvidence.COMPUTE_PROCESS
+        ),
         conflicts=conflicts,
     )
 

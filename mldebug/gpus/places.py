@@ -1,17 +1,18 @@
-"""GPUs that are lost keep their place in the row: a process counts as it did when it started. Pure.
+"""GPUs that are lost keep their place in the row, and their ranks: a process counts as it did when it started. Pure.
 
 Without them local rank 3 of eight would be said to work on what was the fifth GPU, once the fourth is gone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 import msgspec
 
-from mldebug.gpus.joining import Joined
+from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu
 from mldebug.gpus.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
 
 LOST = "its GPU is lost"
+_STRENGTH = tuple(reversed(JoinEvidence))
 _Read = TypeVar("_Read", NodeGpus, NodeWatch)
 _UNNAMED = "lost "  # stands for the uuid of a GPU that never told it
 
@@ -63,3 +64,42 @@ def named(told: Joined) -> Joined:
     unnamed = {one.rank: LOST for one in told.ranks if one.uuid.startswith(_UNNAMED)}
     ranks = tuple(one for one in told.ranks if one.rank not in unnamed)
     return msgspec.structs.replace(told, ranks=ranks, unknown=told.unknown | unnamed)
+
+
+def remembering(now: Joined, before: Joined | None, present: Collection[str]) -> Joined:
+    """What is told now, and of the same processes what was known better. `present`: uuids of all GPUs that answer.
+
+    A GPU that is lost lists no process any more, and a convention must not move its ranks to others.
+    """
+    if before is None:
+        return now
+    known = {one.rank: one for one in before.ranks if _same(one.rank, now, before)}
+    told = {one.rank: one for one in now.ranks}
+    ranks = {rank: _better(told.get(rank), known.get(rank), present) for rank in told | known}
+    unknown = {rank: why for rank, why in now.unknown.items() if rank not in ranks}
+    kept = tuple(one for _, one in sorted(ranks.items()) if one is not None)
+    return msgspec.structs.replace(now, ranks=kept, unknown=unknown)
+
+
+def _same(rank: int, now: Joined, before: Joined) -> bool:
+    """Is it the process of before?"""
+    here = rank in now.unknown or now.of_rank(rank) is not None
+    return here and now.processes.get(rank) == before.processes.get(rank)
+
+
+def _better(
+    now: RankGpu | None, before: RankGpu | None, present: Collection[str]
+) -> RankGpu | None:
+    """What the driver said of a process holds until it says another thing; of a GPU that is lost, what nothing stronger says.
+
+    An only open device does not hold: a process that starts opens them one by one.
+    """
+    if now is None or before is None:
+        return now or before
+    mine, its = _STRENGTH.index(now.evidence), _STRENGTH.index(before.evidence)
+    if mine < its and before.evidence is JoinEvidence.COMPUTE_PROCESS:
+        return before
+    if mine <= its and before.uuid not in present:
+        return before
+    lost = [one for one in before.also if one not in present and one not in now.also]
+    return msgspec.structs.replace(now, also=(*now.also, *lost))

@@ -2,9 +2,14 @@
 
 CUDA reads its list up to the first word that names no GPU, and uses none where one stands twice. A number counts in PCI order
 where CUDA_DEVICE_ORDER says so or all GPUs are of one kind, else the fastest comes first, which we do not know.
+
+A device cgroup or a container narrows what is counted without a word in the environment: CUDA opens all GPUs that it may
+use, so the open devices tell it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
 
 from mldebug.gpus.readings import GpuReading
 from mldebug.model import Noun
@@ -31,12 +36,61 @@ class Sight(Noun, frozen=True, kw_only=True):
     problem: str = ""
 
 
+def sights(
+    environment: Mapping[str, str], gpus: Sequence[GpuReading], minors: Sequence[int] | None
+) -> tuple[Sight, ...]:
+    """What a process may use, by each way to count that fits its open devices; never empty.
+
+    `minors`: N of each open /dev/nvidiaN; None: not readable, then nothing narrows what the environment says.
+    """
+    told = visible(environment, gpus)
+    if minors is None or all(gpu.minor is None for gpu in gpus):
+        return (told,)
+    opened = _opened(gpus, minors)
+    if not opened:
+        return (Sight(problem="it has GPUs open that are not seen here"),)
+    here = {gpu.uuid for gpu in opened}
+    fitting = [one for one in (told, _inside(environment, opened)) if _fits(one, here)]
+    if fitting:
+        return tuple(fitting)
+    if not told.devices:
+        return (told,)
+    return (Sight(problem=f"{told.told_by or 'its environment'} names GPUs that it has not open"),)
+
+
+def _opened(gpus: Sequence[GpuReading], minors: Sequence[int]) -> tuple[GpuReading, ...]:
+    """The GPUs behind these devices. One that is lost has no number any more: it counts where as many are left over."""
+    known = {gpu.minor for gpu in gpus}
+    left = len(set(minors) - known)
+    lost = sum(gpu.minor is None for gpu in gpus)
+    if left not in (0, lost):
+        return ()
+    return tuple(gpu for gpu in gpus if gpu.minor in minors or (gpu.minor is None and left))
+
+
+def _inside(environment: Mapping[str, str], opened: Sequence[GpuReading]) -> Sight:
+    """Counted among the open GPUs alone: whoever narrowed them, CUDA sees no others."""
+    if ":" in environment.get(CONTAINER, ""):
+        return Sight()  # slices by number: they are not counted as GPUs are
+    told = visible({k: v for k, v in environment.items() if k != CONTAINER}, opened)
+    return msgspec.structs.replace(told, told_by=told.told_by or "its open GPUs")
+
+
+def _fits(one: Sight, here: Collection[str]) -> bool:
+    return bool(one.devices) and all(device.uuid in here for device in one.devices)
+
+
 def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Sight:
     """The GPUs that a process with this environment uses as 0, 1, 2 …; `gpus` are all that the agent sees."""
     base, told_by = _in_container(environment.get(CONTAINER), gpus)
     text = environment.get(CUDA)
     if text is None:
-        return Sight(devices=base, told_by=told_by)
+        problem = (
+            ""
+            if base is not None
+            else f"{_show(CONTAINER, environment[CONTAINER])} names GPUs that we cannot follow"
+        )
+        return Sight(devices=base or (), told_by=told_by, problem=problem)
     words = [word.strip() for word in text.split(",")][:MAX_WORDS]
     found: list[Visible] = []
     problem = ""
@@ -58,30 +112,34 @@ def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Sight
     return Sight(devices=tuple(found), told_by=CUDA, problem=problem)
 
 
-def _in_container(text: str | None, gpus: Sequence[GpuReading]) -> tuple[tuple[Visible, ...], str]:
-    """The GPUs that the container has, in the driver's order; all where it is not said, or said in a way we cannot follow.
+def _in_container(
+    text: str | None, gpus: Sequence[GpuReading]
+) -> tuple[tuple[Visible, ...] | None, str]:
+    """The GPUs that the container has, in the driver's order; all where nothing narrows them.
 
-    An agent in the same container sees no others: then the numbers mean nothing here.
+    None: said in a way that cannot be followed. `void` leaves it to others who gets which (CDI), and the numbers of a list
+    mean nothing to an agent that sees other GPUs than the runtime did.
     """
     everything = tuple(_whole(gpu) for gpu in gpus)
-    if text is None or text.strip() in ("", "all", "void", "none"):
+    if text is None or text.strip() == "all":
         return everything, ""
     words = [word.strip() for word in text.split(",")][:MAX_WORDS]
     named = [_named(word, everything, gpus) for word in words]
     if None in named:
-        return everything, ""
+        return None, CONTAINER
     chosen = {(one.index, one.uuid, one.instance): one for one in named if one is not None}
     return tuple(chosen[key] for key in sorted(chosen)), CONTAINER
 
 
-def _named(word: str, base: Sequence[Visible], gpus: Sequence[GpuReading]) -> Visible | None:
-    """The GPU of one word: a number, a uuid or its beginning, a MIG slice."""
+def _named(word: str, base: Sequence[Visible] | None, gpus: Sequence[GpuReading]) -> Visible | None:
+    """The GPU of one word: a number, a uuid or its beginning, a MIG slice. Without a base numbers mean nothing."""
     if word.isascii() and word.isdigit():
         number = int(word[:6])
-        return base[number] if number < len(base) else None
+        return base[number] if base is not None and number < len(base) else None
     if word.startswith("MIG-"):
         return _slice(word, gpus)
-    fitting = [one for one in base if word.startswith("GPU-") and one.uuid.startswith(word)]
+    some = base if base is not None else [_whole(gpu) for gpu in gpus]
+    fitting = [one for one in some if word.startswith("GPU-") and one.uuid.startswith(word)]
     return fitting[0] if len(fitting) == 1 else None
 
 

@@ -1,9 +1,11 @@
 """What the kernel, the driver and the GPUs said against somebody, as the faults that a capture carries. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from mldebug.gpus.expected import GpuCount
-from mldebug.gpus.readings import GpuReading, ecc_count
+from mldebug.gpus.readings import GpuReading, LostGpu, ecc_count
 from mldebug.kernellog.facts import Kind, Origin
 from mldebug.kernellog.joining import RankEvent, sentence
 from mldebug.kernellog.reading import bus_id
@@ -16,9 +18,9 @@ Ranks = Mapping[str, Sequence[int]]
 """uuid of a GPU -> the ranks of the run that work, or worked, on it."""
 
 
-def gpus_by_address(gpus: Iterable[GpuReading]) -> dict[str, tuple[str, int]]:
+def gpus_by_address(gpus: Iterable[GpuReading | LostGpu]) -> dict[str, tuple[str, int]]:
     """PCI address as the kernel writes it -> (uuid, index)."""
-    return {bus_id(gpu.bus_id): (gpu.uuid, gpu.index) for gpu in gpus if gpu.bus_id}
+    return {bus_id(gpu.bus_id): (gpu.uuid, gpu.index) for gpu in gpus if gpu.bus_id and gpu.uuid}
 
 
 def faults_of_events(
@@ -34,15 +36,16 @@ def faults_of_events(
 
 
 def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) -> Fault:
-    root, burst = event.burst.root, event.burst
+    """Dated by the worst of its lines, which is what must fit the stall; the words tell how it began."""
+    root, burst, worst = event.burst.root, event.burst, event.burst.worst
     uuid, index = gpus.get(bus_id(root.device), (root.uuid, None))
     on_gpu = root.kind in (Kind.XID, Kind.GPU_LOST)
     severe = root.kind in (Kind.GPU_LOST, Kind.OOM_KILL)
     return Fault(
         kind=root.kind.value,
-        at=burst.first_at,
+        at=worst.at if worst else burst.first_at,
         words=sentence(RankEvent(burst=burst)),
-        code=f"{root.kind.value}_{root.xid}" if root.xid is not None else root.kind.value,
+        code=f"{root.kind.value}_{worst.xid}" if worst else root.kind.value,
         tier=(Tier.FATAL if severe else burst.tier).value,
         node=node,
         rank=event.rank,
@@ -50,8 +53,8 @@ def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) 
         gpu=index if on_gpu else None,
         uuid=uuid if on_gpu else "",
         bus_id=root.device if on_gpu else "",
-        trusted=root.origin is not Origin.USER_SPACE,
-        advice=ACTION_WORDS[xid_row(root.xid).action] if root.xid is not None and on_gpu else "",
+        trusted=worst.trusted if worst else root.origin is not Origin.USER_SPACE,
+        advice=ACTION_WORDS[xid_row(worst.xid).action] if worst and on_gpu else "",
     )
 
 
@@ -100,3 +103,13 @@ def faults_of_memory(
             bus_id=now.bus_id,
             advice=ACTION_WORDS["reset_gpu"],
         )
+
+
+def as_sure(faults: Iterable[Fault], guessed: Collection[int]) -> tuple[Fault, ...]:
+    """The same, where a GPU's fault says how its rank is known; `guessed`: ranks whose GPU only a convention tells."""
+    return tuple(
+        msgspec.structs.replace(one, by="environment")
+        if one.by == "gpu" and one.rank in guessed
+        else one
+        for one in faults
+    )

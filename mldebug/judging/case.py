@@ -58,12 +58,14 @@ class Case:
         *,
         faults: tuple[Fault, ...] = (),
         taken_at: float = 0.0,
+        usual_gap: float = 0.0,
     ) -> None:
         self.job = job
         self.ranks = ranks
         self.quiet_seconds = quiet_seconds
         self.faults = faults
         self.taken_at = taken_at
+        self.usual_gap = usual_gap
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:

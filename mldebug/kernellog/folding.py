@@ -9,8 +9,16 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
 from mldebug.kernellog.facts import KernelEvent, Kind, Origin
-from mldebug.kernellog.telling import completed, follows, made_safe, teller, tells_more
-from mldebug.kernellog.xids import Tier, tier_of, worse
+from mldebug.kernellog.telling import (
+    Worst,
+    completed,
+    follows,
+    made_safe,
+    teller,
+    tells_more,
+    worst_of,
+)
+from mldebug.kernellog.xids import Tier
 from mldebug.model import Noun
 
 WINDOW = 5.0  # seconds without a line that end a burst
@@ -46,6 +54,7 @@ class Burst(Noun, frozen=True, kw_only=True):
     ] = {}  # Xid -> errors, in the order of their first; OTHER: all further numbers
     last_kind: Kind  # of the newest line: link_up or nfs_ok where it is over
     tier: Tier = Tier.INFORMATION  # the worst of all; of GPU events only
+    worst: Worst | None = None  # the error that it comes from
     pids: tuple[int, ...] = ()  # named by the lines, in their order
 
 
@@ -57,7 +66,7 @@ class _Open:
 
     __slots__ = (
         "_made", "_safe", "count", "first_at", "key", "last_at", "last_kind", "pids", "root", "settled", "texts",
-        "tier", "told", "xids",
+        "told", "worst", "xids",
     )  # fmt: skip
 
     def __init__(self, event: KernelEvent, key: Key) -> None:
@@ -70,7 +79,7 @@ class _Open:
         self.texts: set[int] = set()
         self.xids: dict[int, int] = {}
         self.told: dict[tuple[int, str], int] = {}  # (Xid, who says it) -> how often
-        self.tier = Tier.INFORMATION
+        self.worst: Worst | None = None
         self.pids: dict[int, None] = {}
         self._made: Burst | None = None
         self._safe: tuple[KernelEvent, KernelEvent] | None = (
@@ -117,8 +126,8 @@ class _Open:
     def _add_xid(self, event: KernelEvent, number: int) -> int:
         if number not in self.xids and len(self.xids) >= MAX_NUMBERS:
             number = OTHER
-        if number not in self.xids or event.severity or event.recovery:
-            self.tier = worse(self.tier, tier_of(event))
+        if self._may_be_worst(event, number):
+            self.worst = worst_of(self.worst, event, event.xid or number)
         key = (number, teller(event))
         told = self.told[key] = self.told.get(key, 0) + 1
         known = self.xids.get(number, 0)
@@ -127,6 +136,12 @@ class _Open:
         self.xids[number] = told
         self.count += 1
         return 1
+
+    def _may_be_worst(self, event: KernelEvent, number: int) -> bool:
+        """In a flood nearly no line is: a number that was seen says nothing new, unless its line says more."""
+        if self.worst is None or number not in self.xids or event.severity or event.recovery:
+            return True
+        return event.at < self.worst.at or not self.worst.trusted
 
     def burst(self) -> Burst:
         """As people are told of it; made anew only where something was added."""
@@ -141,7 +156,8 @@ class _Open:
                 distinct=len(self.texts),
                 xids=dict(self.xids),
                 last_kind=self.last_kind,
-                tier=self.tier,
+                tier=self.worst.tier if self.worst else Tier.INFORMATION,
+                worst=self.worst,
                 pids=tuple(self.pids),
             )
         return self._made

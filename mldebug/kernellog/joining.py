@@ -15,8 +15,12 @@ from mldebug.model import Noun
 SLACK = 2.0  # seconds by which the two clocks may disagree about what came first
 MOST_NAMED = 6  # Xids that a sentence counts
 
-Evidence = Literal["process", "child", "gpu", "node"]
-"""process: the lines name the rank's pid; child: that of a child of it; gpu: it works on that GPU; node: nobody is named."""
+Evidence = Literal["process", "child", "gpu", "environment", "node"]
+"""How the rank is known.
+
+process: the lines name its pid; child: that of a child of it; gpu: it works on that GPU, as the driver or its open device
+says; environment: it should work on that GPU, as its environment says; node: nobody is named.
+"""
 
 PLAIN: dict[Kind, str] = {
     Kind.OOM_KILL: "the kernel killed a process for memory",
@@ -58,6 +62,7 @@ class Owner(Noun, frozen=True, kw_only=True):
     rank: int
     started_at: float = 0.0  # unix, of the process; 0.0: not known
     child: bool = False  # the process is a child of the rank
+    by: Evidence = "gpu"  # of a GPU: how sure that is
 
 
 class RankEvent(Noun, frozen=True, kw_only=True):
@@ -104,7 +109,7 @@ def _by_process(burst: Burst, pids: Mapping[int, Owner]) -> tuple[RankEvent, ...
 def _by_gpu(burst: Burst, devices: Mapping[str, Sequence[Owner]]) -> tuple[RankEvent, ...]:
     owners = devices.get(burst.root.device, ()) if burst.root.device else ()
     found = tuple(
-        RankEvent(burst=burst, run=owner.run, rank=owner.rank, by="gpu")
+        RankEvent(burst=burst, run=owner.run, rank=owner.rank, by=owner.by)
         for owner in owners
         if owner.started_at <= burst.last_at + SLACK
     )
@@ -167,7 +172,13 @@ def _who(event: RankEvent) -> str:
     root = event.burst.root
     if event.rank is None:
         return f"pid {root.pid} {root.process}".rstrip() if root.pid is not None else ""
-    return f"a child of rank {event.rank}" if event.by == "child" else f"rank {event.rank}"
+    return whose(event.rank, event.by)
+
+
+def whose(rank: int, by: str) -> str:
+    """`rank 3`, `a child of rank 3`, `probably rank 3`; `by`: an `Evidence`."""
+    beginning = {"child": "a child of ", "environment": "probably "}
+    return f"{beginning.get(by, '')}rank {rank}"
 
 
 def _how_often(burst: Burst) -> str:

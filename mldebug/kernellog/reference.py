@@ -23,6 +23,7 @@ What one GPU, process, server or link says within {window:.0f} seconds of its la
 one is its root, but for those that only follow from another (marked *follows*). NVML may tell up to {late:.0f} s late.
 
 An event concerns the rank whose process, or whose child, its lines name; else the ranks on that GPU; else the node.
+Where only the environment says on which GPU a rank works (local rank 3 of `CUDA_VISIBLE_DEVICES`) it is "probably rank 3".
 What a program wrote into the log itself (`echo … > /dev/kmsg`) is not believed, nor what a program is called: the kernel
 begins some lines with a name that any user may choose.
 

@@ -1,9 +1,10 @@
-"""Several lines about one thing: who tells it, which knows more, and what is only a consequence. Pure."""
+"""Several lines about one thing: who tells it, which knows more, which is the worst, and what is only a consequence. Pure."""
 
 import msgspec
 
 from mldebug.kernellog.facts import KernelEvent, Kind, Origin
-from mldebug.kernellog.xids import xid_row
+from mldebug.kernellog.xids import ORDER, Tier, tier_of, xid_row
+from mldebug.model import Noun
 from mldebug.redact import safe_line
 
 
@@ -53,3 +54,26 @@ def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
         scope=one.scope or other.scope,
         rss_bytes=one.rss_bytes if one.rss_bytes is not None else other.rss_bytes,
     )
+
+
+class Worst(Noun, frozen=True, kw_only=True):
+    """The error of a burst that counts most: the first of the worst tier. Its date is not that of the root."""
+
+    xid: int
+    tier: Tier
+    at: float
+    trusted: bool = True  # False: a program wrote it into the kernel's log
+
+
+def worst_of(known: Worst | None, event: KernelEvent, xid: int) -> Worst:
+    """The worse of what is known and one more line; where both are as bad, the kernel's word goes before a program's."""
+    trusted = event.origin is not Origin.USER_SPACE
+    one = Worst(xid=xid, tier=tier_of(event), at=event.at, trusted=trusted)
+    if known is None or _weight(one) > _weight(known):
+        return one
+    again = xid == known.xid and trusted is known.trusted and one.at < known.at
+    return msgspec.structs.replace(known, at=one.at) if again else known
+
+
+def _weight(one: Worst) -> tuple[int, bool]:
+    return ORDER.index(one.tier), one.trusted

@@ -29,6 +29,7 @@ class GpuUser(Noun, frozen=True, kw_only=True):
     job: str  # name
     rank: int
     words: str = ""  # how that is known: "compute process 4711, 63.2 GiB"
+    sure: bool = True  # False: only a convention says so
 
 
 class Glance(Noun, frozen=True, kw_only=True):
@@ -73,10 +74,10 @@ class Glance(Noun, frozen=True, kw_only=True):
         for one in self.watch.lost if self.watch else ():
             for user in self.users:
                 if user.job_id == job_id and user.uuid == one.uuid and one.code in GONE:
-                    yield _gone(one, user.rank, self)
+                    yield _gone(one, user, self)
 
 
-def _gone(one: LostGpu, rank: int, seen: Glance) -> Fault:
+def _gone(one: LostGpu, user: GpuUser, seen: Glance) -> Fault:
     return Fault(
         kind="gpu_missing",
         at=seen.at,
@@ -84,8 +85,8 @@ def _gone(one: LostGpu, rank: int, seen: Glance) -> Fault:
         code="gpu_missing",
         tier=Tier.FATAL.value,
         node=seen.node,
-        rank=rank,
-        by="gpu",
+        rank=user.rank,
+        by="gpu" if user.sure else "environment",
         gpu=one.index,
         uuid=one.uuid,
         bus_id=one.bus_id,
@@ -129,4 +130,5 @@ def fresh(told: Snapshot) -> bool:
 def _users(runs: Iterable[RunState]) -> Iterator[GpuUser]:
     for run in runs:
         for rank, uuid in run.gpus.items():
-            yield GpuUser(uuid=uuid, job_id=run.id, job=run.name, rank=rank)
+            sure = rank not in run.gpus_guessed
+            yield GpuUser(uuid=uuid, job_id=run.id, job=run.name, rank=rank, sure=sure)

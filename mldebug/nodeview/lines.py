@@ -8,7 +8,7 @@ from mldebug.kernellog.joining import RankEvent, sentence
 from mldebug.kernellog.reading import bus_id
 from mldebug.nodeview.glance import names_of
 from mldebug.settings.units import format_duration
-from mldebug.snapshot import Snapshot
+from mldebug.snapshot import RunState, Snapshot
 
 
 class Said(NamedTuple):
@@ -46,13 +46,29 @@ def _names(told: Snapshot) -> dict[str, GpuName]:
     return gone | names_of(told.gpus)
 
 
-def rank_lines(events: Iterable[RankEvent], run: str, now: float) -> Iterator[str]:
+def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterator[str]:
     """What the kernel or the driver said against a rank of this run; the newest 8, the oldest of them first."""
-    mine = [one for one in events if one.run == run and one.rank is not None]
+    mine = _against(events, run)
     if len(mine) > MAX_LINES:
         yield f"… {len(mine) - MAX_LINES} kernel events before"
     for one in mine[-MAX_LINES:]:
-        yield f"{_duration(now - one.burst.last_at)} ago: {sentence(one)}"
+        yield f"{_duration(now - one.burst.last_at)} ago: {_said(one, run)}"
+
+
+def rank_sentences(events: Iterable[RankEvent], run: RunState) -> tuple[str, ...]:
+    """The same without how long ago, as the API gives it."""
+    return tuple(_said(one, run) for one in _against(events, run)[-MAX_LINES:])
+
+
+def _against(events: Iterable[RankEvent], run: RunState) -> list[RankEvent]:
+    return [one for one in events if one.run == run.id and one.rank is not None]
+
+
+def _said(one: RankEvent, run: RunState) -> str:
+    """With the rank's last frame, and beside the stall, where the run is suspected of one."""
+    frame = run.frames.get(one.rank, "") if one.rank is not None else ""
+    suspected = run.progress_at if run.frames else None
+    return sentence(one, run.incident_since or suspected, frame)
 
 
 def _duration(seconds: float) -> str:

@@ -1,9 +1,11 @@
 """What the kernel and the driver said against the ranks of a job, beside what the verdict rests on already. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from mldebug.kernellog.joining import whose
 from mldebug.model import Diagnosis, Fault, NodeCapture
+from mldebug.stacks import last_frame
 
 MAX_LINES = 20
 NEAR = 900.0  # seconds before a capture in which what concerns nobody in particular is told, too
@@ -14,7 +16,10 @@ def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tup
     told = " ".join((diagnosis.summary, *diagnosis.evidence))
     found = {fault: None for capture in captures for fault in _near(capture)}
     new = [fault for fault in sorted(found, key=lambda one: one.at) if fault.words not in told]
-    return tuple(map(_line, new[-MAX_LINES:]))
+    recent = max((one.taken_at for one in captures), default=0.0) - NEAR
+    ranks = {fault.rank for fault in new if fault.at >= recent}
+    frames = dict(pair for one in captures for pair in _frames(one, ranks))
+    return tuple(_line(one, frames if one.at >= recent else {}) for one in new[-MAX_LINES:])
 
 
 def _near(capture: NodeCapture) -> Iterator[Fault]:
@@ -22,9 +27,17 @@ def _near(capture: NodeCapture) -> Iterator[Fault]:
     yield from (one for one in faults if one.rank is not None or one.at >= capture.taken_at - NEAR)
 
 
-def _line(fault: Fault) -> str:
+def _frames(capture: NodeCapture, ranks: Collection[int | None]) -> Iterator[tuple[int, str]]:
+    for one in capture.ranks:
+        if one.identity.rank in ranks:
+            yield one.identity.rank, last_frame(one.process.stacks, one.process.pid)
+
+
+def _line(fault: Fault, frames: Mapping[int, str]) -> str:
     moment = datetime.fromtimestamp(fault.at, UTC).strftime("%H:%M:%S UTC")
-    whose = f", {'a child of ' if fault.by == 'child' else ''}rank {fault.rank}" if fault.rank is not None else ""  # fmt: skip
+    who = f", {whose(fault.rank, fault.by)}" if fault.rank is not None else ""
+    if fault.rank is not None and (frame := frames.get(fault.rank)):
+        who += f", last Python frame {frame}"
     forged = "" if fault.trusted else " (written by a program and not by the kernel)"
     advice = f" → {fault.advice}" if fault.advice else ""
-    return f"{moment}: {fault.words}{whose}{forged}{advice}"
+    return f"{moment}: {fault.words}{who}{forged}{advice}"

@@ -7,7 +7,9 @@
 | tells nothing at all | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
 
 Activity never delays the first clock. An incident opens when nobody moves; while somebody moves and others stand, at the
-smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch kills the job and the evidence with it.
+smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch kills the job and the evidence with it. A
+rank that stands in one line while its GPU works may evaluate for long, and may hang in a kernel that never ends, or beside
+a stranger on its GPU: nothing tells them apart but time, so that counts as moving for `DEVICE_LIMIT` at most.
 A timeout that stands in the configuration as a number is obeyed as it is.
 """
 
@@ -24,6 +26,8 @@ from mldebug.stall.stillness import Ranks, Standing
 
 BUSY_FACTOR, BUSY_LEAST = 4.0, 300.0
 BEFORE_EVIDENCE_DIES = 0.75
+DEVICE_LIMIT = 1800.0  # seconds; more where the run has survived such a pause
+SURVIVED = 1.5
 NO_SIGNAL, UNREADABLE_LOG = 60.0, 240.0
 NEWCOMER = 30.0  # an agent that came later than the stall looks at least so long before it speaks
 SAMPLES = 10  # planned over a window, so that at least 8 fit
@@ -49,6 +53,7 @@ class Rule(msgspec.Struct, frozen=True):
     timeout: Timeout
     window: float  # a rank is frozen when it was so for this long
     busy_limit: float | None  # None: nobody is blamed for being busy
+    device_limit: float = math.inf  # quiet for so long, a busy device excuses nobody
 
 
 def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watched: float) -> Rule:
@@ -56,9 +61,9 @@ def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watc
     started = pulse.started(look)
     if started and pulse.has_rhythm:
         timeout = _by_rhythm(settings, look, pulse)
-        return Rule(
-            "progress", timeout, _window(timeout, watched), _busy_limit(settings, look, timeout)
-        )
+        busy = _busy_limit(settings, look, timeout)
+        device = _device_limit(look, pulse, busy)
+        return Rule("progress", timeout, _window(timeout, watched), busy, device)
     if not started and (pulse.tells or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         return Rule("stillness", timeout, timeout.seconds, None)
@@ -128,6 +133,12 @@ def _busy_limit(settings: StallSettings, look: Look, timeout: Timeout) -> float:
     if told == "auto" and any(rank.phase in LEGITIMATE for rank in look.ranks):
         patience = math.inf  # it says itself why it makes no step
     return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
+
+
+def _device_limit(look: Look, pulse: Pulse, busy_limit: float) -> float:
+    if any(rank.phase in LEGITIMATE for rank in look.ranks):
+        return math.inf
+    return max(busy_limit, DEVICE_LIMIT, SURVIVED * pulse.gaps.memory.longest)
 
 
 def _window(timeout: Timeout, watched: float) -> float:

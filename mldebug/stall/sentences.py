@@ -40,7 +40,8 @@ def standing_words(standing: Standing) -> str:
     """`7 ranks wait in all_reduce; rank 3 sleeps in slow_data_loader`; empty where nobody was seen."""
     parts = [
         *_waiters(standing.waiting, ""),
-        *_waiters(standing.blind, " (GPU not readable)"),
+        *_waiters(tuple(one for one in standing.blind if not one.device), " (GPU not readable)"),
+        *_waiters(tuple(one for one in standing.blind if one.device), " (GPU at work)"),
         *_each(standing.inert, _stands),
         *_each(standing.busy, _works),
     ]

@@ -54,6 +54,7 @@ class RankLook(Noun, frozen=True, kw_only=True):
     children_io_rate: float = 0.0  # bytes a second that they read and write
     switches: int = 0  # voluntary context switches of the main thread
     io_bytes: int = 0  # read and written by the process
+    written_bytes: int = 0  # by the process, with write(2); 0: nothing, or not readable
     state: str = ""
     wchan: str = ""
     compiling: bool = False  # has a compiler among its children: ptxas, cc1plus
@@ -115,6 +116,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""  # of the open incident: run, attempt, last step
     suspects: tuple[int, ...] = ()  # ranks that do not wait
     quiet: float = 0.0  # seconds without progress, as far as this agent could watch them
+    usual_gap: float = 0.0  # seconds between two signs of progress; 0: not known
     stalled_since: float | None = None
     timeout: float = 0.0
     why_timeout: str = ""

@@ -89,11 +89,11 @@ class Ranks:
         """Whether the frames of one of these ranks have changed after `moment`."""
         return any(trail.steady > moment for rank in ranks if (trail := self._trails.get(rank)))
 
-    def standing(self, now: float, window: float) -> Standing:
-        """Sort the ranks by what they did in the last `window` seconds."""
+    def standing(self, now: float, window: float, *, devices: bool = True) -> Standing:
+        """Sort the ranks by what they did in the last `window` seconds; without `devices`, whatever those do."""
         found: dict[Condition, list[Trail]] = {condition: [] for condition in Condition}
         for _, trail in sorted(self._trails.items()):
-            found[trail.condition(now, window)].append(trail)
+            found[trail.condition(now, window, devices=devices)].append(trail)
         gone = {trail.last.rank for trail in found[Condition.GONE]} | set(self._exited)
         return Standing(
             waiting=tuple(found[Condition.WAITING]),

@@ -74,6 +74,7 @@ class Trail(msgspec.Struct, kw_only=True):
 
     last: RankLook
     steady: float  # since then: the same frames, no compiler, no device progress
+    posed: float  # the same, whatever its device does
     calm: float  # no context switches
     still: float  # calm, and no CPU time
     woke: float  # no context switch at all
@@ -101,13 +102,16 @@ class Trail(msgspec.Struct, kw_only=True):
             self.device = look.device_progress
         if look.compiling or look.device_progress:
             self.steady = now
+        if look.compiling:
+            self.posed = now
         self._compare_frames(look.frames_signature, now)
         if now - self.marked >= SLICE:
             self._compare_counters(look, now)
 
     def forget(self, now: float) -> None:
         """The job moved: what was seen before says nothing about the next stall."""
-        self.steady = self.calm = self.still = self.woke = self.helped = self.sampled = now
+        self.steady = self.posed = self.sampled = now
+        self.calm = self.still = self.woke = self.helped = now
         self.signature = self.role = self.told = self.device = None
         self.samples = 0
 
@@ -141,11 +145,12 @@ class Trail(msgspec.Struct, kw_only=True):
         """Since when no cheap sign speaks of movement; CPU time is none, a waiter may spin."""
         return self.steady if self.device is False else max(self.steady, self.calm)
 
-    def condition(self, now: float, window: float) -> Condition:
-        """What this rank has done in the last `window` seconds."""
+    def condition(self, now: float, window: float, *, devices: bool = True) -> Condition:
+        """What this rank has done in the last `window` seconds; without `devices`, as if its own could not be read."""
         if self.role in (Role.EXITED, Role.MISSING):
             return Condition.GONE
-        if now - self.steady < window or not self._enough_samples(now, window):
+        steady = self.steady if devices else self.posed
+        if now - steady < window or not self._enough_samples(now, window):
             return Condition.BUSY
         still = now - self.idle >= window
         if self.role is not Role.WAITING:
@@ -161,6 +166,7 @@ class Trail(msgspec.Struct, kw_only=True):
             # it moved since the sample before: when its counters last did, if they did
             moved = max(self.still, self.helped)
             self.steady = max(self.steady, moved) if moved >= self.sampled else now
+            self.posed = max(self.posed, moved) if moved >= self.sampled else now
             self.samples, self.changed = 0, True
         elif self.signature is not None:
             self.changed = False
@@ -196,6 +202,7 @@ def new_trail(look: RankLook, now: float) -> Trail:
     trail = Trail(
         last=look,
         steady=now,
+        posed=now,
         calm=now,
         still=now,
         woke=now,

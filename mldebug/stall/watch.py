@@ -119,7 +119,7 @@ class StallWatch:
         now, limit = self._pulse.now, rule.timeout.seconds
         every, some = self._ranks.unmoved_for(now)
         quiet = self._pulse.quiet if rule.by == "progress" else every
-        standing = self._ranks.standing(now, rule.window)
+        standing = self._standing(rule, quiet, rule.window)
         if is_blamed(rule, quiet, standing, self._ranks, now):
             return self._open(rule, quiet, standing)
         if rule.by == "progress" and quiet >= limit and self._watched >= rule.window:
@@ -137,6 +137,10 @@ class StallWatch:
             sample=self._glances(rule),
             next_look=pace,
         )
+
+    def _standing(self, rule: Rule, quiet: float, window: float) -> Standing:
+        devices = min(quiet, self._watched) < rule.device_limit
+        return self._ranks.standing(self._pulse.now, window, devices=devices)
 
     def _glances(self, rule: Rule) -> bool:
         """Without a signal nobody is trusted for ever for looking alive: a sparse sample shows who polls."""
@@ -218,7 +222,7 @@ class StallWatch:
             return self._recovered(quiet)
         again = now - opened >= SECOND_CAPTURE and not memory.captured_twice
         memory.captured_twice = memory.captured_twice or again
-        standing = self._ranks.standing(now, min(rule.window, now - seen_since))
+        standing = self._standing(rule, quiet, min(rule.window, now - seen_since))
         return self._blamed(rule, quiet, standing, capture=again, sample=self._sample_due(LATER))
 
     def _recovered(self, pause: float) -> Decision:
@@ -261,6 +265,7 @@ class StallWatch:
             sentence=sentence,
             timeout=timeout.seconds,
             why_timeout=timeout.why,
+            usual_gap=self._pulse.gaps.usual or 0.0,
             next_look=max(SOONEST, min(self._settings.interval, pace)),
             **said,
         )

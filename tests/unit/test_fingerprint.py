@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpusigns import CARDS, H200, Card, Told, during, moments, played, without
 from mldebug.gpus.baseline import Load
-from mldebug.gpus.fingerprint import MAX_GPUS, GpuState, RunLevels, tell
+from mldebug.gpus.fingerprint import MAX_GPUS, GpuPrint, GpuState, RunLevels, tell
 from mldebug.gpus.readings import Activity, GpuWatch
 from mldebug.gpus.sentences import sentence
 from mldebug.gpus.signs import Average, GpuSign, RankSign, sign_of
@@ -442,7 +442,7 @@ def test_a_kernel_on_all_multiprocessors_is_no_collective() -> None:
 def test_power_of_work_without_memory_traffic_for_long_is_a_spin() -> None:
     memory = RunLevels()
 
-    def look(at: int, power: float, traffic: float) -> GpuState:
+    def look(at: int, power: float, traffic: float) -> GpuPrint:
         sign = GpuSign(
             uuid="a",
             index=0,
@@ -450,14 +450,15 @@ def test_power_of_work_without_memory_traffic_for_long_is_a_spin() -> None:
             memory_utilization_ratio=traffic,
             power_watts=power,
         )
-        return memory.look(float(at), [sign], 2).gpus[0].state
+        return memory.look(float(at), [sign], 2).gpus[0]
 
     look(0, 40, 0.0)
     for at in range(1, 10):
-        assert look(at, 300, 0.4) is GpuState.TRAINING
+        assert look(at, 300, 0.4).state is GpuState.TRAINING
     seen = [look(at, 280, 0.0) for at in range(10, 15)]
 
-    assert seen == [GpuState.UNKNOWN] * 2 + [GpuState.COMPUTE_SPIN] * 3
+    assert [one.state for one in seen] == [GpuState.UNKNOWN] * 2 + [GpuState.COMPUTE_SPIN] * 3
+    assert {one.progress for one in seen} == {None}, "it may compute, and it may never end"
 
 
 def test_a_run_of_one_rank_waits_for_nobody() -> None:

@@ -11,17 +11,18 @@ from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending, RankError, RankExit
 from mldebug.endings.judge import judge_ending
 from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
-from mldebug.gpus.readings import EccCount, GpuReading
+from mldebug.gpus.readings import EccCount, GpuReading, LostGpu
 from mldebug.health.faults import (
     faults_of_count,
     faults_of_events,
     faults_of_memory,
     gpus_by_address,
 )
-from mldebug.judging.faults import BEFORE, PROMPT, UNDATED
+from mldebug.judging.faults import BEFORE, LAG, PROMPT, UNDATED
 from mldebug.kernellog.events import parse_line
 from mldebug.kernellog.folding import fold
 from mldebug.kernellog.joining import Owner, join
+from mldebug.kernellog.xids import ACTION_WORDS, xid_row
 from mldebug.model import (
     Confidence,
     Diagnosis,
@@ -82,7 +83,9 @@ def test_all_wait_and_one_gpu_is_off_the_bus() -> None:
 
 WHEN = [
     (STOPPED - BEFORE - 1, None),
-    (STOPPED - BEFORE, Confidence.HIGH),
+    (STOPPED - BEFORE, Confidence.MEDIUM),
+    (STOPPED - LAG - 1, Confidence.MEDIUM),
+    (STOPPED - LAG, Confidence.HIGH),
     (STOPPED + PROMPT, Confidence.HIGH),
     (STOPPED + PROMPT + 1, Confidence.MEDIUM),
     (TAKEN, Confidence.MEDIUM),
@@ -97,6 +100,19 @@ def test_the_time_must_fit(at: float, confidence: Confidence | None) -> None:
 
     assert (found.verdict is Verdict.GPU_FAULT) is (confidence is not None)
     assert confidence is None or found.confidence is confidence
+
+
+@pytest.mark.parametrize(("gap", "confidence"), [(1.0, Confidence.MEDIUM), (40.0, Confidence.HIGH)])
+def test_how_long_a_job_may_go_on_after_the_fault_is_told_by_its_own_rhythm(
+    gap: float, confidence: Confidence
+) -> None:
+    seen = capture(*map(waiting, range(4)))
+    seen = msgspec.structs.replace(
+        seen, faults=(fault(at=STOPPED - 35),), quiet_seconds=QUIET, usual_gap_seconds=gap
+    )
+    found = diagnose([seen]).diagnosis
+
+    assert (found.verdict, found.confidence) == (Verdict.GPU_FAULT, confidence)
 
 
 @pytest.mark.parametrize(("at", "verdict"), [(TAKEN - UNDATED, Verdict.GPU_FAULT), (TAKEN - UNDATED - 1, Verdict.UNKNOWN)])  # fmt: skip
@@ -174,6 +190,16 @@ def test_a_line_that_a_program_wrote_into_the_kernels_log_is_never_high() -> Non
 
 def test_a_child_of_the_rank_is_never_high() -> None:
     assert told(fault(by="child")).confidence is Confidence.MEDIUM
+
+
+def test_a_rank_that_only_a_convention_puts_on_the_gpu_is_never_high() -> None:
+    found = told(fault(by="environment"))
+
+    assert found.confidence is Confidence.MEDIUM
+    assert "(probably rank 1)" in found.summary
+    dead = judge_ending(ending(fault(1, by="environment"), errors={1: ECC})).finding
+    assert dead is not None
+    assert (dead.verdict, dead.confidence) == (Verdict.GPU_FAULT, Confidence.MEDIUM)
 
 
 def test_faults_of_ranks_that_were_not_seen_are_for_their_own_node() -> None:
@@ -298,6 +324,21 @@ def test_a_fault_that_does_not_fit_changes_nothing(other: Fault) -> None:
     assert plain.finding.verdict is Verdict.RANK_EXITED
 
 
+@pytest.mark.parametrize("errors", [{1: ECC}, {0: PEER, 1: PEER}], ids=["one", "all blame a peer"])
+def test_what_a_gpu_says_after_its_rank_has_ended_is_a_remark(errors: dict[int, RankError]) -> None:
+    plain = judge_ending(ending(errors=errors)).finding
+    found = judge_ending(ending(fault(1, at=STOPPED + 3), errors=errors)).finding
+
+    assert plain is not None
+    assert found is not None
+    assert found.evidence[:-1] == plain.evidence
+    assert found.evidence[-1].endswith("3 s after rank 1 had ended")
+    assert msgspec.structs.replace(found, evidence=plain.evidence) == plain
+    clocks = judge_ending(ending(fault(1, at=STOPPED + 1.5), errors=errors)).finding
+    assert clocks is not None
+    assert clocks.verdict is Verdict.GPU_FAULT
+
+
 def test_a_fault_names_the_rank_where_all_blame_a_peer() -> None:
     both = {0: PEER, 1: PEER}
     plain = judge_ending(ending(errors=both)).finding
@@ -330,6 +371,23 @@ def test_an_xid_becomes_a_fault_of_the_rank_on_that_gpu() -> None:
     assert one.advice
 
 
+MMU = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 00000008, MMU Fault"
+GONE = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+
+
+def test_a_burst_is_dated_and_advised_by_its_worst_line_and_told_from_its_first() -> None:
+    """The job's own Xid 31 each 4 s for two minutes; then the GPU falls off the bus, and the job stops."""
+    many = [parse_line(f"[{4 * i:.1f}] {MMU}", STOPPED - 120) for i in range(30)]
+    last = parse_line(f"[120.0] {GONE}", STOPPED - 120)
+    burst = fold(one for one in (*many, last) if one)
+    (one,) = faults_of_events(join(burst, {4711: Owner(run="r1", rank=1)}, {}), "r1", GPU3, "n1")
+
+    assert (one.at, one.code, one.tier) == (STOPPED, "xid_79", "fatal")
+    assert one.advice == ACTION_WORDS[xid_row(79).action]
+    assert one.words.startswith("Xid 31 (")
+    assert told(one).verdict is Verdict.GPU_FAULT
+
+
 def test_a_line_that_names_the_pid_goes_before_the_gpu() -> None:
     (one,) = of_lines("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 00000008")
 
@@ -345,6 +403,8 @@ def test_addresses_of_the_driver_and_of_the_kernel_meet() -> None:
     gpus = [GpuReading(uuid="GPU-3", index=3, bus_id="00000000:3B:00.0")]
 
     assert gpus_by_address(gpus) == GPU3
+    lost = [LostGpu(uuid=uuid, index=3, bus_id="00000000:3B:00.0", reason="x") for uuid in ("GPU-3", "")]  # fmt: skip
+    assert [gpus_by_address([one]) for one in lost] == [GPU3, {}]
 
 
 def test_a_missing_gpu_becomes_a_fault_of_its_rank() -> None:

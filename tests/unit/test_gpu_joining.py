@@ -47,10 +47,7 @@ def test_the_drivers_word_goes_first_and_what_contradicts_it_is_said() -> None:
     assert (one.uuid, one.index, one.bus_id) == (B, 1, "00000000:10:00.0")
     assert one.evidence is JoinEvidence.COMPUTE_PROCESS
     assert one.words == "compute process 100, 60.0 GiB"
-    assert one.conflicts == (
-        "only open device says GPU 0: /dev/nvidia3 is the only one open",
-        "environment says GPU 2: the only GPU of CUDA_VISIBLE_DEVICES",
-    )
+    assert one.conflicts == ("only open device says GPU 0: /dev/nvidia3 is the only one open",)
 
 
 def test_a_rank_with_contexts_on_two_gpus_is_on_the_one_with_its_memory() -> None:
@@ -59,6 +56,7 @@ def test_a_rank_with_contexts_on_two_gpus_is_on_the_one_with_its_memory() -> Non
 
     assert one.uuid == B
     assert one.conflicts == ("compute process says GPU 0: compute process 101, 0.5 GiB",)
+    assert one.also == (A,)
 
 
 def test_a_process_without_an_open_device_works_on_no_gpu_whatever_its_environment_says() -> None:
@@ -71,7 +69,7 @@ def test_the_only_open_device_goes_before_the_environment() -> None:
     (one,) = join([rank(0, open_minors=(1, 1))], gpus()).ranks
 
     assert (one.uuid, one.evidence) == (C, JoinEvidence.OPEN_DEVICE)
-    assert one.conflicts == ("environment says GPU 0: local rank 0 of all GPUs",)
+    assert one.conflicts == ()
 
 
 def test_several_open_devices_prove_nothing() -> None:
@@ -95,8 +93,7 @@ ENVIRONMENTS = [
     ({"NVIDIA_VISIBLE_DEVICES": f"{D},{C}"}, 0, C, "local rank 0 of NVIDIA_VISIBLE_DEVICES"),
     ({"NVIDIA_VISIBLE_DEVICES": "2,3", "CUDA_VISIBLE_DEVICES": "1"}, 7, D, "the only GPU of CUDA_VISIBLE_DEVICES"),
     ({"NVIDIA_VISIBLE_DEVICES": "all", "CUDA_VISIBLE_DEVICES": "1"}, 0, B, "the only GPU of CUDA_VISIBLE_DEVICES"),
-    ({"NVIDIA_VISIBLE_DEVICES": "8,9,10,11"}, 1, B, "local rank 1 of all GPUs"),  # an agent in the same container
-    ({"NVIDIA_VISIBLE_DEVICES": "void"}, 2, C, "local rank 2 of all GPUs"),
+    ({"NVIDIA_VISIBLE_DEVICES": "8,9,10,11", "CUDA_VISIBLE_DEVICES": B}, 0, B, "the only GPU of CUDA_VISIBLE_DEVICES"),
 ]  # fmt: skip
 
 
@@ -122,6 +119,10 @@ NOBODY = [
     ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, "local rank 2 is beyond the 2 of CUDA_VISIBLE_DEVICES"),
     ({"CUDA_VISIBLE_DEVICES": "0,1"}, None, "it may use 2 GPUs and has no local rank"),
     ({"CUDA_VISIBLE_DEVICES": "0,1"}, -5, "local rank -5 is beyond"),
+    ({"NVIDIA_VISIBLE_DEVICES": "8,9,10,11"}, 1, "NVIDIA_VISIBLE_DEVICES=8,9,10,11 names GPUs that we cannot follow"),
+    ({"NVIDIA_VISIBLE_DEVICES": "void"}, 2, "NVIDIA_VISIBLE_DEVICES=void names GPUs that we cannot follow"),
+    ({"NVIDIA_VISIBLE_DEVICES": "0:0,0:1"}, 1, "NVIDIA_VISIBLE_DEVICES=0:0,0:1 names GPUs that we cannot follow"),
+    ({"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "1"}, 0, "CUDA_VISIBLE_DEVICES=1 names no GPU by '1'"),
 ]  # fmt: skip
 
 
@@ -144,8 +145,53 @@ def test_unlike_gpus_have_an_order_only_where_it_is_said() -> None:
     assert "order" in join([rank(1)], mixed).unknown[1]
     said = {**lone, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert join([rank(0, environment=said)], mixed).on_gpu(B) == (0,)
+    inside = {"NVIDIA_VISIBLE_DEVICES": "2,3"}
+    assert join([rank(1, environment=inside)], mixed).on_gpu(D) == (1,), "those two are alike"
+    across = {"NVIDIA_VISIBLE_DEVICES": "1,2"}
+    assert "order" in join([rank(1, environment=across)], mixed).unknown[1]
     by_uuid = {"CUDA_VISIBLE_DEVICES": B}
     assert join([rank(0, environment=by_uuid)], mixed).on_gpu(B) == (0,)
+
+
+# --- counted inside what the process has open ----------------------------------------------------------
+
+LAST_TWO = (0, 1)  # /dev/nvidia numbers of GPUs 2 and 3
+INSIDE = [
+    ({}, 1, D, "local rank 1 of its open GPUs"),  # a device cgroup
+    ({"CUDA_VISIBLE_DEVICES": "0,1"}, 1, D, "local rank 1 of CUDA_VISIBLE_DEVICES"),  # Slurm counts in its cgroup
+    ({"CUDA_VISIBLE_DEVICES": "2,3"}, 1, D, "local rank 1 of CUDA_VISIBLE_DEVICES"),  # nothing is narrowed
+    ({"CUDA_VISIBLE_DEVICES": "1"}, 0, D, "the only GPU of CUDA_VISIBLE_DEVICES"),
+    ({"NVIDIA_VISIBLE_DEVICES": "void"}, 0, C, "local rank 0 of its open GPUs"),  # CDI
+    ({"NVIDIA_VISIBLE_DEVICES": "2,3"}, 0, C, "local rank 0 of NVIDIA_VISIBLE_DEVICES"),
+    ({"NVIDIA_VISIBLE_DEVICES": "8,9"}, 1, D, "local rank 1 of its open GPUs"),  # the agent is in the same container
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("environment", "local", "uuid", "words"), INSIDE, ids=str)
+def test_the_open_devices_say_among_what_it_counts(
+    environment: dict[str, str], local: int, uuid: str, words: str
+) -> None:
+    (one,) = join([rank(0, local, environment=environment, open_minors=LAST_TWO)], gpus()).ranks
+
+    assert (one.uuid, one.words, one.evidence) == (uuid, words, JoinEvidence.ENVIRONMENT)
+
+
+OUTSIDE = [
+    ({"CUDA_VISIBLE_DEVICES": A}, LAST_TWO, "CUDA_VISIBLE_DEVICES names GPUs that it has not open"),
+    ({"CUDA_VISIBLE_DEVICES": "1,2"}, (0, 1, 2), "fits more than one of the GPUs that it has open"),
+    ({"NVIDIA_VISIBLE_DEVICES": "0:0,1:0"}, (2, 3), "names GPUs that we cannot follow"),
+    ({}, (0, 1, 9), "it has GPUs open that are not seen here"),
+]
+
+
+@pytest.mark.parametrize(("environment", "minors", "why"), OUTSIDE, ids=str)
+def test_a_claim_outside_the_open_devices_is_none(
+    environment: dict[str, str], minors: tuple[int, ...], why: str
+) -> None:
+    told = join([rank(0, 0, environment=environment, open_minors=minors)], gpus())
+
+    assert told.ranks == ()
+    assert why in told.unknown[0]
 
 
 # --- MIG -----------------------------------------------------------------------------------------------

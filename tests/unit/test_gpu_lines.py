@@ -17,7 +17,7 @@ from mldebug.kernellog.folding import fold
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job
 from mldebug.nodeview.glance import Glance, GpuUser, of_agent
-from mldebug.nodeview.lines import hardware_lines, rank_lines
+from mldebug.nodeview.lines import hardware_lines, rank_lines, rank_sentences
 from mldebug.nodeview.listing import missing, rows, table, users
 from mldebug.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.commands.doctor import show_gpus
@@ -208,13 +208,29 @@ def test_status_says_that_the_gpus_are_released_and_why() -> None:
     ]
 
 
+RUN = RunState(id="1a2b3c", name="train.py", launcher="torchrun")
+
+
 def test_only_events_of_ranks_of_this_run_are_told() -> None:
     other, node = event(run="0ther"), event(rank=None, run="")
-    (line,) = rank_lines([event(), other, node], "1a2b3c", NOW)
+    (line,) = rank_lines([event(), other, node], RUN, NOW)
     assert line.startswith("12m34s ago: Xid 79 (")
     assert "rank 3" in line
     many = [event() for _ in range(11)]
-    assert next(rank_lines(many, "1a2b3c", NOW)) == "… 3 kernel events before"
+    assert next(rank_lines(many, RUN, NOW)) == "… 3 kernel events before"
+
+
+def test_while_a_run_is_suspected_its_events_stand_beside_frame_and_stall() -> None:
+    at = event().burst.first_at
+    suspect = msgspec.structs.replace(RUN, frames={3: "step (train.py:30)"}, progress_at=at + 14)
+    (told,) = rank_sentences([event()], suspect)
+    assert told.endswith("rank 3, last Python frame step (train.py:30), 14 s before the stall")
+    assert next(rank_lines([event()], suspect, NOW)).endswith(told)
+    stalled = msgspec.structs.replace(suspect, incident_since=at - 20)
+    assert rank_sentences([event()], stalled)[0].endswith("20 s after the stall began")
+    (calm,) = rank_sentences([event()], msgspec.structs.replace(RUN, progress_at=at + 14))
+    assert "stall" not in calm
+    assert "frame" not in calm
 
 
 # --- the agent's word ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from mldebug.gpus.joining import Joined, JoinEvidence, RankProcess, join
-from mldebug.gpus.places import LOST, located, named, with_lost
+from mldebug.gpus.places import LOST, located, named, remembering, with_lost
 from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 
 
@@ -88,3 +88,67 @@ def test_a_gpu_without_a_name_gets_no_address_that_is_not_sure() -> None:
 def test_where_none_is_lost_nothing_changes() -> None:
     node = NodeGpus(at=1.0, gpus=tuple(reading(one) for one in range(4)))
     assert with_lost(node) == node.gpus
+
+
+# --- what was known better --------------------------------------------------------------------------------
+
+ALL = {f"GPU-{one}" for one in range(8)}
+UPPER = (4, 5, 6, 7)
+
+
+def half(start: int = 1, **claims: object) -> list[RankProcess]:
+    """A job on the upper half of eight GPUs, numbered from 0 by its scheduler; the agent reads no devices."""
+    told = {"environment": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, **claims}
+    return [RankProcess(rank=one, pid=104 + one, start_ticks=start, local_rank=one, **told) for one in range(4)]  # type: ignore[arg-type]  # fmt: skip
+
+
+def eight(*lost: int, lists: bool = True) -> tuple[GpuReading, ...]:
+    gpus = tuple(reading(one) for one in range(8) if one not in lost)
+    return gpus if lists else tuple(msgspec.structs.replace(one, processes=None) for one in gpus)
+
+
+def places(told: Joined) -> dict[int, int]:
+    return {one.rank: one.index for one in told.ranks}
+
+
+def test_a_convention_does_not_move_a_rank_whose_gpu_is_lost() -> None:
+    before = join(half(), eight())
+    node = NodeGpus(at=1.0, gpus=eight(5), lost=(LostGpu(index=5, uuid="GPU-5", bus_id="00000000:6B:00.0", reason="lost"),))  # fmt: skip
+    now = named(join(half(), with_lost(node)))
+    assert places(now)[1] == 1
+    kept = remembering(now, before, ALL - {"GPU-5"})
+    assert places(kept) == {0: 4, 1: 5, 2: 6, 3: 7}
+    assert all(one.sure for one in kept.ranks)
+
+
+def test_the_drivers_word_outlives_a_read_that_lists_no_process() -> None:
+    before = join(half(), eight())
+    assert places(remembering(join(half(), eight(lists=False)), before, ALL)) == {0: 4, 1: 5, 2: 6, 3: 7}  # fmt: skip
+
+
+def test_a_process_that_was_given_the_pid_or_the_rank_since_begins_anew() -> None:
+    before, now = join(half(), eight()), join(half(start=2), eight(lists=False))
+    assert remembering(now, before, ALL) == now
+    gone = join(half(start=2, environment=None), eight(lists=False))
+    assert remembering(gone, before, ALL).ranks == ()
+
+
+def test_the_first_of_many_devices_that_a_rank_opens_is_not_kept() -> None:
+    one, more = half(open_minors=(4,)), half(open_minors=UPPER)
+    before, now = join(one, eight(lists=False)), join(more, eight(lists=False))
+    assert {rank.evidence for rank in before.ranks} == {JoinEvidence.OPEN_DEVICE}
+    assert places(remembering(now, before, ALL)) == {0: 4, 1: 5, 2: 6, 3: 7}
+
+
+def test_a_rank_that_moves_by_the_drivers_word_moves() -> None:
+    before = join(half(), eight(lists=False))
+    assert places(before) == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert places(remembering(join(half(), eight()), before, ALL)) == {0: 4, 1: 5, 2: 6, 3: 7}
+
+
+def test_a_guess_about_a_lost_gpu_gives_way_to_the_drivers_word() -> None:
+    """The convention had put rank 1 on GPU 1; it worked on GPU 5 all the time."""
+    before = join(half(), eight(lists=False))
+    now = join(half(), eight(1))
+    assert places(before)[1] == 1
+    assert places(remembering(now, before, ALL - {"GPU-1"})) == {0: 4, 1: 5, 2: 6, 3: 7}

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.gpus.joining import Joined, RankProcess
+from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu, RankProcess
 from mldebug.gpus.readings import (
     EccCount,
     GpuProcess,
@@ -185,6 +185,33 @@ def test_the_ranks_of_a_lost_gpu_are_those_that_it_had() -> None:
     assert one.joined("job") == Joined()
 
 
+def test_a_rank_that_only_a_convention_puts_on_a_lost_gpu_is_probably_there() -> None:
+    one, count = board(), Source(node(1.0, 0, 1), node(31.0, 0))
+    known = RankGpu(rank=1, uuid="GPU-1", index=1, evidence=JoinEvidence.ENVIRONMENT)
+    for full in (count.full(), count.full()):
+        one.told(GpuNews(full=full, joined={"job": Joined(ranks=(known,))}), LIMITS, None)
+    assert [(told.rank, told.by) for told in one.faults("job")] == [(1, "environment")]
+
+
+def test_a_fault_of_another_gpu_that_a_rank_uses_is_its_runs() -> None:
+    """A process with contexts on two GPUs: it works on the one with most of its memory."""
+    one, held = board(), (GpuProcess(pid=100, memory_bytes=1 << 30),)
+    both = node(1.0, 0, 1)
+    second = msgspec.structs.replace(both.gpus[1], processes=held)
+    first = msgspec.structs.replace(both.gpus[0], processes=(GpuProcess(pid=100, memory_bytes=8 << 30),))  # fmt: skip
+    alone = {"job": RANKS[:1]}
+    full = msgspec.structs.replace(both, gpus=(first, second))
+    gone = msgspec.structs.replace(node(31.0, 0), gpus=(first,))
+    reads = GpuReads(Source(full, gone), Holding())  # type: ignore[arg-type]
+    for _ in range(2):
+        one.told(reads(GpuOrder(alone)), LIMITS, None)
+    (fault,) = one.faults("job")
+    assert (fault.kind, fault.uuid, fault.rank) == ("gpu_missing", "GPU-1", None)
+    assert one.concerning("job", (fault,)) == (fault,)
+    stranger = msgspec.structs.replace(fault, uuid="GPU-9", bus_id="0000:99:00.0")
+    assert one.concerning("job", (stranger,)) == ()
+
+
 def test_a_missing_gpu_is_missed_after_a_restart_of_the_agent_until_somebody_accepts_it() -> None:
     memory = Memory()
     board(memory).told(read(Source(node(1.0, 0, 1))), LIMITS, None)
@@ -269,6 +296,48 @@ def test_devices_that_compute_move_and_those_that_spin_do_not() -> None:
     assert progress(hang(levels, joined, 20.0)) == [False, False]
     assert "GPU 0 waits in a collective" in levels.sentence("job")
     assert "GPU 1 has not arrived" in levels.sentence("job")
+
+
+def wrote(at: float, *written: int, step: int | None = None) -> JobLook:
+    ranks = tuple(RankLook(rank=rank, written_bytes=one) for rank, one in enumerate(written))
+    return JobLook(job=JOB, look=Look(at=at, run="job", ranks=ranks), step=step)
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"),
+    [
+        (50_000_000, "GPU 1 does nothing while its rank writes a file"),
+        (2_000, "GPU 1 has not arrived"),
+        (0, "GPU 1 has not arrived"),
+    ],
+)
+def test_a_rank_that_writes_while_the_others_wait_saves(speed: int, words: str) -> None:
+    levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
+    for turn in range(12):
+        saves = turn >= 6
+        told = watch(10.0 + turn, 1.0, 0.0 if saves else 1.0, power=125.0 if saves else 690.0, moves=0.0 if saves else 0.35)  # fmt: skip
+        levels.complete(wrote(10.0 + turn, 4096, 4096 + speed * turn), told, joined)
+    assert words in levels.sentence("job")
+
+
+def test_a_counter_that_cannot_be_read_for_a_look_is_no_checkpoint() -> None:
+    levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
+    for turn in range(6):
+        told = watch(10.0 + turn, 1.0, 1.0, power=690.0, moves=0.35)
+        levels.complete(wrote(10.0 + turn, 1, 1 << 40), told, joined)
+    for turn in range(6):
+        told = watch(20.0 + turn, 1.0, 0.0, power=125.0, moves=0.0)
+        levels.complete(wrote(20.0 + turn, 1, (1 << 40) if turn % 2 else 0), told, joined)
+        assert "checkpoint" not in levels.sentence("job").partition("GPU 1")[2].partition(",")[0]
+
+
+def test_steps_without_work_that_the_gpu_tells_are_work() -> None:
+    """A card that tells neither memory traffic nor more: only steps say that it trains."""
+    levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
+    for turn in range(6):
+        gpus = tuple(GpuWatch(uuid=f"GPU-{n}", index=n, utilization_ratio=1.0, power_watts=300.0) for n in (0, 1))  # fmt: skip
+        seen = levels.complete(wrote(10.0 + turn, 1, 1, step=turn), NodeWatch(at=10.0 + turn, gpus=gpus), joined)  # fmt: skip
+    assert progress(seen) == [True, True]
 
 
 def test_what_was_learned_survives_the_agent_and_goes_with_the_run() -> None:

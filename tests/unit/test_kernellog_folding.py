@@ -12,7 +12,7 @@ import pytest
 from mldebug.gpus.readings import GpuEvent
 from mldebug.kernellog.counts import MAX_KEYS, OTHER, Counts, GpuName, KernelCounts, named
 from mldebug.kernellog.events import parse_event
-from mldebug.kernellog.facts import KernelEvent, Kind
+from mldebug.kernellog.facts import KernelEvent, Kind, Origin
 from mldebug.kernellog.folding import KEPT, LONGEST, MAX_DISTINCT, OPEN, Burst, Folding, fold
 from mldebug.kernellog.folding import OTHER as OTHER_XIDS
 from mldebug.kernellog.nvml import xid_of_nvml
@@ -40,6 +40,32 @@ def lost(at: float, device: str = GPU) -> KernelEvent:
 
 def roots(bursts: tuple[Burst, ...]) -> list[tuple[int | None, int]]:
     return [(one.root.xid, one.count) for one in bursts]
+
+
+# --- the worst -----------------------------------------------------------------------------------
+
+
+def worst(*events: KernelEvent) -> tuple[int, float, bool]:
+    (burst,) = fold(events)
+    assert burst.worst is not None
+    assert burst.worst.tier is burst.tier
+    return burst.worst.xid, burst.worst.at, burst.worst.trusted
+
+
+def test_the_worst_line_of_a_burst_keeps_its_own_date() -> None:
+    assert worst(xid(31, 10.0), xid(31, 14.0), xid(79, 18.0), xid(45, 18.1)) == (79, 18.0, True)
+    assert worst(xid(79, 10.0), xid(31, 12.0), xid(79, 14.0)) == (79, 10.0, True)
+
+
+def test_of_two_tellers_the_one_that_tells_earlier_dates_the_worst() -> None:
+    assert worst(nvml(79, 14.0), xid(79, 10.0)) == (79, 10.0, True)
+    assert worst(xid(79, 10.0), nvml(79, 14.0)) == (79, 10.0, True)
+
+
+def test_the_kernels_word_goes_before_that_of_a_program() -> None:
+    forged = xid(79, 10.0, origin=Origin.USER_SPACE)
+    assert worst(xid(31, 9.0), forged) == (79, 10.0, False)
+    assert worst(forged, xid(79, 12.0)) == (79, 12.0, True)
 
 
 # --- folding -------------------------------------------------------------------------------------

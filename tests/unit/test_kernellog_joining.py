@@ -76,11 +76,25 @@ def test_owners_are_ranks_their_children_and_those_that_are_lost() -> None:
 
     assert process_owners([job], {700: (701, 702)}) == {
         700: Owner(run="a1", rank=3, started_at=50.0),
-        701: Owner(run="a1", rank=3, child=True),
-        702: Owner(run="a1", rank=3, child=True),
-        800: Owner(run="a1", rank=4),
-        801: Owner(run="a1", rank=4, child=True),
+        701: Owner(run="a1", rank=3, started_at=50.0, child=True),
+        702: Owner(run="a1", rank=3, started_at=50.0, child=True),
+        800: Owner(run="a1", rank=4, started_at=50.0),
+        801: Owner(run="a1", rank=4, started_at=50.0, child=True),
     }
+
+
+def test_a_kill_of_hours_ago_is_none_of_a_lost_rank_or_a_child_with_that_pid() -> None:
+    rank = RankIdentity(rank=3, world_size=5, pid=700, started_at=5000.0)
+    lost = (LostRank(rank=4, pid=800, leftovers=(801,)),)
+    job = Job(id="a1", name="x", launcher="y", started_at=4990.0, ranks=(rank,), lost=lost)
+    owners = process_owners([job], {700: (701,)})
+
+    def of(pid: int, at: float) -> tuple[str, int | None]:
+        (one,) = join(fold([KernelEvent(kind=Kind.OOM_KILL, at=at, pid=pid)]), owners, {})
+        return one.run, one.rank
+
+    assert [of(pid, 100.0) for pid in (701, 800, 801)] == [("", None)] * 3
+    assert [of(pid, 5001.0) for pid in (701, 800, 801)] == [("a1", 3), ("a1", 4), ("a1", 4)]
 
 
 def test_owners_of_a_gpu_are_the_ranks_of_all_jobs_on_it() -> None:
@@ -93,6 +107,15 @@ def test_owners_of_a_gpu_are_the_ranks_of_all_jobs_on_it() -> None:
     assert gpu_owners(joined) == {
         GPU: (Owner(run="a1", rank=3, started_at=50.0), Owner(run="b2", rank=0))
     }
+
+
+def test_a_rank_that_only_a_convention_puts_on_a_gpu_is_probably_there() -> None:
+    job = Job(id="a1", name="x", launcher="y")
+    gpu = RankGpu(rank=3, uuid="GPU-1", index=0, bus_id="00000000:3B:00.0", evidence=JoinEvidence.ENVIRONMENT)  # fmt: skip
+    (event,) = join(fold([xid(79)]), {}, gpu_owners([(job, Joined(ranks=(gpu,)))]))
+
+    assert (event.rank, event.by) == (3, "environment")
+    assert sentence(event).endswith(f"on GPU {GPU}, probably rank 3")
 
 
 # --- the sentence --------------------------------------------------------------------------------

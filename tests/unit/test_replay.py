@@ -83,8 +83,9 @@ def run() -> RunState:
     return RunState(id="r", name="train.py", launcher="torchrun", world_size=1, ranks={0: 77}, gpus={0: UUIDS[0]})  # fmt: skip
 
 
-def status(at: float) -> Snapshot:
-    return Snapshot(node="n1", at=at, started_at=T0 - 100, runs=(run(),))
+def status(at: float, **changes: object) -> Snapshot:
+    shown = msgspec.structs.replace(run(), **changes)
+    return Snapshot(node="n1", at=at, started_at=T0 - 100, runs=(shown,))
 
 
 def full(at: float, **changes: object) -> NodeGpus:
@@ -123,6 +124,25 @@ def test_kernel_records_come_when_their_time_has_come_and_name_the_rank() -> Non
     assert event.burst.first_at == pytest.approx(T0 + 20, abs=0.01)
     assert after.kernel is not None
     assert [(one.xid, one.count, one.uuid) for one in after.kernel.xids] == [(79, 1, UUIDS[0])]
+
+
+@pytest.mark.parametrize(("guessed", "by", "who"), [((), "gpu", ", rank 0"), ((0,), "environment", ", probably rank 0")])  # fmt: skip
+def test_how_sure_it_was_which_rank_works_on_a_gpu_is_recorded(
+    guessed: tuple[int, ...], by: str, who: str
+) -> None:
+    xid = "NVRM: Xid (PCI:0000:45:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    recording = Recording(
+        manifest=MANIFEST,
+        statuses=(status(T0, gpus_guessed=guessed),),
+        full=(full(T0), full(T0 + 30)),
+        watch=(NodeWatch(at=T0 + 10), NodeWatch(at=T0 + 40)),
+        kernel=(record(1, BOOT + 20, xid),),
+    )
+    told = played(recording).snapshot()
+    (event,) = told.kernel_events
+    (sentence,) = told.runs[0].kernel
+    assert (event.by, told.runs[0].gpus_guessed) == (by, guessed)
+    assert sentence.endswith(who)
 
 
 def test_events_of_before_a_rank_began_are_not_its_own() -> None:

@@ -12,6 +12,7 @@ from mldebug.report.hardware import hardware_lines
 from mldebug.report.html import render_html
 from mldebug.report.text import report_lines
 from mldebug.reportmodel import Report
+from mldebug.stacks import last_frame
 
 AT = samples.TAKEN_AT
 XID = Fault(
@@ -49,6 +50,17 @@ def test_what_was_said_against_ranks_is_told_and_what_is_far_away_is_not() -> No
         "Xid 63 (row remapped) on GPU 0000:4b:00.0, rank 2 → drain the node and reset this GPU",
         "the kernel killed a process for memory",
     ]
+
+
+def test_a_rank_is_told_with_its_last_python_frame_and_how_sure_it_is() -> None:
+    guessed = msgspec.structs.replace(XID, by="environment", at=AT - 60)
+    capture = captured(guessed)
+    shown = next(one for one in capture.ranks if one.process.stacks)
+    fault = msgspec.structs.replace(guessed, rank=shown.identity.rank)
+    (line,) = hardware_lines([captured(fault)], diagnose([capture]).diagnosis)
+    frame = last_frame(shown.process.stacks, shown.process.pid)
+    assert frame
+    assert f", probably rank {fault.rank}, last Python frame {frame} → " in line
 
 
 def test_what_the_verdict_rests_on_is_not_told_twice() -> None:

@@ -1,12 +1,21 @@
-"""Whose work it is to idle: which jobs are judged when they are quiet."""
+"""Whose work it is to idle: which jobs are judged when they are quiet; and what a run remembers of its looks."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 import pytest
 
-from mldebug.model import Job, RankIdentity
+from mldebug.config import Config
+from mldebug.model import Classification, Job, NodeCapture, RankIdentity, Role
 from mldebug.records import LogCounts
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Decision, Look, RankLook, Stage
+from mldebug.stall.watch import StallWatch
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.runs import no_training, unjudged
+from mldebug_agents.node import Node
+from mldebug_agents.runs import Run, no_training, run_state, unjudged
+from mldebug_agents.sources.ranks import Discovery
 
 
 def seen(
@@ -55,3 +64,28 @@ def test_tests_and_notebooks_are_no_training(script: str) -> None:
 
 def test_the_users_own_words_come_first() -> None:
     assert "stall.exclude" in unjudged(seen(wchan="inet_csk_accept"), ("train*",))
+
+
+# --- what is remembered ----------------------------------------------------------------------------------
+
+
+def test_the_last_frames_of_a_sample_are_shown_until_the_next_one() -> None:
+    one = seen()
+    found = Classification(name="sleep", role=Role.INERT, doing="sleeps")
+    sampled = msgspec.structs.replace(one, classes={0: found}, frames={0: "load (train.py:7)", 1: ""})  # fmt: skip
+    node: Any = SimpleNamespace(config=Config(), _decide=lambda *_: None)
+    run = Run(one.job, StallWatch(StallSettings()))
+    for look in (sampled, one):
+        Node._see(node, run, look)
+    assert run_state(run, {}).frames == {0: "load (train.py:7)"}
+
+
+def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
+    job = seen().job
+    taken = NodeCapture(node="n1", taken_at=1.0, job=job)
+    capturer = SimpleNamespace(capture=lambda *_: taken)
+    node: Any = SimpleNamespace(bench=SimpleNamespace(capturer=lambda _: capturer))
+    decision = Decision(stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0)
+    _, told = Node._capture(node, (job, Discovery(), decision))
+    assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
+    assert Node._capture(node, (job, Discovery(), None)) == ("j", taken)

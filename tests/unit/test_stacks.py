@@ -15,6 +15,7 @@ from mldebug.stacks import (
     MAX_FRAMES,
     inner,
     is_user,
+    last_frame,
     merge,
     parse_pyspy_json,
     parse_pyspy_text,
@@ -188,3 +189,12 @@ def leaf_paths(
         found += [(path, rank) for rank in unfold(node.ranks) if rank not in below]
         found += leaf_paths(node.children, path)
     return found
+
+
+def test_the_last_frame_is_in_the_jobs_own_code_where_it_is_below_any() -> None:
+    waits = stack("wait (threading.py:331)", "step (train.py:30)", "<module> (train.py:50)", tid=7)
+    library = stack("select (selectors.py:468)", tid=7)
+
+    assert last_frame((waits,), 7) == "step (train.py:30)"
+    assert last_frame((library,), 7) == "select (selectors.py:468)"
+    assert last_frame((), 7) == ""

@@ -147,6 +147,12 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         (359, 361),
         "rank 1 computes on its GPU",
     ),
+    "all GPUs compute for ever": (
+        lambda: trained().play(2400, SPINS._replace(device=True)),
+        {},
+        (1859, 1870),
+        "4 ranks wait in all_reduce (GPU at work)",
+    ),
     "compiling too long": (
         lambda: trained().play(500, {1: COMPILES}),
         {"timeout": 15.0},

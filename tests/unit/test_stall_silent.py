@@ -54,6 +54,17 @@ SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
         {},
         True,
     ),
+    "evaluation of 40 min on GPUs, as the run has made one before": (
+        lambda: (
+            trained()
+            .play(1500, SPINS._replace(device=True))
+            .train(60)
+            .play(2200, SPINS._replace(device=True))
+            .train(30)
+        ),
+        {},
+        True,
+    ),
     "evaluation of 20 min in Python": (lambda: trained().play(1200, WORKS).train(30), {}, True),
     "evaluation of 60 s, GPU unreadable": (
         lambda: trained().play(60, BLIND).train(30),

@@ -30,6 +30,12 @@ def test_the_stages_in_order() -> None:
     ]
 
 
+def test_a_decision_says_how_long_the_run_usually_makes_no_progress() -> None:
+    story = watch(trained(every=2.0).play(60, {3: SLEEPS}).looks)
+
+    assert story.first(Stage.BLAMED).usual_gap == pytest.approx(2.0, abs=0.1)
+
+
 def test_suspicion_begins_at_half_the_timeout_though_all_ranks_are_active() -> None:
     story = watch(trained().play(60, SPINS._replace(device=True)).looks, timeout=20.0)
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from builders import stack
 from hung import hung_mount, wait_until
 from mldebug.config import Agent, Config, load_config
 from mldebug.logparser import LogParser
@@ -52,6 +53,14 @@ class SlowPySpy:
         self.asked.append(pid)
         time.sleep(min(self.seconds, timeout))
         return Dump(failure="timed out")
+
+
+class SeesOneStack:
+    """A py-spy that finds every process in one place."""
+
+    def dump(self, pid: int, *, timeout: float) -> Dump:
+        """Its main thread, asleep."""
+        return Dump(stacks=(stack("sleep_for (train.py:7)", "<module> (train.py:50)", tid=pid),))
 
 
 class Bench:
@@ -288,6 +297,15 @@ def test_stacks_have_one_deadline_for_all_ranks_and_the_late_ones_come_first_nex
     assert 100 + len(first) in following
 
 
+def test_a_sample_keeps_the_last_python_frame_of_each_rank(tmp_path: Path, reader: Reader) -> None:
+    looks = watch(Bench(Node(tmp_path, ranks=2).host(), reader, SeesOneStack()))
+    (job,) = looks.look().jobs
+    assert job.frames == {}
+    (sampled,) = looks.look({job.job.id}).jobs
+    assert sampled.frames == {0: "sleep_for (train.py:7)", 1: "sleep_for (train.py:7)"}
+    assert sampled.classes.keys() == sampled.frames.keys()
+
+
 def test_many_gaps_become_a_few() -> None:
     look = Watch.__module__
     module = sys.modules[look]
@@ -393,6 +411,7 @@ def test_activity_counts_all_threads_and_tells_the_main_one_apart(
     code = (
         "import threading, time\n"
         "def spin():\n    while True: pass\n"
+        "open('/dev/null', 'wb', buffering=0).write(bytes(5000))\n"
         "threading.Thread(target=spin, daemon=True).start()\ntime.sleep(600)"
     )
     process = start(code, {})
@@ -410,6 +429,7 @@ def test_activity_counts_all_threads_and_tells_the_main_one_apart(
     found = read_activity(host, process.pid, ticks.start_ticks, process.pid)
     assert found is not None
     assert (found.state, found.io_bytes > 0, found.switches >= 0) == ("S", True, True)
+    assert 5000 <= found.written_bytes <= found.io_bytes
 
 
 def test_what_a_child_copies_counts_for_the_rank_above_it(

@@ -202,7 +202,7 @@ def _watched(
     )
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
-    for line in rank_lines(events, run.id, now):
+    for line in rank_lines(events, run, now):
         yield Text(clean(f"  {line}", 400), style="red")
     if run.incident:
         yield Text(clean(f"  {run.report}", 400), style="bold red")

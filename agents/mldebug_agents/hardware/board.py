@@ -28,6 +28,7 @@ from mldebug.kernellog.nvml import xid_of_nvml
 from mldebug.kernellog.owners import gpu_owners, process_owners
 from mldebug.kernellog.reading import bus_id
 from mldebug.model import Fault, Gap, Job, NodeCapture
+from mldebug.nodeview.lines import rank_sentences
 from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.gpuchild.errors import GpusReleasedError
 from mldebug_agents.hardware.desk import BY_ITSELF, GpuDesk
@@ -235,7 +236,7 @@ class Hardware:
 
     def _faults(self, job_id: str) -> tuple[Fault, ...]:
         full = self._gpus.full
-        known = gpus_by_address(full.gpus if full else ())
+        known = gpus_by_address((*full.gpus, *full.lost) if full else ())
         told = faults_of_events(self._events, job_id, known, self._node)
         return self._gpus.concerning(job_id, (*told, *self._gpus.faults(job_id)))
 
@@ -257,8 +258,14 @@ class Hardware:
         )
 
     def _with_gpus(self, run: RunState) -> RunState:
-        known = {one.rank: one.uuid for one in self._gpus.joined(run.id).ranks}
-        return msgspec.structs.replace(run, gpus=known, devices=self._levels.sentence(run.id))
+        joined = self._gpus.joined(run.id)
+        return msgspec.structs.replace(
+            run,
+            gpus={one.rank: one.uuid for one in joined.ranks},
+            gpus_guessed=tuple(sorted(joined.guessed())),
+            devices=self._levels.sentence(run.id),
+            kernel=rank_sentences(self._events, run),
+        )
 
     def _gaps(self) -> tuple[Gap, ...]:
         full = self._gpus.full

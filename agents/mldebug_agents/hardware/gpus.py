@@ -10,9 +10,10 @@ import msgspec
 
 from mldebug.gpus.expected import ExpectedGpus, GpuCount
 from mldebug.gpus.joining import Joined
+from mldebug.gpus.places import remembering
 from mldebug.gpus.readings import GpuEvent, GpuReading, NodeGpus, NodeWatch
 from mldebug.health.components import Health
-from mldebug.health.faults import faults_of_count, faults_of_memory
+from mldebug.health.faults import as_sure, faults_of_count, faults_of_memory
 from mldebug.health.gpurules import gpu_health
 from mldebug.health.thresholds import Thresholds
 from mldebug.model import Fault, Job
@@ -47,7 +48,8 @@ class GpuBoard:
             return
         self.full = news.full
         for job_id, joined in news.joined.items():
-            self._joined[job_id] = _remembering(joined, self._joined.get(job_id))
+            before = self._joined.get(job_id)
+            self._joined[job_id] = remembering(joined, before, {one.uuid for one in news.full.gpus})
         self._compare(news.full, limits)
         self._count(news, configured)
         self._before = news.full
@@ -75,16 +77,20 @@ class GpuBoard:
     def faults(self, job_id: str) -> tuple[Fault, ...]:
         """GPUs that are missing, and memory that failed, under the ranks of a run."""
         missing = faults_of_count(self.count, self._ranks(job_id), self._node) if self.count else ()
-        return (*self._faults.get(job_id, ()), *missing)
+        return as_sure((*self._faults.get(job_id, ()), *missing), self.joined(job_id).guessed())
 
     def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
-        """Leave out GPUs on which none of a run's ranks works, where it is known on which they do."""
+        """Leave out GPUs on which none of a run's ranks works, where it is known on which they do.
+
+        One on which the driver counts a rank's process stays, though the rank's own is another.
+        """
         joined = self.joined(job_id)
         sure = bool(joined.ranks) and not joined.unknown
+        also = {uuid for one in joined.ranks for uuid in one.also}
         return tuple(
             one
             for one in faults
-            if one.rank is not None or not sure or not (one.uuid or one.bus_id)
+            if one.rank is not None or not sure or one.uuid in also or not (one.uuid or one.bus_id)
         )
 
     def keep_only(self, job_ids: set[str]) -> None:
@@ -144,14 +150,3 @@ def _expected(stored: bytes) -> ExpectedGpus:
         return msgspec.json.decode(stored, type=ExpectedGpus) if stored else ExpectedGpus()
     except msgspec.MsgspecError:
         return ExpectedGpus()
-
-
-def _remembering(now: Joined, before: Joined | None) -> Joined:
-    """A GPU that is lost lists no process any more: its ranks are those that it had."""
-    if before is None:
-        return now
-    lost = [one for one in before.ranks if one.rank in now.unknown]
-    ranks = tuple(sorted((*now.ranks, *lost), key=lambda one: one.rank))
-    gone = {one.rank for one in lost}
-    unknown = {rank: why for rank, why in now.unknown.items() if rank not in gone}
-    return msgspec.structs.replace(now, ranks=ranks, unknown=unknown)

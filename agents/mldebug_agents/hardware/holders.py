@@ -38,6 +38,7 @@ class Holders:
             RankProcess(
                 rank=one.rank,
                 pid=one.pid,
+                start_ticks=one.start_ticks,
                 local_rank=one.local_rank,
                 open_minors=self._minors(one.pid),
                 environment=self._environment(one),

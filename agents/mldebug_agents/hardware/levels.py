@@ -3,7 +3,8 @@
 Belongs to the main loop's thread.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +21,14 @@ from mldebug_agents.jobwatch import JobLook
 MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
 
 
+class _Before(NamedTuple):
+    """A look: what the next one is compared with."""
+
+    at: float
+    step: int | None
+    written: dict[int, int]  # by rank; only where readable
+
+
 class Levels:
     """The fingerprints of all runs."""
 
@@ -27,6 +36,7 @@ class Levels:
         self._memory = memory
         self._runs: dict[str, RunLevels] = {}
         self._prints: dict[str, Fingerprint] = {}
+        self._before: dict[str, _Before] = {}
 
     def complete(self, look: JobLook, watch: NodeWatch, joined: Joined) -> JobLook:
         """A look, with what the device of each rank does; `watch` is not older than the look before."""
@@ -50,6 +60,7 @@ class Levels:
         """Forget all other runs."""
         self._runs = {one: levels for one, levels in self._runs.items() if one in job_ids}
         self._prints = {one: told for one, told in self._prints.items() if one in job_ids}
+        self._before = {one: told for one, told in self._before.items() if one in job_ids}
         for name in self._memory.memos(MEMO):
             if name.removeprefix(MEMO) not in job_ids:
                 self._memory.remember(name, b"")
@@ -60,7 +71,9 @@ class Levels:
         before = self._prints.get(look.job.id)
         if before is not None and before.at >= watch.at:
             return before  # nothing new was read since
-        signs = tuple(_signs(look.look, watch, joined))
+        ranks = _rank_signs(look, self._before.get(look.job.id))
+        self._before[look.job.id] = _Before(look.look.at, look.step, _written(look.look))
+        signs = tuple(_signs(ranks, watch, joined))
         if not signs:
             self._prints.pop(look.job.id, None)
             return None
@@ -83,15 +96,41 @@ def _decoded(stored: bytes) -> RunLevels:
         return RunLevels()
 
 
-def _signs(look: Look, watch: NodeWatch, joined: Joined) -> Iterator[GpuSign]:
+def _rank_signs(seen: JobLook, before: _Before | None) -> dict[int, RankSign]:
+    """What is known of each rank beside its GPU. Steps are the job's: where it makes one, all its ranks do."""
+    stepping = None
+    if before is not None and seen.step is not None:
+        stepping = seen.step != before.step
+    return {
+        one.rank: RankSign(
+            rank=one.rank,
+            stepping=stepping,
+            written_bytes_per_second=_rate(one, seen.look.at, before),
+            waiting=None if one.role is None else one.role is Role.WAITING,
+        )
+        for one in seen.look.ranks
+    }
+
+
+def _written(look: Look) -> dict[int, int]:
+    return {one.rank: one.written_bytes for one in look.ranks if one.written_bytes > 0}
+
+
+def _rate(rank: RankLook, now: float, before: _Before | None) -> float | None:
+    """Bytes a second since the look before; None where one of the two counters could not be read, or began anew."""
+    if before is None or now <= before.at or rank.rank not in before.written:
+        return None
+    grown = rank.written_bytes - before.written[rank.rank]
+    return grown / (now - before.at) if grown >= 0 else None
+
+
+def _signs(ranks: Mapping[int, RankSign], watch: NodeWatch, joined: Joined) -> Iterator[GpuSign]:
     """One sign for each GPU that a rank of the run uses: of several ranks the first."""
     gpus = {one.uuid: one for one in watch.gpus}
-    ranks = {one.rank: one for one in look.ranks}
     for one in joined.ranks:
-        gpu, rank = gpus.pop(one.uuid, None), ranks.get(one.rank)
+        gpu = gpus.pop(one.uuid, None)
         if gpu is not None:
-            waiting = None if rank is None or rank.role is None else rank.role is Role.WAITING
-            yield sign_of(gpu, rank=RankSign(rank=one.rank, waiting=waiting))
+            yield sign_of(gpu, rank=ranks.get(one.rank) or RankSign(rank=one.rank))
 
 
 def _with_progress(rank: RankLook, told: Fingerprint) -> RankLook:

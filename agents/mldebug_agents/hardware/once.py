@@ -202,7 +202,12 @@ def _users(jobs: Sequence[Job], joined: Mapping[str, Joined]) -> Iterator[GpuUse
     for job in jobs:
         for one in joined.get(job.id, Joined()).ranks:
             yield GpuUser(
-                uuid=one.uuid, job_id=job.id, job=job.name, rank=one.rank, words=one.words
+                uuid=one.uuid,
+                job_id=job.id,
+                job=job.name,
+                rank=one.rank,
+                words=one.words,
+                sure=one.sure,
             )
 
 

@@ -34,14 +34,14 @@ class RecordedReads:
 
 def _joined(run: RunState, full: NodeGpus) -> Joined:
     seen: tuple[GpuReading | LostGpu, ...] = (*full.lost, *full.gpus)
-    here = {one.uuid: one for one in seen}
+    here, guess = {one.uuid: one for one in seen}, JoinEvidence.ENVIRONMENT
     ranks = tuple(
         RankGpu(
             rank=rank,
             uuid=uuid,
             index=here[uuid].index,
             bus_id=here[uuid].bus_id,
-            evidence=JoinEvidence.ENVIRONMENT,
+            evidence=guess if rank in run.gpus_guessed else JoinEvidence.COMPUTE_PROCESS,
             words=RECORDED,
         )
         for rank, uuid in sorted(run.gpus.items())

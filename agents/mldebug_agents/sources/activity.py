@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from mldebug.model import Io
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 
@@ -26,13 +27,14 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float = 0.0  # all threads, those that ended included
     switches: int = 0  # voluntary ones of the followed thread
     io_bytes: int = 0
+    written_bytes: int = 0
 
 
 def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
     """Look at the process that started then and at one of its threads; None when it is gone, or another one has its pid."""
     thread = procfs.parse_stat(host.text(pid, f"task/{tid}/stat"))
     switches = _SWITCHES.search(host.text(pid, f"task/{tid}/status"))
-    io = _io_bytes(host, pid)
+    io = procfs.parse_io(host.text(pid, "io"))
     wchan = procfs.parse_wchan(host.text(pid, f"task/{tid}/wchan"))
     everybody = host.brief(pid)  # read last: all of the above was of this process
     if everybody is None or everybody.start_ticks != start_ticks:
@@ -43,7 +45,8 @@ def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity 
         thread_cpu_seconds=thread.cpu_seconds if thread else 0.0,
         cpu_seconds=everybody.cpu_seconds,
         switches=int(switches[1]) if switches else 0,
-        io_bytes=io,
+        io_bytes=_moved(io),
+        written_bytes=io.written_chars if io else 0,
     )
 
 
@@ -98,8 +101,11 @@ def rate(amount: float, span: float) -> float:
 
 
 def _io_bytes(host: Host, pid: int) -> int:
+    return _moved(procfs.parse_io(host.text(pid, "io")))
+
+
+def _moved(io: Io | None) -> int:
     """What it asked for and what reached a disk: only the latter grows inside one large copy call."""
-    io = procfs.parse_io(host.text(pid, "io"))
     if io is None:
         return 0
     return io.read_chars + io.written_chars + io.read_bytes + io.written_bytes
