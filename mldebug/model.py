@@ -248,6 +248,7 @@ class Fault(Noun, frozen=True, kw_only=True):
     uuid: str = ""
     bus_id: str = ""
     trusted: bool = True  # False: a program wrote it into the kernel's log
+    confirmed: bool = True  # False: one read alone tells it, which may be wrong
     advice: str = ""  # "drain and reboot the node"
 
 

@@ -18,7 +18,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GpuFault:
     """Names the GPU whose fault fits in time and whose rank is a suspect, or waits where everybody waits.
 
-    `high` only for one GPU, a rank that the driver or the kernel's line joins to it, and a fault that came as the job stopped.
+    `high` only for one GPU, a rank that the driver or the kernel's line joins to it, and a fault that came as the job stopped
+    and that more than one read tells.
     """
 
     def judge(self, case: Case) -> Finding | None:
@@ -73,7 +74,9 @@ def _confidence(case: Case, together: tuple[Fit, ...], culprits: tuple[Culprit, 
         return Confidence.LOW if fault.rank is None else Confidence.MEDIUM
     mine = next((rank for rank in case.ranks if rank.rank == fault.rank), None)
     other_reason = mine is not None and mine.is_.role in (Role.INERT, Role.BUSY)
-    sure = prompt and fault.trusted and len(culprits) == 1 and bool(case.waiting)
+    sure = (
+        prompt and fault.trusted and fault.confirmed and len(culprits) == 1 and bool(case.waiting)
+    )
     sure = sure and not other_reason
     return Confidence.HIGH if sure else Confidence.MEDIUM
 

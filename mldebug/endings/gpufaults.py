@@ -60,7 +60,7 @@ def _named(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
     mine = next((fit for fit in fits if fit.fault.rank == culprit.rank), None)
     if mine is None or culprit.rank is None:
         return None
-    sure = mine.fault.by in ("process", "gpu") and mine.fault.trusted
+    sure = mine.fault.by in ("process", "gpu") and mine.fault.trusted and mine.fault.confirmed
     confidence = finding.confidence if sure else Confidence.MEDIUM
     return _told(finding, mine.fault, culprit, confidence)
 

@@ -3,97 +3,30 @@
 Keep one `Counters` per node and pass every full read through it. A total begins with what the driver tells at first.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from mldebug.gpus.readings import Activity, EccCount, GpuReading, NodeGpus, NvLink, RemappedRows
+from mldebug.gpus.linkerrors import LinkErrors
+from mldebug.gpus.readings import (
+    Activity,
+    EccCount,
+    GpuReading,
+    LostGpu,
+    NodeGpus,
+    RemappedRows,
+)
+from mldebug.gpus.totals import Total
+from mldebug.gpus.unit import NANOSECOND, SLACK, Unit
 
 WORD = 2**32
 MAX_WATTS = 100_000.0  # no GPU is near it: what is beyond is a glitch
 MAX_BYTES_PER_SECOND = 100e12
-MAX_EVENTS_PER_SECOND = 1e9
+MAX_EVENTS_PER_SECOND = 1e6
+MAX_BAD = 4096  # uncorrectable errors and rows between two reads: no job lives through so many
+SAME_UUID = "same_uuid"
 PCIE_LANE = (0.25e9, 0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9)  # bytes a second of a lane, by generation
-
-NANOSECOND, MICROSECOND = 1e-9, 1e-6
-SLACK = 1.25  # two reads are not as far apart as the driver's own clock says
-PROOFS = 3  # movements that a unit of microseconds must have fitted
-BUSY = 0.5  # … one of them this near to all of the time
-
-
-class Total:
-    """One counter. `value` only grows."""
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-        self._last = 0.0
-        self._high: float | None = None  # where it was before it fell, for one read
-        self.dropped = 0  # intervals that could not be
-
-    def add(self, told: float, most: float = math.inf, wraps_at: int | None = None) -> float:
-        """Take what the driver tells now; `most` is what can have been added since. Returns the total."""
-        if self.value is None:
-            self.value, self._last = told, told
-            return told
-        delta = self._delta(told, wraps_at)
-        self._high = self._last if told < self._last else None
-        self._last = told
-        if 0 <= delta <= most:
-            self.value += delta
-        else:
-            self.dropped += 1
-        return self.value
-
-    def grow(self, by: float) -> None:
-        """Add what was counted by somebody else."""
-        self.value = (self.value or 0.0) + by
-
-    def move(self, told: float, wraps_at: int) -> None:
-        """Count from the last `skip` or `move` on; the value begins at 0."""
-        self.grow(self._delta(told, wraps_at))
-        self.skip(told)
-
-    def skip(self, told: float) -> None:
-        """Take what the driver tells now for the beginning of the next interval; this one cannot be counted."""
-        self._last, self._high = told, None
-
-    def _delta(self, told: float, wraps_at: int | None) -> float:
-        if self._high is not None and told >= self._high:
-            return told - self._high  # it had not started anew: one read was wrong
-        if told >= self._last:
-            return told - self._last
-        if wraps_at and self._last > wraps_at / 2 > told:
-            return told + wraps_at - self._last
-        return told  # it started anew from 0
-
-
-class Unit:
-    """The unit of the clock event counters, which drivers disagree about: proved by their own movements, or unknown.
-
-    No counter can grow faster than time. What is too fast for microseconds is nanoseconds; several movements that fit
-    microseconds, one of them near all of the time, are microseconds.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None  # of one tick
-        self._fitted = 0
-        self._busiest = 0.0
-
-    def see(self, ticks: float, seconds: float) -> None:
-        """Take one movement of one counter between two reads."""
-        if self.seconds == NANOSECOND or ticks <= 0 or seconds <= 0:
-            return
-        share = ticks * MICROSECOND / seconds
-        if share > SLACK:
-            if ticks * NANOSECOND <= seconds * SLACK:  # else it is a glitch, which proves nothing
-                self.seconds = NANOSECOND
-            return
-        self._fitted += 1
-        self._busiest = max(self._busiest, share)
-        if self._fitted >= PROOFS and self._busiest >= BUSY:
-            self.seconds = MICROSECOND
 
 
 class Counters:
@@ -101,6 +34,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._totals: dict[tuple[object, ...], Total] = {}
+        self._links = LinkErrors()
         self._raw: dict[tuple[str, str], int] = {}  # clock event counters of the last read
         self._unit = Unit()
         self._at: float | None = None
@@ -117,14 +51,18 @@ class Counters:
         return sum(total.dropped for total in self._totals.values())
 
     def take(self, node: NodeGpus) -> NodeGpus:
-        """Return the same read with monotone counters and, once the unit is known, `clock_event_seconds`."""
+        """Return the same read with monotone counters and, once the unit is known, `clock_event_seconds`.
+
+        GPUs with the same UUID cannot be told apart: they do not answer.
+        """
+        node = _distinct(node)
         seconds = node.at - self._at if self._at is not None else 0.0
         if node.driver_version != self._driver:
             self._unit, self._driver = Unit(), node.driver_version
         self._calibrate(node, seconds)
         self._at = node.at
         self._forget(node)
-        gpus = tuple(self._gpu(gpu, max(0.0, seconds)) for gpu in node.gpus)
+        gpus = tuple(self._gpu(gpu, max(0.0, seconds), node.at) for gpu in node.gpus)
         return msgspec.structs.replace(node, gpus=gpus)
 
     def _calibrate(self, node: NodeGpus, seconds: float) -> None:
@@ -133,20 +71,26 @@ class Counters:
             for gpu in node.gpus
             for name, count in gpu.clock_event_counters.items()
         }
-        for key in raw.keys() & self._raw.keys():
-            self._unit.see(raw[key] - self._raw[key], seconds)
+        both = raw.keys() & self._raw.keys()
+        self._unit.see([(key[1], raw[key] - self._raw[key]) for key in both], seconds)
         self._raw = raw
 
     def _forget(self, node: NodeGpus) -> None:
         here = {gpu.uuid for gpu in node.gpus} | {gpu.uuid for gpu in node.lost}
         self._totals = {key: one for key, one in self._totals.items() if key[0] in here}
+        self._links.keep_only(here)
 
-    def _gpu(self, gpu: GpuReading, seconds: float) -> GpuReading:
-        def total(name: str, told: float | None, rate: float = MAX_EVENTS_PER_SECOND) -> Any:
+    def _gpu(self, gpu: GpuReading, seconds: float, at: float) -> GpuReading:
+        def count(name: str, told: float | None, most: float) -> Any:
             if told is None:
                 return None
-            key = (gpu.uuid, name)
-            return self._totals.setdefault(key, Total()).add(told, rate * seconds)
+            return self._totals.setdefault((gpu.uuid, name), Total()).add(told, most)
+
+        def total(name: str, told: float | None, rate: float = MAX_EVENTS_PER_SECOND) -> Any:
+            return count(name, told, rate * seconds)
+
+        def errors(name: str, told: int, since: float) -> Any:
+            return count(name, told, MAX_EVENTS_PER_SECOND * since)
 
         def each(name: str, told: Mapping[str, int]) -> dict[str, int]:
             return {kind: total(f"{name} {kind}", count) for kind, count in told.items()}
@@ -154,24 +98,25 @@ class Counters:
         return msgspec.structs.replace(
             gpu,
             energy_joules=total("energy", gpu.energy_joules, MAX_WATTS),
-            clock_event_seconds=self._clock_events(gpu),
-            ecc=tuple(_ecc(one, total) for one in gpu.ecc),
-            remapped_rows=_rows(gpu.remapped_rows, total),
+            clock_event_seconds=self._clock_events(gpu, seconds),
+            ecc=tuple(_ecc(one, count, seconds) for one in gpu.ecc),
+            remapped_rows=_rows(gpu.remapped_rows, count),
             pcie_replays=total("replays", gpu.pcie_replays),
             pcie_errors=each("pcie", gpu.pcie_errors),
             pcie_receive_bytes=self._pcie(gpu, "receive", seconds),
             pcie_transmit_bytes=self._pcie(gpu, "transmit", seconds),
-            nvlinks=tuple(_link(one, each) for one in gpu.nvlinks),
+            nvlinks=tuple(self._links.take(gpu, at, errors)),
             nvlink_receive_bytes=total("nvlink in", gpu.nvlink_receive_bytes, MAX_BYTES_PER_SECOND),
             nvlink_transmit_bytes=total(
                 "nvlink out", gpu.nvlink_transmit_bytes, MAX_BYTES_PER_SECOND
             ),
         )
 
-    def _clock_events(self, gpu: GpuReading) -> dict[str, float]:
+    def _clock_events(self, gpu: GpuReading, seconds: float) -> dict[str, float]:
         unit, found = self._unit.seconds, {}
+        most = SLACK * seconds / (unit or NANOSECOND)
         for name, raw in gpu.clock_event_counters.items():
-            ticks = self._totals.setdefault((gpu.uuid, "event", name), Total()).add(raw)
+            ticks = self._totals.setdefault((gpu.uuid, "event", name), Total()).add(raw, most)
             if unit is not None:
                 found[name] = ticks * unit
         return found
@@ -206,20 +151,33 @@ def _lanes(gpu: GpuReading) -> float:
     return PCIE_LANE[generation - 1] * (gpu.pcie_width_max or 32)
 
 
-def _ecc(one: EccCount, total: Any) -> EccCount:
+def _ecc(one: EccCount, count: Any, seconds: float) -> EccCount:
     name = f"ecc {one.type} {one.location} {one.scope}"
-    return msgspec.structs.replace(one, count=total(name, one.count))
+    most = MAX_BAD if one.type == "uncorrected" else MAX_EVENTS_PER_SECOND * seconds
+    return msgspec.structs.replace(one, total=count(name, one.count, most))
 
 
-def _rows(rows: RemappedRows | None, total: Any) -> RemappedRows | None:
+def _rows(rows: RemappedRows | None, count: Any) -> RemappedRows | None:
     if rows is None:
         return None
     return msgspec.structs.replace(
         rows,
-        corrected=total("rows corrected", rows.corrected),
-        uncorrected=total("rows uncorrected", rows.uncorrected),
+        corrected_total=count("rows corrected", rows.corrected, MAX_BAD),
+        uncorrected_total=count("rows uncorrected", rows.uncorrected, MAX_BAD),
     )
 
 
-def _link(link: NvLink, each: Any) -> NvLink:
-    return msgspec.structs.replace(link, errors=each(f"nvlink {link.link}", link.errors))
+def _distinct(node: NodeGpus) -> NodeGpus:
+    """The same with GPUs of one UUID among those that do not answer."""
+    uuids = [one.uuid for one in node.gpus]
+    doubled = {uuid for uuid in uuids if uuids.count(uuid) > 1}
+    if not doubled:
+        return node
+    reason = "another GPU tells the same UUID"
+    more = tuple(
+        LostGpu(index=one.index, bus_id=one.bus_id, reason=reason, code=SAME_UUID)
+        for one in node.gpus
+        if one.uuid in doubled
+    )
+    clear = tuple(one for one in node.gpus if one.uuid not in doubled)
+    return msgspec.structs.replace(node, gpus=clear, lost=(*node.lost, *more))

@@ -11,7 +11,7 @@ import msgspec
 from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu
 from mldebug.gpus.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
 
-LOST = "its GPU is lost"
+LOST = "its GPU does not answer"
 _STRENGTH = tuple(reversed(JoinEvidence))
 _Read = TypeVar("_Read", NodeGpus, NodeWatch)
 _UNNAMED = "lost "  # stands for the uuid of a GPU that never told it

@@ -1,7 +1,8 @@
 """What the GPUs of one node say at one moment, whatever their vendor.
 
 Base units: ratios 0 to 1, bytes, seconds, joules, watts, hertz, degrees Celsius, unix time. None, and a key that is not in a
-dict, mean "could not be read": never zero. A counter is as the driver tells it until `counting.Counters` has made it monotone.
+dict, mean "could not be read": never zero. A counter is as the driver tells it until `counting.Counters` has made it monotone;
+memory errors stay as they are told, for whoever judges them, and have their total beside them.
 """
 
 from typing import Literal
@@ -30,6 +31,12 @@ class GpuWatch(Noun, frozen=True, kw_only=True):
     )
 
 
+LOST = "gpu_is_lost"
+"""The one code that says that a GPU is gone for good."""
+UNLISTED = "missing"
+"""It answered before, and the driver lists other GPUs only."""
+
+
 class LostGpu(Noun, frozen=True, kw_only=True):
     """A GPU that answered before, or that the driver counts, and does not answer now."""
 
@@ -37,7 +44,7 @@ class LostGpu(Noun, frozen=True, kw_only=True):
     reason: str
     uuid: str = ""  # "" where it never told it
     bus_id: str = ""
-    code: str = ""  # the library's name for the error: gpu_is_lost, unknown, …
+    code: str = ""  # the library's name for the error: gpu_is_lost, unknown, …; or UNLISTED
 
 
 class GpuEvent(Noun, frozen=True, kw_only=True):
@@ -87,26 +94,36 @@ class EccCount(Noun, frozen=True, kw_only=True):
     type: ErrorType
     location: str
     scope: Scope
-    count: int
+    count: int  # as told: 0 again after a reset
+    total: int | None = None  # monotone
 
 
 class RemappedRows(Noun, frozen=True, kw_only=True):
     """Rows of memory that were replaced by spare ones (Ampere and newer)."""
 
-    corrected: int | None = None
+    corrected: int | None = None  # as told
     uncorrected: int | None = None
+    corrected_total: int | None = None  # monotone
+    uncorrected_total: int | None = None
     pending: bool | None = None  # a reset will replace some
     failed: bool | None = None  # there was no spare one
     banks: dict[str, int] = {}  # by spare rows that are left: max, high, partial, low, none
 
 
 class NvLink(Noun, frozen=True, kw_only=True):
-    """One link. `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy links."""
+    """One link. `errors` by kind: replay, recovery, crc_flit, crc_data, ecc_data; the last two grow on healthy links.
+
+    They are dear, and so remembered between their turns: what they grew by is told over the time between the last two reads
+    that asked for them (`counting.Counters` fills it in), and stays until they are asked again.
+    """
 
     link: int
     up: bool | None = None
     speed_bytes_per_second: float | None = None
     errors: dict[str, int] = {}
+    errors_read: bool = True  # asked at this read; else remembered
+    grown: dict[str, int] = {}  # kinds of `errors` that grew
+    grown_seconds: float | None = None  # in this time; None before the second read that asked
 
 
 class GpuProcess(Noun, frozen=True, kw_only=True):

@@ -64,6 +64,8 @@ COMPONENTS = (
     "memory",
 )
 
+MAX_REASONS = 3
+
 
 class Health(Noun, frozen=True, kw_only=True):
     """One component, of one GPU or of the node (`uuid` "")."""
@@ -115,12 +117,12 @@ def combine(
     if faults:
         return _faulty(component, faults, uuid, gpu)
     if any(one.state is State.HEALTHY for one in told):
-        reason = f"not readable: {', '.join(missing)}" if missing else ""
+        reason = f"not readable: {_sentence(missing, ', ')}" if missing else ""
         return Health(component=component, state=State.HEALTHY, reason=reason, uuid=uuid, gpu=gpu)
     return Health(
         component=component,
         state=State.UNKNOWN,
-        reason=f"not readable: {', '.join(missing)}" if missing else "nothing tells it",
+        reason=f"not readable: {_sentence(missing, ', ')}" if missing else "nothing tells it",
         reason_code="not_readable",
         uuid=uuid,
         gpu=gpu,
@@ -128,18 +130,25 @@ def combine(
 
 
 def _faulty(component: str, faults: Sequence[Found], uuid: str, gpu: int | None) -> Health:
-    """The fault with the greatest action speaks; the others stand behind it."""
+    """The fault with the greatest action speaks; the next ones stand behind it."""
     ordered = sorted(faults, key=lambda one: (-_rank(one.action), -_SEVERITY.index(one.state)))
     worst = max(ordered, key=lambda one: _SEVERITY.index(one.state))
     return Health(
         component=component,
         state=worst.state,
-        reason="; ".join(one.reason for one in ordered),
+        reason=_sentence([one.reason for one in ordered], "; "),
         reason_code=ordered[0].code,
         action=ordered[0].action,
         uuid=uuid,
         gpu=gpu,
     )
+
+
+def _sentence(reasons: Sequence[str], between: str) -> str:
+    """The first three, and how many more."""
+    more = len(reasons) - MAX_REASONS
+    told = reasons[:MAX_REASONS]
+    return between.join((*told, f"and {more} more") if more > 0 else told)
 
 
 def _rank(action: Action) -> int:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from mldebug.gpus.expected import GpuCount
-from mldebug.gpus.readings import GpuReading, LostGpu, ecc_count
+from mldebug.gpus.readings import GpuReading, LostGpu
+from mldebug.health.newerrors import NewErrors
 from mldebug.kernellog.facts import Kind, Origin
 from mldebug.kernellog.joining import RankEvent, sentence
 from mldebug.kernellog.reading import bus_id
@@ -81,28 +82,26 @@ def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ..
 
 
 def faults_of_memory(
-    now: GpuReading, before: GpuReading | None, at: float, ranks: Ranks, node: str
+    gpu: GpuReading, new: Iterable[NewErrors], ranks: Ranks, node: str
 ) -> Iterator[Fault]:
-    """Uncorrectable memory errors that came between two reads of one GPU."""
-    new = ecc_count(now, "uncorrected", "total", "volatile")
-    old = ecc_count(before, "uncorrected", "total", "volatile") if before else None
-    if new is None or old is None or new <= old:
-        return
-    for rank in ranks.get(now.uuid) or (None,):
-        yield Fault(
-            kind="ecc",
-            at=at,
-            words=f"{new - old} uncorrectable memory errors (ECC) on GPU {now.index} ({now.bus_id or now.uuid})",
-            code="ecc_uncorrected",
-            tier=Tier.FATAL.value,
-            node=node,
-            rank=rank,
-            by="gpu" if rank is not None else "node",
-            gpu=now.index,
-            uuid=now.uuid,
-            bus_id=now.bus_id,
-            advice=ACTION_WORDS["reset_gpu"],
-        )
+    """Uncorrectable memory errors that came to one GPU."""
+    for one in new:
+        for rank in ranks.get(gpu.uuid) or (None,):
+            yield Fault(
+                kind="ecc",
+                at=one.at,
+                words=f"{one.many} uncorrectable memory errors (ECC) on GPU {gpu.index} ({gpu.bus_id or gpu.uuid})",
+                code="ecc_uncorrected",
+                tier=Tier.FATAL.value,
+                node=node,
+                rank=rank,
+                by="gpu" if rank is not None else "node",
+                gpu=gpu.index,
+                uuid=gpu.uuid,
+                bus_id=gpu.bus_id,
+                confirmed=one.sure,
+                advice=ACTION_WORDS["reset_gpu"],
+            )
 
 
 def as_sure(faults: Iterable[Fault], guessed: Collection[int]) -> tuple[Fault, ...]:

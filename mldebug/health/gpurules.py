@@ -4,7 +4,7 @@ A rule yields what it found, `FINE` where it read a value that is fine, and `unr
 not tell something is never a sign of health. A rate needs two readings.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mldebug.gpus.readings import GpuReading
 from mldebug.health.components import FINE, Action, Found, Health, State, bad, combine, unread
@@ -63,10 +63,17 @@ RULES: dict[str, Rule] = {
 
 
 def gpu_health(
-    now: GpuReading, before: GpuReading | None, seconds: float, limits: Thresholds
+    now: GpuReading,
+    before: GpuReading | None,
+    seconds: float,
+    limits: Thresholds,
+    links_once_up: Iterable[int] = (),
 ) -> tuple[Health, ...]:
-    """Every component of one GPU. `before` and `seconds`: the read before, of the same GPU."""
-    look = Look(now, before, seconds, limits)
+    """Every component of one GPU. `before` and `seconds`: the read before, of the same GPU.
+
+    `links_once_up`: NVLinks that were up at any read before.
+    """
+    look = Look(now, before, seconds, limits, frozenset(links_once_up))
     return tuple(
         combine(component, rule(look), now.uuid, now.index) for component, rule in RULES.items()
     )

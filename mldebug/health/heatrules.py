@@ -29,13 +29,20 @@ def temperature(look: Look) -> Iterator[Found]:
 
 
 def _margin(margin: float, limits: Thresholds) -> Found:
-    words = f"{margin:.0f} °C to the point where the clocks are cut"
+    words = f"{_away(margin)} the point where the clocks are cut"
     worst, poor = limits.temperature_margin_unhealthy, limits.temperature_margin_degraded
     if worst is not None and margin <= worst:
         return bad(State.UNHEALTHY, "too_hot", words, Action.CHECK_COOLING)
     if poor is not None and margin <= poor:
         return bad(State.DEGRADED, "hot", words, Action.CHECK_COOLING)
     return FINE
+
+
+def _away(margin: float) -> str:
+    degrees = round(margin)
+    if degrees == 0:
+        return "at"
+    return f"{-degrees} °C beyond" if degrees < 0 else f"{degrees} °C to"
 
 
 def _heat(value: float | None, limit: float | None, what: str) -> Found:

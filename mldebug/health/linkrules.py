@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from mldebug.gpus.readings import nvlink_errors
 from mldebug.health.components import FINE, OFF, Action, Found, State, bad, unread
 from mldebug.health.looking import Look
+from mldebug.health.thresholds import Thresholds
 
 
 def pcie(look: Look) -> Iterator[Found]:
@@ -54,55 +54,66 @@ def _replays(look: Look) -> Found:
 
 
 def nvlink(look: Look) -> Iterator[Found]:
-    """Links that are down, and errors since the read before."""
+    """Links that are down and were up once, and errors between the last two reads that asked for them."""
     links = look.now.nvlinks
     told = [link for link in links if link.up is not None]
     if not told:
         yield unread("NVLink")
         return
-    down = [link.link for link in told if not link.up]
-    if len(down) == len(told) and not (
-        look.before and any(link.up for link in look.before.nvlinks)
-    ):
+    wired = _wired(look)
+    if not wired:
         yield unread("NVLink: no link is up, as on a board that is not wired")
         return
-    yield _down(down, len(told))
     limits = look.limits
+    yield _down([one.link for one in told if not one.up and one.link in wired], wired, limits)
     yield _grown(look, "recovery", limits.nvlink_recoveries, State.UNHEALTHY, Action.RESET)
     yield _grown(look, "replay", limits.nvlink_replays, State.DEGRADED, Action.WATCH)
     yield _flits(look)
 
 
-def _down(down: list[int], links: int) -> Found:
-    if not down:
+def _wired(look: Look) -> set[int]:
+    """Links that are or were up; the others are not used on this board."""
+    reads = (look.now, look.before) if look.before else (look.now,)
+    return {link.link for read in reads for link in read.nvlinks if link.up} | look.links_once_up
+
+
+def _down(down: list[int], wired: set[int], limits: Thresholds) -> Found:
+    if limits.nvlink_down is None:
+        return OFF
+    if len(down) <= limits.nvlink_down:
         return FINE
-    words = f"{len(down)} of {links} NVLinks are down ({', '.join(map(str, down[:18]))})"
+    words = f"{len(down)} of {len(wired)} NVLinks are down ({', '.join(map(str, down[:18]))})"
     return bad(State.UNHEALTHY, "nvlink_down", words, Action.CHECK_HARDWARE)
 
 
-def _errors_since(look: Look, kind: str) -> int | None:
-    new = nvlink_errors(look.now, kind)
-    old = nvlink_errors(look.before, kind) if look.before else None
-    return new - old if new is not None and old is not None and new >= old else None
+def _grown_by(look: Look, kind: str) -> list[tuple[int, float]]:
+    """For each link whose errors were asked for twice: how many more, in how many seconds."""
+    return [
+        (link.grown.get(kind, 0), link.grown_seconds)
+        for link in look.now.nvlinks
+        if kind in link.errors and link.grown_seconds
+    ]
 
 
 def _grown(look: Look, kind: str, limit: int | None, state: State, action: Action) -> Found:
-    more = _errors_since(look, kind)
-    if more is None:
+    told = _grown_by(look, kind)
+    if not told:
         return unread(f"NVLink {kind} errors over time")
     if limit is None:
         return OFF
+    more = sum(count for count, _ in told)
     if more <= limit:
         return FINE
-    words = f"{more} NVLink {kind} errors in {look.seconds:.0f} s"
+    longest = max(seconds for count, seconds in told if count)
+    words = f"{more} NVLink {kind} errors in {longest:.0f} s"
     return bad(state, f"nvlink_{kind}", words, action)
 
 
 def _flits(look: Look) -> Found:
-    more, limits = _errors_since(look, "crc_flit"), look.limits
-    if more is None or look.seconds <= 0:
+    told, limits = _grown_by(look, "crc_flit"), look.limits
+    if not told:
         return unread("NVLink crc_flit errors over time")
-    rate = more / look.seconds
+    rate = sum(count / seconds for count, seconds in told)
     words = f"{rate:.1f} NVLink CRC errors a second"
     worst, poor = (
         limits.nvlink_crc_flit_per_second_unhealthy,

@@ -15,6 +15,16 @@ class Look(NamedTuple):
     before: GpuReading | None
     seconds: float  # between the two; 0 where there is one only
     limits: Thresholds
+    links_once_up: frozenset[int] = frozenset()  # remembered from reads before
+
+    def both(self, read: Callable[[GpuReading], int | None]) -> int | None:
+        """A count that only a fault makes high, as far as two reads agree: one wrong read condemns nobody.
+
+        Where there is one read only, that one counts.
+        """
+        now = read(self.now)
+        old = read(self.before) if self.before else None
+        return now if now is None or old is None else min(old, now)
 
     def since(self, name: str) -> float | None:
         """The growth of a counter; None without two readings, or where it began anew."""

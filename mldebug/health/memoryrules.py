@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mldebug.gpus.readings import ErrorType, Scope, ecc_count
+from mldebug.gpus.readings import ErrorType, GpuReading, Scope, ecc_count
 from mldebug.health.components import FINE, OFF, Action, Found, State, bad, unread
 from mldebug.health.looking import Look
 
@@ -62,7 +62,7 @@ def _count(
     if limit is None:
         return OFF
     place = "" if location == "total" else f" {location.upper()}"
-    count = ecc_count(look.now, kind, location, scope)
+    count = look.both(lambda reading: ecc_count(reading, kind, location, scope))
     if count is None:
         return unread(f"{kind}{place} ECC errors")
     if count <= limit:
@@ -79,7 +79,7 @@ def remapped(look: Look) -> Iterator[Found]:
         yield unread("remapped rows")
         return
     yield _flag(
-        rows.failed,
+        look.both(_failed),
         "row_remap_failed",
         "a bad row of memory could not be replaced",
         State.UNHEALTHY,
@@ -92,18 +92,31 @@ def remapped(look: Look) -> Iterator[Found]:
         State.DEGRADED,
         Action.RESET_WHEN_IDLE,
     )
-    if rows.uncorrected is not None and limits.remapped_rows_uncorrected is not None:
-        many = rows.uncorrected >= limits.remapped_rows_uncorrected
-        told = f"{rows.uncorrected} rows replaced after uncorrectable errors"
+    replaced = look.both(_uncorrected)
+    if replaced is not None and limits.remapped_rows_uncorrected is not None:
+        many = replaced >= limits.remapped_rows_uncorrected
+        told = f"{replaced} rows replaced after uncorrectable errors"
         yield bad(State.UNHEALTHY, "row_remaps_uncorrected", told, Action.REPLACE) if many else FINE
-    empty = rows.banks.get("none")
+    empty = look.both(_without_spare)
     if empty is not None and limits.remap_banks_without_spare is not None:
         many = empty > limits.remap_banks_without_spare
         told = f"{empty} banks of memory have no spare row left"
         yield bad(State.DEGRADED, "row_remap_no_spare", told, Action.WATCH) if many else FINE
 
 
-def _flag(value: bool | None, code: str, reason: str, state: State, action: Action) -> Found:
+def _uncorrected(reading: GpuReading) -> int | None:
+    return reading.remapped_rows.uncorrected if reading.remapped_rows else None
+
+
+def _failed(reading: GpuReading) -> bool | None:
+    return reading.remapped_rows.failed if reading.remapped_rows else None
+
+
+def _without_spare(reading: GpuReading) -> int | None:
+    return reading.remapped_rows.banks.get("none") if reading.remapped_rows else None
+
+
+def _flag(value: int | None, code: str, reason: str, state: State, action: Action) -> Found:
     if value is None:
         return unread(code.replace("_", " "))
     return bad(state, code, reason, action) if value else FINE
@@ -124,8 +137,9 @@ def retired(look: Look) -> Iterator[Found]:
     if not pages:
         yield unread("retired pages")
         return
-    total, double = sum(pages.values()), pages.get("uncorrected", 0)
-    if limits.retired_pages is not None and total >= limits.retired_pages:
+    total = look.both(lambda one: sum(one.retired_pages.values()) if one.retired_pages else None)
+    double = look.both(lambda one: one.retired_pages.get("uncorrected")) or 0
+    if limits.retired_pages is not None and (total or 0) >= limits.retired_pages:
         yield bad(
             State.UNHEALTHY,
             "retired_pages",

@@ -5,7 +5,7 @@ Kernel events come as `RankEvent`s (mldebug.kernellog.joining), oldest first; th
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mldebug.gpus.expected import GpuCount
+from mldebug.gpus.expected import GpuCount, MissingGpu
 from mldebug.health.components import FINE, Action, Found, Health, State, bad, combine, unread
 from mldebug.health.thresholds import Thresholds
 from mldebug.kernellog.facts import Kind, is_gpu
@@ -70,13 +70,21 @@ def _count(count: GpuCount) -> Iterator[Found]:
         yield unread("the GPUs")
         return
     for one in count.missing:
-        name = ", ".join(part for part in (one.gpu.bus_id, one.gpu.uuid) if part)
-        told = f"GPU {one.gpu.index} ({name}) is missing: {one.reason}"
+        told = f"{_gpu(one)} is missing: {one.reason}"
         yield bad(State.UNHEALTHY, "gpu_missing", told, Action.REBOOT)
+    for one in count.silent:
+        yield unread(f"{_gpu(one)} does not answer: {one.reason}")
+    if count.silent:
+        return
     if not count.missing and count.present < count.expected:
         told = f"{count.present} of {count.expected} GPUs are there"
         yield bad(State.UNHEALTHY, "gpu_missing", told, Action.REBOOT)
     yield FINE
+
+
+def _gpu(one: MissingGpu) -> str:
+    name = ", ".join(part for part in (one.gpu.bus_id, one.gpu.uuid) if part)
+    return f"GPU {one.gpu.index} ({name})" if name else f"GPU {one.gpu.index}"
 
 
 def _xids(

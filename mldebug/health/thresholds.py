@@ -12,9 +12,12 @@ from mldebug.settings.units import Duration, parse_duration
 FILE = Path(__file__).with_name("thresholds.yaml")
 
 Count = Annotated[int, msgspec.Meta(ge=0)] | None
-"""None turns the rule off."""
+"""More than so many; None turns the rule off."""
+AtLeast = Annotated[int, msgspec.Meta(ge=1)] | None
+"""So many or more: 0 would condemn everything."""
+Rate = Annotated[float, msgspec.Meta(gt=0)] | None
+"""So many a second or more."""
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)] | None
-Number = Annotated[float, msgspec.Meta(ge=0)] | None
 Degrees = Annotated[float, msgspec.Meta(ge=-100, le=100)] | None
 
 _SHIPPED: dict[str, Any] = yaml.safe_load(FILE.read_bytes())
@@ -34,9 +37,9 @@ class Thresholds(Section, frozen=True, kw_only=True):
     ecc_sram_uncorrected_aggregate: Count = _shipped("ecc_sram_uncorrected_aggregate")
     ecc_dram_corrected_volatile: Count = _shipped("ecc_dram_corrected_volatile")
     ecc_sram_corrected_volatile: Count = _shipped("ecc_sram_corrected_volatile")
-    remapped_rows_uncorrected: Count = _shipped("remapped_rows_uncorrected")
+    remapped_rows_uncorrected: AtLeast = _shipped("remapped_rows_uncorrected")
     remap_banks_without_spare: Count = _shipped("remap_banks_without_spare")
-    retired_pages: Count = _shipped("retired_pages")
+    retired_pages: AtLeast = _shipped("retired_pages")
     retired_pages_uncorrected: Count = _shipped("retired_pages_uncorrected")
     temperature_margin_degraded: Degrees = _shipped("temperature_margin_degraded")
     temperature_margin_unhealthy: Degrees = _shipped("temperature_margin_unhealthy")
@@ -47,10 +50,11 @@ class Thresholds(Section, frozen=True, kw_only=True):
         "pcie_replays_per_lane_minute"
     )
     pcie_busy_ratio: Ratio = _shipped("pcie_busy_ratio")
+    nvlink_down: Count = _shipped("nvlink_down")
     nvlink_recoveries: Count = _shipped("nvlink_recoveries")
     nvlink_replays: Count = _shipped("nvlink_replays")
-    nvlink_crc_flit_per_second_degraded: Number = _shipped("nvlink_crc_flit_per_second_degraded")
-    nvlink_crc_flit_per_second_unhealthy: Number = _shipped("nvlink_crc_flit_per_second_unhealthy")
+    nvlink_crc_flit_per_second_degraded: Rate = _shipped("nvlink_crc_flit_per_second_degraded")
+    nvlink_crc_flit_per_second_unhealthy: Rate = _shipped("nvlink_crc_flit_per_second_unhealthy")
     event_window: Annotated[Duration, msgspec.Meta(gt=0)] = _shipped("event_window")
     memory_corrected: Count = _shipped("memory_corrected")
     pcie_corrected: Count = _shipped("pcie_corrected")

@@ -6,6 +6,8 @@ An Xid of an hour ago, after which the job went on, explains nothing; nor does o
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from mldebug.model import Fault
 
 GPU_KINDS = frozenset({"xid", "sxid", "gpu_lost", "gpu_missing", "ecc"})
@@ -31,7 +33,7 @@ def fitting(
     kinds: frozenset[str] = GPU_KINDS,
     gap: float = 0.0,
 ) -> tuple[Fit, ...]:
-    """Fatal faults of these kinds from shortly before the stop until now, the first one first.
+    """Fatal faults of these kinds from shortly before the stop until now, the first one first, each once.
 
     `stopped_at`: unix time since when the job has not moved; None where nobody watched. `gap`: the run's usual pause
     between two signs of progress; a job that went on for longer than that and `LAG` hardly died of the fault.
@@ -40,7 +42,17 @@ def fitting(
     begin = until - UNDATED if stopped_at is None else stopped_at - BEFORE
     found = [
         Fit(one, stopped_at is not None and earliest <= one.at - stopped_at <= PROMPT)
-        for one in faults
+        for one in _once(faults)
         if one.kind in kinds and one.tier == "fatal" and begin <= one.at <= until + ONE_MOMENT
     ]
     return tuple(sorted(found, key=lambda fit: fit.fault.at))
+
+
+def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
+    """Of two captures the second may confirm what the first had from one read alone."""
+    found: dict[Fault, Fault] = {}
+    for one in faults:
+        same = msgspec.structs.replace(one, confirmed=True)
+        if one.confirmed or same not in found:
+            found[same] = one
+    return found.values()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.plain import plain_sentence
-from mldebug.gpus.readings import LostGpu, NodeGpus, NodeWatch
+from mldebug.gpus.readings import LOST, LostGpu, NodeGpus, NodeWatch
 from mldebug.health.components import Health
 from mldebug.health.faults import faults_of_events, gpus_by_address
 from mldebug.health.telling import GpuName
@@ -15,10 +15,6 @@ from mldebug.model import Fault, Gap, Job, Noun
 from mldebug.snapshot import RunState, Snapshot
 
 FRESH = 15.0  # seconds that a read of the agent's may be old to say what a GPU does now
-GONE = (
-    "gpu_is_lost",
-    "missing",
-)  # codes of a GPU that is lost for good, not one that does not answer
 
 
 class GpuUser(Noun, frozen=True, kw_only=True):
@@ -57,6 +53,11 @@ class Glance(Noun, frozen=True, kw_only=True):
         told = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
         return told | names_of(self.gpus)
 
+    def gone(self, one: LostGpu) -> bool:
+        """Is it lost for good? One that only does not answer is not; nor one that is not listed once."""
+        missing = self.count.missing if self.count else ()
+        return one.code == LOST or (one.uuid != "" and one.uuid in {it.gpu.uuid for it in missing})
+
     def devices(self, job_id: str) -> str:
         """What the GPUs of a job do, in one sentence: its fingerprint, or else the plain figures."""
         if told := self.sentences.get(job_id):
@@ -73,7 +74,7 @@ class Glance(Noun, frozen=True, kw_only=True):
     def _lost(self, job_id: str) -> Iterator[Fault]:
         for one in self.watch.lost if self.watch else ():
             for user in self.users:
-                if user.job_id == job_id and user.uuid == one.uuid and one.code in GONE:
+                if user.job_id == job_id and user.uuid == one.uuid and self.gone(one):
                     yield _gone(one, user, self)
 
 

@@ -36,8 +36,10 @@ def hardware_lines(told: Snapshot, now: float) -> Iterator[Said]:
 def _headline(told: Snapshot) -> Said:
     uuids = [one.uuid for one in told.gpus.gpus] if told.gpus else []
     missing = len(told.gpu_count.missing) if told.gpu_count else 0
+    silent = len(told.gpu_count.silent) if told.gpu_count else 0
     gone = f", {missing} missing" if missing else ""
-    return Said(f"{headline(uuids, told.health)}{gone}", bool(missing))
+    gone += f", {silent} without an answer" if silent else ""
+    return Said(f"{headline(uuids, told.health)}{gone}", bool(missing or silent))
 
 
 def _names(told: Snapshot) -> dict[str, GpuName]:

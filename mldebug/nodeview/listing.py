@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from mldebug.folding import fold_ranks, shorten_ranks
-from mldebug.gpus.readings import GpuReading, GpuWatch
+from mldebug.gpus.readings import GpuReading, GpuWatch, LostGpu
 from mldebug.health.telling import state_of_gpu
 from mldebug.kernellog.reading import bus_id
 from mldebug.nodeview.glance import Glance, GpuUser
@@ -21,17 +21,21 @@ Row = tuple[str, ...]
 
 
 def rows(seen: Glance) -> list[Row]:
-    """One row for each GPU that answers, then one for each that does not."""
+    """One row for each GPU, also for those that do not answer; by number."""
     watched = {one.uuid: one for one in seen.watch.gpus} if seen.watch else {}
     told = seen.gpus.gpus if seen.gpus else ()
     found = [_row(one, watched.get(one.uuid), seen) for one in told]
-    return found + [_gone(index, bus, uuid, seen) for index, bus, uuid in missing(seen)]
+    found += [_gone(index, bus, uuid, seen) for index, bus, uuid in missing(seen)]
+    return sorted(found, key=lambda row: int(row[0]))
 
 
 def missing(seen: Glance) -> list[tuple[int, str, str]]:
-    """Index, bus id and uuid of each GPU that is lost or not listed any more."""
-    lost = (seen.watch or seen.gpus).lost if seen.watch or seen.gpus else ()  # type: ignore[union-attr]
-    gone = [(one.gpu.index, one.gpu.bus_id, one.gpu.uuid) for one in seen.count.missing] if seen.count else []  # fmt: skip
+    """Index, bus id and uuid of each GPU that is lost, not listed any more or does not answer."""
+    lost = _lost(seen)
+    here = {one.uuid for one in seen.gpus.gpus} if seen.gpus else set()
+    away = [one.gpu for one in seen.count.missing] if seen.count else []
+    away += [one.gpu for one in seen.count.silent if one.gpu.uuid not in here] if seen.count else []
+    gone = [(one.index, one.bus_id, one.uuid) for one in away]
     known = {uuid for *_, uuid in gone}
     indices = {index for index, *_ in gone}
     more = [
@@ -40,6 +44,11 @@ def missing(seen: Glance) -> list[tuple[int, str, str]]:
         if (one.uuid not in known if one.uuid else one.index not in indices)
     ]
     return sorted((*gone, *more))
+
+
+def _lost(seen: Glance) -> tuple[LostGpu, ...]:
+    newest = seen.watch or seen.gpus
+    return newest.lost if newest else ()
 
 
 def table(found: Sequence[Row]) -> Iterator[str]:
@@ -87,7 +96,10 @@ def _row(gpu: GpuReading, watch: GpuWatch | None, seen: Glance) -> Row:
 
 
 def _gone(index: int, bus: str, uuid: str, seen: Glance) -> Row:
-    return (str(index), bus_id(bus) or "-", *"----", _user(uuid, None, seen), "missing")
+    known = [(one.gpu.index, one.gpu.uuid) for one in seen.count.missing] if seen.count else []
+    lost = [(one.index, one.uuid) for one in _lost(seen) if seen.gone(one)]
+    state = "missing" if (index, uuid) in (*known, *lost) else "unknown"
+    return (str(index), bus_id(bus) or "-", *"----", _user(uuid, None, seen), state)
 
 
 def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+import msgspec
+
 from mldebug.kernellog.joining import whose
 from mldebug.model import Diagnosis, Fault, NodeCapture
 from mldebug.stacks import last_frame
@@ -14,8 +16,9 @@ NEAR = 900.0  # seconds before a capture in which what concerns nobody in partic
 def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tuple[str, ...]:
     """`05:34:06 UTC: Xid 31 (…) on GPU 0000:4b:00.0, rank 3`: the oldest first, the newest 20."""
     told = " ".join((diagnosis.summary, *diagnosis.evidence))
-    found = {fault: None for capture in captures for fault in _near(capture)}
-    new = [fault for fault in sorted(found, key=lambda one: one.at) if fault.words not in told]
+    found = {_said(fault): fault for capture in captures for fault in _near(capture)}
+    every = sorted(found.values(), key=lambda one: one.at)
+    new = [fault for fault in every if fault.words not in told]
     recent = max((one.taken_at for one in captures), default=0.0) - NEAR
     ranks = {fault.rank for fault in new if fault.at >= recent}
     frames = dict(pair for one in captures for pair in _frames(one, ranks))
@@ -25,6 +28,11 @@ def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tup
 def _near(capture: NodeCapture) -> Iterator[Fault]:
     faults: Iterable[Fault] = capture.faults
     yield from (one for one in faults if one.rank is not None or one.at >= capture.taken_at - NEAR)
+
+
+def _said(fault: Fault) -> Fault:
+    """What a later capture knows better is the same fault."""
+    return msgspec.structs.replace(fault, confirmed=True)
 
 
 def _frames(capture: NodeCapture, ranks: Collection[int | None]) -> Iterator[tuple[int, str]]:
@@ -39,5 +47,6 @@ def _line(fault: Fault, frames: Mapping[int, str]) -> str:
     if fault.rank is not None and (frame := frames.get(fault.rank)):
         who += f", last Python frame {frame}"
     forged = "" if fault.trusted else " (written by a program and not by the kernel)"
+    forged += "" if fault.confirmed else " (one read alone told it)"
     advice = f" → {fault.advice}" if fault.advice else ""
     return f"{moment}: {fault.words}{who}{forged}{advice}"

@@ -137,6 +137,7 @@ class RunningJob:
         self.mark = uuid.uuid4().hex
         self.log = folder / "job.log"
         self.started: list[subprocess.Popen[bytes]] = []
+        self.began = time.time()
 
     @property
     def pid(self) -> int:

@@ -212,7 +212,7 @@ def test_a_gpu_that_was_taken_out_is_accepted(
 ) -> None:
     fake.set("nvmlDeviceGetCount_v2 -1", 1)
     type_in(agent.folder, more, "gpus", "release", "--for", "1s")  # the next full read comes soon
-    wait_for("it is missing", lambda: _missing(seen(agent)), 90)
+    wait_for("it is missing", lambda: _missing(seen(agent)), 120)
     assert "missing" in type_in(agent.folder, more, "gpus", "list").stdout
     assert type_in(agent.folder, more, "doctor", "--gpus").returncode == 1
 

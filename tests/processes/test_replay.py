@@ -117,7 +117,7 @@ def test_a_node_is_recorded_and_played_back(
     with light_job(tmp_path / "job") as job:
         work_on(fake, job, "training")
         wait_for("who works where", lambda: (run := run_of(seen(agent), job)) and len(run.gpus) == 2, 60)  # fmt: skip
-        arguments = ("--config", str(agent.config), "--out", str(bundle), "--for", "3m")
+        arguments = ("--config", str(agent.config), "--out", str(bundle), "--for", "6m")
         with ended(mldebug(tmp_path, "support-bundle", *arguments)) as recorder:
             wait_for("its begin", lambda: "recording for" in (tmp_path / "told").read_text(), 30)
             began = time.time()
@@ -127,7 +127,9 @@ def test_a_node_is_recorded_and_played_back(
             wait_for("the hang", lambda: gpus_do(agent, job, "GPU 1 has not arrived"), 30)
             fake.raise_event(1, 79)
             fake.lose(1)
-            wait_for("the missing GPU", lambda: missing(seen(agent)), 60)
+            wait_for(
+                "the missing GPU", lambda: missing(seen(agent)), 150
+            )  # left alone for a minute
             recorder.send_signal(signal.SIGINT)
             assert recorder.wait(60) == 0, (tmp_path / "told").read_text()
     live = told_by(bundle)

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ class RunningAgent:
 
 
 def _is_of(report: Report, job: RunningJob) -> bool:
-    return bool({rank["pid"] for rank in report["ranks"]} & set(job.ranks.values()))
+    """By its pids, and not before it began: on a busy machine pids come again within minutes."""
+    mine = {rank["pid"] for rank in report["ranks"]} & set(job.ranks.values())
+    return bool(mine) and datetime.fromisoformat(report["detected_at"]).timestamp() >= job.began
 
 
 def settings(folder: Path, *, stall: str = "{timeout: 15s, interval: 1s}", listen: str = "") -> str:

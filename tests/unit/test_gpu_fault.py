@@ -11,13 +11,14 @@ from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending, RankError, RankExit
 from mldebug.endings.judge import judge_ending
 from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
-from mldebug.gpus.readings import EccCount, GpuReading, LostGpu
+from mldebug.gpus.readings import GpuReading, LostGpu
 from mldebug.health.faults import (
     faults_of_count,
     faults_of_events,
     faults_of_memory,
     gpus_by_address,
 )
+from mldebug.health.newerrors import LOW_READS, ErrorCount, NewErrors
 from mldebug.judging.faults import BEFORE, LAG, PROMPT, UNDATED
 from mldebug.kernellog.events import parse_line
 from mldebug.kernellog.folding import fold
@@ -417,11 +418,83 @@ def test_a_missing_gpu_becomes_a_fault_of_its_rank() -> None:
     assert told(msgspec.structs.replace(one, rank=1)).verdict is Verdict.GPU_FAULT
 
 
-@pytest.mark.parametrize(("old", "new", "many"), [(0, 1, 1), (1, 1, 0), (5, 2, 0), (None, 3, 0)])
-def test_new_uncorrectable_errors_become_a_fault(old: int | None, new: int, many: int) -> None:
-    def read(count: int) -> GpuReading:
-        ecc = EccCount(type="uncorrected", location="total", scope="volatile", count=count)
-        return GpuReading(uuid="GPU-3", index=3, ecc=(ecc,))
+# --- which memory errors are new ---------------------------------------------------------------------------
 
-    before = read(old) if old is not None else None
-    assert len(list(faults_of_memory(read(new), before, TAKEN, {"GPU-3": (1,)}, "n1"))) == many
+
+def standing(*counts: int | None) -> list[tuple[int, float, bool]]:
+    """What is held against a GPU after these reads, one a second: how many, since when, and whether it is sure."""
+    seen, sure, unsure = ErrorCount(), [], []
+    for at, count in enumerate(counts):
+        found = seen.see(count, float(at))
+        sure += [tuple(one) for one in found if one.sure]
+        unsure = [tuple(one) for one in found if not one.sure]
+    return sure + unsure
+
+
+GARBAGE = 2**32 - 2
+LOW = (0,) * (LOW_READS + 1)
+
+NEW: list[tuple[tuple[int | None, ...], list[tuple[int, float, bool]]]] = [
+    ((0, 0, 3), [(3, 2.0, False)]),
+    ((0, 0, 3, 3, 3), [(3, 2.0, True)]),
+    ((0, 0, 3, 5), [(3, 2.0, True), (2, 3.0, False)]),
+    ((0, 0, 3, 5, 5), [(3, 2.0, True), (2, 3.0, True)]),
+    ((7, 7, 7, 8, 8), [(1, 3.0, True)]),
+    ((0, 0, None, 3, None), [(3, 3.0, False)]),
+    ((0, 0, None, 3, None, 3), [(3, 3.0, True)]),
+    ((5, 5, *LOW, 1, 1), [(1, 2.0 + len(LOW), True)]),
+    ((5, 5, *LOW, 5, 5), [(5, 2.0 + len(LOW), True)]),
+    ((5, 5, 0, 0, 3, 3), [(3, 4.0, True)]),
+    ((5, 5, 0, 0, 3, 3, 8, 8), [(3, 4.0, True), (5, 6.0, True)]),
+    ((0, 0, GARBAGE, 3, 3), [(3, 3.0, True)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counts", "found"), NEW, ids=str)
+def test_new_memory_errors_are_sure_once_two_reads_tell_them(
+    counts: tuple[int | None, ...], found: list[tuple[int, float, bool]]
+) -> None:
+    assert standing(*counts) == found
+
+
+NOTHING_NEW: list[tuple[int | None, ...]] = [
+    (), (None, None), (3,), (3, 3, 3), (0, 5, 5), (5, 0, 5, 5),
+    (0, 0, 7, 0, 0), (0, 0, GARBAGE, 0, 0), (0, 0, GARBAGE, GARBAGE, GARBAGE),
+    (5, 5, 0, 5), (5, 5, 0, 0, 5, 5), (5, 5, 3, 5, 5), (5, 5, 3, 3, 5, 5), (5, 5, 2, 3, 0, 5, 5), (5, 5, 0, 6, 6),
+    (5, 5, 0, 0, 0), (5, 5, 2, 2, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("counts", NOTHING_NEW, ids=str)
+def test_what_was_wrong_or_there_before_is_not_new(counts: tuple[int | None, ...]) -> None:
+    assert standing(*counts) == []
+
+
+def test_a_count_that_came_back_to_where_it_was_goes_on_from_there() -> None:
+    assert standing(5, 5, 0, 0, 5, 5, 6, 6) == [(1, 6.0, True)]
+
+
+def test_new_memory_errors_become_a_fault_of_each_rank() -> None:
+    gpu = GpuReading(uuid="GPU-3", index=3)
+    new = (NewErrors(2, STOPPED), NewErrors(1, STOPPED + 30, sure=False))
+    found = list(faults_of_memory(gpu, new, {"GPU-3": (1, 2)}, "n1"))
+    (nobody,) = faults_of_memory(gpu, new[:1], {}, "n1")
+
+    assert [(one.rank, one.at, one.confirmed) for one in found] == [
+        (1, STOPPED, True), (2, STOPPED, True), (1, STOPPED + 30, False), (2, STOPPED + 30, False)]  # fmt: skip
+    assert found[0].words == "2 uncorrectable memory errors (ECC) on GPU 3 (GPU-3)"
+    assert (nobody.rank, nobody.by) == (None, "node")
+
+
+@pytest.mark.parametrize(("confirmed", "confidence"), [(True, Confidence.HIGH), (False, Confidence.MEDIUM)])  # fmt: skip
+def test_what_one_read_alone_tells_is_medium_at_most(
+    confirmed: bool, confidence: Confidence
+) -> None:
+    ecc = fault(kind="ecc", code="ecc_uncorrected", confirmed=confirmed)
+    ended = judge_ending(ending(ecc, errors={1: ECC})).finding
+
+    assert told(ecc).confidence is confidence
+    both = told(msgspec.structs.replace(ecc, confirmed=False), ecc)
+    assert (both.confidence, len(both.culprits)) == (confidence, 1)
+    assert ended is not None
+    assert (ended.verdict, ended.confidence) == (Verdict.GPU_FAULT, confidence)

@@ -9,7 +9,15 @@ from rich.console import Console
 
 from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
 from mldebug.gpus.plain import plain_sentence
-from mldebug.gpus.readings import GpuProcess, GpuReading, GpuWatch, LostGpu, NodeGpus, NodeWatch
+from mldebug.gpus.readings import (
+    UNLISTED,
+    GpuProcess,
+    GpuReading,
+    GpuWatch,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+)
 from mldebug.health.components import Action, Health, State
 from mldebug.health.telling import GpuName, complaints, headline, state_of_gpu
 from mldebug.kernellog.events import parse_line
@@ -198,6 +206,9 @@ def test_status_counts_what_is_missing() -> None:
     (first, *_) = hardware_lines(snapshot(gpu_count=count), NOW)
     assert first.text == "2 GPUs, all healthy, 1 missing"
     assert first.bad
+    silent = GpuCount(present=2, expected=3, silent=(GONE,))
+    (first, *_) = hardware_lines(snapshot(gpu_count=silent), NOW)
+    assert first.text == "2 GPUs, all healthy, 1 without an answer"
 
 
 def test_status_says_that_the_gpus_are_released_and_why() -> None:
@@ -262,8 +273,17 @@ def test_a_lost_gpu_is_a_fault_of_its_rank() -> None:
 
 
 def test_a_gpu_that_only_does_not_answer_is_no_fault() -> None:
-    slow = LostGpu(index=3, uuid="GPU-3", reason="timeout", code="timeout")
-    assert told_by_agent(gpu_watch=NodeWatch(at=NOW, lost=(slow,))).faults(JOB) == ()
+    for code in ("timeout", "xid_119", UNLISTED):
+        slow = LostGpu(index=3, uuid="GPU-3", reason="timeout", code=code)
+        assert told_by_agent(gpu_watch=NodeWatch(at=NOW, lost=(slow,))).faults(JOB) == ()
+
+
+def test_a_gpu_that_the_agent_misses_is_a_fault_of_its_rank() -> None:
+    unlisted = LostGpu(index=3, uuid="GPU-3", reason="not listed", code=UNLISTED)
+    watched = NodeWatch(at=NOW, lost=(unlisted,))
+    count = GpuCount(present=2, expected=3, missing=(GONE,))
+    (fault,) = told_by_agent(gpu_watch=watched, gpu_count=count).faults(JOB)
+    assert (fault.kind, fault.rank) == ("gpu_missing", 3)
 
 
 def test_why_the_agent_cannot_read_is_told_without_the_name_of_our_error() -> None:
@@ -312,6 +332,40 @@ def test_a_gpu_that_is_lost_and_remembered_is_listed_once() -> None:
     unnamed = (LostGpu(index=3, reason="GPU is lost"),)
     again = msgspec.structs.replace(SICK, gpus=NodeGpus(at=NOW, lost=unnamed))
     assert missing(again) == [(3, "00000000:4B:00.0", "GPU-3")]
+
+
+def states(seen: Glance) -> list[tuple[str, str]]:
+    return [(row[0], row[-1]) for row in rows(seen)]
+
+
+def test_gpus_are_listed_by_number_whether_they_answer_or_not() -> None:
+    lost = LostGpu(index=2, uuid="GPU-2", reason="GPU is lost", code="gpu_is_lost")
+    slow = LostGpu(index=10, uuid="GPU-10", reason="left alone", code="xid_119")
+    full = NodeGpus(at=NOW, gpus=(gpu(1), gpu(9), gpu(11)), lost=(lost, slow))
+    seen = Glance(node="n", at=NOW, gpus=full)
+    assert states(seen) == [("1", "unknown"), ("2", "missing"), ("9", "unknown"), ("10", "unknown"), ("11", "unknown")]  # fmt: skip
+
+
+def test_a_gpu_that_does_not_answer_is_listed_once() -> None:
+    slow = LostGpu(index=3, uuid="GPU-3", reason="left alone", code="xid_119")
+    count = GpuCount(present=1, expected=2, silent=(GONE,))
+    seen = Glance(node="n", at=NOW, gpus=NodeGpus(at=NOW, gpus=(gpu(0),), lost=(slow,)), count=count)  # fmt: skip
+    assert states(seen) == [("0", "unknown"), ("3", "unknown")]
+    silent = msgspec.structs.replace(seen, gpus=NodeGpus(at=NOW, gpus=(gpu(0),)))
+    assert states(silent) == [("0", "unknown"), ("3", "unknown")]
+    back = msgspec.structs.replace(seen, gpus=NodeGpus(at=NOW, gpus=(gpu(0), gpu(3))))
+    assert states(back) == [("0", "unknown"), ("3", "unknown")]
+
+
+def test_doctor_sends_nobody_to_reboot_for_a_gpu_that_does_not_answer() -> None:
+    def way_out(code: str) -> str:
+        lost = LostGpu(index=3, uuid="GPU-3", reason="x", code=code)
+        full = NodeGpus(at=NOW, gpus=(gpu(0),), lost=(lost,))
+        silent = msgspec.structs.replace(SICK, gpus=full, count=GpuCount(present=1, expected=2, silent=(GONE,)))  # fmt: skip
+        return " ".join(one.way_out for one in examined(silent, None, 0).checks)
+
+    assert "reboot" not in way_out("xid_119")
+    assert "reboot" in way_out("gpu_is_lost")
 
 
 def test_columns_stand_below_their_headings() -> None:

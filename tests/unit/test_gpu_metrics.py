@@ -14,7 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakenvml.library import FakeNvml
 from mldebug.gpus.counting import Counters
-from mldebug.gpus.readings import GpuWatch, LostGpu, NodeGpus, NodeWatch
+from mldebug.gpus.readings import (
+    EccCount,
+    GpuReading,
+    GpuWatch,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+    RemappedRows,
+)
 from mldebug.snapshot import Snapshot
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.nvml.library import Library
@@ -168,6 +176,17 @@ def test_every_metric_tells_what_the_library_answered(machine: Machine) -> None:
         assert got == pytest.approx(expected), (name, label)
     for _, _, kind, each in SPREAD:
         assert value(found, "nvlink_errors_total", kind) == LINKS * each
+
+
+def test_memory_errors_go_on_in_the_metrics_when_the_driver_counts_anew() -> None:
+    ecc = EccCount(type="uncorrected", location="total", scope="volatile", count=0, total=7)
+    rows = RemappedRows(corrected=1, corrected_total=4, uncorrected=2)
+    one = GpuReading(uuid="GPU-1", index=0, ecc=(ecc,), remapped_rows=rows)
+    made = group.create(group.Options()).samples(snapshot(gpus=NodeGpus(at=1.0, gpus=(one,))))
+    found = {(told.family.name, told.labels[2:]): told.value for told in made}
+    assert found["mldebug_gpu_ecc_errors", ("uncorrected", "total", "volatile")] == 7
+    assert found["mldebug_gpu_remapped_rows", ("corrected",)] == 4
+    assert found["mldebug_gpu_remapped_rows", ("uncorrected",)] == 2
 
 
 def test_ecc_errors_are_told_by_type_place_and_scope(machine: Machine) -> None:

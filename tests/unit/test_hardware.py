@@ -13,6 +13,7 @@ import pytest
 
 from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu, RankProcess
 from mldebug.gpus.readings import (
+    LOST,
     EccCount,
     GpuProcess,
     GpuReading,
@@ -20,7 +21,9 @@ from mldebug.gpus.readings import (
     LostGpu,
     NodeGpus,
     NodeWatch,
+    NvLink,
 )
+from mldebug.health.components import State
 from mldebug.health.thresholds import Thresholds
 from mldebug.model import Job, RankIdentity
 from mldebug.stall.signals import Look, RankLook
@@ -107,7 +110,7 @@ def node(at: float, *gpus: int, errors: int = 0, processes: bool = True) -> Node
         for n in gpus
     )
     lost = tuple(
-        LostGpu(index=n, reason="fell off the bus", uuid=f"GPU-{n}")
+        LostGpu(index=n, reason="fell off the bus", uuid=f"GPU-{n}", code=LOST)
         for n in (0, 1)
         if n not in gpus
     )
@@ -234,12 +237,87 @@ def test_what_another_version_remembered_is_no_reason_to_fail() -> None:
     assert one.count.expected == 2
 
 
-def test_memory_errors_between_two_reads_are_a_fault_of_the_rank() -> None:
-    one = board()
-    reads = GpuReads(Source(node(1.0, 0, 1), node(31.0, 0, 1, errors=3)), Holding())  # type: ignore[arg-type]
-    for _ in range(2):
+def read_on(one: GpuBoard, *errors: int, only: int = 2) -> None:
+    """Read both GPUs, or the first, every 30 s; each tells so many memory errors."""
+    nodes = [node(1.0 + 30 * turn, *range(only), errors=count) for turn, count in enumerate(errors)]
+    reads = GpuReads(Source(*nodes), Holding())  # type: ignore[arg-type]
+    for _ in nodes:
         one.told(reads(GpuOrder({"job": RANKS})), LIMITS, None)
-    assert {(fault.kind, fault.rank) for fault in one.faults("job")} == {("ecc", 0), ("ecc", 1)}
+
+
+def ecc_state(one: GpuBoard) -> set[State]:
+    return {told.state for told in one.health if told.component == "gpu_ecc"}
+
+
+@pytest.mark.parametrize(("errors", "confirmed"), [((0, 0, 3), False), ((0, 0, 3, 3), True)])
+def test_new_memory_errors_are_a_fault_of_the_rank(errors: tuple[int, ...], confirmed: bool) -> None:  # fmt: skip
+    one = board()
+    read_on(one, *errors)
+    found = {(fault.kind, fault.rank, fault.at, fault.confirmed) for fault in one.faults("job")}
+    assert found == {("ecc", 0, 61.0, confirmed), ("ecc", 1, 61.0, confirmed)}
+
+
+def test_what_one_read_alone_told_is_taken_back() -> None:
+    one = board()
+    read_on(one, 0, 0, 3)
+    assert len(one.faults("job")) == 2
+    read_on(one, 0)
+    assert one.faults("job") == ()
+
+
+def test_memory_errors_that_were_read_wrong_are_nobody_s_fault() -> None:
+    for errors in ((5, 5, 0, 0, 5, 5), (0, 0, 2**32 - 2, 0, 0), (5, 5, 3, 5, 5)):
+        one = board()
+        read_on(one, *errors)
+        assert one.faults("job") == (), errors
+
+
+def test_a_reset_that_cured_the_gpu_ends_the_complaint() -> None:
+    one = board()
+    read_on(one, 0, 5, 5)
+    assert ecc_state(one) == {State.UNHEALTHY}
+    read_on(one, 0)
+    assert ecc_state(one) == {State.HEALTHY}
+
+
+def test_one_read_that_is_garbage_condemns_no_gpu() -> None:
+    one = board()
+    for errors in (0, 0, 2**32 - 2, 0, 0):
+        read_on(one, errors)
+        assert ecc_state(one) == {State.HEALTHY}
+
+
+def test_gpus_with_the_same_uuid_are_nobody_s_fault() -> None:
+    one, twins = board(), GpuReads(Source(*map(same_uuid, range(6))), Holding())  # type: ignore[arg-type]
+    for _ in range(6):
+        one.told(twins(GpuOrder({"job": RANKS})), LIMITS, None)
+    assert one.faults("job") == ()
+    assert one.health == ()
+    assert one.count is not None
+    assert len(one.count.silent) == 2
+
+
+def same_uuid(turn: int) -> NodeGpus:
+    told = node(1.0 + 30 * turn, 0, 1, errors=turn)
+    gpus = tuple(msgspec.structs.replace(one, uuid="GPU-0") for one in told.gpus)
+    return msgspec.structs.replace(told, gpus=gpus)
+
+
+def test_a_link_that_was_up_before_the_restart_is_missed() -> None:
+    memory, one = Memory(), NvLink(link=1, up=False)
+
+    def linked(at: float, up: bool) -> GpuNews:
+        links = (NvLink(link=0, up=True), msgspec.structs.replace(one, up=up))
+        told = node(at, 0)
+        gpu = msgspec.structs.replace(told.gpus[0], nvlinks=links)
+        return GpuNews(full=msgspec.structs.replace(told, gpus=(gpu,), lost=()))
+
+    board(memory).told(linked(1.0, True), LIMITS, None)
+    again = board(memory)
+    for at in (31.0, 61.0):
+        again.told(linked(at, False), LIMITS, None)
+    (link,) = [told for told in again.health if told.component == "gpu_nvlink"]
+    assert (link.state, link.reason) == (State.UNHEALTHY, "1 of 2 NVLinks are down (1)")
 
 
 def test_a_rank_that_opens_its_gpu_later_is_not_known_before() -> None:

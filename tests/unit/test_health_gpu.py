@@ -5,10 +5,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from mldebug.errors import ConfigError
 from mldebug.gpus.readings import EccCount, GpuReading, NvLink, RemappedRows
-from mldebug.health.components import Action, Health, State, instructions, worst_of
+from mldebug.health.components import (
+    Action,
+    Health,
+    State,
+    bad,
+    combine,
+    instructions,
+    unread,
+    worst_of,
+)
 from mldebug.health.gpurules import RULES, gpu_health
 from mldebug.health.thresholds import FILE, Thresholds, shipped
+from mldebug.settings.parse import parse
 
 LIMITS = Thresholds()
 MINUTE = 60.0
@@ -38,10 +49,12 @@ HEALTHY: dict[str, Any] = {
     "pcie_width": 16,
     "pcie_width_max": 16,
     "pcie_replays": 1000,
-    "nvlinks": tuple(NvLink(link=n, up=True, errors={"recovery": 7, "replay": 9, "crc_flit": 100, "crc_data": 5}) for n in range(18)),
+    "nvlinks": tuple(NvLink(link=n, up=True, errors={"recovery": 7, "replay": 9, "crc_flit": 100, "crc_data": 5}, grown_seconds=MINUTE) for n in range(18)),
     "recovery_action": "none",
     "persistence_mode": True,
 }  # fmt: skip
+
+MEMORY = ("ecc", "remapped_rows", "retired_pages")
 
 
 def reading(**values: Any) -> GpuReading:
@@ -49,8 +62,9 @@ def reading(**values: Any) -> GpuReading:
 
 
 def told(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> Health:  # fmt: skip
-    """One component. Without `before` the reading before is a healthy one."""
-    every = gpu_health(now, before or reading(), seconds, limits)
+    """One component. Without `before` the reading before is a healthy one, but that it says the same of the memory."""
+    memory = {name: getattr(now, name) for name in MEMORY}
+    every = gpu_health(now, before or reading(**memory), seconds, limits)
     return next(one for one in every if one.component == component)
 
 
@@ -66,14 +80,14 @@ def rows(**values: Any) -> dict[str, Any]:
     return {"remapped_rows": msgspec.structs.replace(HEALTHY["remapped_rows"], **values)}
 
 
-def links(kind: str = "", more: int = 0, down: tuple[int, ...] = ()) -> dict[str, Any]:
-    """One more error on link 5, or links that are down."""
+def links(kind: str = "", more: int = 0, down: tuple[int, ...] = (), seconds: float = MINUTE) -> dict[str, Any]:  # fmt: skip
+    """So many more errors on link 5 since it was asked last, or links that are down."""
 
     def change(one: NvLink) -> NvLink:
-        errors = (
-            {**one.errors, kind: one.errors[kind] + more} if kind and one.link == 5 else one.errors
+        grown = {kind: more} if kind and one.link == 5 else {}
+        return msgspec.structs.replace(
+            one, grown=grown, grown_seconds=seconds, up=one.link not in down
         )
-        return msgspec.structs.replace(one, errors=errors, up=one.link not in down)
 
     return {"nvlinks": tuple(map(change, HEALTHY["nvlinks"]))}
 
@@ -230,7 +244,8 @@ def test_a_counter_that_began_anew_is_no_error(component: str) -> None:
 def test_the_same_growth_over_a_longer_time_is_fine() -> None:
     assert told("gpu_pcie", reading(pcie_replays=1100)).state is POOR
     assert told("gpu_pcie", reading(pcie_replays=1100), seconds=600).state is State.HEALTHY
-    assert told("gpu_nvlink", reading(**links("crc_flit", 90)), seconds=600).state is State.HEALTHY
+    assert told("gpu_nvlink", reading(**links("crc_flit", 90))).state is POOR
+    assert told("gpu_nvlink", reading(**links("crc_flit", 90, seconds=600))).state is State.HEALTHY
 
 
 @pytest.mark.parametrize(("generation", "width", "a_minute"), [(1, 16, 3), (3, 8, 4), (4, 16, 16), (6, 16, 62), (7, 16, 62)])  # fmt: skip
@@ -257,6 +272,65 @@ def test_a_board_without_links_is_unknown_and_one_that_lost_all_is_not() -> None
     assert told("gpu_nvlink", dark, reading()).reason_code == "nvlink_down"
 
 
+def test_links_that_were_never_up_are_not_used_on_this_board() -> None:
+    unused = reading(**links(down=tuple(range(12, 18))))
+
+    assert told("gpu_nvlink", unused, unused).state is State.HEALTHY
+
+
+def test_a_link_that_was_up_once_is_missed_for_as_long_as_it_is_down() -> None:
+    dark = reading(**links(down=(3, *range(12, 18))))
+    found = {one.component: one for one in gpu_health(dark, dark, MINUTE, LIMITS, range(12))}
+
+    assert found["gpu_nvlink"].state is State.UNHEALTHY
+    assert found["gpu_nvlink"].reason == "1 of 12 NVLinks are down (3)"
+
+
+@pytest.mark.parametrize(("limit", "state"), [(None, State.HEALTHY), (2, State.HEALTHY), (1, BAD)])
+def test_how_many_links_may_be_down_can_be_set(limit: int | None, state: State) -> None:
+    dark = reading(**links(down=(3, 4)))
+
+    assert told("gpu_nvlink", dark, limits=Thresholds(nvlink_down=limit)).state is state
+
+
+def test_errors_of_a_link_count_over_the_time_between_its_own_reads() -> None:
+    """Each link is asked at another moment: 0.5 and 0.6 errors a second make 1.1."""
+    at = [NvLink(link=0, up=True, errors={"crc_flit": 9}, grown={"crc_flit": 300}, grown_seconds=600),
+          NvLink(link=1, up=True, errors={"crc_flit": 9}, grown={"crc_flit": 36}, grown_seconds=60),
+          NvLink(link=2, up=True, errors={"crc_flit": 9})]  # fmt: skip
+    found = told("gpu_nvlink", reading(nvlinks=tuple(at)))
+
+    assert (found.state, found.reason) == (State.DEGRADED, "1.1 NVLink CRC errors a second")
+    once = told("gpu_nvlink", reading(nvlinks=tuple(at[2:])))
+    assert "crc_flit errors over time" in once.reason
+
+
+# --- one wrong read condemns nobody ---------------------------------------------------------------------
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("gpu_ecc", ecc("uncorrected", "total", "volatile", 2**32 - 2)),
+    ("gpu_ecc", ecc("uncorrected", "sram", "aggregate", 2**32 - 2)),
+    ("gpu_remapped_rows", rows(uncorrected=2**32 - 2)),
+    ("gpu_remapped_rows", rows(failed=True)),
+    ("gpu_remapped_rows", rows(banks={"none": 9})),
+    ("gpu_retired_pages", {"retired_pages": {"corrected": 999, "uncorrected": 999}}),
+]
+
+
+@pytest.mark.parametrize(("component", "values"), WRONG, ids=str)
+def test_what_only_one_of_two_reads_says_of_the_memory_is_not_believed(
+    component: str, values: dict[str, Any]
+) -> None:
+    wrong = reading(**values)
+
+    assert told(component, wrong, reading()).state is State.HEALTHY
+    assert told(component, reading(), wrong).state is State.HEALTHY
+    assert told(component, wrong, wrong).state in (BAD, POOR)
+    alone = {one.component: one for one in gpu_health(wrong, None, 0.0, LIMITS)}
+    assert alone[component].state in (BAD, POOR)
+
+
 # --- one instruction -----------------------------------------------------------------------------------
 
 
@@ -276,11 +350,32 @@ def test_the_greatest_action_speaks_wherever_its_rule_stands() -> None:
 
 def test_one_gpu_has_one_instruction() -> None:
     worn = reading(**rows(failed=True), recovery_action="reset", persistence_mode=False)
-    every = gpu_health(worn, reading(), MINUTE, LIMITS)
+    every = gpu_health(worn, worn, MINUTE, LIMITS)
 
     assert [(one.uuid, one.action) for one in instructions(every)] == [("GPU-1", Action.REPLACE)]
     assert worst_of(every)["gpu_recovery"] is State.UNHEALTHY
     assert worst_of(every)["gpu_ecc"] is State.HEALTHY
+
+
+def test_a_component_has_one_sentence_however_much_is_wrong() -> None:
+    faults = [bad(State.DEGRADED, f"c{n}", f"fault {n}", Action.WATCH) for n in range(300)]
+    found = combine("kernel", [*faults, bad(State.UNHEALTHY, "worst", "the worst", Action.REBOOT)])
+
+    assert found.reason == "the worst; fault 0; fault 1; and 298 more"
+    assert found.reason_code == "worst"
+    assert combine("kernel", faults[:3]).reason == "fault 0; fault 1; fault 2"
+    blind = combine("kernel", [unread(f"value {n}") for n in range(40)])
+    assert blind.reason == "not readable: value 0, value 1, value 2, and 37 more"
+
+
+MARGINS = [(3.0, "3 °C to"), (0.4, "at"), (-0.4, "at"), (-4.0, "4 °C beyond")]
+
+
+@pytest.mark.parametrize(("margin", "words"), MARGINS)
+def test_the_margin_reads_well_on_either_side(margin: float, words: str) -> None:
+    found = told("gpu_temperature", reading(temperature_margin_celsius=margin))
+
+    assert found.reason == f"{words} the point where the clocks are cut"
 
 
 def test_the_state_is_the_worst_although_another_rule_gives_the_action() -> None:
@@ -318,6 +413,17 @@ def test_another_limit_is_obeyed_and_null_turns_a_rule_off() -> None:
     broken = reading(**ecc("uncorrected", "total", "volatile", 9))
     assert told("gpu_ecc", broken).state is State.UNHEALTHY
     assert told("gpu_ecc", broken, limits=none).state is State.HEALTHY
+
+
+SO_MANY_OR_MORE = ("remapped_rows_uncorrected", "retired_pages",
+                   "nvlink_crc_flit_per_second_degraded", "nvlink_crc_flit_per_second_unhealthy")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SO_MANY_OR_MORE)
+def test_a_limit_that_would_condemn_everything_is_not_taken(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        parse(f"{name}: 0", "c.yaml", Thresholds)
+    assert getattr(parse(f"{name}: 1", "c.yaml", Thresholds), name) == 1
 
 
 def test_a_component_whose_rules_are_all_off_is_unknown() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mldebug.gpus.expected import FORGET_AFTER, ExpectedGpus, GpuCount
-from mldebug.gpus.readings import GpuReading, LostGpu, NodeGpus
+from mldebug.gpus.readings import LOST, UNLISTED, GpuReading, LostGpu, NodeGpus, NvLink
 from mldebug.health.components import Action, Health, State, instructions
 from mldebug.health.noderules import node_health
 from mldebug.health.thresholds import Thresholds
@@ -37,15 +37,97 @@ def _gpu(number: int, prefix: str = "GPU") -> GpuReading:
 def test_a_gpu_that_is_gone_is_named_with_its_address_and_since_when() -> None:
     memory = ExpectedGpus()
     first = memory.look(gpus(0, 1, 2))
-    later = memory.look(gpus(0, 2, at=NOW + 30))
-    again = memory.look(gpus(0, 2, at=NOW + 60))
+    once = memory.look(gpus(0, 2, at=NOW + 30))
+    later = memory.look(gpus(0, 2, at=NOW + 60))
+    again = memory.look(gpus(0, 2, at=NOW + 90))
     (one,) = again.missing
 
     assert (first.missing, first.news, first.present, first.expected) == ((), (), 3, 3)
     assert (again.present, again.expected) == (2, 3)
     assert (one.gpu.bus_id, one.gpu.uuid, one.since) == ("0000:1b:00.0", "GPU-1", NOW + 30)
+    assert (once.missing, [silent.gpu.uuid for silent in once.silent]) == ((), ["GPU-1"])
+    assert once.news == (
+        "GPU 1 (0000:1b:00.0, GPU-1) does not answer: the driver does not list it",
+    )
     assert later.news == ("GPU 1 (0000:1b:00.0, GPU-1) is gone: the driver does not list it",)
-    assert again.news == ()
+    assert (again.news, again.silent) == ((), ())
+
+
+def unlisted(number: int = 1) -> LostGpu:
+    return LostGpu(index=number, reason="not listed", uuid=f"GPU-{number}", code=UNLISTED)
+
+
+SLOW = LostGpu(index=1, reason="Xid 119: it is left alone for now", uuid="GPU-1", code="xid_119")
+
+
+@pytest.mark.parametrize("code", ["", "xid_119", "unknown", "timeout", "reset_required", "same_uuid"])  # fmt: skip
+def test_a_gpu_that_does_not_answer_is_not_gone_however_long(code: str) -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    silent = msgspec.structs.replace(SLOW, code=code)
+    looks = [memory.look(gpus(0, at=NOW + 30 * n, lost=(silent,))) for n in range(1, 9)]
+
+    assert [one.missing for one in looks] == [()] * 8
+    assert {one.gpu.uuid for look in looks for one in look.silent} == {"GPU-1"}
+    health = told("gpu_count", count=looks[-1])
+    assert (health.state, health.action) == (State.UNKNOWN, Action.NONE)
+    assert "does not answer: Xid 119" in health.reason
+
+
+def test_it_must_not_be_listed_twice_in_a_row_to_be_gone() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    others = [gpus(0, lost=(SLOW,)), gpus(0, 1)]
+    for between in others:
+        assert memory.look(gpus(0, lost=(unlisted(),))).missing == ()
+        assert memory.look(between).missing == ()
+    memory.look(gpus(0, lost=(unlisted(),)))
+    assert [one.reason for one in memory.look(gpus(0, lost=(unlisted(),))).missing] == [
+        "not listed"
+    ]
+
+
+def test_what_was_gone_stays_gone_until_it_answers() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    memory.look(gpus(0, lost=(msgspec.structs.replace(SLOW, code=LOST),)))
+    assert len(memory.look(gpus(0, lost=(SLOW,))).missing) == 1
+    assert memory.look(gpus(0, 1)).missing == ()
+    assert memory.look(gpus(0, lost=(SLOW,))).missing == ()
+
+
+def test_a_driver_that_lists_nothing_at_all_was_not_read() -> None:
+    memory = ExpectedGpus()
+    memory.look(gpus(0, 1))
+    nothing = NodeGpus(at=NOW, lost=(unlisted(0), unlisted(1)))
+    looks = [memory.look(nothing) for _ in range(3)]
+
+    assert [one.missing for one in looks] == [()] * 3
+    assert told("gpu_count", count=looks[-1]).state is State.UNKNOWN
+
+
+def test_a_gpu_that_never_answered_is_no_reason_to_reboot() -> None:
+    silent = ExpectedGpus().look(gpus(0, lost=(SLOW,)), configured=2)
+    lost = LostGpu(index=1, reason="GPU is lost", code=LOST)
+    gone = ExpectedGpus().look(gpus(0, lost=(lost,)), configured=2)
+
+    assert told("gpu_count", count=silent).state is State.UNKNOWN
+    assert told("gpu_count", count=gone).action is Action.REBOOT
+
+
+def test_links_that_were_up_once_are_remembered_until_somebody_accepts_what_is_there() -> None:
+    def linked(*up: int) -> NodeGpus:
+        links = tuple(NvLink(link=n, up=n in up) for n in range(4))
+        return NodeGpus(at=NOW, gpus=(msgspec.structs.replace(_gpu(0), nvlinks=links),))
+
+    memory = ExpectedGpus()
+    memory.look(linked(0, 1))
+    memory.look(linked(1, 2))
+    stored = msgspec.json.decode(msgspec.json.encode(memory), type=ExpectedGpus)
+    assert stored.links_once_up("GPU-0") == (0, 1, 2)
+    stored.accept(linked(1))
+    assert stored.links_once_up("GPU-0") == (1,)
+    assert stored.links_once_up("GPU-9") == ()
 
 
 def test_a_gpu_that_comes_back_is_told() -> None:
@@ -61,9 +143,9 @@ def test_a_gpu_that_comes_back_is_told() -> None:
 @pytest.mark.parametrize(
     "lost",
     [
-        LostGpu(index=1, reason="GPU is lost", uuid="GPU-1"),
-        LostGpu(index=9, reason="GPU is lost", bus_id="0000:1b:00.0"),
-        LostGpu(index=1, reason="GPU is lost"),
+        LostGpu(index=1, reason="GPU is lost", uuid="GPU-1", code=LOST),
+        LostGpu(index=9, reason="GPU is lost", bus_id="0000:1b:00.0", code=LOST),
+        LostGpu(index=1, reason="GPU is lost", code=LOST),
     ],
 )
 def test_the_drivers_reason_is_told(lost: LostGpu) -> None:
@@ -77,7 +159,8 @@ def test_all_gpus_lost_are_all_missing_and_a_driver_that_does_not_answer_is_not_
     memory = ExpectedGpus()
     memory.look(gpus(0, 1))
     silent = NodeGpus(at=NOW + 1, gaps=(Gap(what="GPUs", reason="driver not loaded"),))
-    gone = NodeGpus(at=NOW + 2, lost=tuple(LostGpu(index=n, reason="x") for n in (0, 1)))
+    lost = tuple(LostGpu(index=n, reason="x", code=LOST) for n in (0, 1))
+    gone = NodeGpus(at=NOW + 2, lost=lost)
 
     assert memory.look(silent) == GpuCount(readable=False, expected=2)
     assert len(memory.look(gone).missing) == 2
@@ -87,6 +170,7 @@ def test_the_memory_survives_agent_and_reboot() -> None:
     memory = ExpectedGpus()
     memory.look(gpus(0, 1, 2))
     memory.look(gpus(0, 1, at=NOW + 1))
+    memory.look(gpus(0, 1, at=NOW + 2))
     stored = msgspec.json.decode(msgspec.json.encode(memory), type=ExpectedGpus)
 
     assert [one.gpu.uuid for one in stored.look(gpus(0, 1, at=NOW + 9)).missing] == ["GPU-2"]
@@ -123,6 +207,7 @@ def test_a_gpu_more_is_expected_from_then_on() -> None:
     memory = ExpectedGpus()
     memory.look(gpus(0))
     assert memory.look(gpus(0, 1)).news == ("GPU 1 (0000:1b:00.0, GPU-1) is new",)
+    memory.look(gpus(0))
     assert len(memory.look(gpus(0)).missing) == 1
 
 
@@ -154,6 +239,7 @@ def test_a_configured_number_holds_from_the_first_look(configured: int, state: S
 def test_health_of_the_count() -> None:
     memory = ExpectedGpus()
     memory.look(gpus(0, 1))
+    memory.look(gpus(0))
     missing = told("gpu_count", count=memory.look(gpus(0)))
 
     assert (missing.state, missing.reason_code, missing.action) == (State.UNHEALTHY, "gpu_missing", Action.REBOOT)  # fmt: skip
@@ -243,6 +329,15 @@ def test_a_kill_for_memory() -> None:
     found = told("memory", OOM)
 
     assert (found.state, found.reason_code, found.action) == (State.DEGRADED, "oom_kill", Action.CHECK_JOB)  # fmt: skip
+
+
+def test_many_events_make_one_sentence() -> None:
+    lines = [f"INFO: task python:{5000 + n} blocked for more than 120 seconds." for n in range(300)]
+    every = node_health([one for line in lines for one in events(line)], NOW, LIMITS, kernel_readable=True)  # fmt: skip
+    found = next(one for one in every if one.component == "kernel")
+
+    assert found.reason.endswith("; and 297 more")
+    assert len(found.reason) < 500
 
 
 @pytest.mark.parametrize(("later", "state"), [(7200.0, State.UNHEALTHY), (7201.0, State.HEALTHY)])

@@ -11,13 +11,19 @@ import pynvml
 import pytest
 
 from fakenvml.library import BASIC, RECOVERY, FakeNvml
+from mldebug.gpus.counting import Counters
+from mldebug.gpus.expected import ExpectedGpus
 from mldebug.gpus.readings import GpuReading, NodeGpus, encode, nvlink_errors
+from mldebug.health.components import State
+from mldebug.health.gpurules import gpu_health
+from mldebug.health.thresholds import Thresholds
 from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.nvml import fields, sane
 from mldebug_agents.nvml.asking import TURN
 from mldebug_agents.nvml.library import Library
 
+LIMITS = Thresholds()
 Start = Callable[[FakeNvml], nvidia.Nvidia]
 
 
@@ -237,7 +243,8 @@ def test_nvlink_is_read_link_by_link(tmp_path: Path, start: Start) -> None:
 def test_the_dear_link_counters_are_asked_for_by_turns(tmp_path: Path, start: Start) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
-    assert nvlink_errors(first(reader.full()), "crc_data") == 503 + 17 * 359
+    for _ in range(2):
+        assert nvlink_errors(first(reader.full()), "crc_data") == 503 + 17 * 359
     for link in range(18):
         fake.set(f"nvmlDeviceGetNvLinkErrorCounter 0 {link} 3", 10_000)
     seen, calls = [], []
@@ -249,7 +256,7 @@ def test_the_dear_link_counters_are_asked_for_by_turns(tmp_path: Path, start: St
     assert max(calls) == 4  # of 72: one link of two GPUs, two counters
     assert sum(calls) == 72
     assert seen[-1] == [10_000] * 18
-    assert [counts.count(10_000) for counts in seen] == [0, 0, *range(1, 19)]  # from link 17 down
+    assert [counts.count(10_000) for counts in seen] == [0, *range(1, 19), 18]  # from link 17 down
     assert all(len(counts) == 18 for counts in seen)
 
 
@@ -330,7 +337,8 @@ def test_errors_and_speed_of_the_links_are_asked_for_by_turns(
 ) -> None:
     fake = FakeNvml(tmp_path)
     reader = start(fake)
-    assert nvlink_errors(first(reader.full()), "replay") == 0
+    for _ in range(2):
+        assert nvlink_errors(first(reader.full()), "replay") == 0
     for link in range(18):
         fake.field(0, fields.NVLINK_REPLAY, 7, link)
         fake.field(0, fields.NVLINK_SPEED, 20_000, link, kind=1)
@@ -345,9 +353,50 @@ def test_errors_and_speed_of_the_links_are_asked_for_by_turns(
     ]
     assert max(map(len, of_links)) == 4  # one link, four fields
     assert sum(map(len, of_links)) == 2 * 18 * 4
-    assert counts[2].count(7) == speeds[2].count(20_000e6) == 1  # link 17
+    assert counts[1].count(7) == speeds[1].count(20_000e6) == 1  # link 17
     assert counts[-1] == [7] * 18
     assert speeds[-1] == [20_000e6] * 18
+
+
+def asked_now(gpu: GpuReading) -> list[int]:
+    """Links whose errors are those of this read."""
+    return [link.link for link in gpu.nvlinks if link.errors_read]
+
+
+def test_a_link_says_when_its_errors_were_asked_for(tmp_path: Path, start: Start) -> None:
+    reader = start(FakeNvml(tmp_path))
+    told = [asked_now(first(reader.full())) for _ in range(TURN + 2)]
+    assert told[:5] == [[*range(18)], [*range(18)], [], [17], [16]]
+    assert told[TURN:] == [[0], []]
+
+
+def test_what_failed_at_its_turn_was_not_asked_for(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    for _ in range(3):
+        reader.full()
+    fake.fail(999, FIELDS)
+    assert asked_now(first(reader.full())) == []
+    fake.release()
+    assert asked_now(first(reader.full())) == [16]
+
+
+@pytest.mark.parametrize(("a_second", "state"), [(12, State.DEGRADED), (0.5, State.HEALTHY)])
+def test_the_rate_of_link_errors_is_that_between_its_own_reads(
+    tmp_path: Path, start: Start, a_second: float, state: State
+) -> None:
+    """Link 3 errs all the time; it is asked at one read of twenty."""
+    fake = FakeNvml(tmp_path)
+    reader, counters, told = start(fake), Counters(), []
+    for turn in range(2 * TURN):
+        fake.field(0, fields.NVLINK_CRC, int(a_second * 30 * turn), scope=3)
+        now = counters.take(msgspec.structs.replace(reader.full(), at=1000.0 + 30 * turn))
+        told += [one for one in gpu_health(now.gpus[0], None, 30.0, LIMITS) if one.component == "gpu_nvlink"]  # fmt: skip
+    assert {one.state for one in told[1:]} == {state}
+    if state is State.DEGRADED:
+        assert {one.reason for one in told[1:]} == {"12.0 NVLink CRC errors a second"}
 
 
 def test_whether_a_link_is_up_is_asked_at_every_read(tmp_path: Path, start: Start) -> None:
@@ -588,6 +637,34 @@ def test_a_gpu_lost_in_the_middle_of_a_read_is_lost(tmp_path: Path, start: Start
     node = start(fake).full()
     assert [gpu.index for gpu in node.gpus] == [0]
     assert node.lost[0].uuid.endswith("2")
+
+
+def test_a_gpu_that_is_left_alone_is_not_gone(tmp_path: Path, start: Start, clock: Clock) -> None:
+    fake, expected = FakeNvml(tmp_path), ExpectedGpus()
+    reader = start(fake)
+    reader.watch()
+    expected.look(reader.full())
+    fake.raise_event(0, 119)
+    reader.watch()
+    for _ in range(3):
+        told = expected.look(reader.full())
+        assert told.missing == ()
+        assert [one.gpu.index for one in told.silent] == [0]
+    clock.now += 61
+    assert expected.look(reader.full()).silent == ()
+
+
+def test_a_driver_that_counts_nothing_has_lost_nothing(tmp_path: Path, start: Start) -> None:
+    """SUCCESS, and nothing filled in."""
+    fake, expected = FakeNvml(tmp_path), ExpectedGpus()
+    reader = start(fake)
+    expected.look(reader.full())
+    fake.set("nvmlDeviceGetCount_v2 -1", 0)
+    for _ in range(3):
+        told = expected.look(reader.full())
+        assert (told.missing, len(told.silent)) == ((), 2)
+    fake.set("nvmlDeviceGetCount_v2 -1", 2)
+    assert expected.look(reader.full()).silent == ()
 
 
 def test_a_gpu_that_the_driver_does_not_list_any_more_is_named(

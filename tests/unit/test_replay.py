@@ -165,7 +165,8 @@ def test_a_missing_gpu_is_known_by_what_the_agent_remembered() -> None:
     both = (GpuReading(uuid=UUIDS[0], index=0, bus_id=BUS), GpuReading(uuid=UUIDS[1], index=1))
     expected.look(NodeGpus(at=T0 - 900, gpus=both), view="/")
     memory = {"expected_gpus": msgspec.json.encode(expected)}
-    recording = Recording(manifest=MANIFEST, statuses=(status(T0),), full=(full(T0),))
+    reads = (full(T0), full(T0 + 30))
+    recording = Recording(manifest=MANIFEST, statuses=(status(T0),), full=reads)
     assert not codes(played(recording))
     remembering = msgspec.structs.replace(recording, memory=memory)
     assert "gpu_missing" in codes(played(remembering))

@@ -63,6 +63,15 @@ def test_a_rank_is_told_with_its_last_python_frame_and_how_sure_it_is() -> None:
     assert f", probably rank {fault.rank}, last Python frame {frame} → " in line
 
 
+def test_what_one_read_alone_told_is_said_so_until_another_confirms_it() -> None:
+    once = msgspec.structs.replace(XID, confirmed=False)
+    diagnosis = diagnose([captured()]).diagnosis
+    (unsure,) = hardware_lines([captured(once)], diagnosis)
+    (sure,) = hardware_lines([captured(once), captured(XID)], diagnosis)
+    assert "rank 2 (one read alone told it) → drain" in unsure
+    assert "rank 2 → drain" in sure
+
+
 def test_what_the_verdict_rests_on_is_not_told_twice() -> None:
     capture = captured(XID)
     diagnosis = diagnose([capture]).diagnosis

@@ -16,6 +16,8 @@ from mldebug.snapshot import Snapshot
 from mldebug_agents.doctor.rows import Check
 
 DRIVER_AWAY = "install the NVIDIA driver; in a container start it with --gpus all"
+REBOOT = "drain the node and reboot it"
+ASK_AGAIN = "look for Xid lines in the kernel log, and ask again in a minute"
 REMEMBER = "run the agent, which remembers them, or set health.gpus in the config"
 
 
@@ -100,9 +102,11 @@ def _answering(seen: Glance) -> Check:
     models = sorted({one.name for one in seen.gpus.gpus if one.name})
     here = f"{len(seen.gpus.gpus)} answer" + (f": {', '.join(models)}" if models else "")
     if lost:
-        way_out = "drain the node and reboot it"
-        told = f"{here}; lost: {'; '.join(lost)}"
-        return Check(name=name, state="missing", meaning=told, way_out=way_out)
+        gone = any(seen.gone(one) for one in seen.gpus.lost)
+        told = f"{here}; {'lost' if gone else 'no answer'}: {'; '.join(lost)}"
+        return Check(
+            name=name, state="missing", meaning=told, way_out=REBOOT if gone else ASK_AGAIN
+        )
     return Check(name=name, state="ok", meaning=here)
 
 
@@ -120,7 +124,9 @@ def _expected(seen: Glance) -> Check:
         name=name,
         state="missing",
         meaning="; ".join([told, *gone]),
-        way_out="drain the node and reboot it; mldebug gpus accept, where they were taken out",
+        way_out=f"{REBOOT}; mldebug gpus accept, where they were taken out"
+        if gone or not count.silent
+        else ASK_AGAIN,
     )
 
 

@@ -8,7 +8,15 @@ from typing import TypeVar
 
 import msgspec
 
-from mldebug.gpus.readings import GpuEvent, GpuReading, GpuWatch, LostGpu, NodeGpus, NodeWatch
+from mldebug.gpus.readings import (
+    UNLISTED,
+    GpuEvent,
+    GpuReading,
+    GpuWatch,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+)
 from mldebug.model import Gap
 from mldebug_agents.gpuchild.trouble import DriverGoneError
 from mldebug_agents.nvml.asking import Ask, Device
@@ -181,7 +189,7 @@ class Nvidia:
             uuid=device.uuid,
             bus_id=device.bus_id,
             reason="it was there, and the driver does not list it any more",
-            code="missing",
+            code=UNLISTED,
         )
 
     def _lose(self, index: int, reason: str, code: str, first: float = FIRST_PAUSE) -> None:

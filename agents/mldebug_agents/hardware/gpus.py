@@ -11,10 +11,11 @@ import msgspec
 from mldebug.gpus.expected import ExpectedGpus, GpuCount
 from mldebug.gpus.joining import Joined
 from mldebug.gpus.places import remembering
-from mldebug.gpus.readings import GpuEvent, GpuReading, NodeGpus, NodeWatch
+from mldebug.gpus.readings import GpuEvent, GpuReading, NodeGpus, NodeWatch, ecc_count
 from mldebug.health.components import Health
 from mldebug.health.faults import as_sure, faults_of_count, faults_of_memory
 from mldebug.health.gpurules import gpu_health
+from mldebug.health.newerrors import ErrorCount, NewErrors
 from mldebug.health.thresholds import Thresholds
 from mldebug.model import Fault, Job
 from mldebug_agents.hardware.memory import Memory
@@ -39,6 +40,7 @@ class GpuBoard:
         self.health: tuple[Health, ...] = ()
         self._before: NodeGpus | None = None  # the last full read that went well
         self._joined: dict[str, Joined] = {}  # also of GPUs that are lost since
+        self._errors: dict[str, ErrorCount] = {}  # of memory, by uuid
         self._faults: dict[str, list[Fault]] = {}  # of memory, by job
 
     def told(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
@@ -50,8 +52,8 @@ class GpuBoard:
         for job_id, joined in news.joined.items():
             before = self._joined.get(job_id)
             self._joined[job_id] = remembering(joined, before, {one.uuid for one in news.full.gpus})
-        self._compare(news.full, limits)
         self._count(news, configured)
+        self._compare(news.full, limits)
         self._before = news.full
 
     def failed(self, *, full: bool) -> None:
@@ -120,16 +122,22 @@ class GpuBoard:
         seconds = now.at - self._before.at if self._before else 0.0
         told: list[Health] = []
         for gpu in now.gpus:
-            told += gpu_health(gpu, before.get(gpu.uuid), seconds, limits)
-            self._note_memory(gpu, before.get(gpu.uuid), now.at)
+            once_up = self._expected.links_once_up(gpu.uuid) if self._expected else ()
+            told += gpu_health(gpu, before.get(gpu.uuid), seconds, limits, once_up)
+            count = ecc_count(gpu, "uncorrected", "total", "volatile")
+            new = self._errors.setdefault(gpu.uuid, ErrorCount()).see(count, now.at)
+            self._note_memory(gpu, new)
         self.health = tuple(told)
+        here = {one.uuid for one in now.gpus} | {one.uuid for one in now.lost}
+        self._errors = {uuid: one for uuid, one in self._errors.items() if uuid in here}
 
-    def _note_memory(self, gpu: GpuReading, before: GpuReading | None, at: float) -> None:
+    def _note_memory(self, gpu: GpuReading, new: tuple[NewErrors, ...]) -> None:
+        """What only the read before told is told again by this one, or was wrong."""
         for job_id in self._joined:
-            found = faults_of_memory(gpu, before, at, self._ranks(job_id), self._node)
-            known = self._faults.setdefault(job_id, [])
-            known += found
-            del known[:-MAX_FAULTS]
+            known = self._faults.get(job_id, [])
+            known = [one for one in known if one.confirmed or one.uuid != gpu.uuid]
+            known += faults_of_memory(gpu, new, self._ranks(job_id), self._node)
+            self._faults[job_id] = known[-MAX_FAULTS:]
 
     def _count(self, news: GpuNews, configured: int | None) -> None:
         if self._expected is None:

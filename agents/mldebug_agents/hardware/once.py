@@ -13,7 +13,7 @@ import msgspec
 
 from mldebug.config import Config
 from mldebug.folding import fold_ranks
-from mldebug.gpus.expected import GpuCount
+from mldebug.gpus.expected import ExpectedGpus, GpuCount
 from mldebug.gpus.joining import Joined
 from mldebug.gpus.readings import NodeGpus
 from mldebug.health.components import Health
@@ -167,7 +167,7 @@ def _count(full: NodeGpus | None, config: Config) -> GpuCount | None:
     wanted = config.health.gpus
     if full is None or not isinstance(wanted, int):
         return None
-    return GpuCount(readable=bool(full.gpus), present=len(full.gpus), expected=wanted)
+    return ExpectedGpus().look(full, configured=wanted)
 
 
 def _gpu_health(part: GpuPart, config: Config) -> Iterator[Health]:

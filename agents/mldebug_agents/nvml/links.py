@@ -1,8 +1,8 @@
 """PCIe and NVLink: width, errors, bytes. Never nvmlDeviceGetPcieThroughput, which takes 20 ms.
 
 A field of a link takes 0.16 ms, an error counter without one 0.5 to 1.8 ms: with 18 links nearly 40 ms a GPU. After the first
-read the links take turns with their errors and speed, and the bytes are asked of all links by one field where the driver tells
-those. Whether a link is up is asked at every read.
+two reads, which give a first rate, the links take turns with their errors and speed, and the bytes are asked of all links by
+one field where the driver tells those. Whether a link is up is asked at every read.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ _TOLD, _DEAR, _AT_ONCE = "link fields", "dear counters", "bytes of all links"
 def link_fields(ask: Ask) -> list[Key]:
     """What is asked now: errors and speed of the links whose turn it is, and the bytes of all."""
     links = _links(ask)
-    own = [(field, link) for link in links if ask.device.turn(link) for field in _OF_A_LINK]
+    own = [(field, link) for link in links if _turn(ask, link) for field in _OF_A_LINK]
     return own + [key for field in _MOVED if links for key in _bytes_fields(ask, field, links)]
 
 
@@ -63,7 +63,7 @@ def nvlink(ask: Ask, values: Values) -> dict[str, Any]:
     told = ask.device.kept.setdefault(_TOLD, {})
     told.update({key: value for key, value in values.items() if key[0] in _OF_A_LINK})
     return {
-        "nvlinks": tuple(_link(ask, told, link) for link in links),
+        "nvlinks": tuple(_link(ask, told, link, _read(ask, values, link)) for link in links),
         "nvlink_receive_bytes": _moved(ask, values, fields.NVLINK_RECEIVE, links),
         "nvlink_transmit_bytes": _moved(ask, values, fields.NVLINK_TRANSMIT, links),
     }
@@ -81,7 +81,19 @@ def _links(ask: Ask) -> list[int]:
     return found
 
 
-def _link(ask: Ask, told: Values, link: int) -> NvLink:
+def _read(ask: Ask, values: Values, link: int) -> bool:
+    """Are its errors those of this read? What failed at its turn is as old as before."""
+    told = ask.device.kept[_TOLD]
+    return _turn(ask, link) and all(
+        (field, link) in values or (field, link) not in told for field in _BY_FIELD.values()
+    )
+
+
+def _turn(ask: Ask, link: int) -> bool:
+    return ask.device.reads == 1 or ask.device.turn(link)
+
+
+def _link(ask: Ask, told: Values, link: int, read: bool) -> NvLink:
     up = ask(f"nvlink {link}", "nvmlDeviceGetNvLinkState", link, to=sane.switch)
     speed = told.get((fields.NVLINK_SPEED, link))
     return NvLink(
@@ -89,6 +101,7 @@ def _link(ask: Ask, told: Values, link: int) -> NvLink:
         up=up,
         speed_bytes_per_second=ask.convert("nvlink_speed", speed, sane.megabytes_per_second),
         errors=_errors(ask, told, link),
+        errors_read=read,
     )
 
 
@@ -106,7 +119,7 @@ def _errors(ask: Ask, told: Values, link: int) -> dict[str, int]:
 def _dear(ask: Ask, link: int, kind: str) -> int | None:
     """A counter that is asked for when it is the link's turn, and remembered between."""
     known = ask.device.kept.setdefault(_DEAR, {})
-    if (link, kind) not in known or ask.device.turn(link):
+    if (link, kind) not in known or _turn(ask, link):
         known[link, kind] = ask(
             f"nvlink {kind}",
             "nvmlDeviceGetNvLinkErrorCounter",

@@ -55,6 +55,11 @@ def _number(on: bool | None) -> Number:
     return None if on is None else float(on)
 
 
+def _total(monotone: Number, told: Number) -> Number:
+    """A counter as metrics show it; as it was told where nobody made it monotone."""
+    return told if monotone is None else monotone
+
+
 def _sum(values: list[int | None]) -> Number:
     told = [value for value in values if value is not None]
     return sum(told) if told else None
@@ -115,7 +120,8 @@ ECC = _family(
 )
 _one("ecc_mode", "1 while ECC is on", lambda g: _number(g.ecc_mode), detail=True)
 _many("remapped_rows_total", "Rows of memory that were replaced by spare ones", "cause",
-      lambda g: {"corrected": g.remapped_rows.corrected, "uncorrected": g.remapped_rows.uncorrected}
+      lambda g: {"corrected": _total(g.remapped_rows.corrected_total, g.remapped_rows.corrected),
+                 "uncorrected": _total(g.remapped_rows.uncorrected_total, g.remapped_rows.uncorrected)}
       if g.remapped_rows else {})  # fmt: skip
 _one("remapped_rows_pending", "1 where a reset will replace rows",
      lambda g: _number(g.remapped_rows.pending if g.remapped_rows else None))  # fmt: skip

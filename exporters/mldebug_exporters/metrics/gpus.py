@@ -87,7 +87,8 @@ def _gpu(gpu: GpuReading, driver: str) -> Iterator[Sample]:
             if value is not None:
                 yield Sample(family, (*one, label), value)
     for count in gpu.ecc:
-        yield Sample(ECC, (*one, count.type, count.location, count.scope), count.count)
+        value = count.count if count.total is None else count.total
+        yield Sample(ECC, (*one, count.type, count.location, count.scope), value)
 
 
 def _seen_since(gpus: list[GpuReading], watch: NodeWatch | None) -> Iterator[GpuReading]:
