@@ -314,6 +314,17 @@ def test_another_job_of_the_same_script_does_not_close_a_story_well(master: str)
     assert [one.state for one in teller.books.reports] == ["open"]
 
 
+def test_a_crash_loop_of_torchrun_is_one_story_though_its_last_attempt_seems_to_live() -> None:
+    """On a busy machine both are judged at once; torchrun has no two attempts at a time."""
+    teller = Teller(Books())
+    first, second = run(0, 1, 2, job_id="job-0"), run(0, 1, 2, attempt=1, job_id="job-1")
+    lose(teller, first, "bad shard 7", living=(0,))
+    lose(teller, second, "bad shard 7")
+    teller.stories.done(first)
+    teller.stories.done(second)
+    assert len({one.id for one in teller.books.reports}) == 1
+
+
 def test_a_loop_of_a_shell_is_one_story() -> None:
     teller = Teller(Books())
     for attempt in range(3):

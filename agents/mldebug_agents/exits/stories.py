@@ -143,10 +143,10 @@ class Stories:
             self._end(self._stories.pop(key), "not followed any longer")
 
     def _key(self, job: Job) -> str:
-        """The launch; the job alone where an attempt of that launch still lives: they are two jobs of one script."""
+        """The launch; the job alone where another job of that launch still lives: they are two jobs of one script."""
         launch = _launch(job)
         story = self._stories.get(launch)
-        beside = story is not None and story.lives and story.run.job.id != job.id
+        beside = story is not None and story.lives and not _same_or_next(story.run.job, job)
         return job.id if beside or job.id in self._stories else launch
 
     def _end(self, story: Story, why: str) -> None:
@@ -158,6 +158,11 @@ class Stories:
         if not story.closed:
             story.closed = True
             story.incident = self._incidents.close_story(story.run, story.incident, state, why)
+
+
+def _same_or_next(before: Job, job: Job) -> bool:
+    """An elastic launcher has no two attempts at a time: where one seems to live still, we have not seen its end yet."""
+    return before.id == job.id or (job.launcher in ELASTIC and before.attempt != job.attempt)
 
 
 def _launch(job: Job) -> str:
