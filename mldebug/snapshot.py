@@ -37,6 +37,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     timeout_seconds: float = 0.0
     why_timeout: str = ""
     step: int | None = None
+    phases: dict[int, str] = {}  # rank -> what it does besides stepping, as its hook says
     loss: float | None = None
     step_seconds: float | None = None
     step_times: StepTimes | None = None  # since the agent met the run

@@ -57,6 +57,7 @@ def no_training(seen: JobLook) -> str:
     if job.world_size == 1 and script in NO_TRAINING:
         return f"{script} is no training"
     told = seen.step is not None and seen.log_counts.records >= STEPS
+    told = told or any(beat.beats >= STEPS for beat in seen.beats.values())
     return "" if told or job.launcher != "single" else "one process that has told no steps"
 
 
@@ -96,6 +97,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         why_timeout=decision.why_timeout if decision else "",
         step=seen.step if seen else None,
         loss=seen.loss if seen else None,
+        phases=_phases(seen),
         step_seconds=seen.step_seconds if seen else None,
         step_times=seen.step_times if seen else None,
         progress_at=_progress_at(decision, seen),
@@ -107,6 +109,10 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         verdict=str(run.judgement.diagnosis.verdict) if run.judgement else "",
         report=run.judgement.diagnosis.summary if run.judgement else "",
     )
+
+
+def _phases(seen: JobLook | None) -> dict[int, str]:
+    return {rank: one.phase for rank, one in seen.beats.items() if one.phase} if seen else {}
 
 
 def _progress_at(decision: Decision | None, seen: JobLook | None) -> float | None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from mldebug.config import Config
+from mldebug.heartbeat import Heartbeat
 from mldebug.model import Classification, Job, NodeCapture, RankIdentity, Role
 from mldebug.records import LogCounts
 from mldebug.stall.rules import StallSettings
@@ -53,6 +54,13 @@ def test_one_line_that_looks_like_a_step_makes_no_training() -> None:
         assert unjudged(job, ()) == "not judged: one process that has told no steps"
         assert no_training(job)
     assert unjudged(seen(launcher="torchrun", step=None, records=0), ()) == ""
+
+
+def test_a_lone_process_whose_hook_tells_steps_is_judged() -> None:
+    silent = seen(step=5, records=0)
+    beats = {0: Heartbeat(written_at=1.0, step=5, beats=5, phase="data_wait")}
+    assert unjudged(msgspec.structs.replace(silent, beats=beats), ()) == ""
+    assert unjudged(silent, ())
 
 
 @pytest.mark.parametrize("script", ["pytest", "ipykernel_launcher", "unittest"])

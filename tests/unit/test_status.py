@@ -133,6 +133,11 @@ def test_a_quiet_run_says_why_it_is_quiet() -> None:
     assert "watching: last step 0.4 s ago (usual gap 0.6 s); a stall after 30s (5 x 0.6 s" in flat
 
 
+def test_what_ranks_say_of_themselves_stands_beside_the_step() -> None:
+    text = beside(watched(phases={0: "checkpoint_save", 1: "checkpoint_save", 2: "data_wait"}))
+    assert "step 1200, loss 2.5, ranks 0-1 in checkpoint_save, rank 2 in data_wait, log" in text
+
+
 def test_a_stalled_run_says_who_and_where_to_read_on() -> None:
     text = beside(
         watched(stage="blamed", incident="20261121T055041Z-1a2b3c", report="Rank 3 sleeps in x")
