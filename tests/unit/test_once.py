@@ -54,8 +54,8 @@ def test_without_an_agent_it_reads_by_itself(it: Bench) -> None:
 
 
 def test_two_reads_tell_what_one_does_not(it: Bench) -> None:
-    once = OnceLooked(it.bench, NOBODY, 20.0).take()
     twice = OnceLooked(it.bench, NOBODY, 20.0, between=0.3).take()
+    once = OnceLooked(it.bench, NOBODY, 20.0).take()
     assert "over time" in " ".join(one.reason for one in once.health)
     assert "over time" not in " ".join(one.reason for one in twice.health)
 
