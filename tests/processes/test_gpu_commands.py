@@ -234,7 +234,7 @@ def test_the_list_is_the_agent_s_or_our_own(
     alone.mkdir()
     (alone / "mldebug.yaml").write_text(settings(alone))
     own = type_in(alone, more, "gpus", "list")
-    assert "by the agent" in beside.stdout
+    assert "by the agent" in " ".join(beside.stdout.split())
     assert "by the agent" not in own.stdout
     assert "  2 GPUs, all healthy" in type_in(agent.folder, more, "status").stdout.splitlines()
     for told in (beside.stdout, own.stdout):
