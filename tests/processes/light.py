@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ class LightJob:
         self.log = folder / "job.log"
         self.name = f"light-{uuid.uuid4().hex[:8]}.py"  # its name in metrics and status
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.began = time.time()
 
     @property
     def ranks(self) -> dict[int, int]:
