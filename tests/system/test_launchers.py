@@ -229,14 +229,16 @@ def test_scancel_is_no_failure(agent: RunningAgent, cluster: Slurm, tmp_path: Pa
         try:
             wait_for("the agent to tell", lambda: _ended_from_outside(agent, job), SOON)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{agent.log[-3000:]}\n{job.tail()}") from None
+            mine = "\n".join(line for line in agent.log.splitlines() if job.name in line)
+            raise AssertionError(f"{error}\n{mine}\n{job.tail()}") from None
 
     assert not reports(agent, job)
 
 
 def _ended_from_outside(agent: RunningAgent, job: LaunchedJob) -> bool:
     mine = [line for line in agent.log.splitlines() if job.name in line]
-    return any("ended from outside: the scheduler cancelled it" in line for line in mine)
+    words = ("ended from outside: the scheduler cancelled it", "ended by a signal from outside")
+    return any(one in line for one in words for line in mine)
 
 
 def met(agent: RunningAgent, job: LaunchedJob) -> RunState:
