@@ -131,6 +131,14 @@ def _text_frame(match: re.Match[str]) -> Frame:
     )
 
 
+def named_frame(path: str, line: str, function: str) -> Frame:
+    """A Python frame as pystack and faulthandler name it: with the whole path of its file."""
+    whole = clean(path, 512)
+    short = whole.partition("site-packages/")[2] or re.sub(r"^.*/lib/python3\.\d+/", "", whole)
+    file = short if not short.startswith("/") else short.rpartition("/")[2]
+    return Frame(function=clean(function, MAX_NAME), file=file, line=int(line), path=whole)
+
+
 # --- what a frame belongs to -----------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from mldebug.gpus.expected import GpuCount
+from mldebug.gpus.expected import GpuCount, KnownGpu
 from mldebug.gpus.readings import GpuReading, LostGpu
 from mldebug.health.newerrors import NewErrors
 from mldebug.kernellog.facts import Kind, Origin
@@ -62,22 +62,29 @@ def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) 
 def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:
     """GPUs that were there and are not: one fault for each rank that worked on it."""
     return tuple(
-        Fault(
-            kind="gpu_missing",
-            at=one.since,
-            words=f"GPU {one.gpu.index} ({one.gpu.bus_id or one.gpu.uuid}) is gone: {one.reason}",
-            code="gpu_missing",
-            tier=Tier.FATAL.value,
-            node=node,
-            rank=rank,
-            by="gpu" if rank is not None else "node",
-            gpu=one.gpu.index,
-            uuid=one.gpu.uuid,
-            bus_id=one.gpu.bus_id,
-            advice=ACTION_WORDS["reboot_node"],
-        )
+        fault_of_missing(one.gpu, one.reason, one.since, node, rank)
         for one in count.missing
         for rank in (ranks.get(one.gpu.uuid) or (None,))
+    )
+
+
+def fault_of_missing(
+    gpu: KnownGpu | LostGpu, reason: str, at: float, node: str, rank: int | None
+) -> Fault:
+    """One GPU that was there and is not, as the fault of one rank that worked on it, or of the node."""
+    return Fault(
+        kind="gpu_missing",
+        at=at,
+        words=f"GPU {gpu.index} ({gpu.bus_id or gpu.uuid}) is gone: {reason}",
+        code="gpu_missing",
+        tier=Tier.FATAL.value,
+        node=node,
+        rank=rank,
+        by="gpu" if rank is not None else "node",
+        gpu=gpu.index,
+        uuid=gpu.uuid,
+        bus_id=gpu.bus_id,
+        advice=ACTION_WORDS["reboot_node"],
     )
 
 

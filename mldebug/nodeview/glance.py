@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.plain import plain_sentence
 from mldebug.gpus.readings import LOST, LostGpu, NodeGpus, NodeWatch
 from mldebug.health.components import Health
-from mldebug.health.faults import faults_of_events, gpus_by_address
+from mldebug.health.faults import fault_of_missing, faults_of_events, gpus_by_address
 from mldebug.health.telling import GpuName
 from mldebug.kernellog.joining import RankEvent
 from mldebug.kernellog.reading import bus_id
-from mldebug.kernellog.xids import ACTION_WORDS, Tier
 from mldebug.model import Fault, Gap, Job, Noun
 from mldebug.snapshot import RunState, Snapshot
 
@@ -79,20 +80,8 @@ class Glance(Noun, frozen=True, kw_only=True):
 
 
 def _gone(one: LostGpu, user: GpuUser, seen: Glance) -> Fault:
-    return Fault(
-        kind="gpu_missing",
-        at=seen.at,
-        words=f"GPU {one.index} ({one.bus_id or one.uuid}) is gone: {one.reason}",
-        code="gpu_missing",
-        tier=Tier.FATAL.value,
-        node=seen.node,
-        rank=user.rank,
-        by="gpu" if user.sure else "environment",
-        gpu=one.index,
-        uuid=one.uuid,
-        bus_id=one.bus_id,
-        advice=ACTION_WORDS["reboot_node"],
-    )
+    fault = fault_of_missing(one, one.reason, seen.at, seen.node, user.rank)
+    return fault if user.sure else msgspec.structs.replace(fault, by="environment")
 
 
 def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:

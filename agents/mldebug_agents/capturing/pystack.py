@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mldebug.model import MAIN_THREAD, Frame, ThreadStack
 from mldebug.redact import clean
+from mldebug.stacks import named_frame
 from mldebug_agents.spawn import Starter
 
 _THREAD = re.compile(r"^Traceback for thread (\d+) \((.*?)\) \[(.*?)\]")
@@ -41,15 +42,8 @@ def parse_pystack(text: str, pid: int) -> tuple[ThreadStack, ...]:
             name = MAIN_THREAD if tid == pid else clean(match[2], 64)
             found.append((tid, name, "Has the GIL" in match[3], []))
         elif found and (match := _FRAME.match(line)):
-            found[-1][3].append(_frame(match))
+            found[-1][3].append(named_frame(match[1], match[2], match[3]))
     return tuple(
         ThreadStack(tid=tid, name=name, owns_gil=gil, frames=tuple(frames[::-1]))
         for tid, name, gil, frames in found
     )
-
-
-def _frame(match: re.Match[str]) -> Frame:
-    path = clean(match[1], 512)
-    short = path.partition("site-packages/")[2] or re.sub(r"^.*/lib/python3\.\d+/", "", path)
-    file = short if not short.startswith("/") else short.rpartition("/")[2]
-    return Frame(function=clean(match[3], 160), file=file, line=int(match[2]), path=path)

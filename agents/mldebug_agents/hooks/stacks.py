@@ -16,6 +16,7 @@ from typing import NamedTuple
 from mldebug.heartbeat import STACKS, record_name
 from mldebug.model import MAIN_THREAD, Frame, RankIdentity, ThreadStack
 from mldebug.redact import clean
+from mldebug.stacks import named_frame
 from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.records import FOLDER, Heartbeats
 from mldebug_agents.host import Host
@@ -158,15 +159,8 @@ def parse_faulthandler(text: str, pid: int, main: int) -> tuple[ThreadStack, ...
             name = MAIN_THREAD if is_main else clean(match[2] or "", 64)
             found.append((pid if is_main else number, name, []))
         elif found and (match := _FRAME.match(line)):
-            found[-1][2].append(_frame(match))
+            found[-1][2].append(named_frame(match[1], match[2], match[3]))
     ordered = sorted(found, key=lambda one: one[1] != MAIN_THREAD)
     return tuple(
         ThreadStack(tid=tid, name=name, frames=tuple(frames)) for tid, name, frames in ordered
     )
-
-
-def _frame(match: re.Match[str]) -> Frame:
-    path = clean(match[1], 512)
-    short = path.partition("site-packages/")[2] or re.sub(r"^.*/lib/python3\.\d+/", "", path)
-    file = short if not short.startswith("/") else short.rpartition("/")[2]
-    return Frame(function=clean(match[3], 160), file=file, line=int(match[2]), path=path)
