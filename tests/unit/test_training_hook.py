@@ -17,6 +17,7 @@ import pytest
 from mldebug.heartbeat import Heartbeat, parse_record, record_name
 from mldebug_agents.commands.run import environment, hook_folder
 from mldebug_training import record as written
+from processes.harness import clean_environment
 
 TORCH = {
     "torch/__init__.py": "import torch.optim\n",
@@ -154,6 +155,29 @@ def test_the_jobs_own_sitecustomize_runs_and_is_the_one_that_is_there(site: Path
     told = run(site, code)
     assert told["file"] == told["seen"] == str(site / "sitecustomize.py")
     assert told["hook"] is True
+
+
+@pytest.mark.parametrize("words", [[], [""], ["/tmp"], ["/nowhere/at\x1b[31mall"], ["/etc/passwd"]])
+def test_a_job_that_cannot_be_started_is_one_sentence(words: list[str], tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "mldebug", "run", "--", *words]
+    done = subprocess.run(
+        argv,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean_environment(tmp_path),
+    )
+    assert done.returncode == 2
+    assert "way out" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert not any(one in done.stderr for one in ("\x1b", "Traceback", "internal error"))
+
+
+def test_the_users_own_paths_stay_behind_ours() -> None:
+    ours = Path("/hook")
+    assert environment({}, ours) == {"PYTHONPATH": "/hook"}
+    assert environment({"PYTHONPATH": "/a::/hook:/b"}, ours) == {"PYTHONPATH": "/hook:/a::/b"}
 
 
 def test_nothing_of_ours_shadows_a_package_of_the_job(site: Path) -> None:

@@ -34,14 +34,15 @@ def command(print_env: bool, words: tuple[str, ...]) -> None:
     if print_env:
         click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
         return
-    if not words:
+    if not words or not words[0]:
         raise UsageError("no job was named", "mldebug run -- torchrun train.py")
     become(words, {**os.environ, **environment(os.environ, folder)})
 
 
 def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The variables that bring the hook into every Python process below; what the user has set stays."""
-    paths = [path for path in old.get("PYTHONPATH", "").split(":") if path and path != str(folder)]
+    told = old.get("PYTHONPATH", "")  # an empty entry in it is the current folder
+    paths = [path for path in told.split(":") if path != str(folder)] if told else []
     return {"PYTHONPATH": ":".join([str(folder), *paths])}
 
 
