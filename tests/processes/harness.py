@@ -270,10 +270,10 @@ class RunningJob:
         deadline = time.monotonic() + 90  # a machine full of hung file systems lets them go slowly
         while pids := marked(self.mark):
             if self.plan.server:  # at every turn: a rank that just strikes would stop it again
-                _signal(self.plan.server, signal.SIGCONT)
+                send_signal(self.plan.server, signal.SIGCONT)
             for pid in pids:
                 for number in (signal.SIGCONT, signal.SIGKILL):
-                    _signal(pid, number)
+                    send_signal(pid, number)
             assert time.monotonic() < deadline, (
                 f"processes survive SIGKILL: {[(pid, state_of(pid), wchan_of(pid)) for pid in pids]}"
             )
@@ -288,7 +288,8 @@ class RunningJob:
                     pipe.close()
 
 
-def _signal(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
+    """Send it unless the process is gone by now."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -351,7 +352,7 @@ def fuse_mount(folder: Path, user: User) -> Iterator[tuple[Path, int]]:
         yield mount / "shard-0", server.pid
     finally:
         for number in (signal.SIGCONT, signal.SIGTERM):
-            _signal(server.pid, number)
+            send_signal(server.pid, number)
         server.wait(timeout=20)
         if _mounted(mount):
             subprocess.run(["fusermount3", "-u", "-z", str(mount)], check=True, **user.popen())

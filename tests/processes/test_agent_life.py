@@ -29,7 +29,15 @@ from mldebug.report.schema import report_schema
 from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.serving.client import ask_agent
 from mldebug_agents.starting.leftovers import children_of
-from processes.harness import SCRIPTS, User, clean_environment, folder_for, free_port, wait_for
+from processes.harness import (
+    SCRIPTS,
+    User,
+    clean_environment,
+    folder_for,
+    free_port,
+    send_signal,
+    wait_for,
+)
 from processes.light import LightJob, light_job
 from processes.watching import Report as Told
 from processes.watching import RunningAgent, settings, stop, watching
@@ -563,7 +571,7 @@ def test_a_restart_in_the_middle_of_an_incident_keeps_its_id_and_the_rhythm(tmp_
         assert (run.incident, run.verdict) == (before["id"], before["diagnosis"]["verdict"])
         assert "usual gap" in run.sentence
         for pid in job.ranks.values():
-            os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)  # torchrun kills the others, too
         for process in job.processes:
             process.wait(20)
         wait_for("its end", lambda: reports_in(again.state, job)[0]["state"] != "open", 60)

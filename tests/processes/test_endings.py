@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from processes.harness import (
     Plan,
     RunningJob,
     User,
+    send_signal,
     state_of,
     wait_for,
 )
@@ -403,8 +404,7 @@ def test_a_job_that_fails_and_goes_while_no_agent_is_there_is_told_all_the_same(
         agent.process.wait(20)
         assert not reports(agent), "the agent was too fast for this test"
         for pid in ranks.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         for process in one.started:
             process.wait(20)
         agent.process = start(agent.folder, agent.config.read_text()).process

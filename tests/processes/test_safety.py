@@ -28,6 +28,7 @@ from processes.harness import (
     folder_for,
     fuse_mount,
     marked,
+    send_signal,
     state_of,
     wait_for,
     wchan_of,
@@ -115,7 +116,7 @@ class Targets:
         os.kill(self.server, signal.SIGCONT)
         for pid in marked(self.mark):
             for number in (signal.SIGCONT, signal.SIGKILL):
-                os.kill(pid, number)
+                send_signal(pid, number)
         for process in self.processes.values():
             process.wait(30)
 
