@@ -68,6 +68,8 @@ def train(job: Job) -> None:
     """Run the training loop; the fault strikes between the backward pass and the gradient average."""
     for step in range(job.options.steps):
         job.announce("step", str(step))
+        if job.options.pace:
+            time.sleep(job.options.pace)
         if job.options.fault == "spin" or job.options.fault == "spin_healthy":
             faults.device_step(job, step)
             continue
@@ -152,6 +154,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=rank_set, default={2})
     parser.add_argument("--after", type=int, default=10, help="strike at this step")
     parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--pace", type=float, default=0, help="seconds to rest before each step")
     parser.add_argument("--workers", type=int, default=0, help="DataLoader worker processes")
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--library", default="", help="shared object for the fault `spin`")

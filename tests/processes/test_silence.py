@@ -50,6 +50,7 @@ PAUSES = (
     "child",
     "copy",
 )  # these tell when they are through
+PACE = ("--pace", "0.05")  # so that 22 ranks leave some of the cores to everybody else
 TOO_LATE = 15.0  # seconds; 2 are usual, but a machine may be busy with other things at that moment
 AFTERWARDS = 10  # steps to see before and after the pause
 
@@ -75,7 +76,7 @@ def watched(user: User, library: Path) -> Iterator[tuple[RunningAgent, dict[str,
         for name, more in PLANS.items():
             own = stack.enter_context(folder_for(user))
             programs(own / "events")
-            options = (*more.get("options", ()), "--library", str(library))
+            options = (*more.get("options", ()), *PACE, "--library", str(library))
             plan = Plan(
                 name, world_size=2, after=20, user=user, struck=more["struck"], options=options
             )

@@ -405,6 +405,17 @@ def test_a_call_on_a_gpu_is_spared_in_whatever_state(
     assert inside_gpu_driver(7, tmp_path) is (spared and MACHINE in IOCTL)
 
 
+class Vanishing(type(Path())):  # type: ignore[misc]
+    """A /proc in which a process goes right after somebody has asked whether it is there."""
+
+    def is_dir(self) -> bool:
+        return True
+
+
+def test_a_process_that_goes_while_it_is_asked_about_is_in_no_driver(tmp_path: Path) -> None:
+    assert inside_gpu_driver(7, Vanishing(tmp_path)) is False
+
+
 def test_fake_answers_and_remembers() -> None:
     fake = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0, stdout=b"x"))
     assert fake.run(["a", "b"], timeout=1).stdout == b"x"

@@ -12,9 +12,16 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
 
 def inside_gpu_driver(pid: int, proc: Path = Path("/proc")) -> bool:
     """Say whether a process with a GPU open sits in state D or in a call on the GPU: to kill it there has frozen GPUs."""
-    held = {link.name for link in (proc / str(pid) / "fd").glob("*") if _holds_gpu(link)}
-    tasks = (proc / str(pid) / "task").glob("*") if held else ()
+    held = {link.name for link in _entries(proc / str(pid) / "fd") if _holds_gpu(link)}
+    tasks = _entries(proc / str(pid) / "task") if held else []
     return any(_state(task) == "D" or _asks(task) in held for task in tasks)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """None of a process that is gone; `Path.glob` raises where it goes just then."""
+    with contextlib.suppress(OSError):
+        return [folder / name for name in os.listdir(folder)]
+    return []
 
 
 def _state(task: Path) -> str:
