@@ -7,15 +7,18 @@ from collections.abc import Iterable
 
 import msgspec
 
+from mldebug.flight.votes import settled
 from mldebug.folding import fold_ranks
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
+from mldebug.judging.flights import Flights
 from mldebug.model import (
     Classification,
     ClassifiedRank,
     Confidence,
     Diagnosis,
     Finding,
+    FlightRecord,
     Group,
     Job,
     Judgement,
@@ -47,6 +50,7 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
         faults=tuple(fault for capture in captures for fault in capture.faults),
         taken_at=max(capture.taken_at for capture in captures),
         usual_gap=max(capture.usual_gap_seconds for capture in captures),
+        flights=_flights(captures),
     )
     groups, group_of = _groups(case)
     devices = tuple(capture.devices for capture in captures if capture.devices)
@@ -59,6 +63,17 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
         group_of=group_of,
         tree=merge((rank.rank, _stand(rank)[0]) for rank in case.ranks),
     )
+
+
+def _flights(captures: tuple[NodeCapture, ...]) -> dict[int, FlightRecord]:
+    """By rank; none at all where one of them shows that the job goes on."""
+    found = {
+        rank.identity.rank: (rank.flight, capture.taken_at)
+        for capture in captures
+        for rank in capture.ranks
+        if rank.flight is not None
+    }
+    return {rank: one for rank, (one, _) in found.items()} if settled(found.values()) else {}
 
 
 def merge_jobs(jobs: list[Job]) -> Job:
@@ -237,7 +252,7 @@ def conclude(case: Case, findings: list[Finding], devices: tuple[str, ...] = ())
         culprits=best.culprits,
         confidence=best.confidence,
         summary=best.summary[:1].upper() + best.summary[1:],
-        evidence=(*best.evidence, *devices),
+        evidence=(*best.evidence, *Flights(case).evidence(), *devices),
         next_steps=best.next_steps,
     )
 
@@ -276,9 +291,19 @@ def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
             f"all {len(case.ranks)} ranks seen wait ({case.victims()}); {elsewhere} ranks of the job are not on this node",
             ("mldebug dump  # on the other nodes of the job",),
         )
+    look = "nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?"
+    if alike := Flights(case).alike:
+        called = f"{alike.call.op} {alike.call.sequence} of {alike.view.title}"
+        why = f"every member has called {called} alike and it does not complete: no rank is behind, look at GPUs and network"
+        return f"all {len(case.ranks)} ranks wait ({case.victims()}): {why}", (look, again)
+    hint = (
+        ()
+        if case.flights
+        else ("mldebug run -- torchrun …  # next time: then ranks tell who is behind",)
+    )
     return (
         f"all {len(case.ranks)} ranks wait ({case.victims()}): stacks alone do not tell who is behind",
-        ("nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?", again),
+        (look, *hint, again),
     )
 
 

@@ -10,7 +10,7 @@ from mldebug.redact import clean
 
 SIZE = 4096
 MAGIC = b"mldebug\x01"
-PREFIX, STACKS = "mldebug-", ".stacks"
+PREFIX, STACKS, FLIGHT = "mldebug-", ".stacks", ".flight"
 MAX_SCALARS = 16
 MAX_STEP = 2**53  # beyond it a metric could not hold it
 MAX_SIGNAL = 64
@@ -22,7 +22,8 @@ _STATE = struct.Struct("<QqQQiiIiQ32s")
 _COUNT = struct.Struct("<I")
 _SCALAR = struct.Struct("<24sd")
 _STATE_AT, _COUNT_AT, _SCALARS_AT = 32, 120, 128
-_MAIN_AT = 640
+_MAIN_AT, _FLIGHT_AT = 640, 648
+_FLIGHT = struct.Struct("<II")
 _NUMBER = struct.Struct("<Q")
 
 
@@ -40,6 +41,8 @@ class Heartbeat(Noun, frozen=True, kw_only=True):
     )
     stacks_fd: int | None = None
     main_thread: int = 0  # as the stacks call it
+    flight_signal: int | None = None  # asks for the Flight Recorder
+    flight_answers: int = 0  # how often it was asked, and has done what it could
     phase: str = ""
     phase_since: float = 0.0
     scalars: dict[str, float] = {}
@@ -73,6 +76,7 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         data, _STATE_AT
     )
     known = 0 <= step <= MAX_STEP
+    flight, answers = _FLIGHT.unpack_from(data, _FLIGHT_AT)
     return Heartbeat(
         written_at=_seconds(written, now),
         step=step if known else None,
@@ -83,6 +87,8 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         signal=signal if 0 < signal <= MAX_SIGNAL else None,
         stacks_fd=fd if fd >= 0 else None,
         main_thread=_NUMBER.unpack_from(data, _MAIN_AT)[0],
+        flight_signal=flight if 0 < flight <= MAX_SIGNAL else None,
+        flight_answers=answers,
         phase=_text(phase),
         phase_since=_seconds(since, now),
         scalars=dict(_scalars(data)),

@@ -224,6 +224,38 @@ class LogTail(Noun, frozen=True, kw_only=True):
     size_bytes: int = 0
 
 
+class Collective(Noun, frozen=True, kw_only=True):
+    """One call of a collective, as Flight Recorder saw it on one rank."""
+
+    op: str  # all_reduce
+    sequence: int  # number of the call in its process group, from 1
+    elements: int | None = None  # of all inputs; None: not told
+    dtypes: str = ""  # "Float"
+    done: bool = False
+    created_at: float = 0.0  # unix, when it was called
+    timeout: float = 0.0  # seconds that it may take; 0: not told
+
+
+class FlightGroup(Noun, frozen=True, kw_only=True):
+    """One process group as one of its members sees it. The counts are sequence numbers, 0: none yet."""
+
+    name: str
+    backend: str = ""  # nccl, gloo: each counts for itself
+    description: str = ""  # "default_pg", "dp"; what the job calls it
+    members: str = ""  # global ranks, folded: "0-3"; "" where they are not known
+    enqueued: int = 0
+    completed: int = 0
+    calls: tuple[Collective, ...] = ()  # oldest first: what is pending, and the newest
+
+
+class FlightRecord(Noun, frozen=True, kw_only=True):
+    """What one rank's Flight Recorder says at one moment."""
+
+    version: str = ""
+    groups: tuple[FlightGroup, ...] = ()
+    sends: tuple[str, ...] = ()  # point-to-point calls that are not done: "recv 3<-2"
+
+
 class RankCapture(Noun, frozen=True, kw_only=True):
     """One rank with its children."""
 
@@ -231,6 +263,7 @@ class RankCapture(Noun, frozen=True, kw_only=True):
     process: ProcessCapture
     children: tuple[ProcessCapture, ...] = ()
     log: LogTail | None = None
+    flight: FlightRecord | None = None  # None: nobody could ask it
 
 
 class Fault(Noun, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ interrupted. What could not be had becomes a gap. Nothing here raises for what a
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from mldebug import __version__
 from mldebug.judging.kernel import held_by_profiler, tracer_words
 from mldebug.model import (
+    FlightRecord,
     Gap,
     Job,
     LogTail,
@@ -33,12 +34,14 @@ from mldebug_agents.capturing.pyspy import FORBIDDEN, Dump, PySpy
 from mldebug_agents.capturing.pystack import find_pystack, second_opinion
 from mldebug_agents.capturing.sampling import DUMP_TIMEOUT, Sampling, Target
 from mldebug_agents.capturing.sourceline import source_line
+from mldebug_agents.hooks.flight import Answers
 from mldebug_agents.host import Host
 from mldebug_agents.logs.tail import log_of, read_log
 from mldebug_agents.reader import Reader, Unreadable
 from mldebug_agents.sources.ranks import Child
 
 MAX_CHILDREN = 64
+FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,13 +65,16 @@ class Capturer:
         settings: Settings | None = None,
         *,
         sleep: Callable[[float], None] = time.sleep,
+        flights: Callable[[Sequence[RankIdentity], float], Answers] = lambda *_: Answers(),
     ) -> None:
+        """`flights` asks ranks for their Flight Recorders, for so many seconds at most."""
         self.host = host
         self.reader = reader
         self.pyspy = pyspy
         self.node = node
         self.settings = settings or Settings()
         self.sleep = sleep
+        self.flights = flights
 
     def capture(
         self,
@@ -83,6 +89,7 @@ class Capturer:
         with ThreadPoolExecutor(self.workers()) as pool:
             session.seen.look(pool)
             session.seen.watch(pool, self.settings.watch)
+            session.ask_flights()
             taken = session.node_capture(taken_at, remarks, gaps)
             native = Native(self.host, self.pyspy, self.settings.native, session.left)
             taken = native.add(pool, taken)
@@ -104,6 +111,7 @@ class _Session:
         self.job = job
         self.started = started
         self.gaps: list[Gap] = []
+        self.flights: dict[int, FlightRecord] = {}
         self.targets = list(self._targets(job.ranks, children))
         self.seen = Sampling(capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep)
 
@@ -124,6 +132,12 @@ class _Session:
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.started + self.c.settings.deadline - time.monotonic()
+
+    def ask_flights(self) -> None:
+        """The Flight Recorders of all ranks at once, last: what they then wait in, they waited in all the while."""
+        answers = self.c.flights(self.job.ranks, min(FLIGHT_TIMEOUT, max(0.0, self.left())))
+        self.flights = answers.flights
+        self.gaps.extend(answers.gaps)
 
     # --- what was seen, as values ------------------------------------------------------------------
 
@@ -219,6 +233,7 @@ class _Session:
             process=processes[identity.pid],
             children=tuple(processes[target.pid] for target in mine),
             log=self._log(identity),
+            flight=self.flights.get(identity.rank),
         )
 
     def _log(self, identity: RankIdentity) -> LogTail | None:

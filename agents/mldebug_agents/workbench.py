@@ -11,6 +11,8 @@ from mldebug.rooms import create_all, load
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
 from mldebug_agents.gpuchild import serving, wire
+from mldebug_agents.hooks.asking import Asking
+from mldebug_agents.hooks.flight import HookFlight
 from mldebug_agents.hooks.stacks import HookStacks
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -30,7 +32,9 @@ class Workbench:
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.gpus = Gpus(self.spawner, self.host)
-        self._hook = HookStacks(self.host, self.reader)
+        asking = Asking(self.host, self.reader)
+        self._hook = HookStacks(asking, self.reader)
+        self._flight = HookFlight(asking, self.reader)
         self.pyspy = self._py_spy(config)
         self._log_formats = create_all("logs")
         self._own_formats = {
@@ -58,7 +62,9 @@ class Workbench:
             workers=workers,
             deadline=wanted.deadline,
         )
-        return Capturer(self.host, self.reader, self.pyspy, self.node, settings)
+        return Capturer(
+            self.host, self.reader, self.pyspy, self.node, settings, flights=self._flight.ask
+        )
 
     def _py_spy(self, config: Config) -> PySpy:
         return PySpy(self.spawner, str(config.capture.py_spy), self._hook.dump)

@@ -39,7 +39,9 @@ def _watch(module: ModuleType) -> None:
     watch(module)
 
 
-def _start(_: ModuleType) -> None:
+def _start(torch: ModuleType) -> None:
     from mldebug_training.process import own
+    from mldebug_training.recording import record_collectives
 
+    record_collectives(str(getattr(torch, "__version__", "")))
     own.start()

@@ -10,6 +10,7 @@ import os
 import time
 
 from mldebug_training import ranks, stacks
+from mldebug_training.flight import Flight
 from mldebug_training.record import FOLDER, Record, short, sweep
 
 
@@ -19,6 +20,7 @@ class Process:
     def __init__(self, folder: str = FOLDER) -> None:
         self._folder = folder
         self._record: Record | None = None
+        self._flight: Flight | None = None
         self._tried = False
         self.explicit = False  # the job tells its steps itself
         os.register_at_fork(after_in_child=self._forget)
@@ -63,11 +65,14 @@ class Process:
     def close(self) -> None:
         """Take the record away; what the agent has read it keeps."""
         record, self._record = self._record, None
+        flight, self._flight = self._flight, None
         self._tried = True
         if record is not None:
             stacks.disarm(record.signal)
             stacks.remove(record.path)
             record.close()
+        if flight is not None:
+            flight.close()
 
     def _made(self) -> Record | None:
         try:
@@ -76,14 +81,19 @@ class Process:
         except Exception:  # no /dev/shm, a full one, no /proc
             return None
         record.rank, record.world_size = ranks.rank_and_size()
-        record.signal, record.stacks_fd = stacks.arm(record.path)
+        self._flight = flight = Flight(record)
+        record.signal, record.stacks_fd = stacks.arm(record.path, flight.tell)
+        flight.armed(record.signal)
         record.write()
         return record
 
     def _forget(self) -> None:
         record, self._record, self._tried = self._record, None, False
+        flight, self._flight = self._flight, None
         if record is not None:
             record.close(unlink=False)
+        if flight is not None:
+            flight.close(unlink=False)
 
 
 own = Process()

@@ -21,6 +21,8 @@ abandoned. Little-endian, offsets in bytes:
     120  u32   number of scalars, at most 16; then four bytes of nothing
     128  16 x (24s name, UTF-8; f64 value)
     640  u64   the main thread, as the stacks call it
+    648  u32   signal that asks for the Flight Recorder, in `FOLDER/mldebug-PID-START.flight`; 0: none
+    652  u32   how often it was asked and has done what it could; written alone, outside of the sequence
    4088  u64   sequence, set first: where it differs from the other, somebody is writing
 
 A reader copies it from the front to the back, and again where the two sequences differ. It takes nothing for true: it
@@ -49,7 +51,8 @@ _STATE = struct.Struct("<QqQQiiIiQ32s")
 _COUNT = struct.Struct("<I4x")
 _SCALAR = struct.Struct("<24sd")
 _SEQUENCE_AT, _STATE_AT, _COUNT_AT, _SCALARS_AT, _BEGUN_AT = 8, 32, 120, 128, SIZE - 8
-_MAIN_AT = 640
+_MAIN_AT, _FLIGHT_AT = 640, 648
+_FLIGHT = struct.Struct("<II")
 
 
 class Record:
@@ -96,6 +99,10 @@ class Record:
             at = _SCALARS_AT + place * _SCALAR.size
             _SCALAR.pack_into(self._memory, at, short(name, 24), float(value))
         _SEQUENCE.pack_into(self._memory, _SEQUENCE_AT, self._sequence)
+
+    def write_flight(self, signal: int, answers: int) -> None:
+        """Say which signal asks for the Flight Recorder, and how often that was answered. Any thread may call it."""
+        _FLIGHT.pack_into(self._memory, _FLIGHT_AT, signal, answers & 0xFFFFFFFF)
 
     def close(self, *, unlink: bool = True) -> None:
         """Let go of it; a forked child does so without taking its parent's away."""

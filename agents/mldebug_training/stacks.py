@@ -1,12 +1,13 @@
 """The stacks of all threads, written by a thread of ours when a real-time signal comes: nobody has to attach.
 
-Two signals, both blocked in the threads of the job, so that no system call of the job is ever interrupted:
+Three signals, all blocked in the threads of the job, so that no system call of the job is ever interrupted:
 
 ask    taken by `sigwait` in our thread, which then walks all frames under the interpreter lock, as any Python code would.
 force  one number below: C code of faulthandler, run on our thread without that lock. It reads what others may be changing, so
        it is only for a process where the lock is stuck: `ask` was taken and not answered. Nobody can change anything there.
+flight two numbers below: taken by `sigwait` as well; then `mldebug_training.flight` writes what it knows.
 
-Both have a handler, because the default action of a real-time signal ends the process. A program that takes this process's
+All have a handler, because the default action of a real-time signal ends the process. A program that takes this process's
 place by exec has none, but inherits the block; and whoever sends a signal looks first whether it is caught.
 """
 
@@ -19,10 +20,11 @@ import sys
 import threading
 
 from mldebug_training.record import reserve
-from mldebug_training.signals import free_signal
+from mldebug_training.signals import family, free_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 SUFFIX = ".stacks"
@@ -31,17 +33,21 @@ REWIND_EVERY = 64  # steps
 MAX_FRAMES = 150  # of one thread, from the inside
 
 
-def arm(path: str) -> tuple[int, int]:
-    """Have `path`.stacks written when it is asked for. Returns the signal that asks and the file; 0 and -1 where that fails."""
+def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
+    """Have `path`.stacks written when it is asked for, and `tell_flight` called when that is.
+
+    Returns the signal that asks for stacks and their file; 0 and -1 where that fails.
+    """
     ask = free_signal()
     if not ask:
         return 0, -1
-    signal.pthread_sigmask(signal.SIG_BLOCK, (ask, ask - 1))
+    signal.pthread_sigmask(signal.SIG_BLOCK, family(ask))
     try:
         fd = reserve(path + SUFFIX, ROOM)
-        faulthandler.register(ask, file=fd, all_threads=False, chain=False)
-        faulthandler.register(ask - 1, file=fd, all_threads=True, chain=False)
-        threading.Thread(target=_listen, args=(ask, fd), name="mldebug", daemon=True).start()
+        for number in family(ask):
+            faulthandler.register(number, file=fd, all_threads=number == ask - 1, chain=False)
+        arguments = (ask, fd, tell_flight)
+        threading.Thread(target=_listen, args=arguments, name="mldebug", daemon=True).start()
     except (OSError, ValueError, RuntimeError):
         return 0, -1
     return ask, fd
@@ -49,7 +55,7 @@ def arm(path: str) -> tuple[int, int]:
 
 def disarm(ask: int) -> None:
     """The process ends: a signal that still comes is ignored."""
-    for number in (ask, ask - 1) if ask else ():
+    for number in family(ask) if ask else ():
         signal.signal(number, signal.SIG_IGN)
         faulthandler.unregister(number)
 
@@ -71,13 +77,16 @@ def remove(path: str) -> None:
         pass
 
 
-def _listen(ask: int, fd: int) -> None:
+def _listen(ask: int, fd: int, tell_flight: Callable[[], None]) -> None:
     """Be the one thread that the signals reach."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (ask - 1,))
     while True:
-        signal.sigwait((ask,))
+        number = signal.sigwait((ask, ask - 2))
         try:
-            os.write(fd, _all_stacks().encode("utf-8", "replace"))
+            if number == ask:
+                os.write(fd, _all_stacks().encode("utf-8", "replace"))
+            else:
+                tell_flight()
         except Exception:
             pass
 

@@ -1,4 +1,7 @@
-"""All ranks wait, but not in the same collective: the few that took another branch are named by majority."""
+"""All ranks wait, but not in the same collective: the few that took another branch are named by majority.
+
+Flight Recorder, where the ranks can be asked for it, tells sequence numbers, and its word is the last; else stacks vote.
+"""
 
 import re
 from collections import Counter
@@ -6,6 +9,7 @@ from collections import Counter
 import msgspec
 
 from mldebug.judging.case import Case, blame, sentence, show_source
+from mldebug.judging.flights import Flights
 from mldebug.model import ClassifiedRank, Confidence, Finding, Verdict
 
 Key = tuple[str, str]
@@ -30,7 +34,11 @@ class CollectiveMismatch:
     """
 
     def judge(self, case: Case) -> Finding | None:
-        """Speak where everybody waits and a strict majority stands in one place."""
+        """Speak where everybody waits and a strict majority stands in one place, or in one collective."""
+        flights = Flights(case)
+        return flights.judge() or (None if flights.alike else self._by_stacks(case))
+
+    def _by_stacks(self, case: Case) -> Finding | None:
         voters = case.waiting
         if case.suspects or case.moved or case.starting or not all(map(_may_vote, voters)):
             return None

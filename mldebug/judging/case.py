@@ -1,7 +1,7 @@
 """The case before the detectors: every rank with its class, who waits, who does not, and whether anything moved."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from mldebug.folding import fold_ranks
@@ -12,6 +12,7 @@ from mldebug.model import (
     Culprit,
     Fault,
     Finding,
+    FlightRecord,
     Job,
     Movement,
     ProcessCapture,
@@ -59,6 +60,7 @@ class Case:
         faults: tuple[Fault, ...] = (),
         taken_at: float = 0.0,
         usual_gap: float = 0.0,
+        flights: Mapping[int, FlightRecord] | None = None,
     ) -> None:
         self.job = job
         self.ranks = ranks
@@ -66,6 +68,7 @@ class Case:
         self.faults = faults
         self.taken_at = taken_at
         self.usual_gap = usual_gap
+        self.flights = flights or {}  # by rank
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mldebug.flight.votes import collective_words
 from mldebug.model import (
     ClassifiedRank,
     Judgement,
@@ -52,7 +53,8 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         state=_main_state(process),
         cpu_ratio=round(moved.cpu_ratio, 3) if moved else None,
         group=group,
-        last_collective=one.is_.operation,
+        last_collective=collective_words(one.capture.flight if one.capture else None)
+        or one.is_.operation,
         doing=one.is_.doing,
         culprit=culprit,
         threads=_threads(one, culprit) if detailed else (),

@@ -7,7 +7,7 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from mldebug.folding import shorten_ranks
+from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Diagnosis, Group
 from mldebug.report.story import (
     Event,
@@ -26,6 +26,7 @@ from mldebug.reportmodel import Report
 MAX_CULPRITS = 8
 MAX_GROUPS = 8
 MAX_FRAMES = 5
+MAX_COLLECTIVES = 3  # told of one group of ranks
 MAX_LOG_LINES = 12
 MIN_WIDTH = 40
 MAX_LABEL = 120  # characters of a frame, a name
@@ -144,6 +145,8 @@ def _groups(report: Report, width: int) -> Iterator[Line]:
     ordered = sorted(groups, key=lambda pair: pair[0] not in blamed)
     for index, group in ordered[:MAX_GROUPS]:
         yield from _group(group, index in blamed, width)
+        for line in _last_collectives(report, index, group):
+            yield from _wrap(line, width, "      ", "        ")
     if len(groups) > MAX_GROUPS:
         yield Line(f"  … and {plural(len(groups) - MAX_GROUPS, 'more group')}")
 
@@ -160,6 +163,18 @@ def _group(group: Group, blamed: bool, width: int) -> Iterator[Line]:
         yield from _wrap(tidy(label, MAX_LABEL), width, "      ", "        ")
     if len(group.frames) > MAX_FRAMES:
         yield Line(f"      … {plural(len(group.frames) - MAX_FRAMES, 'more frame')}", "dim")
+
+
+def _last_collectives(report: Report, index: int, group: Group) -> Iterator[str]:
+    """`last collective of ranks 0-1,3: all_reduce 21 of group dp`, where more is known than the group's own words say."""
+    by_words: dict[str, list[int]] = {}
+    for one in report.ranks:
+        if one.group == index and one.last_collective and one.last_collective not in group.doing:
+            by_words.setdefault(one.last_collective, []).append(one.rank)
+    for words, ranks in list(by_words.items())[:MAX_COLLECTIVES]:
+        folded = shorten_ranks(fold_ranks(ranks), 30)
+        who = f"{'rank' if len(ranks) == 1 else 'ranks'} {folded}"
+        yield f"last collective of {who}: {tidy(words, MAX_LABEL)}"
 
 
 def _steps(steps: tuple[str, ...]) -> Iterator[Line]:

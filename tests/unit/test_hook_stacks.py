@@ -3,76 +3,26 @@
 import os
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from hooked import HOLDS, RANK, SHM, SLEEPS, process, state
 from hung import wait_until
 from mldebug.heartbeat import record_name
-from mldebug_agents.commands.run import environment, hook_folder
+from mldebug_agents.hooks.asking import Asking
 from mldebug_agents.hooks.stacks import HookStacks, parse_faulthandler
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
 
-RANK = """
-    import os, sys, threading, time
-    from mldebug_training.process import own
-    record = own.record
-    def background():
-        time.sleep(1000)
-    def slow_data_loader():
-        print(record.path, flush=True)
-        time.sleep(1000)
-    threading.Thread(target=background, daemon=True).start()
-"""
-SLEEPS = RANK + "    slow_data_loader()\n"
-HOLDS = (
-    RANK
-    + """
-    import ctypes
-    def held():
-        print(record.path, flush=True)
-        ctypes.PyDLL(None).sleep(1000)  # with the interpreter lock; a signal would end it
-    held()
-"""
-)
-SHM = Path("/dev/shm")
-
 
 @pytest.fixture
 def asking() -> Iterator[HookStacks]:
     with Spawner() as spawner, Reader(spawner) as reader:
-        yield HookStacks(Host(), reader)
-
-
-@contextmanager
-def process(code: str) -> Iterator[subprocess.Popen[str]]:
-    """A rank with the hook that has come to its end; at the end it is gone, and so are its files."""
-    env = {"PATH": os.environ["PATH"], "RANK": "0", "WORLD_SIZE": "1"}
-    one = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env | environment(env, hook_folder()),
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert one.stdout is not None
-        assert one.stdout.readline().startswith("/dev/shm/mldebug-")
-        yield one
-    finally:
-        one.kill()
-        one.wait(20)
-        one.stdout.close()
-        for path in SHM.glob(f"mldebug-{one.pid}-*"):
-            path.unlink()
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        yield HookStacks(Asking(Host(), reader), reader)
 
 
 # --- a rank that can be asked --------------------------------------------------------------------

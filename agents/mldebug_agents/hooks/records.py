@@ -62,7 +62,7 @@ class Heartbeats:
             if not isinstance(piece, Piece):
                 return None
             try:
-                _own(piece, rank.uid)
+                check_owner(piece, rank.uid)
                 return parse_record(piece.data, pid, rank.start_ticks, self._clock())
             except TornError:
                 continue
@@ -72,7 +72,7 @@ class Heartbeats:
         return None
 
 
-def _own(piece: Piece, uid: int) -> None:
+def check_owner(piece: Piece, uid: int) -> None:
     """Raises ValueError where somebody else could have written it."""
     if piece.uid != uid:
         raise ValueError(f"it belongs to user {piece.uid} and not to user {uid} of the rank")

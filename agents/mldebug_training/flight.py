@@ -1,0 +1,158 @@
+"""What PyTorch's Flight Recorder knows of this process, written into `RECORD.flight` when a signal asks for it.
+
+Two recorders exist in one process: that of legacy NCCL (PyTorch 2.5 and newer), and the one of gloo and the other backends
+(2.8 and newer, recording since 2.13). Both give JSON under the interpreter lock, a full one in some 0.1 s; a main
+thread that waits in a collective does not hold that lock. They are asked only where process groups exist, because the
+first question makes a recorder, which reads its settings then and never again.
+
+The file is JSON, at most 1 MiB, made whole under another name:
+
+    {"layout": 1, "rank": 2, "groups": {NAME: {"desc": "dp", "ranks": [0, 1, 2, 3]}}, "dumps": [{"version": "2.10",
+     "entries": [{…}]}]}
+
+`groups` is this process's membership, by global ranks, and `dumps` what the recorders said, in their spelling; of each
+process group only the oldest calls that are not finished and the newest calls at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mldebug_training.record import reserve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from mldebug_training.record import Record
+
+SUFFIX = ".flight"
+ROOM = 1 << 20  # bytes of the file
+MAX_RAW = 32 << 20  # bytes of one recorder's answer, which are read under the interpreter lock
+MAX_GROUPS = 64  # of one recorder: the last used
+KEEP = 4  # calls of a group that are not finished, and again as many of the newest
+SOURCES = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+FIELDS = (
+    "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profiling_name",
+    "input_sizes", "input_dtypes", "state", "retired", "time_created_ns", "timeout_ms",
+)  # fmt: skip
+
+
+class Flight:
+    """The file of one process. Nothing here raises."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._path = record.path + SUFFIX
+        self._fd = -1  # kept open: its lock says that the file is in use
+        self._signal = self._answers = 0
+
+    def armed(self, ask: int) -> None:
+        """The hook listens: tell the signal."""
+        if ask:
+            self._signal = ask - 2
+            self._record.write_flight(self._signal, 0)
+
+    def tell(self) -> None:
+        """Write the file anew, and count that in the record, also where it could not be written."""
+        try:
+            self._write(told(self._record.rank))
+        except Exception:  # a full /dev/shm, another PyTorch than those we know
+            self._remove(self._path)
+        self._answers += 1
+        self._record.write_flight(self._signal, self._answers)
+
+    def close(self, *, unlink: bool = True) -> None:
+        """Take the file away; a forked child does not take its parent's."""
+        self._hold(-1)
+        if unlink:
+            self._remove(self._path)
+
+    def _write(self, data: bytes) -> None:
+        new = self._path + ".new"
+        self._remove(new)
+        fd = reserve(new, len(data))
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(data)
+            os.rename(new, self._path)
+        except OSError:
+            os.close(fd)
+            self._remove(new)
+            raise
+        self._hold(fd)
+
+    def _hold(self, fd: int) -> None:
+        old, self._fd = self._fd, fd
+        if old >= 0:
+            os.close(old)
+
+    def _remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+
+
+def told(rank: int) -> bytes:
+    """The content of the file; `rank` as the environment says it, -1 where it says nothing. Raises whatever PyTorch does."""
+    import json
+
+    groups, its_rank = membership()
+    dumps = [condensed(json.loads(raw)) for raw in _dumps()] if groups else []
+    found = {"layout": 1, "rank": its_rank if rank < 0 else rank, "groups": groups, "dumps": dumps}
+    data = json.dumps(found, separators=(",", ":")).encode()
+    if len(data) > ROOM:
+        raise ValueError("more than there is room for")
+    return data
+
+
+def membership() -> tuple[dict[str, dict[str, Any]], int]:
+    """The process groups of this process, and its global rank; none and -1 before there are any."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(module, "_world", None)
+    if world is None:
+        return {}, -1
+    groups = {}
+    for group, name in list(world.pg_names.items()):
+        ranks = world.pg_group_ranks.get(group)
+        if ranks:
+            desc = str(getattr(group, "group_desc", ""))
+            groups[str(name)] = {"desc": desc[:64], "ranks": sorted(map(int, list(ranks)))}
+    default = world.default_pg
+    return groups, int(default.rank()) if default is not None else -1
+
+
+def _dumps() -> Iterable[bytes]:
+    bindings = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
+    for name in SOURCES:
+        dump = getattr(bindings, name, None)
+        raw = dump() if dump is not None else b""
+        if raw and len(raw) <= MAX_RAW:
+            yield raw
+
+
+def condensed(dump: dict[str, Any]) -> dict[str, Any]:
+    """What is needed of one recorder's answer: a few calls of each group, a few facts of each call."""
+    by_group: dict[Any, list[dict[str, Any]]] = {}
+    for entry in dump.get("entries") or ():
+        by_group.setdefault((entry.get("pg_id"), bool(entry.get("is_p2p"))), []).append(entry)
+    last_used = sorted(by_group.values(), key=lambda calls: calls[-1].get("record_id", 0))
+    kept = [entry for calls in last_used[-MAX_GROUPS:] for entry in _few(calls)]
+    return {
+        "version": dump.get("version", ""),
+        "entries": [{name: one[name] for name in FIELDS if name in one} for one in kept],
+    }
+
+
+def _few(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The oldest that are not finished and the newest, in their order."""
+    newest = calls[-KEEP:]
+    older = [one for one in calls[:-KEEP] if not _finished(one)]
+    return older[:KEEP] + newest
+
+
+def _finished(call: dict[str, Any]) -> bool:
+    return bool(call.get("retired")) or call.get("state") == "completed"

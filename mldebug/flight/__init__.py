@@ -1,0 +1,1 @@
+"""What PyTorch's Flight Recorder tells of the ranks, and what it means."""

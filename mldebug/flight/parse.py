@@ -1,0 +1,156 @@
+"""One rank's Flight Recorder, read from the file that its hook writes (layout: `mldebug_training.flight`).
+
+A job may have written anything into it: what has not the expected shape is refused with the reason, names are cleaned, and
+all that is kept is bounded. Missing times are 0 or null, as PyTorch spells them. Counts come from the calls alone: those of
+`pg_status` include sends and receives on gloo, so that they differ among ranks that are in step.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from mldebug.folding import MAX_RANK, fold_ranks
+from mldebug.model import Collective, FlightGroup, FlightRecord
+from mldebug.redact import clean
+
+MAX_BYTES = 1 << 20
+MAX_GROUPS = 64
+MAX_CALLS = 8  # of one group
+MAX_SENDS = 8
+MAX_NAME = 64
+_OP = re.compile(r"[\w.-]{1,40}", re.ASCII)
+
+Whole = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
+Name = Annotated[str, msgspec.Meta(max_length=400)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    process_group: tuple[Name, Name] = ("", "")
+    pg_id: Whole = -1
+    record_id: Whole = -1
+    collective_seq_id: Whole = 0
+    is_p2p: bool = False
+    profiling_name: Name = ""
+    input_sizes: tuple[tuple[Size, ...], ...] = ()
+    input_dtypes: tuple[Name, ...] = ()
+    state: Name | None = None
+    retired: bool = False
+    time_created_ns: int | None = None
+    timeout_ms: int | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.retired or self.state == "completed"
+
+
+class _Dump(msgspec.Struct, frozen=True):
+    version: Name = ""
+    entries: tuple[_Entry, ...] = ()
+
+
+class _Group(msgspec.Struct, frozen=True):
+    desc: Name = ""
+    ranks: tuple[Rank, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True):
+    layout: int
+    groups: dict[Name, _Group] = {}
+    dumps: tuple[_Dump, ...] = ()
+
+
+def parse_file(data: bytes) -> FlightRecord:
+    """Take the file apart. Raises ValueError with the reason."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
+    try:
+        told = msgspec.json.decode(data, type=_File)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
+    if told.layout != 1:
+        raise ValueError(f"it has layout {told.layout} and not 1")
+    return _record(told.dumps, told.groups)
+
+
+def _record(dumps: tuple[_Dump, ...], told: dict[str, _Group]) -> FlightRecord:
+    groups = [group for dump in dumps for group in _groups(dump, told)]
+    sends = [_send(one) for dump in dumps for one in dump.entries if one.is_p2p and not one.done]
+    versions = [dump.version for dump in dumps if dump.entries] or [""]
+    return FlightRecord(
+        version=clean(versions[0])[:MAX_NAME],
+        groups=tuple(groups[-MAX_GROUPS:]),
+        sends=tuple(sends[:MAX_SENDS]),
+    )
+
+
+def _groups(dump: _Dump, told: dict[str, _Group]) -> Iterable[FlightGroup]:
+    """Every group that has called something, in the order of its last call."""
+    by_id: dict[int, list[_Entry]] = {}
+    for entry in dump.entries:
+        if entry.process_group[0] and not entry.is_p2p and entry.collective_seq_id > 0:
+            by_id.setdefault(entry.pg_id, []).append(entry)
+    for _, calls in sorted(by_id.items(), key=lambda item: item[1][-1].record_id):
+        yield _group(calls, told)
+
+
+def _group(calls: list[_Entry], told: dict[str, _Group]) -> FlightGroup:
+    last = calls[-1]
+    name, description = last.process_group
+    newest = max(one.collective_seq_id for one in calls)
+    oldest = min((one.collective_seq_id for one in calls if not one.done), default=newest + 1)
+    return FlightGroup(
+        name=_name(name),
+        backend=_name(last.profiling_name.partition(":")[0]),
+        description=_name(told[name].desc if name in told else description),
+        members=fold_ranks(told[name].ranks) if name in told else "",
+        enqueued=newest,
+        completed=oldest - 1,
+        calls=_kept([_call(one) for one in calls]),
+    )
+
+
+def _call(entry: _Entry) -> Collective:
+    op = entry.profiling_name.rpartition(":")[2].partition(" ")[0]
+    return Collective(
+        op=op.lstrip("_") if _OP.fullmatch(op) else "collective",
+        sequence=entry.collective_seq_id,
+        elements=_elements(entry.input_sizes),
+        dtypes=_name(",".join(dict.fromkeys(entry.input_dtypes[:8]))),
+        done=entry.done,
+        created_at=_bounded(entry.time_created_ns, 1e9),
+        timeout=_bounded(entry.timeout_ms, 1e3),
+    )
+
+
+def _kept(calls: list[Collective]) -> tuple[Collective, ...]:
+    """The oldest that are pending and the newest."""
+    half = MAX_CALLS // 2
+    pending = [one for one in calls[:-half] if not one.done]
+    return (*pending[:half], *calls[-half:])
+
+
+def _send(entry: _Entry) -> str:
+    """`recv 3<-2`."""
+    return _name(entry.profiling_name.rpartition(":")[2])
+
+
+def _elements(sizes: tuple[tuple[int, ...], ...]) -> int | None:
+    total = 0
+    for size in sizes[:4096]:
+        product = 1
+        for extent in size[:32]:
+            product = min(product * extent, 2**53)
+        total = min(total + product, 2**53)
+    return total if sizes else None
+
+
+def _bounded(value: int | None, unit: float) -> float:
+    return min(value, 2**62) / unit if value is not None and value > 0 else 0.0
+
+
+def _name(text: str) -> str:
+    return clean(text).strip()[:MAX_NAME]

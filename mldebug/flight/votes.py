@@ -1,0 +1,228 @@
+"""Which rank is out of step, by vote inside one known process group: members, operation, sequence, size.
+
+A majority is more than half of all members, whether they answered or not, so who did not answer can change nothing; a tie
+is a split and never a name. Ranks of different process groups are never compared.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cached_property, lru_cache
+from typing import NamedTuple, TypeVar
+
+from mldebug.errors import UsageError
+from mldebug.folding import unfold
+from mldebug.model import Collective, FlightGroup, FlightRecord
+
+SAME_SIZE = frozenset(("all_reduce", "broadcast", "reduce"))
+"""Operations that every member calls with as many elements of one type; others may differ legitimately."""
+MAX_VIEWS = 4096
+
+K = TypeVar("K", bound=Hashable)
+
+
+class View:
+    """One process group as all its members that answered see it."""
+
+    def __init__(self, group: FlightGroup, by_rank: dict[int, FlightGroup]) -> None:
+        self.name, self.backend, self.description = group.name, group.backend, group.description
+        self.folded = group.members
+        self.by_rank = by_rank
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """Global ranks."""
+        return _members(self.folded)
+
+    @cached_property
+    def pending(self) -> dict[int, Collective]:
+        """Rank -> the oldest call that is not done, of those that have one."""
+        found = {rank: oldest_pending(group) for rank, group in self.by_rank.items()}
+        return {rank: call for rank, call in found.items() if call is not None}
+
+    @property
+    def title(self) -> str:
+        """`group dp`, or its number where the job gave it no name."""
+        nameless = self.description in ("", "undefined", "default_pg")
+        return f"group {self.name if nameless else self.description}"
+
+    def call(self, rank: int, sequence: int) -> Collective | None:
+        """One call of one rank; None where it has not come so far or it is forgotten."""
+        calls = self.by_rank[rank].calls
+        return next((one for one in calls if one.sequence == sequence), None)
+
+
+class Hang(NamedTuple):
+    """A collective in which most members of a group wait, and who is out of step with them.
+
+    `waiting`: who waits in it as the majority does.
+    `behind`: members that answered and are not there yet, with the earlier call of the group that they wait in, or None.
+    `differs`: those that are there with another operation or size. `split`: those who are there agree on neither.
+    """
+
+    view: View
+    call: Collective  # of the majority
+    waiting: tuple[int, ...]
+    behind: dict[int, Collective | None]
+    differs: dict[int, Collective]
+    split: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Did every member answer?"""
+        return self.view.members <= self.view.by_rank.keys()
+
+    @property
+    def alike(self) -> bool:
+        """Does every member wait in it, with the same operation and size?"""
+        return not self.split and set(self.waiting) == self.view.members
+
+
+def oldest_pending(group: FlightGroup) -> Collective | None:
+    """The call of this group that a rank is in; None where all are done."""
+    return min((one for one in group.calls if not one.done), key=lambda c: c.sequence, default=None)
+
+
+def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
+    """Every process group whose members are known, once; a rank that is no member of it has no say."""
+    found: dict[tuple[str, str, str], dict[int, FlightGroup]] = {}
+    for rank, record in records.items():
+        for group in record.groups:
+            key = group.backend, group.name, group.members
+            if group.members and (key in found or len(found) < MAX_VIEWS):
+                found.setdefault(key, {})[rank] = group
+    all_of_them = (View(next(iter(by_rank.values())), by_rank) for by_rank in found.values())
+    return tuple(view for view in all_of_them if view.by_rank.keys() <= view.members)
+
+
+def hangs(seen: Iterable[View]) -> tuple[Hang, ...]:
+    """The groups in which most members wait in one collective."""
+    return tuple(hang for view in seen if (hang := _hang(view)) is not None)
+
+
+def _hang(view: View) -> Hang | None:
+    half = len(view.members) / 2
+    sequence = majority((call.sequence for call in view.pending.values()), half)
+    if sequence is None:
+        return None
+    made = {rank: view.call(rank, sequence) for rank in view.by_rank}
+    calls = {rank: call for rank, call in made.items() if call is not None}
+    model = _model(calls, half)
+    differs = {rank: one for rank, one in calls.items() if model and _kind(one) != _kind(model)}
+    there = {rank for rank, call in view.pending.items() if call.sequence == sequence}
+    return Hang(
+        view=view,
+        call=model or next(iter(calls.values())),
+        waiting=tuple(sorted(there - differs.keys())),
+        behind=_behind(view, sequence),
+        differs=differs,
+        split=model is None,
+    )
+
+
+def _behind(view: View, sequence: int) -> dict[int, Collective | None]:
+    found: dict[int, Collective | None] = {}
+    for rank, group in view.by_rank.items():
+        earlier = view.pending.get(rank)
+        if earlier is not None and earlier.sequence < sequence:
+            found[rank] = earlier
+        elif group.enqueued < sequence:
+            found[rank] = None
+    return found
+
+
+def _model(calls: Mapping[int, Collective], half: float) -> Collective | None:
+    """The call as most members made it."""
+    kind = majority(map(_kind, calls.values()), half)
+    return next((call for call in calls.values() if _kind(call) == kind), None)
+
+
+def _kind(call: Collective) -> tuple[str, int | None, str]:
+    same = call.op in SAME_SIZE
+    return call.op, call.elements if same else None, call.dtypes if same else ""
+
+
+def majority(votes: Iterable[K], half: float) -> K | None:
+    """What more than `half` voted for; None where nothing has so many."""
+    counted = Counter(votes).most_common(1)
+    return counted[0][0] if counted and counted[0][1] > half else None
+
+
+def waits_elsewhere(records: Mapping[int, FlightRecord], view: View) -> Callable[[int], bool]:
+    """Does a rank wait for others than the members of this group, so that it may be a victim itself?"""
+
+    def elsewhere(rank: int) -> bool:
+        record = records[rank]
+        others = (one for one in record.groups if one.members != view.folded)
+        return bool(record.sends) or any(oldest_pending(one) is not None for one in others)
+
+    return elsewhere
+
+
+class Wait(NamedTuple):
+    """Ranks that wait in one collective, and the members that answered and have not called it yet."""
+
+    view: View
+    call: Collective
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def waits(seen: Iterable[View]) -> tuple[Wait, ...]:
+    """Who waits for whom in all groups; most waiting ranks first."""
+    found = []
+    for view in seen:
+        by_call: dict[tuple[int, str], list[int]] = {}
+        for rank, call in sorted(view.pending.items()):
+            by_call.setdefault((call.sequence, call.op), []).append(rank)
+        for (sequence, _), ranks in sorted(by_call.items()):
+            late = sorted(r for r, one in view.by_rank.items() if one.enqueued < sequence)
+            found.append(Wait(view, view.pending[ranks[0]], tuple(ranks), tuple(late)))
+    return tuple(sorted(found, key=lambda wait: (-len(wait.ranks), wait.ranks)))
+
+
+def circle(found: Iterable[Wait]) -> bool:
+    """Does a rank wait, over others, for itself?"""
+    edges: dict[int, set[int]] = {}
+    for wait in found:
+        for rank in wait.ranks:
+            edges.setdefault(rank, set()).update(wait.missing)
+    while ends := [rank for rank, others in edges.items() if not others & edges.keys()]:
+        for rank in ends:
+            del edges[rank]
+    return bool(edges)
+
+
+def last_call(record: FlightRecord) -> tuple[FlightGroup, Collective] | None:
+    """What a rank waits in, the oldest first; else what it called last; None before its first collective."""
+    calls = [(group, call) for group in record.groups for call in group.calls]
+    pending = [one for one in calls if not one[1].done]
+    if pending:
+        return min(pending, key=lambda one: one[1].created_at)
+    return max(calls, key=lambda one: one[1].created_at, default=None)
+
+
+def collective_words(record: FlightRecord | None) -> str:
+    """`all_reduce 41 of group dp`: what a rank waits in, else what it called last; "" where nobody knows."""
+    found = last_call(record) if record is not None else None
+    if found is None:
+        return ""
+    group, call = found
+    return f"{call.op} {call.sequence} of {View(group, {}).title}"
+
+
+def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
+    """Were all calls made before the look at their ranks began (unix time)? Else the job moves, and nobody is out of step."""
+    return all(
+        call.created_at <= began
+        for record, began in flights
+        for group in record.groups
+        for call in group.calls
+    )
+
+
+@lru_cache(maxsize=1024)
+def _members(folded: str) -> frozenset[int]:
+    try:
+        return frozenset(unfold(folded))
+    except UsageError:  # stored evidence, damaged
+        return frozenset()

@@ -1,0 +1,256 @@
+"""Flight Recorders of all ranks together: who is named, and when nobody may be. Every case hangs at one and the same line."""
+
+import msgspec
+import pytest
+
+from builders import process, still
+from flights import call, group, has_done, job, waits_in
+from mldebug.diagnosis import diagnose
+from mldebug.model import Diagnosis, FlightGroup, NodeCapture
+
+Records = dict[int, tuple[FlightGroup, ...] | None]
+SITE = "at sync (train.py:30)"
+
+
+def told(taken: NodeCapture) -> Diagnosis:
+    return diagnose([taken]).diagnosis
+
+
+def outcome(taken: NodeCapture) -> tuple[str, list[int | None], str]:
+    found = told(taken)
+    return str(found.verdict), [one.rank for one in found.culprits], str(found.confidence)
+
+
+def all_but(number: int, theirs: FlightGroup, its: FlightGroup, world: int = 4) -> Records:
+    return {rank: (its,) if rank == number else (theirs,) for rank in range(world)}
+
+
+# --- named ---------------------------------------------------------------------------------------
+
+
+def test_without_flight_recorder_the_same_line_names_nobody() -> None:
+    assert outcome(job({})) == ("unknown", [], "low")
+
+
+def test_one_collective_behind_is_named_with_both_numbers() -> None:
+    everyone = tuple(range(8))
+    theirs, its = (waits_in("all_reduce", n, ranks=everyone) for n in (6, 5))
+    found = told(job(all_but(2, theirs, its, 8), world=8))
+    assert ([one.rank for one in found.culprits], found.confidence) == ([2], "high")
+    assert found.summary == (
+        "Rank 2 is one collective behind in group 0 (all_reduce 5 of 6): "
+        f"it waits in all_reduce 5 {SITE}, ranks 0-1,3-7 in all_reduce 6"
+    )
+    assert found.culprits[0].reason == "is one collective behind in group 0 (all_reduce 5 of 6)"
+
+
+def test_several_behind_are_named_together() -> None:
+    everyone = tuple(range(5))
+    records: Records = {
+        rank: (waits_in("all_reduce", 3 if rank < 2 else 9, ranks=everyone),) for rank in everyone
+    }
+    found = told(job(records, world=5))
+    assert [one.rank for one in found.culprits] == [0, 1]
+    assert found.summary.startswith(
+        "Ranks 0-1 are 6 collectives behind in group 0 (all_reduce 3 of 9): they wait in all_reduce 3"
+    )
+
+
+def test_two_groups_of_the_same_ranks_in_another_order() -> None:
+    first, second = {"name": "0"}, {"name": "1"}
+    theirs = (has_done("all_reduce", 50, **first), waits_in("all_reduce", 21, **second))
+    its = (waits_in("all_reduce", 51, **first), has_done("all_reduce", 20, **second))
+    found = told(job({0: theirs, 1: theirs, 2: its, 3: theirs}))
+    assert [one.rank for one in found.culprits] == [2]
+    assert found.confidence == "high"
+    assert found.summary == (
+        "Rank 2 has not called all_reduce 21 of group 1, in which ranks 0-1,3 wait: "
+        f"it waits in all_reduce 51 of group 0 instead {SITE}"
+    )
+
+
+def test_another_operation_at_the_same_number() -> None:
+    records = all_but(1, waits_in("all_reduce", 6), waits_in("broadcast", 6))
+    found = told(job(records))
+    assert [one.rank for one in found.culprits] == [1]
+    assert found.summary == (
+        f"Rank 1 calls broadcast as collective 6 of group 0 {SITE}: ranks 0,2-3 call all_reduce"
+    )
+
+
+def test_the_evidence_tells_each_operation_apart() -> None:
+    found = told(job(all_but(1, waits_in("all_reduce", 6), waits_in("broadcast", 6))))
+    assert [fact for fact in found.evidence if fact.startswith("Flight Recorder")] == [
+        "Flight Recorder: ranks 0,2-3 wait in all_reduce 6 of group 0",
+        "Flight Recorder: rank 1 waits in broadcast 6 of group 0",
+    ]
+
+
+def test_another_operation_is_named_also_where_its_caller_has_left_it() -> None:
+    """The root of a broadcast goes on once it has sent."""
+    its = group(call("broadcast", 6, done=True), call("all_reduce", 7))
+    assert outcome(job(all_but(1, waits_in("all_reduce", 6), its)))[1] == [1]
+
+
+def test_another_size_at_the_same_number() -> None:
+    """The first rank is no truth: the majority is."""
+    records = all_but(0, waits_in("all_reduce", 6), waits_in("all_reduce", 6, elements=128))
+    found = told(job(records))
+    assert [one.rank for one in found.culprits] == [0]
+    assert f"with 128 elements of Float {SITE}: ranks 1-3 call it with 64" in found.summary
+
+
+def test_who_waits_in_something_that_is_not_recorded_is_named_too() -> None:
+    store = process(
+        "wait (torch/distributed/distributed_c10d.py:9)", "sync (train.py:30)", move=still()
+    )
+    records = all_but(3, waits_in("all_reduce", 6), has_done("all_reduce", 5))
+    assert outcome(job(records, odd={3: store}))[1] == [3]
+
+
+# --- nobody --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "its",
+    [waits_in("all_gather", 6, elements=8), waits_in("gather", 6), waits_in("reduce_scatter", 6)],
+)
+def test_sizes_may_differ_where_an_operation_allows_it(its: FlightGroup) -> None:
+    op = its.calls[-1].op
+    assert outcome(job(all_but(1, waits_in(op, 6, elements=99), its)))[1] == []
+
+
+def test_a_tie_is_a_split() -> None:
+    records: Records = {n: (waits_in("all_reduce" if n < 2 else "broadcast", 6),) for n in range(4)}
+    found = told(job(records))
+    assert (found.verdict, found.culprits, found.confidence) == ("collective_mismatch", (), "low")
+    assert "ranks 0-1 all_reduce of 64 elements" in found.summary
+    assert outcome(job({n: (waits_in("all_reduce", 5 + n // 2),) for n in range(4)}))[1] == []
+
+
+def test_who_did_not_answer_is_no_evidence() -> None:
+    theirs = (waits_in("all_reduce", 6),)
+    assert outcome(job({0: theirs, 1: theirs, 3: theirs})) == ("unknown", [], "low")
+    its = (waits_in("all_reduce", 5),)
+    assert (
+        outcome(job({0: theirs, 1: None, 2: its, 3: theirs}))[1] == []
+    )  # two of four are no majority
+
+
+def test_of_a_majority_that_answered_with_one_missing_it_is_medium() -> None:
+    everyone = tuple(range(6))
+    records = all_but(
+        2, waits_in("all_reduce", 6, ranks=everyone), waits_in("all_reduce", 5, ranks=everyone), 6
+    )
+    records[5] = None
+    assert outcome(job(records, world=6)) == ("collective_mismatch", [2], "medium")
+
+
+def test_all_alike_and_stuck_names_nobody_and_says_so() -> None:
+    found = told(job({n: (waits_in("all_reduce", 6),) for n in range(4)}))
+    assert (found.verdict, found.culprits) == ("unknown", ())
+    assert "every member has called all_reduce 6 of group 0 alike" in found.summary
+
+
+def test_all_alike_overrules_the_lines_of_the_stacks() -> None:
+    """Two lines of a script may call the same collective."""
+    elsewhere = process(
+        "all_reduce (torch/distributed/distributed_c10d.py:3252)",
+        "sync (train.py:31)",
+        move=still(),
+    )
+    records: Records = {n: (waits_in("all_reduce", 6),) for n in range(4)}
+    assert outcome(job({}, odd={3: elsewhere})) == ("collective_mismatch", [3], "medium")
+    assert outcome(job(records, odd={3: elsewhere}))[:2] == ("unknown", [])
+
+
+def test_a_circle_over_two_groups_is_told_as_one() -> None:
+    """Rank 0 has left out a collective of its pair; in the whole group only its victim is behind."""
+    pair = {"name": "1", "ranks": (0, 1)}
+    world = waits_in("all_reduce", 12)
+    behind = has_done("all_reduce", 11)
+    records: Records = {
+        0: (world, has_done("all_reduce", 10, **pair)),
+        1: (behind, waits_in("all_reduce", 11, **pair)),
+        2: (world,),
+        3: (world,),
+    }
+    found = told(job(records))
+    assert (found.verdict, found.culprits, found.confidence) == (
+        "collective_mismatch",
+        (),
+        "medium",
+    )
+    assert found.summary.startswith("Ranks wait for each other in a circle: ranks 0,2-3 wait in")
+    assert (
+        "rank 1 waits in all_reduce 11 of group 1 (ranks 0-1), which rank 0 has not called"
+        in found.summary
+    )
+
+
+def test_two_ranks_in_a_circle_are_told_and_not_named() -> None:
+    one = (
+        waits_in("all_reduce", 5, name="0", ranks=(0, 1)),
+        has_done("all_reduce", 7, name="1", ranks=(0, 1)),
+    )
+    two = (
+        has_done("all_reduce", 4, name="0", ranks=(0, 1)),
+        waits_in("all_reduce", 8, name="1", ranks=(0, 1)),
+    )
+    assert outcome(job({0: one, 1: two}, world=2)) == ("collective_mismatch", [], "medium")
+
+
+def test_a_pending_receive_makes_a_victim_of_who_is_behind() -> None:
+    records = all_but(2, waits_in("all_reduce", 6), has_done("all_reduce", 5))
+    assert outcome(job(records))[1] == [2]
+    assert outcome(job(records, sends={2: ("recv 2<-1",)}))[1] == []
+
+
+def test_an_earlier_collective_with_a_root_makes_no_culprit() -> None:
+    records = all_but(2, waits_in("all_reduce", 6), waits_in("reduce", 5))
+    assert outcome(job(records))[1] == []
+
+
+def test_who_does_not_wait_at_all_is_left_to_the_others() -> None:
+    asleep = process("load (train.py:7)", wchan="hrtimer_nanosleep", move=still())
+    records = all_but(2, waits_in("all_reduce", 6), has_done("all_reduce", 5))
+    found = told(job(records, odd={2: asleep}))
+    assert (found.verdict, [one.rank for one in found.culprits]) == ("rank_waiting", [2])
+    assert any("which rank 2 has not called" in fact for fact in found.evidence)
+
+
+def test_a_call_that_was_made_while_we_looked_says_that_the_job_moves() -> None:
+    fresh = group(call("all_reduce", 5, done=True), call("all_reduce", 6, at=1_800_000_000.0))
+    assert outcome(job(all_but(2, fresh, waits_in("all_reduce", 5))))[1] == []
+
+
+def test_groups_of_one_name_and_other_members_are_not_compared() -> None:
+    left, right = {"name": "7", "ranks": (0, 1)}, {"name": "7", "ranks": (2, 3)}
+    records: Records = {
+        0: (waits_in("all_reduce", 6, **left),), 1: (waits_in("all_reduce", 6, **left),),
+        2: (waits_in("all_reduce", 40, **right),), 3: (waits_in("all_reduce", 40, **right),),
+    }  # fmt: skip
+    assert outcome(job(records))[1] == []
+
+
+def test_a_rank_that_claims_to_be_in_a_group_of_others_has_no_say() -> None:
+    records = all_but(
+        2, waits_in("all_reduce", 6, ranks=(0, 1, 3)), waits_in("all_reduce", 5, ranks=(0, 1, 3))
+    )
+    assert outcome(job(records))[1] == []
+
+
+def test_stored_evidence_that_is_damaged_names_nobody() -> None:
+    records = all_but(2, waits_in("all_reduce", 6), waits_in("all_reduce", 5))
+    broken = {
+        n: tuple(msgspec.structs.replace(g, members="0-x") for g in told or ())
+        for n, told in records.items()
+    }
+    assert outcome(job(broken)) == ("unknown", [], "low")
+
+
+def test_it_survives_storage() -> None:
+    taken = job(all_but(2, waits_in("all_reduce", 6), waits_in("all_reduce", 5)))
+    again = msgspec.json.decode(msgspec.json.encode(taken), type=NodeCapture)
+    assert again == taken
+    assert outcome(again)[1] == [2]
