@@ -1,15 +1,51 @@
 """What a training process says of itself (standard library only, Python >= 3.9).
 
-Nothing here ever raises or waits for anybody: a training that cannot speak trains on in silence.
+Nothing here ever raises or waits for anybody: a training that cannot speak trains on in silence. The helpers that a job calls
+itself are imported when it asks for them.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from mldebug_training.phases import Phase
+    from typing import Any
 
-__all__ = ["heartbeat", "phase"]
+    from mldebug_training.findings import BatchReachedError, OverflowFoundError
+    from mldebug_training.memory import MemoryGuard
+    from mldebug_training.overflow import OverflowDetector, detect_overflow
+    from mldebug_training.phases import Phase
+    from mldebug_training.printing import rank_print
+    from mldebug_training.weights import dump_weights
+
+__all__ = [
+    "BatchReachedError",
+    "MemoryGuard",
+    "OverflowDetector",
+    "OverflowFoundError",
+    "detect_overflow",
+    "dump_weights",
+    "heartbeat",
+    "phase",
+    "rank_print",
+]
+
+_HELPERS = {
+    "BatchReachedError": "findings",
+    "MemoryGuard": "memory",
+    "OverflowDetector": "overflow",
+    "OverflowFoundError": "findings",
+    "detect_overflow": "overflow",
+    "dump_weights": "weights",
+    "rank_print": "printing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HELPERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HELPERS[name]}"), name)
 
 
 def phase(name: str) -> Phase:
