@@ -20,7 +20,7 @@ from mldebug.rooms import load, names, summary
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "reports"),
     "Look at this node": ("agent", "status", "gpus", "doctor", "support-bundle"),
-    "Try and set up": ("demo", "run", "check-config"),
+    "Try and set up": ("demo", "run", "switch", "check-config"),
 }
 OTHERS = "More"
 EXIT_CODES = """\

@@ -22,7 +22,7 @@ _STDLIB_SHORT = re.compile(
     r"importlib/\w+|_pyrepl/\w+|http/\w+|urllib/\w+|email/\w+|weakref|copy|gzip|zipfile|tarfile|random|signal)\.py$"
 )
 _LIBRARY = re.compile(
-    r"^(torch|torchvision|triton|filelock|portalocker|safetensors|deepspeed/comm|ipdb|pudb|debugpy)(/|\.py$)"
+    r"^(torch|torchvision|triton|mldebug_training|filelock|portalocker|safetensors|deepspeed/comm|ipdb|pudb|debugpy)(/|\.py$)"
 )
 
 

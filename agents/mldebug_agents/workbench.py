@@ -11,6 +11,7 @@ from mldebug.rooms import create_all, load
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
 from mldebug_agents.gpuchild import serving, wire
+from mldebug_agents.hooks import switchroom
 from mldebug_agents.hooks.asking import Asking
 from mldebug_agents.hooks.flight import HookFlight
 from mldebug_agents.hooks.stacks import HookStacks
@@ -28,7 +29,14 @@ class Workbench:
     def __init__(self, config: Config, root: str = "/") -> None:
         self.config = config
         self.node = socket.gethostname()
-        self.spawner = Spawner({**WORKERS, keeper.NAME: keeping.serve, wire.NAME: serving.serve})
+        self.spawner = Spawner(
+            {
+                **WORKERS,
+                keeper.NAME: keeping.serve,
+                wire.NAME: serving.serve,
+                switchroom.NAME: switchroom.serve,
+            }
+        )
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.gpus = Gpus(self.spawner, self.host)

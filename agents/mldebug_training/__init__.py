@@ -10,32 +10,43 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from mldebug_training.deadline import TimeLimit
     from mldebug_training.findings import BatchReachedError, OverflowFoundError
+    from mldebug_training.first import MainProcessError, main_process_first
     from mldebug_training.memory import MemoryGuard
     from mldebug_training.overflow import OverflowDetector, detect_overflow
     from mldebug_training.phases import Phase
     from mldebug_training.printing import rank_print
+    from mldebug_training.switches import Switches
     from mldebug_training.weights import dump_weights
 
 __all__ = [
     "BatchReachedError",
+    "MainProcessError",
     "MemoryGuard",
     "OverflowDetector",
     "OverflowFoundError",
+    "Switches",
+    "TimeLimit",
     "detect_overflow",
     "dump_weights",
     "heartbeat",
+    "main_process_first",
     "phase",
     "rank_print",
 ]
 
 _HELPERS = {
     "BatchReachedError": "findings",
+    "MainProcessError": "first",
     "MemoryGuard": "memory",
     "OverflowDetector": "overflow",
     "OverflowFoundError": "findings",
+    "Switches": "switches",
+    "TimeLimit": "deadline",
     "detect_overflow": "overflow",
     "dump_weights": "weights",
+    "main_process_first": "first",
     "rank_print": "printing",
 }
 

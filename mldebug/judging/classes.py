@@ -138,6 +138,20 @@ PYTHON: tuple[Calls, ...] = (
         r".*",
     ),
     _calls(
+        "collective",
+        W,
+        "waits for the others to ask for the switches, in {site}",
+        r"mldebug_training/agreement\.py",
+        r"finish",
+    ),
+    _calls(
+        "store",
+        W,
+        "waits for the rank that goes first, in {site}",
+        r"mldebug_training/first\.py",
+        r"_wait",
+    ),
+    _calls(
         "device_sync",
         W,
         "waits for its GPU in {op} at {site}",

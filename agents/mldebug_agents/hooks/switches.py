@@ -1,0 +1,46 @@
+"""Which folder a job asks for its switches: its ranks have named it beside their records, whoever runs them."""
+
+import os
+import stat
+
+from mldebug.heartbeat import record_name
+from mldebug.model import Job, RankIdentity
+from mldebug.switches import MAX_BYTES, SUFFIX, parse_announcement
+from mldebug_agents.answers import Piece
+from mldebug_agents.hooks.records import FOLDER
+from mldebug_agents.hooks.switchroom import Order, Owner
+from mldebug_agents.host import Host
+from mldebug_agents.reader import Reader
+
+MAX_ASKED = 8  # ranks of a job: rank 0 of the node is enough, if it lives
+
+
+def place_of(job: Job, host: Host, reader: Reader) -> Order | None:
+    """How to look at the folder of a job; None where none of its ranks here asks for switches."""
+    for rank in job.ranks[:MAX_ASKED]:
+        folder = _announced(rank, host, reader)
+        if folder:
+            inside = host.link(rank.pid, "ns/mnt") != host.link(os.getpid(), "ns/mnt")
+            pid = rank.pid if inside else 0
+            return Order(verb="look", folder=folder, pid=pid, owner=_owner(rank, host))
+    return None
+
+
+def _announced(rank: RankIdentity, host: Host, reader: Reader) -> str:
+    name = record_name(rank.namespace_pid or rank.pid, rank.start_ticks) + SUFFIX
+    path = f"{host.root_of(rank.pid)}{FOLDER}/{name}"
+    piece = reader.read_from(path, 0, max_bytes=MAX_BYTES)
+    if not isinstance(piece, Piece) or not _its_own(piece, rank.uid):
+        return ""
+    return parse_announcement(piece.data)
+
+
+def _its_own(piece: Piece, uid: int) -> bool:
+    """Could nobody else have written it?"""
+    return piece.uid == uid and not piece.mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _owner(rank: RankIdentity, host: Host) -> Owner:
+    """Its user, its effective group and its others, as the kernel says."""
+    told = host.status(rank.pid).groups
+    return Owner(rank.uid, told[1] if len(told) > 1 else rank.uid, tuple(told[4:]))

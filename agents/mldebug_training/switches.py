@@ -1,0 +1,249 @@
+"""Stops and saves agreed by all ranks: at the same step, whoever asked for it and on whichever node.
+
+Asked by a switch (a file), a signal, the end of the job's time, or a word of the job itself; one rank that sees it is
+enough. What is asked at one step is agreed while that step runs and obeyed at the next.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+import time
+
+from mldebug_training import agreement
+from mldebug_training.agreement import Agreement
+from mldebug_training.asked import Asked
+from mldebug_training.phases import Phase
+from mldebug_training.switchfiles import KILL, SAVE, choose
+from mldebug_training.switchwatch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from mldebug_training.deadline import TimeLimit
+
+PERIOD = 0.25  # seconds between two agreements, where steps are shorter
+MOST = 16  # steps between two agreements: a run that becomes slow is not left alone for long
+REMEMBERED = 64  # save switches that were obeyed
+NOTHING, SAVE_SWITCH, WORD, TIME, SIGNAL, KILL_SWITCH = range(6)  # the more urgent the higher
+_WORDS = {
+    SAVE_SWITCH: "the save switch is set",
+    WORD: "it asked to stop",
+    TIME: "its time ends",
+    SIGNAL: "a signal came",
+    KILL_SWITCH: "the kill switch is set",
+}
+_RANKS = 2**32
+
+
+class Switches:
+    """Make one in every rank, and call `poll` after every step, equally often in all of them.
+
+    `folder`: where the switches lie; else $MLDEBUG_SWITCH_DIR, else `.mldebug-switch/JOB` in the working directory.
+    `limit`: when to stop by itself. `reason`: asked at every agreement why to stop, None for no reason. `signal`: the one
+    that asks to stop; None for none. `every`: steps from one agreement to the next; None: so that there are four a second
+    at most. `group`: a process group to agree in, which takes CPU tensors; None: an own one. `timeout`: seconds that a rank
+    waits for the others; after it the switches are off. Raises ValueError for arguments that cannot be; later nothing does.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        limit: TimeLimit | None = None,
+        reason: Callable[[], str | None] | None = None,
+        signal: str | None = "USR1",
+        every: int | None = None,
+        group: Any = None,
+        timeout: float = 600.0,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every={every!r}: it is a number of steps, 1 or more")
+        path, ours = choose(os.fspath(folder) if folder else None, environ)
+        self.folder = path
+        self.reason = ""  # why to stop or save, once that was agreed
+        self._limit, self._why, self._every = limit, reason, every
+        self._asked = Asked(signal)
+        self._agreement = Agreement(group, timeout)
+        self._watch = Watch(path, ours=ours)
+        self._done: list[int] = []  # save switches that were obeyed
+        self._said: set[str] = set()
+        self._ended = self._off = False
+        self._polls = self._due = 0
+        self._begun: tuple[int, float] | None = None  # the poll and the time of the last agreement
+        self._saved_since = 0.0  # seconds
+        self._own: tuple[int, str] = (NOTHING, "")
+
+    def at_start(self) -> str | None:
+        """ "kill" if the job is to end before it has begun; without a process group each rank answers for itself."""
+        try:
+            self._watch.start()
+            self._watch.first_look()
+            if agreement.size() == 0:
+                action, self.reason = self._wanted()
+                self._ended = action > SAVE_SWITCH
+                self._say(self.reason if self._ended else "")
+                return KILL if self._ended else None
+            self._begin(saves=False)
+            return self._finish()
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def poll(self) -> str | None:
+        """None, "save" (save and go on) or "kill" (save and end): the same in all ranks. Once "kill", always "kill"."""
+        if self._ended or self._off:
+            return KILL if self._ended else None
+        try:
+            return self._poll()
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def saving(self) -> Saving:
+        """`with switches.saving():` around a save: how long it takes decides how early the end of the time is heeded."""
+        return Saving(self._saved)
+
+    def close(self) -> None:
+        """Look no more. The end of the process does it, too."""
+        self._watch.close()
+
+    def _poll(self) -> str | None:
+        self._polls += 1
+        action = self._finish() if self._agreement.begun else None
+        if action != KILL and self._polls >= self._due and self._can_agree():
+            self._begin()
+            if agreement.size() == 1:
+                action = self._finish() or action
+        return action
+
+    def _can_agree(self) -> bool:
+        if self._agreement.ready():
+            return True
+        self._say(
+            "the switches are off until torch.distributed is initialised: the ranks cannot agree"
+        )
+        return False
+
+    def _begin(self, *, saves: bool = True) -> None:
+        self._watch.start()
+        pace = self._measure()
+        self._own = self._wanted()
+        kind = self._own[0]
+        if kind == SAVE_SWITCH and not saves:
+            kind = NOTHING
+        seen = self._watch.seen
+        token = seen.save if seen and kind == SAVE_SWITCH else 0
+        self._agreement.begin((kind * _RANKS + agreement.rank(), token, self._every or pace))
+        self._leave_word()
+
+    def _finish(self) -> str | None:
+        urgent, token, pace = self._agreement.finish()
+        kind, rank = divmod(urgent, _RANKS)
+        if self._begun:
+            self._due = self._begun[0] + max(1, pace)
+        if kind == NOTHING:
+            return None
+        mine = rank == agreement.rank()
+        self.reason = f"rank {rank}: {self._own[1] if mine else _WORDS[kind]}"
+        if kind == SAVE_SWITCH:
+            self._done = [*self._done[-REMEMBERED:], token]
+        if mine:
+            todo = "saves, and goes on" if kind == SAVE_SWITCH else "stops at this step"
+            self._say(f"{self.reason}: every rank {todo}", again=True)
+            if kind == SAVE_SWITCH:
+                self._watch.obeyed(token)
+        self._ended = kind != SAVE_SWITCH
+        return KILL if self._ended else SAVE
+
+    def _measure(self) -> int:
+        """Tell the limit how long the loop takes; returns how many steps there may be to the next agreement."""
+        now, before = time.monotonic(), self._begun
+        self._begun = self._polls, now
+        if before is None or self._polls <= before[0]:
+            return 1
+        length = max(0.0, now - before[1] - self._saved_since)
+        self._saved_since = 0.0
+        if self._limit:
+            self._limit.interval(length)
+        step = length / (self._polls - before[0])
+        return min(MOST, max(1, math.ceil(PERIOD / step))) if step > 0 else MOST
+
+    def _wanted(self) -> tuple[int, str]:
+        """What this rank wants, and why."""
+        seen = self._watch.seen
+        for one in (seen.trouble if seen else "", self._watch.trouble, self._asked.trouble):
+            self._say(one)
+        if seen and seen.kill:
+            by = f" (by {seen.by})" if seen.by else ""
+            return KILL_SWITCH, f"the kill switch {self.folder}/{KILL} is set{by}"
+        if self._asked.came:
+            return SIGNAL, f"{self._asked.name} came"
+        if self._limit:
+            self._say(self._limit.trouble)
+            late = self._limit.reason()
+            if late:
+                return TIME, late
+        told = self._told()
+        if told:
+            return WORD, told
+        if seen and seen.save and seen.save not in self._done:
+            return SAVE_SWITCH, f"the save switch {self.folder}/{SAVE} is set"
+        return NOTHING, ""
+
+    def _told(self) -> str:
+        """The job's own reason; one that fails is none."""
+        try:
+            return str((self._why() if self._why else None) or "")[:300]
+        except Exception as error:
+            self._say(f"the reason to stop cannot be asked: {type(error).__name__}: {error}")
+            return ""
+
+    def _leave_word(self) -> None:
+        rank, size = agreement.rank(), agreement.size()
+        word = {"at": time.time(), "polls": self._polls, "rank": rank, "world_size": size}
+        self._watch.tell({**word, "node": socket.gethostname(), "pid": os.getpid()})
+
+    def _saved(self, length: float) -> None:
+        self._saved_since += length
+        if self._limit:
+            self._limit.saved(length)
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing that is broken here may harm the job."""
+        self._off = True
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        self._say(f"the switches are off, the training goes on: not all ranks polled, or {why}")
+
+    def _say(self, text: str, *, again: bool = False) -> None:
+        """One line on stderr; each sentence once."""
+        if not text or (text in self._said and not again) or len(self._said) > REMEMBERED:
+            return
+        self._said.add(text)
+        try:
+            sys.stderr.write(f"mldebug: {text}\n")
+            sys.stderr.flush()
+        except Exception:
+            pass
+
+
+class Saving:
+    """What `Switches.saving` gives: measures a save, and tells it as a phase."""
+
+    def __init__(self, then: Callable[[float], None]) -> None:
+        self._then = then
+        self._phase = Phase("checkpoint_save")
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        self._phase.__enter__()
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._then(time.monotonic() - self._since)
+        self._phase.__exit__()

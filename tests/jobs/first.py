@@ -1,0 +1,62 @@
+"""Goes through `main_process_first` in the way that is asked for; every rank writes what came of it to EVENTS/told.RANK."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+import mldebug_training
+
+
+def main(events: Path, how: str) -> None:
+    rank = int(os.environ["RANK"])
+    (events / f"started.{rank}").write_text(str(os.getpid()))
+    dist.init_process_group("gloo")
+    try:
+        told = HOW[how](rank, events)
+    except (ValueError, mldebug_training.MainProcessError) as error:
+        told = f"{type(error).__name__}: {error}"
+    (events / f"told.{rank}").write_text(told)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def order(rank: int, events: Path) -> str:
+    told = []
+    for scope in ("job", "node", "job"):
+        with mldebug_training.main_process_first(60, scope) as first:
+            path = events / f"made.{len(told)}"
+            told.append(f"{first}:{path.exists()}")
+            if first:
+                time.sleep(0.5)
+                path.touch()
+    return " ".join(told)
+
+
+def fails(rank: int, _: Path) -> str:
+    with mldebug_training.main_process_first(60) as first:
+        if first:
+            raise ValueError("no such dataset")
+    return "went through"
+
+
+def never_comes(rank: int, _: Path) -> str:
+    if rank == 0:
+        return "elsewhere"
+    with mldebug_training.main_process_first(2):
+        return "went through"
+
+
+def never_ends(rank: int, events: Path) -> str:
+    with mldebug_training.main_process_first(2) as first:
+        while first and not (events / "told.1").exists():
+            time.sleep(0.05)
+    return "went through"
+
+
+HOW = {"order": order, "fails": fails, "never_comes": never_comes, "never_ends": never_ends}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

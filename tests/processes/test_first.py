@@ -1,0 +1,59 @@
+"""One rank first, in real jobs: in order, and where the first one fails, never comes or never ends."""
+
+import pytest
+
+from processes.harness import JOBS, Plan, RunningJob, folder_for, wait_for
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
+pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+
+RANKS = 3
+
+
+class Going(RunningJob):
+    """`tests/jobs/first.py` under torchrun."""
+
+    def _script(self) -> list[str]:
+        return [str(JOBS / "first.py"), str(self.events), *self.plan.options]
+
+
+def told(how: str) -> list[str]:
+    """What came of it, rank by rank."""
+    plan = Plan(world_size=RANKS, struck=(), options=(how,))
+    with folder_for(plan.user) as folder:
+        job = Going(plan, folder)
+        try:
+            job.start()
+            ended = wait_for(
+                "its end", lambda: (code := job.started[0].poll()) is not None and [code]
+            )
+            assert ended == [0], job.tail()
+            return [(job.events / f"told.{rank}").read_text() for rank in range(RANKS)]
+        finally:
+            job.end()
+
+
+def test_one_goes_first_and_the_others_find_what_it_made() -> None:
+    first, *others = told("order")
+    assert first == "True:False True:False True:False"
+    assert others == ["False:True False:True False:True"] * (RANKS - 1)
+
+
+def test_where_the_first_one_fails_all_fail_at_once() -> None:
+    first, *others = told("fails")
+    assert first == "ValueError: no such dataset"
+    why = "MainProcessError: rank 0 failed in main_process_first: ValueError: no such dataset"
+    assert others == [why] * (RANKS - 1)
+
+
+def test_who_never_comes_is_named() -> None:
+    first, *others = told("never_comes")
+    assert first == "elsewhere"
+    why = "MainProcessError: rank 0 never came to main_process_first: waited 2 s for it"
+    assert others == [why] * (RANKS - 1)
+
+
+def test_who_is_not_done_in_time_is_named() -> None:
+    first, *others = told("never_ends")
+    assert first == "went through"
+    assert others == ["MainProcessError: rank 0 went first and is not done after 2 s"] * (RANKS - 1)
