@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios test-system check bench deb clean
+.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench deb wheel-training clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ test-scenarios: $(STAMP) ## all real jobs
 test-system: $(STAMP) ## the unit, its rights, and the package on a booted Debian (as root)
 	$(RUN) -m pytest -m system $(ARGS)
 
+test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepSpeed, Megatron (installs them: 250 MB)
+	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
+	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/test_frameworks.py $(ARGS)
+
 check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -40,6 +44,9 @@ bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table
 
 deb: ## build the Debian package into dist/ (on Debian, without root)
 	deploy/debian/build-deb dist
+
+wheel-training: $(STAMP) ## build the wheel of the hook alone into dist/, for images that jobs train in
+	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist deploy/training-wheel
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,14 +12,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
+PHASES = (
+    *("torch.serialization", "torch.utils.data.dataloader", "torch._dynamo.callback"),
+    *(f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader")),
+    "safetensors.torch",
+)
+FRAMEWORKS = (
+    *("torch.amp.grad_scaler", "deepspeed.runtime.engine", "megatron.core.optimizer.optimizer"),
+    *("transformers.trainer_callback", "transformers.trainer"),
+    *(
+        f"{package}.{name}"
+        for package in ("lightning.pytorch", "pytorch_lightning")
+        for name in ("loops.training_epoch_loop", "loops.evaluation_loop", "trainer.trainer")
+    ),
+)
+
+
+_armed: list[bool] = []
+
 
 def arm() -> None:
-    """Watch for PyTorch. A rank has its record as soon as torch is there; any other process if it makes a step."""
+    """Watch for PyTorch. A rank has its record as soon as torch is there; any other process if it makes a step.
+
+    Once only: two installations may be on the path, one job under `mldebug run` inside the other.
+    """
+    if _armed:
+        return
+    _armed.append(True)
     after_import("torch.optim.optimizer", _count_steps)
-    for name in ("torch.serialization", "torch.utils.data.dataloader", "torch._dynamo.callback"):
+    for name in PHASES:
         after_import(name, _watch)
-    for name in ("saver", "loader"):
-        after_import(f"torch.distributed.checkpoint.state_dict_{name}", _watch)
+    for name in FRAMEWORKS:
+        after_import(name, _join)
     if is_rank():
         from mldebug_training.signals import block
 
@@ -37,6 +61,12 @@ def _watch(module: ModuleType) -> None:
     from mldebug_training.phases import watch
 
     watch(module)
+
+
+def _join(module: ModuleType) -> None:
+    from mldebug_training.frameworks import join
+
+    join(module)
 
 
 def _start(torch: ModuleType) -> None:

@@ -32,16 +32,19 @@ class _Afterwards:
             )
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader, self.waiting.pop(name))  # type: ignore[assignment]
+                    spec.loader = _Loader(spec.loader, self.waiting)  # type: ignore[assignment]
                 return spec
         return None
 
 
 class _Loader:
-    """The loader that the others found, and what to do after it. The module never sees it."""
+    """The loader that the others found, and what to do after it. The module never sees it, only who asks for the spec."""
 
-    def __init__(self, loader: Loader, then: list[Then]) -> None:
-        self._loader, self._then = loader, then
+    def __init__(self, loader: Loader, waiting: dict[str, list[Then]]) -> None:
+        self._loader, self._waiting = loader, waiting
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -51,7 +54,9 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        for one in self._then:
+        for one in self._waiting.pop(
+            module.__name__, ()
+        ):  # not before: many ask for a spec and never load it
             _quietly(one, module)
 
 

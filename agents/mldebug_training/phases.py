@@ -1,7 +1,7 @@
 """What a process does besides stepping, told only where it is certain: inside these calls nothing else goes on.
 
 `checkpoint_save`, `checkpoint_load`, `data_wait`, `compile`. An evaluation cannot be told from training by any call that
-PyTorch makes: `with mldebug_training.phase("evaluate")` says it.
+PyTorch makes; a framework's own loop tells it (see `frameworks`), or `with mldebug_training.phase("evaluate")`.
 """
 
 from __future__ import annotations
@@ -22,59 +22,75 @@ class Phase:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._before: list[tuple[bytes, int]] = []
+        self._begun: list[tuple[bytes, int]] = []
 
     def __enter__(self) -> None:
-        self._before.append(own.enter(self._name))
+        self._begun.append(own.enter(self._name))
 
     def __exit__(self, *_: object) -> None:
-        own.leave(self._before.pop())
+        own.leave(self._begun.pop())
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return _during(self._name, function)
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with Phase(self._name):
+                return function(*args, **kwargs)
+
+        return wrapper
 
 
 def watch(module: ModuleType) -> None:
-    """Tell the phases of one module of PyTorch that has just been imported."""
+    """Tell the phases of one module of PyTorch, or of safetensors, that has just been imported."""
     name = module.__name__
     if name == "torch.serialization":
-        _wrap(module, save="checkpoint_save", load="checkpoint_load")
+        tell(module, save="checkpoint_save", load="checkpoint_load")
+    elif name == "safetensors.torch":
+        tell(module, save_file="checkpoint_save", load_file="checkpoint_load")
     elif name.endswith("state_dict_saver"):
-        _wrap(module, save="checkpoint_save")
+        tell(module, save="checkpoint_save")
     elif name.endswith("state_dict_loader"):
-        _wrap(module, load="checkpoint_load")
+        tell(module, load="checkpoint_load")
     elif name.endswith("dataloader"):
-        _wrap(module._BaseDataLoaderIter, __next__="data_wait")
+        tell(module._BaseDataLoaderIter, __next__="data_wait")
+        tell(module.DataLoader, __iter__="data_wait")
     elif name.endswith("callback"):
         _watch_compiler(module)
 
 
-def _wrap(owner: Any, **phases: str) -> None:
+def tell(owner: Any, **phases: str) -> None:
+    """Tell the phase while a function of `owner` runs; one that is not there is left out."""
     for name, phase in phases.items():
-        setattr(owner, name, _during(phase, getattr(owner, name)))
+        function = getattr(owner, name, None)
+        if function is not None:
+            setattr(owner, name, _during(phase, function))
 
 
 def _during(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        before = own.enter(phase)
+        if not own.concerns():
+            return function(*args, **kwargs)
+        begun = own.enter(phase)
         try:
             return function(*args, **kwargs)
         finally:
-            own.leave(before)
+            own.leave(begun)
 
     return wrapper
 
 
 def _watch_compiler(module: ModuleType) -> None:
-    before: list[tuple[bytes, int]] = []
+    begun: list[tuple[bytes, int]] = []
 
-    def begin(*_: Any) -> None:
-        before.append(own.enter("compile"))
+    def begin(
+        *_: Any,
+    ) -> None:  # in the thread of the backward pass, too, while the main one waits for it
+        if own.is_told:
+            begun.append(own.enter("compile"))
 
     def end(*_: Any) -> None:
-        if before:
-            own.leave(before.pop())
+        if begun:
+            own.leave(begun.pop())
 
     module.on_compile_start(begin)
     module.on_compile_end(end)

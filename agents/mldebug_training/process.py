@@ -8,10 +8,18 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from _thread import get_ident
 
 from mldebug_training import ranks, stacks
 from mldebug_training.flight import Flight
 from mldebug_training.record import FOLDER, Record, short, sweep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
+
+    Phase = Tuple[bytes, int]  # its name, and when it began: CLOCK_MONOTONIC, ns
+_NONE = (b"", 0)
 
 
 class Process:
@@ -22,6 +30,8 @@ class Process:
         self._record: Record | None = None
         self._flight: Flight | None = None
         self._tried = False
+        self._phases: list[Phase] = []  # that have begun, the last one is told
+        self._thread = 0  # that steps; 0: not known yet
         self.explicit = False  # the job tells its steps itself
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
@@ -39,28 +49,54 @@ class Process:
         _ = self.record
 
     def beat(self, step: int) -> None:
-        """Say that a step was reached."""
+        """Say that a step was reached. The thread that says it is the one whose phases are told."""
         record = self.record
         if record is not None:
+            self._thread = get_ident()
             record.beat(step)
             if record.signal and record.beats % stacks.REWIND_EVERY == 0:
                 stacks.rewind(record.stacks_fd)
 
-    def enter(self, phase: str) -> tuple[bytes, int]:
-        """Say what the process does from now on. Returns what `leave` wants back."""
-        record = self.record
-        if record is None:
-            return b"", 0
-        before = record.phase, record.phase_ns
-        record.phase, record.phase_ns = short(phase, 32), time.monotonic_ns()
-        record.write()
-        return before
-
-    def leave(self, before: tuple[bytes, int]) -> None:
-        """Go back to the phase before."""
-        if self._record is not None:
-            self._record.phase, self._record.phase_ns = before
+    def correct(self, step: int) -> None:
+        """Say that the step reached last has this number; no movement of its own."""
+        if self._record is not None and self._record.step >= 0:
+            self._record.step = step
             self._record.write()
+
+    @property
+    def is_told(self) -> bool:
+        """Is there a record? A worker that reads a sample by `torch.load` has none, and shall not make one."""
+        return self._record is not None
+
+    def concerns(self) -> bool:
+        """Is what the calling thread does of interest? Another one than that which steps may save or fetch meanwhile."""
+        return self._record is not None and self._thread in (0, get_ident())
+
+    def enter(self, phase: str) -> Phase:
+        """Say what the process does from now on. Returns what `leave` wants back."""
+        now = (short(str(phase), 32), time.monotonic_ns())
+        if self.record is not None:
+            self._phases.append(now)
+            self._show(now)
+        return now
+
+    def leave(self, phase: Phase) -> None:
+        """Go back to what is left: the phase around it, or the one of another thread."""
+        for place in range(len(self._phases) - 1, -1, -1):
+            if self._phases[place] is phase:
+                del self._phases[place]
+                self._show(self._phases[-1] if self._phases else _NONE)
+                return
+
+    def _show(self, phase: Phase) -> None:
+        record = self._record
+        if record is None:
+            return
+        try:
+            record.phase, record.phase_ns = phase
+            record.write()
+        except Exception:  # closed meanwhile, by the end of the process
+            pass
 
     def close(self) -> None:
         """Take the record away; what the agent has read it keeps."""
@@ -90,6 +126,7 @@ class Process:
     def _forget(self) -> None:
         record, self._record, self._tried = self._record, None, False
         flight, self._flight = self._flight, None
+        self._phases, self._thread = [], 0
         if record is not None:
             record.close(unlink=False)
         if flight is not None:

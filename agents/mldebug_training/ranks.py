@@ -7,15 +7,23 @@ import sys
 
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-_LAUNCHERS = (
-    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch/distributed/run.py"),
-    *("accelerate.commands", "deepspeed.launcher", "bin/accelerate", "bin/deepspeed"),
+_PROGRAMS = (
+    *("torchrun", "accelerate", "accelerate-launch", "deepspeed"),
+    *("composer", "colossalai", "fabric", "lightning"),
+)
+_FILES = (
+    *("torch/distributed/run.py", "torch/distributed/launch.py", "deepspeed/launcher/launch.py"),
+    "torch/_inductor/compile_worker/__main__.py",
+)
+_MODULES = (
+    *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands"),
+    *("deepspeed.launcher", "composer.cli", "joblib.externals.loky"),
 )
 _HELPERS = (
-    "multiprocessing.spawn",
-    "multiprocessing.forkserver",
-    "multiprocessing.resource_tracker",
+    *("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker"),
+    *("multiprocess.spawn", "multiprocess.forkserver", "multiprocess.resource_tracker"),  # dill's
 )
+_TAKES_WORD = ("-W", "-X", "--check-hash-based-pycs")  # options of Python itself
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -42,8 +50,30 @@ def command_line() -> list[str]:
 
 
 def _is_helper(words: list[str]) -> bool:
-    first = words[1:4]  # further on stand the script's own arguments
-    return any(name in word for word in first for name in (*_LAUNCHERS, *_HELPERS))
+    """The script's own arguments say nothing: many a training script has an option for the launcher."""
+    option, program = _program(words)
+    if option == "c":
+        return any(name in program for name in _HELPERS)
+    if option == "m":
+        return any(f"{program}.".startswith(f"{name}.") for name in _MODULES)
+    return os.path.basename(program) in _PROGRAMS or program.endswith(_FILES)
+
+
+def _program(words: list[str]) -> tuple[str, str]:
+    """What Python was told to run: "c" and the code, "m" and the module, or "" and the file; all as `python --help` has it."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in _TAKES_WORD:
+            next(rest, "")
+        elif word[:2] == "--" or word[:2] in _TAKES_WORD:
+            continue
+        elif word[:1] == "-" and word != "-":
+            for place, letter in enumerate(word):
+                if letter in "cm":
+                    return letter, word[place + 1 :] or next(rest, "")
+        else:
+            return "", word
+    return "", ""
 
 
 def _number(names: tuple[str, ...]) -> int:

@@ -44,16 +44,16 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
 
 
 @contextmanager
-def base_files() -> Iterator[Path]:
+def base_files(suite: str = SUITE, packages: str = PACKAGES) -> Iterator[Path]:
     """The files of a small Debian; MLDEBUG_TEST_ROOTFS names a folder that keeps them for the next run."""
     kept = os.environ.get("MLDEBUG_TEST_ROOTFS", "")
     with ExitStack() as stack:
         making = tempfile.TemporaryDirectory(prefix="mldebug-rootfs-", dir=kept or None)
         folder = Path(stack.enter_context(making))
-        base = Path(kept or folder) / f"{SUITE}-{zlib.crc32(PACKAGES.encode()):08x}"
+        base = Path(kept or folder) / f"{suite}-{zlib.crc32(packages.encode()):08x}"
         if not base.is_dir():
             fresh = folder / "fresh"
-            argv = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(fresh)]
+            argv = ["debootstrap", "--variant=minbase", f"--include={packages}", suite, str(fresh)]
             done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
             fresh.rename(base)

@@ -34,7 +34,8 @@ TORCH = {
                     hook(self, (), {})
     """,
 }
-PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
+MORE = "MLDEBUG_TEST_PYTHONS"  # names further ones, as PATH would
 TELL = """
 import json, os, sys
 def tell(**more):
@@ -49,10 +50,11 @@ def interpreters() -> dict[str, str]:
     """Every Python of this machine, by version; at least the one that runs the tests."""
     found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     places = [
-        *Path.home().glob(".pyenv/versions/*/bin/python"),
-        *Path("/usr/bin").glob("python3.?*"),
+        *(Path(one) for one in os.environ.get(MORE, "").split(":") if one),
+        *sorted(Path.home().glob(".pyenv/versions/*/bin/python"), reverse=True),
+        *sorted(Path("/usr/bin").glob("python3.?*"), reverse=True),
     ]
-    for path in sorted(places, reverse=True):
+    for path in places:
         said = subprocess.run([path, "-V"], capture_output=True, text=True, check=False).stdout
         version = ".".join(said.removeprefix("Python ").split(".")[:2])
         if version in PYTHONS:

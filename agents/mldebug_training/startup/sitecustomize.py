@@ -29,8 +29,13 @@ def _arm() -> None:
 
 
 def _go_on() -> None:
-    """Run the job's own sitecustomize in our place."""
-    paths = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
+    """Run the job's own sitecustomize in our place: the next on the path, for one before us has run and called us.
+
+    Another installation of ours is left out: one is enough, and two might call each other for ever.
+    """
+    paths = [os.path.abspath(path or ".") for path in sys.path]
+    paths = paths[paths.index(_HERE) + 1 :] if _HERE in paths else paths
+    paths = [path for path in paths if not path.endswith("/mldebug_training/startup")]
     spec = _machinery.PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = _make(spec)

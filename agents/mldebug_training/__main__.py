@@ -1,0 +1,46 @@
+"""Where there is no agent: `python -m mldebug_training` prints the line for a Slurm script or a pod, and
+`python -m mldebug_training -- torchrun train.py` takes the job's place, as `mldebug run` does.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+USAGE = "usage: python -m mldebug_training [--] [COMMAND ...]"
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+
+
+def main(words: list[str]) -> int:
+    """Print, or become the job; 2 where that cannot be started."""
+    if words[:1] == ["--"]:
+        words = words[1:]
+        if not words:
+            return _refuse("no job was named")
+    if not words:
+        print(f"export PYTHONPATH={shlex.quote(FOLDER)}${{PYTHONPATH:+:$PYTHONPATH}}")
+        return 0
+    if words[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    try:
+        os.execvpe(words[0], words, _environment())  # noqa: S606 - an argument list, no shell
+    except (OSError, ValueError) as error:
+        return _refuse(f"{words[0][:100]!r} cannot be started: {error}")
+    return 0
+
+
+def _environment() -> dict[str, str]:
+    told = os.environ.get("PYTHONPATH", "")  # an empty entry in it is the current folder
+    paths = [path for path in told.split(":") if path != FOLDER] if told else []
+    return {**os.environ, "PYTHONPATH": ":".join([FOLDER, *paths])}
+
+
+def _refuse(why: str) -> int:
+    print(f"{why}; {USAGE}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""The Pythons that are newer than this machine: out of a Debian that is unpacked, not booted."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from system.machine import base_files, need
+from unit.test_training_hook import MORE
+
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(900)]
+SUITE, NEW = "sid", ("3.14", "3.15")
+TESTS = Path(__file__).parents[1] / "unit"
+WRAPPER = """#!/bin/sh
+root={root}
+libraries="$root/usr/lib/$(uname -m)-linux-gnu"
+exec "$libraries"/ld-linux-*.so.* --argv0 "$0" --library-path "$libraries" "$root/usr/bin/{name}" "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def pythons() -> Iterator[str]:
+    """Programs that run each of them by its own C library, without a change of root."""
+    need("debootstrap")
+    packages = ",".join(f"python{version}" for version in NEW)
+    with base_files(SUITE, packages) as root:
+        places = []
+        for version in NEW:
+            place = (
+                root / "usr/bin" / f"start-python{version}"
+            )  # beside it: that is how it finds its library
+            place.write_text(WRAPPER.format(root=root, name=f"python{version}"))
+            place.chmod(0o755)
+            places.append(str(place))
+        yield ":".join(places)
+
+
+@pytest.mark.parametrize("version", NEW)
+def test_the_hook_holds_in_a_newer_python(pythons: str, version: str) -> None:
+    files = [str(TESTS / f"test_training_{name}.py") for name in ("hook", "counts")]
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k"]
+    done = subprocess.run(
+        [*argv, f"{version} or newest"], env={**os.environ, MORE: pythons}, capture_output=True,
+        text=True, timeout=600, check=False, cwd=TESTS.parents[1],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "skipped" not in done.stdout
