@@ -5,7 +5,7 @@
 import math
 import struct
 
-from mldebug.model import Noun
+from mldebug.model import Noun, Said
 from mldebug.redact import clean
 
 SIZE = 4096
@@ -71,6 +71,21 @@ def parse_record(data: bytes, pid: int, start_ticks: int, now: float) -> Heartbe
     return _heartbeat(data, now)
 
 
+def said(beat: Heartbeat, now: float) -> Said:
+    """The same as people want it: ages instead of moments of a clock that they do not have."""
+    return Said(
+        step=beat.step,
+        step_age=_age(beat.stepped_at, now) if beat.step is not None else 0.0,
+        phase=beat.phase,
+        phase_age=_age(beat.phase_since, now) if beat.phase else 0.0,
+        scalars=beat.scalars,
+    )
+
+
+def _age(moment: float, now: float) -> float:
+    return round(max(0.0, now - moment), 3)
+
+
 def _heartbeat(data: bytes, now: float) -> Heartbeat:
     written, step, stepped, beats, rank, size, signal, fd, since, phase = _STATE.unpack_from(
         data, _STATE_AT
@@ -108,3 +123,15 @@ def _seconds(nanoseconds: int, now: float) -> float:
 
 def _text(data: bytes) -> str:
     return clean(data.partition(b"\0")[0].decode("utf-8", "replace")).strip()
+
+
+def phase_words(phase: str, age: float | None) -> str:
+    """`in data_wait for 35 s`; "" for no phase."""
+    return f"in {phase} for {span(age or 0.0)}" if phase else ""
+
+
+def span(seconds: float) -> str:
+    """`0.4 s`, `35 s`, `12 min`: as exact as a person wants it."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"

@@ -210,6 +210,7 @@ class ProcessCapture(Noun, frozen=True, kw_only=True):
     state: ProcessState | None = None
     stacks: tuple[ThreadStack, ...] = ()  # py-spy dump --nonblocking
     native: tuple[ThreadStack, ...] = ()  # py-spy dump --native, where it was safe
+    by_hook: bool = False  # the stacks are what its hook wrote: who holds the GIL is not known
     movement: Movement | None = None
     source_line: str = ""  # text of the innermost Python line of the main thread
     blocked_on: OpenFile | None = None  # what the main thread's system call works on, where told
@@ -256,6 +257,16 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     sends: tuple[str, ...] = ()  # point-to-point calls that are not done: "recv 3<-2"
 
 
+class Said(Noun, frozen=True, kw_only=True):
+    """What the hook in a rank's process says of itself at one moment. Ages are seconds."""
+
+    step: int | None = None  # None: none was made yet
+    step_age: float = 0.0  # since that step was reached
+    phase: str = ""  # what it does besides stepping; "": nothing that it tells
+    phase_age: float = 0.0  # since the phase began
+    scalars: dict[str, float] = {}
+
+
 class RankCapture(Noun, frozen=True, kw_only=True):
     """One rank with its children."""
 
@@ -264,6 +275,7 @@ class RankCapture(Noun, frozen=True, kw_only=True):
     children: tuple[ProcessCapture, ...] = ()
     log: LogTail | None = None
     flight: FlightRecord | None = None  # None: nobody could ask it
+    said: Said | None = None  # None: there is no hook in its process, or none that is believed
 
 
 class Fault(Noun, frozen=True, kw_only=True):
@@ -294,6 +306,7 @@ class NodeCapture(Noun, frozen=True, kw_only=True):
     duration_seconds: float = 0.0
     quiet_seconds: float = 0.0  # without progress until then, where somebody watched; 0: nobody did
     usual_gap_seconds: float = 0.0  # between two signs of progress of this run; 0: not known
+    step: int | None = None  # the run's last, as whoever watched it knew
     job: Job
     ranks: tuple[RankCapture, ...] = ()  # sorted by rank
     remarks: tuple[Remark, ...] = ()

@@ -35,6 +35,11 @@ class RankView(Spoken, frozen=True, kw_only=True):
     threads: tuple[ThreadView, ...] = ()
     log: tuple[str, ...] = ()
     log_source: str = ""  # where these lines come from: a file, "its own output", "the job's log"
+    # what its hook said when it was captured; null and "" without one
+    step: int | None = None
+    step_age: float | None = None  # seconds since it reached that step
+    phase: str = ""  # checkpoint_save, data_wait, evaluate …; "" for none
+    phase_age: float | None = None
 
 
 class JobView(Spoken, frozen=True, kw_only=True):
@@ -48,6 +53,8 @@ class JobView(Spoken, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     user: str
     started_at: str
+    step: int | None = None  # the last step that was known
+    hooked: int | None = None  # ranks with the hook; 0: an untouched job; null: nobody knows
 
 
 class NodeView(Spoken, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.health.components import Health
 from mldebug.kernellog.counts import KernelCounts
 from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap, Noun, Remark
+from mldebug.model import Gap, Noun, Remark, Said
 from mldebug.records import LogCounts, StepTimes
 
 
@@ -37,7 +37,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     timeout_seconds: float = 0.0
     why_timeout: str = ""
     step: int | None = None
-    phases: dict[int, str] = {}  # rank -> what it does besides stepping, as its hook says
+    said: dict[int, Said] = {}  # rank -> what its hook says; who has none is absent
     loss: float | None = None
     step_seconds: float | None = None
     step_times: StepTimes | None = None  # since the agent met the run

@@ -2,7 +2,7 @@
 
 import math
 
-from mldebug.model import Gap
+from mldebug.model import Gap, Said
 from mldebug.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.snapshot import Children, RunState, Snapshot, SourceState
 
@@ -18,6 +18,21 @@ def moving(run: str = "5c01", ranks: int = 4) -> RunState:
         timeout_seconds=30.0, step=1200, loss=2.75, step_seconds=0.4,
         step_times=StepTimes(counts=(0, 0, 0, 7, 1180, 3, *[0] * 6, 1), seconds=1075.25),
         log_counts=LogCounts(lines=1500, records=1200, binary=2, oversized=1, rotations=1, skipped_bytes=4096),
+    )  # fmt: skip
+
+
+def hooked(run: str = "9d2e", ranks: int = 4) -> RunState:
+    """A run whose ranks have the hook; the last one has just begun to save, under a name of the job's own."""
+    said = {rank: Said(step=41, step_age=0.2, scalars={"loss": 2.5}) for rank in range(ranks)}
+    said |= {
+        0: Said(
+            step=41, phase="checkpoint_save", phase_age=12.0, scalars={"loss": 2.25, "lr": 1e-4}
+        )
+    }
+    said |= {ranks - 1: Said(step=40, phase='tidy "up"', phase_age=0.5)}
+    return RunState(
+        id=run, name="train.py", launcher="torchrun", user="ada", world_size=ranks, said=said, step=41, loss=2.25,
+        ranks={rank: 300 + rank for rank in range(ranks)}, quiet_seconds=0.2, progress_at=AT - 0.2, timeout_seconds=30.0,
     )  # fmt: skip
 
 

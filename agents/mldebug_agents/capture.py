@@ -35,6 +35,7 @@ from mldebug_agents.capturing.pystack import find_pystack, second_opinion
 from mldebug_agents.capturing.sampling import DUMP_TIMEOUT, Sampling, Target
 from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.hooks.flight import Answers
+from mldebug_agents.hooks.records import read_said
 from mldebug_agents.host import Host
 from mldebug_agents.logs.tail import log_of, read_log
 from mldebug_agents.reader import Reader, Unreadable
@@ -114,6 +115,8 @@ class _Session:
         self.flights: dict[int, FlightRecord] = {}
         self.targets = list(self._targets(job.ranks, children))
         self.seen = Sampling(capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep)
+        self.said, refused = read_said(capturer.host, capturer.reader, job.ranks)
+        self.gaps.extend(refused)
 
     def _targets(
         self, ranks: Iterable[RankIdentity], children: dict[int, tuple[Child, ...]]
@@ -177,6 +180,7 @@ class _Session:
             python=target.python and not dump.not_python,
             state=state,
             stacks=dump.stacks,
+            by_hook=bool(dump.instead),
             movement=movement(target.pid, self.seen.samples.get(target.pid, [])),
             source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
             blocked_on=blocked_on(state, self._memory, self.c.host.mount_of),
@@ -234,6 +238,7 @@ class _Session:
             children=tuple(processes[target.pid] for target in mine),
             log=self._log(identity),
             flight=self.flights.get(identity.rank),
+            said=self.said.get(identity.rank),
         )
 
     def _log(self, identity: RankIdentity) -> LogTail | None:

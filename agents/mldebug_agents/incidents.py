@@ -143,6 +143,7 @@ class Incidents:
             kind="abnormal_end",
             versions=_versions(),
         )
+        ending = msgspec.structs.replace(ending, step=_step(run, ending), said=dict(run.said))
         run.incident = add_ending(incident, ending, now, outcome.sentence)
         if before is None and run.capture is not None:
             run.incident = add_capture(run.incident, run.capture)  # of a suspicion just before
@@ -223,6 +224,12 @@ def _versions() -> dict[str, str]:
         "python": platform.python_version(),
         "kernel": platform.release(),
     }
+
+
+def _step(run: Run, ending: Ending) -> int | None:
+    """The last one that this attempt was seen at."""
+    seen = run.seen
+    return seen.step if seen is not None and seen.job.attempt == ending.job.attempt else None
 
 
 def _owner(incident: Incident) -> int:

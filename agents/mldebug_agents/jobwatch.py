@@ -24,7 +24,7 @@ from mldebug.model import (
 from mldebug.movement import Sample, movement
 from mldebug.records import LogCounts, StepTimes
 from mldebug.stacks import labels, last_frame, principal, python_frames
-from mldebug.stall.beats import BeatProgress, last_step
+from mldebug.stall.beats import BeatProgress, last_step, scalars
 from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.capturing.sourceline import source_line
@@ -94,6 +94,7 @@ class JobWatch:
         captures, gaps = self._sample(job.ranks, now) if sample else ({}, ())
         classes = {rank: classify(capture) for rank, capture in captures.items()}
         beats = self._heartbeats.read(job.ranks)
+        self.progress.take_beats(beats, now)
         ranks = tuple(
             _in_phase(self._rank(rank, children, captures, classes, now), beats.get(rank.rank))
             for rank in job.ranks
@@ -114,8 +115,8 @@ class JobWatch:
             job=job,
             look=look,
             step=told.step if told.step is not None else last_step(beats),
-            loss=told.loss,
-            step_seconds=told.step_seconds,
+            loss=told.loss if told.loss is not None else scalars(beats).get("loss"),
+            step_seconds=told.step_seconds or told.hook_seconds,
             step_times=told.step_times,
             log=self.logs.sentence,
             log_counts=self.logs.counts,
@@ -188,6 +189,7 @@ class JobWatch:
             pid=rank.pid,
             state=state,
             stacks=dump.stacks,
+            by_hook=bool(dump.instead),
             movement=movement(rank.pid, list(kept)),
             source_line=source_line(self.bench.host, self.bench.reader, rank.pid, dump.stacks),
         )

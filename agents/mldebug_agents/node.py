@@ -230,7 +230,7 @@ class Node:
         seen = {one.job.id: one for one in look.jobs}
         for one in look.jobs:
             run = self.runs.get(one.job.id) or self._meet(one.job)
-            run.job, run.seen = one.job, one
+            run.see(one)
             self.endings.follow(run, look.found.children)
             self._see(run, self._hardware.complete(self.endings.complete(one)))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
@@ -242,7 +242,7 @@ class Node:
         return run
 
     def _see(self, run: Run, one: JobLook) -> None:
-        run.job, run.seen = one.job, one
+        run.see(one)
         if one.classes:
             run.classes = {rank: found.name for rank, found in one.classes.items()}
             run.frames = one.frames
@@ -296,6 +296,7 @@ class Node:
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)
         if run is not None:
+            capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
             self.incidents.captured(run, self._hardware.capture(capture))
 
     # --- what others see ---------------------------------------------------------------------------

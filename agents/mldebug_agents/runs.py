@@ -6,8 +6,9 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from mldebug.heartbeat import said
 from mldebug.incident import Incident
-from mldebug.model import Job, Judgement, NodeCapture
+from mldebug.model import Job, Judgement, NodeCapture, Said
 from mldebug.records import LogCounts
 from mldebug.snapshot import RunState
 from mldebug.stall.signals import Decision, Stage
@@ -31,6 +32,7 @@ class Run:
         self.watch = watch
         self.decision: Decision | None = None
         self.seen: JobLook | None = None
+        self.said: dict[int, Said] = {}  # by rank: what its hook said last in this attempt
         self.unjudged = ""
         self.classes: dict[int, str] = {}
         self.frames: dict[int, str] = {}
@@ -39,6 +41,13 @@ class Run:
         )
         self.incident: Incident | None = None
         self.judgement: Judgement | None = None
+
+    def see(self, seen: JobLook) -> None:
+        """Take one look; what a rank has said stays when it is gone, until another attempt begins."""
+        if self.seen is not None and self.seen.job.attempt != seen.job.attempt:
+            self.said = {}
+        self.job, self.seen = seen.job, seen
+        self.said |= _said(seen)
 
 
 def unjudged(seen: JobLook, exclude: tuple[str, ...]) -> str:
@@ -97,7 +106,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         why_timeout=decision.why_timeout if decision else "",
         step=seen.step if seen else None,
         loss=seen.loss if seen else None,
-        phases=_phases(seen),
+        said=_said(seen),
         step_seconds=seen.step_seconds if seen else None,
         step_times=seen.step_times if seen else None,
         progress_at=_progress_at(decision, seen),
@@ -111,8 +120,10 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
     )
 
 
-def _phases(seen: JobLook | None) -> dict[int, str]:
-    return {rank: one.phase for rank, one in seen.beats.items() if one.phase} if seen else {}
+def _said(seen: JobLook | None) -> dict[int, Said]:
+    """As it was at the look: the snapshot is some seconds younger."""
+    now = time.monotonic()
+    return {rank: said(beat, now) for rank, beat in seen.beats.items()} if seen else {}
 
 
 def _progress_at(decision: Decision | None, seen: JobLook | None) -> float | None:

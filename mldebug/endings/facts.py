@@ -3,7 +3,7 @@
 import signal
 
 from mldebug.endings.cudamemory import DeviceMemory
-from mldebug.model import Fault, Job, LogTail, Noun, RankIdentity
+from mldebug.model import Fault, Job, LogTail, Noun, RankIdentity, Said
 
 ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Signals by which somebody asks a process to end."""
@@ -88,6 +88,8 @@ class Ending(Noun, frozen=True, kw_only=True):
     exits: tuple[RankExit, ...] = ()  # in order
     living: tuple[int, ...] = ()  # ranks that are still there
     launcher_pid: int | None = None
+    step: int | None = None  # the last one known
+    said: dict[int, Said] = {}  # rank -> what its hook said last
     launcher_gone: bool = False
     launcher_moment: int | None = None
     launcher_status: int | None = None

@@ -29,6 +29,7 @@ from mldebug.model import (
     RankCapture,
     RankIdentity,
     Role,
+    Said,
     Verdict,
 )
 from mldebug.redact import clean
@@ -49,7 +50,7 @@ def without_processes(ending: Ending, at: float, versions: Mapping[str, str]) ->
         for one in ending.exits
     )
     job = msgspec.structs.replace(ending.job, ranks=(), lost=lost)
-    bare = NodeCapture(node=node, taken_at=at, job=job, versions=dict(versions))
+    bare = NodeCapture(node=node, taken_at=at, job=job, versions=dict(versions), step=ending.step)
     return with_gaps(bare, ending)
 
 
@@ -145,7 +146,7 @@ def _row(
         is_=Classification(
             name="exited", role=Role.EXITED, doing=doing, direct=seen.proved, why=tuple(why)
         ),
-        capture=_with_log(rank, alive, _log(seen, ending, blamed)),
+        capture=_with_words(rank, alive, _log(seen, ending, blamed), ending.said.get(rank.rank)),
     )
 
 
@@ -179,16 +180,17 @@ def _log(seen: Seen, ending: Ending, blamed: bool) -> LogTail | None:
     return ending.log if blamed else None
 
 
-def _with_log(
-    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None
+def _with_words(
+    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None, said: Said | None
 ) -> RankCapture | None:
-    """Its stacks, where it was captured before, and its last words."""
+    """Its stacks, where it was captured before, and its last words: of its output, and of its hook."""
     capture = alive.capture if alive else None
     if capture is not None:
-        return msgspec.structs.replace(capture, log=log or capture.log)
-    if log is None:
+        said = capture.said or said
+        return msgspec.structs.replace(capture, log=log or capture.log, said=said)
+    if log is None and said is None:
         return None
-    return RankCapture(identity=rank, process=ProcessCapture(pid=rank.pid), log=log)
+    return RankCapture(identity=rank, process=ProcessCapture(pid=rank.pid), log=log, said=said)
 
 
 # --- groups ----------------------------------------------------------------------------------------

@@ -234,10 +234,24 @@ def _rivals(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[Classifie
     named = {rank.rank for rank in culprits}
     others = [r for r in case.suspects if r.rank not in named]
     if any(map(_is_soft, culprits)):
-        return tuple(r for r in others if r.is_.role in (Role.INERT, Role.BUSY))
-    if any(rank.is_.role is Role.BUSY for rank in culprits):
+        works = (Role.INERT, Role.BUSY)
+        return tuple(r for r in others if r.is_.role in works or _may_work(case, r))
+    if any(map(_is_busy, culprits)):
         return tuple(filter(_is_soft, others))
     return ()
+
+
+def _is_busy(rank: ClassifiedRank) -> bool:
+    """On a CPU, in Python or in native code that is no known wait."""
+    return rank.is_.role is Role.BUSY or rank.is_.name == "native_code"
+
+
+def _may_work(case: Case, rank: ClassifiedRank) -> bool:
+    """On a CPU, and nobody knows whether in Python or in native code: as good as busy, unless others stand there too."""
+    capture = rank.capture
+    if rank.is_.name != "native_code" or capture is None or not capture.process.by_hook:
+        return False
+    return sum(other.is_.site == rank.is_.site for other in case.ranks) == 1
 
 
 def _differ(culprits: tuple[ClassifiedRank, ...]) -> bool:
@@ -254,7 +268,7 @@ def _several(
     Where that is everybody, nobody is: victims would be named with whom they wait for.
     """
     named = len(suspects) < len(case.alive)
-    busy = any(rank.is_.role is Role.BUSY for rank in suspects)
+    busy = any(map(_is_busy, suspects))
     suspects = tuple(sorted(suspects, key=lambda rank: rank.rank))
     victims = f"; {case.victims()}" if case.waiting else ""
     return Finding(

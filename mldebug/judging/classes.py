@@ -318,6 +318,12 @@ SOURCE: tuple[Sign, ...] = (
         "waits for its GPU in {site}",
         r".*(\bcu(da)?\w*Synchronize|\.synchronize)\s*\(.*",
     ),
+    _sign(
+        "lock",
+        I,
+        "waits for a lock in {site}",
+        r".*\.acquire\s*\((?!.*(False|timeout|blocking)).*|\s*with\b.*[lL]ock\b.*:\s*(#.*)?",
+    ),
 )
 GPU_SOURCE: tuple[Sign, ...] = (
     _sign(

@@ -57,6 +57,9 @@ def classify_process(capture: ProcessCapture) -> Classification:
     for sign in (gone, stopped, storage_wait, stdin_wait, _by_native, by_wait_channel):
         if found := sign(subject):
             return found
+    if subject.computes and not subject.frames:
+        doing = "computes (its stack could not be read)"
+        return Classification(name="busy", role=Role.BUSY, doing=doing, why=activity(subject))
     return _by_activity(subject)
 
 

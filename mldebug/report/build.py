@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from mldebug.folding import fold_ranks
-from mldebug.model import Judgement, NodeCapture, TreeNode
+from mldebug.model import Judgement, NodeCapture, RankCapture, Said, TreeNode
 from mldebug.report.hardware import hardware_lines
 from mldebug.report.ranks import rank_views, shorten_stack
 from mldebug.report.tidy import tidy_report
@@ -53,7 +53,7 @@ def build_report(
     `captures` is not empty and of one job; of several by one node the latest counts, all are listed.
     Times are unix seconds. `node` is the one that reports (default: that of the first capture).
     """
-    job = _job(captures)
+    job = _job(captures, [one.capture for one in judgement.ranks if one.capture])
     report = Report(
         schema=REPORT_SCHEMA,
         id=report_id or make_id(detected_at, job.id),
@@ -96,8 +96,10 @@ def rfc3339(at: float) -> str:
 # --- the job and its nodes -----------------------------------------------------------------------
 
 
-def _job(captures: Sequence[NodeCapture]) -> JobView:
+def _job(captures: Sequence[NodeCapture], ranks: Sequence[RankCapture]) -> JobView:
     job = captures[0].job
+    said = [one.said for one in ranks if one.said is not None]
+    lived = any(one.process.state is not None for one in ranks)
     seen = [name for each in captures for name in (*each.job.nodes, each.node)]
     return JobView(
         id=job.id,
@@ -108,7 +110,16 @@ def _job(captures: Sequence[NodeCapture]) -> JobView:
         nodes=tuple(_unique(seen)),
         user=job.user,
         started_at=rfc3339(job.started_at) if job.started_at else "",
+        step=_step(captures, said),
+        hooked=len(said) if said or lived else None,
     )
+
+
+def _step(captures: Iterable[NodeCapture], said: Iterable[Said]) -> int | None:
+    """What the watch knew; where nobody watched, how far the first of the ranks is."""
+    watched = [one.step for one in captures if one.step is not None]
+    told = [one.step for one in said if one.step is not None]
+    return max(watched or told, default=None)
 
 
 def _latest(captures: Iterable[NodeCapture]) -> list[NodeCapture]:

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from mldebug.report.rankmap import NODE_GAP, PITCH, Kind, kind_indices
+from mldebug.report.steps import step_words
 from mldebug.reportmodel import RankView
 
 
@@ -24,6 +25,7 @@ def data(ranks: Sequence[RankView], legend: Sequence[Kind]) -> dict[str, Any]:
         "culprits": [index for index, one in enumerate(ranks) if one.culprit],
         "node": _words((one.node for one in ranks), words),
         "state": _words((one.state for one in ranks), words),
+        "step": _words((step_words(one) for one in ranks), words),
         "collective": _words((one.last_collective for one in ranks), words),
         "doing": _words((one.doing for one in ranks), words),
         "words": list(words),

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Culprit, Group
-from mldebug.report import columns, rankmap, story, treeview, words
+from mldebug.report import columns, rankmap, steps, story, treeview, words
 from mldebug.report.tidy import tidy_report
 from mldebug.reportmodel import GapView, RankView, Report
 
@@ -79,7 +79,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    world.filters |= {"plural": words.plural, "moment": words.moment}
+    world.filters |= {"plural": words.plural, "moment": words.moment, "steps": steps.step_words}
     world.globals |= {"W": words, "SHOWN_FRAMES": SHOWN_FRAMES}
     return world.get_template("report.html.j2")
 
@@ -116,6 +116,8 @@ def _view(report: Report) -> dict[str, Any]:
         "story": story.story(report) if story.is_end(report) else None,
         "mapped": not over or len(legend) > 1 or len({one.node for one in report.ranks}) > 1,
         "groups_title": "How the ranks ended" if over else "Who stands where",
+        "steps_of_job": steps.job_words(report.job),
+        "steps": steps.step_lines(report.ranks),
         "gaps": _gap_rows(report.gaps),
         "nodes": report.nodes[:TABLE_ROWS],
         "data": embed(columns.data(report.ranks, legend)),
@@ -155,6 +157,7 @@ def _bare_columns(ranks: tuple[RankView, ...], alike: bool) -> str:
     empty = {
         "no-state": not any(one.state for one in ranks),
         "no-cpu": all(one.cpu_ratio is None for one in ranks),
+        "no-step": not any(steps.step_words(one) for one in ranks),
         "no-collective": not any(one.last_collective for one in ranks),
         "no-kind": alike,
         "no-node": not any(one.node for one in ranks),

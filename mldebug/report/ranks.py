@@ -7,6 +7,7 @@ from mldebug.model import (
     ClassifiedRank,
     Judgement,
     ProcessCapture,
+    Said,
     ThreadStack,
 )
 from mldebug.reportmodel import RankView, ThreadView
@@ -32,7 +33,7 @@ def _detailed(judgement: Judgement, blamed: set[int]) -> list[int]:
     """Culprits, then the first captured rank of every group."""
     first: dict[int, int] = {}
     for one in judgement.ranks:
-        if one.capture is not None and one.rank in judgement.group_of:
+        if _has_details(one) and one.rank in judgement.group_of:
             first.setdefault(judgement.group_of[one.rank], one.rank)
     representatives = [rank for _, rank in sorted(first.items())]
     return [*sorted(blamed), *(rank for rank in representatives if rank not in blamed)][
@@ -40,10 +41,20 @@ def _detailed(judgement: Judgement, blamed: set[int]) -> list[int]:
     ]
 
 
+def _has_details(one: ClassifiedRank) -> bool:
+    """Of a rank that is gone its hook's last word may be all that is left."""
+    capture = one.capture
+    if capture is None:
+        return False
+    process = capture.process
+    return bool(capture.log or process.state or process.stacks or process.native)
+
+
 def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: bool) -> RankView:
     process = one.capture.process if one.capture else None
     moved = process.movement if process else None
     log = one.capture.log if one.capture and detailed else None
+    said = (one.capture.said if one.capture else None) or Said()
     return RankView(
         rank=one.rank,
         node=one.node,
@@ -60,6 +71,10 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         threads=_threads(one, culprit) if detailed else (),
         log=log.lines[-MAX_LOG_LINES:] if log else (),
         log_source=log.path if log else "",
+        step=said.step,
+        step_age=None if said.step is None else said.step_age,
+        phase=said.phase,
+        phase_age=said.phase_age if said.phase else None,
     )
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Diagnosis, Group
+from mldebug.report.steps import job_words, step_lines
 from mldebug.report.story import (
     Event,
     Story,
@@ -61,6 +62,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     if is_end(report):
         yield from _story(story(report), width)
     yield from _groups(report, width)
+    yield from _listed("Steps, as the ranks say", "- ", step_lines(report.ranks), width)
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
     yield from _listed("GPUs and kernel", "- ", report.hardware, width)
     yield from _steps(report.diagnosis.next_steps)
@@ -81,6 +83,8 @@ def _verdict(report: Report, width: int) -> Iterator[Line]:
         width,
         style="dim",
     )
+    if told := job_words(job):
+        yield from _wrap(told, width, style="dim")
 
 
 def _headline_style(diagnosis: Diagnosis) -> str:

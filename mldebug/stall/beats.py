@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 
 from mldebug.heartbeat import Heartbeat
+from mldebug.records import LogRecord
 from mldebug.stall.signals import Progress, ProgressKind
+
+HOOK = "hook"  # the name of this count beside those of logs
 
 
 def last_step(beats: Mapping[int, Heartbeat]) -> int | None:
@@ -32,3 +35,32 @@ class BeatProgress:
                 events=max(1, came),
             ),
         )
+
+
+def scalars(beats: Mapping[int, Heartbeat]) -> dict[str, float]:
+    """What the lowest rank that tells any says of its last step: loss, lr."""
+    return next((beats[rank].scalars for rank in sorted(beats) if beats[rank].scalars), {})
+
+
+class HookSteps:
+    """The steps of the furthest rank, as records of a log that tells each of them at the moment it was reached."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None  # of the last step, or the mean of those since a look
+        self._last: tuple[int, float] | None = None  # step, and when it was reached
+
+    def take(
+        self, beats: Mapping[int, Heartbeat], now: float
+    ) -> tuple[tuple[LogRecord, ...], float]:
+        """The records since the last look, and their moment; none, and `now`, where no step was made."""
+        last, step = self._last, last_step(beats)
+        if step is None or (last is not None and step == last[0]):
+            return (), now
+        at = min(beat.stepped_at for beat in beats.values() if beat.step == step)
+        if last is not None and step > last[0]:
+            at = max(at, last[1])
+            self.seconds = (at - last[1]) / (step - last[0]) or None
+        self._last = step, at
+        between = last is not None and step > last[0] + 1  # a pause belongs to the first of them
+        steps = (last[0] + 1, step) if last is not None and between else (step,)
+        return tuple(LogRecord(step=one, format=HOOK) for one in steps), at

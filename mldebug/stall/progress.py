@@ -1,6 +1,10 @@
 """From what a log said to signs of progress: only what it had not said before is movement."""
 
+from collections.abc import Mapping
+
+from mldebug.heartbeat import Heartbeat
 from mldebug.records import LogRecord, StepTimes
+from mldebug.stall.beats import HOOK, HookSteps
 from mldebug.stall.sayings import ECHO, Sayings
 from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.steptimes import StepTimer
@@ -21,6 +25,7 @@ class LogProgress:
         self._moved_at: float | None = None
         self._grown_at = 0.0
         self._timer = StepTimer()
+        self._hook = HookSteps()
 
     @property
     def moved_at(self) -> float | None:
@@ -82,6 +87,16 @@ class LogProgress:
                 Progress(kind=ProgressKind.LOG_GROWTH, value=self._bytes, at=self._grown_at)
             )
         return tuple(found)
+
+    def take_beats(self, beats: Mapping[int, Heartbeat], now: float) -> None:
+        """Take how far the ranks say that they are; steps that a log tells as well count once."""
+        records, at = self._hook.take(beats, now)
+        self._timer.take(records, HOOK, at)
+
+    @property
+    def hook_seconds(self) -> float | None:
+        """What a step took lately, as the ranks' own hooks tell; None before two steps."""
+        return self._hook.seconds
 
     def restart(self) -> None:
         """Other processes write now: a resumed run says the steps again that an earlier one has said."""

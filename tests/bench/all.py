@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.table import OUT, read, show
 
-NAMES = ("run", "watch", "latency", "effect", "hook", "logs", "kernellog", "scrape")
+NAMES = ("run", "watch", "latency", "effect", "hook", "hookeffect", "logs", "kernellog", "scrape")
 
 
 def main() -> None:

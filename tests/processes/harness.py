@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -396,10 +396,16 @@ class Answer:
         return value
 
 
-def mldebug(job: RunningJob, *arguments: str, seconds: float = 120.0) -> Answer:
+MLDEBUG = (str(SCRIPTS / "mldebug"),)
+UNATTACHED = (sys.executable, str(Path(__file__).with_name("unattached.py")))
+
+
+def mldebug(
+    job: RunningJob, *arguments: str, seconds: float = 120.0, program: Sequence[str] = MLDEBUG
+) -> Answer:
     """Run the real command line as the user of the job."""
     done = subprocess.run(
-        [str(SCRIPTS / "mldebug"), "--debug", *arguments],
+        [*program, "--debug", *arguments],
         check=False, capture_output=True, text=True, timeout=seconds, cwd=job.folder,
         env=clean_environment(job.folder), **job.plan.user.popen(),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -33,21 +33,30 @@ class LightJob:
 
 
 @contextmanager
-def light_job(folder: Path, size: int = 2) -> Iterator[LightJob]:
-    """Two ranks that step until told to hang. At the end nothing of it is left."""
+def light_job(
+    folder: Path,
+    size: int = 2,
+    script: str = "light.py",
+    prefix: Sequence[str] = (),
+    more: Mapping[str, str] = {},
+) -> Iterator[LightJob]:
+    """Two ranks that step until told to hang. At the end nothing of it is left.
+
+    `script` of tests/jobs, started by the words of `prefix`, with `more` environment variables.
+    """
     folder.mkdir(exist_ok=True)
     library, job, port = folder / "libtorch_cpu.so", LightJob(folder), str(free_port())
     library.write_bytes(b"\x7fELF" + bytes(8192))
     os.mkfifo(folder / "fifo")
-    script = folder / job.name
-    script.write_text((JOBS / "light.py").read_text())
-    argv = [sys.executable, str(script), str(library)]
+    copy = folder / job.name
+    copy.write_text((JOBS / script).read_text())
+    argv = [*prefix, sys.executable, str(copy), str(library)]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
     place |= {"LOCAL_WORLD_SIZE": str(size)}
     with job.log.open("ab") as log:
         for rank in range(size):
             environment = clean_environment(folder) | place
-            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)} | more
             job.processes.append(
                 subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
             )  # fmt: skip
@@ -57,4 +66,7 @@ def light_job(folder: Path, size: int = 2) -> Iterator[LightJob]:
         for process in job.processes:
             with suppress(ProcessLookupError):
                 process.kill()
+        for process in job.processes:
             process.wait(20)
+            for left in Path("/dev/shm").glob(f"mldebug-{process.pid}-*"):
+                left.unlink()

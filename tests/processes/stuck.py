@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from processes.harness import (
+    MLDEBUG,
+    UNATTACHED,
     Answer,
     Plan,
     RunningJob,
@@ -91,10 +93,15 @@ class Case:
         return KINDS.get(self.name, "rank")
 
 
-def run_all(names: list[str], user: User, agent: RunningAgent, library: Path) -> dict[str, Case]:
-    """Run these scenarios; the oldest is judged and ended before a fifth one starts."""
+def run_all(
+    names: list[str], user: User, agent: RunningAgent, library: Path, *, unattached: bool = False
+) -> dict[str, Case]:
+    """Run these scenarios; the oldest is judged and ended before a fifth one starts.
+
+    `unattached`: under `mldebug run`, and nobody may attach to them.
+    """
     with ExitStack() as mounts, Clock(agent) as clock:
-        todo = (_case(ALL[name], user, library, mounts) for name in names)
+        todo = (_case(ALL[name], user, library, mounts, hook=unattached) for name in names)
         found = {case.name: case for case in _pipeline(agent, todo)}
     for case in found.values():
         case.reported_at = [clock.seen[report["id"]] for report in case.reports]
@@ -129,8 +136,8 @@ class Clock(threading.Thread):
         self.join()
 
 
-def _case(scenario: Scenario, user: User, library: Path, mounts: ExitStack) -> Case:
-    arguments: dict[str, Any] = {"after": STEPS, "user": user} | scenario.plan
+def _case(scenario: Scenario, user: User, library: Path, mounts: ExitStack, *, hook: bool) -> Case:
+    arguments: dict[str, Any] = {"after": STEPS, "user": user, "hook": hook} | scenario.plan
     case = Case(scenario, Plan(), LIMITS.get(scenario.name, TIMEOUT))
     if scenario.name == "spin":
         arguments["options"] = ("--library", str(library))
@@ -188,7 +195,9 @@ def _dump(case: Case, job: RunningJob) -> None:
     """Ask at once, by hand, while the agent still waits for its timeout."""
     case.culprits = {rank: _right_pids(job, case, rank) for rank in case.scenario.expected.ranks}
     case.health.append({pid: health(pid) for pid in marked(job.mark)})
-    case.answer = mldebug(job, "dump", "--json", "--pid", str(min(job.ranks.values())))
+    program = UNATTACHED if case.plan.hook else MLDEBUG
+    asking = ("dump", "--json", "--pid", str(min(job.ranks.values())))
+    case.answer = mldebug(job, *asking, program=program)
     case.health.append({pid: health(pid) for pid in case.health[0]})
 
 

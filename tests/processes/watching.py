@@ -7,7 +7,7 @@ a user of its own with three capabilities.
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +16,7 @@ from typing import Any
 
 from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.serving.client import ask_agent
-from processes.harness import SCRIPTS, RunningJob, User, clean_environment, wait_for
+from processes.harness import MLDEBUG, RunningJob, User, clean_environment, wait_for
 from system.lending import UNIT, VISITOR, Column, lent
 
 Report = dict[str, Any]
@@ -75,16 +75,21 @@ def start(
     config: str,
     user: User = User(),  # noqa: B008 - a value
     more: Mapping[str, str] = {},
+    program: Sequence[str] = MLDEBUG,
 ) -> RunningAgent:
-    """Start an agent for the jobs of this user, and wait until it has looked once; `more` environment variables."""
+    """Start an agent for the jobs of this user, and wait until it has looked once; `more` environment variables.
+
+    A `program` other than mldebug itself runs as that user, without a right of its own.
+    """
     file = folder / "mldebug.yaml"
     file.write_text(config)
-    rights = _rights(user, folder)
-    command = [*rights, str(SCRIPTS / "mldebug"), "agent", "--config", str(file)]
+    rights = _rights(user, folder) if program is MLDEBUG else []
+    its_user = {} if program is MLDEBUG else user.popen()
+    command = [*rights, *program, "agent", "--config", str(file)]
     with (folder / "agent.log").open("ab") as log:
         process = subprocess.Popen(
-            command, stderr=log, stdout=log, cwd=folder, env=clean_environment(folder) | more
-        )
+            command, stderr=log, stdout=log, cwd=folder, env=clean_environment(folder) | more, **its_user
+        )  # fmt: skip
     agent = RunningAgent(folder, file, user, process)
     wait_for("the agent's first look", lambda: _answers(agent), 60)
     return agent
@@ -123,9 +128,10 @@ def watching(
     config: str = "",
     user: User = User(),  # noqa: B008 - a value
     more: Mapping[str, str] = {},
+    program: Sequence[str] = MLDEBUG,
 ) -> Iterator[RunningAgent]:
     """An agent for as long as the context lasts."""
-    agent = start(folder, config or settings(folder), user, more)
+    agent = start(folder, config or settings(folder), user, more, program)
     try:
         yield agent
     finally:

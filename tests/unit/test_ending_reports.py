@@ -81,7 +81,8 @@ def test_stored_evidence_gives_the_same_verdict_again(name: str, place: str) -> 
     assert document["kind"] == "abnormal_end"
     assert document["diagnosis"] == stored(name)["diagnosis"]
     assert document["groups"] == stored(name)["groups"]
-    assert document["ranks"] == stored(name)["ranks"]
+    for row, known in zip(document["ranks"], stored(name)["ranks"], strict=True):
+        assert {key: row[key] for key in known} == known  # later versions tell more
     assert again.found
 
 

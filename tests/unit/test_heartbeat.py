@@ -14,7 +14,7 @@ from mldebug.heartbeat import MAGIC, SIZE, TornError, parse_record, record_name
 from mldebug.model import RankIdentity
 from mldebug.stall.beats import BeatProgress, last_step
 from mldebug_agents.answers import Piece, Unreadable
-from mldebug_agents.hooks.records import Heartbeats
+from mldebug_agents.hooks.records import Heartbeats, read_said
 from mldebug_agents.host import Host
 from mldebug_training import record as written
 
@@ -183,6 +183,18 @@ def test_a_record_that_others_could_have_written_is_not_believed(
     heartbeats = source(OneFile(piece(record, uid, mode)))
     assert heartbeats.read([rank()]) == {}
     assert why in heartbeats.refused[900]
+
+
+def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.Record) -> None:
+    record.beat(5)
+    host, own, other = Host(clock=lambda: 1000.0), OneFile(piece(record)), OneFile(piece(record, 1))
+    told, gaps = read_said(host, own, [rank()])  # type: ignore[arg-type]
+    assert (told[2].step, gaps) == (5, ())
+    assert 0 <= told[2].step_age < 60
+    told, (gap,) = read_said(host, other, [rank()])  # type: ignore[arg-type]
+    assert told == {}
+    assert (gap.rank, gap.pid) == (2, 900)
+    assert "belongs to user 1 " in gap.reason
 
 
 def test_who_has_no_record_is_asked_ever_more_rarely() -> None:

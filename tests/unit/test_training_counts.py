@@ -299,7 +299,7 @@ def test_every_framework_that_is_waited_for_is_known() -> None:
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     one = Process(str(tmp_path))
-    monkeypatch.setattr(process.stacks, "arm", lambda _: (0, -1))
+    monkeypatch.setattr(process.stacks, "arm", lambda *_: (0, -1))
     monkeypatch.setattr(phases, "own", one)
     yield one
     one.close()

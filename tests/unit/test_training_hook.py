@@ -18,22 +18,8 @@ from mldebug.heartbeat import Heartbeat, parse_record, record_name
 from mldebug_agents.commands.run import environment, hook_folder
 from mldebug_training import record as written
 from processes.harness import clean_environment
+from processes.torchlike import write_torch
 
-TORCH = {
-    "torch/__init__.py": "import torch.optim\n",
-    "torch/optim/__init__.py": "from torch.optim.optimizer import Optimizer\n",
-    "torch/optim/optimizer.py": """
-        hooks = []
-
-        def register_optimizer_step_post_hook(hook):
-            hooks.append(hook)
-
-        class Optimizer:
-            def step(self):
-                for hook in hooks:
-                    hook(self, (), {})
-    """,
-}
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 MORE = "MLDEBUG_TEST_PYTHONS"  # names further ones, as PATH would
 TELL = """
@@ -72,10 +58,7 @@ def python(version: str) -> str:
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder with something that looks like PyTorch."""
-    for name, text in TORCH.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(textwrap.dedent(text))
-    return tmp_path
+    return write_torch(tmp_path)
 
 
 def variables(site: Path, **more: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from mldebug.folding import fold_ranks
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.nodeview.lines import hardware_lines, rank_lines
+from mldebug.nodeview.said import said_words
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
@@ -194,7 +195,7 @@ def _watched(
         return
     told = [f"step {run.step}"] if run.step is not None else []
     told += [f"loss {run.loss:g}"] if run.loss is not None else []
-    told += _phases(run)
+    told += said_words(run)
     yield Text(clean(f"  {', '.join([*told, f'log {run.log}'])}", 300))
     limit = _limit(run)
     yield Text(
@@ -209,13 +210,6 @@ def _watched(
         yield Text(clean(f"  {run.report}", 400), style="bold red")
         show = f"reports show {shlex.quote(clean(run.incident, 80))}"
         yield Text(f"  the whole report: {typed(show, config)}", no_wrap=True)
-
-
-def _phases(run: RunState) -> Iterator[str]:
-    """`ranks 0-3 in checkpoint_save`, as their hooks say."""
-    for phase in sorted(set(run.phases.values())):
-        ranks = [rank for rank, one in run.phases.items() if one == phase]
-        yield f"{'ranks' if len(ranks) > 1 else 'rank'} {fold_ranks(ranks)} in {phase}"
 
 
 def _sentence(run: RunState) -> str:

@@ -5,10 +5,10 @@ A record is believed only where it is a regular file of the very user that runs 
 
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from mldebug.heartbeat import SIZE, Heartbeat, TornError, parse_record, record_name
-from mldebug.model import RankIdentity
+from mldebug.heartbeat import SIZE, Heartbeat, TornError, parse_record, record_name, said
+from mldebug.model import Gap, RankIdentity, Said
 from mldebug_agents.answers import Piece
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -70,6 +70,21 @@ class Heartbeats:
                 self.refused[rank.pid] = str(error)
                 return None
         return None
+
+
+def read_said(
+    host: Host, reader: Reader, ranks: Sequence[RankIdentity]
+) -> tuple[dict[int, Said], tuple[Gap, ...]]:
+    """Rank -> what it says now, asked once; who says nothing is absent, and who is not believed is a gap."""
+    source = Heartbeats(host, reader)
+    found = source.read(ranks)
+    gaps = [
+        Gap(what="the hook's record", reason=source.refused[one.pid], rank=one.rank, pid=one.pid)
+        for one in ranks
+        if one.pid in source.refused
+    ]
+    now = time.monotonic()
+    return {rank: said(beat, now) for rank, beat in found.items()}, tuple(gaps)
 
 
 def check_owner(piece: Piece, uid: int) -> None:

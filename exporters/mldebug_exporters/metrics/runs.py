@@ -12,7 +12,7 @@ from mldebug_exporters.exposition.families import Family, Histogram, Importance,
 
 GONE = "when the run has ended or left this node: at the next scrape"
 LOG_EVENTS = ("records", "binary", "oversized", "rotations", "truncations", "failures")
-UNTOLD = "until a log of the run tells one, and when the run has ended"
+UNTOLD = "until a log or a hook of the run tells one, and when the run has ended"
 
 RUNS = Family(name="mldebug_runs", kind="gauge", help="Training runs on this node.")
 
@@ -44,8 +44,8 @@ UP = _family(
 )
 MOVED = _family(
     "progress_timestamp_seconds",
-    "Unix time at which the run last made progress: a new step or record in its log; without such a log, the last"
-    " sign that its processes moved.",
+    "Unix time at which the run last made progress: a new step or record in its log or of its hooks; without either, the"
+    " last sign that its processes moved.",
     "until the run is watched (a lone process that never told a step is not), and when it has ended",
 )
 QUIET = _family(
@@ -62,18 +62,28 @@ ATTEMPT = _family("attempt", "Elastic restarts of the run by its launcher so far
 WORLD = _family("world_size", "Ranks of the run on all nodes.")
 RANKS = _family("ranks", "Ranks with a process on this node.")
 LOST = _family("ranks_lost", "Ranks that should be on this node and are gone.")
-STEP = _family("step", "Last step that the run's log told; it falls with a new epoch.", UNTOLD)
-LOSS = _family("loss", "Last loss that the run's log told; NaN and +Inf are what it said.", UNTOLD)
+STEP = _family(
+    "step",
+    "Last step that the run's log told; it falls with a new epoch. Without one the step of the furthest rank's hook.",
+    UNTOLD,
+)
+LOSS = _family(
+    "loss",
+    "Last loss that the run's log told, else its hook; NaN and +Inf are what a log said.",
+    UNTOLD,
+)
 PACE = _family(
-    "last_step_duration_seconds", "Last duration of a step that the run's log told.", UNTOLD
+    "last_step_duration_seconds",
+    "Last duration of a step that the run's log told, else what its hooks measured.",
+    UNTOLD,
 )
 TIMES = Family(
     name="mldebug_run_step_duration_seconds",
     kind="histogram",
     help="Durations of steps since the agent met the run. Where the log tells them, those (a record of N steps counts"
-    " N times); where it tells only steps, the time between the records, shared by the steps of one poll.",
+    " N times); where it or the ranks' hooks tell only steps, the time between them, shared by the steps of one poll.",
     labels=("run",),
-    absent="until a log of the run has told two steps, or one with its duration; and when the run has ended",
+    absent="until a log or a hook of the run has told two steps, or a log one with its duration; and when the run has ended",
     importance=Importance.DETAIL,
 )
 LOG = Family(

@@ -15,7 +15,7 @@
     rank: data.rank || Array.from({ length: data.count }, (_, i) => i),
     pid: data.pid, cpu: data.cpu, kind: unrun(data.kind), group: unrun(data.group),
   };
-  for (const name of ["node", "state", "collective", "doing"]) column[name] = unrun(data[name]).map((i) => data.words[i]);
+  for (const name of ["node", "state", "step", "collective", "doing"]) column[name] = unrun(data[name]).map((i) => data.words[i]);
   const culprits = new Set(data.culprits);
   const kindOf = (i) => { const [name, role, letter, css] = data.kinds[column.kind[i]]; return { name, role, letter, css }; };
   const element = (tag, css, text) => {
@@ -43,7 +43,7 @@
   const detail = $("#detail");
   const show = (i) => {
     const words = [column.node[i], column.pid[i] ? `pid ${column.pid[i]}` : "no process", column.state[i],
-      column.cpu[i] < 0 ? "" : `CPU ${column.cpu[i]} %`, kindOf(i).role];
+      column.cpu[i] < 0 ? "" : `CPU ${column.cpu[i]} %`, column.step[i] && `step ${column.step[i]}`, kindOf(i).role];
     detail.classList.add("on");
     detail.replaceChildren(element("b", "", `rank ${column.rank[i]}${culprits.has(i) ? ", culprit" : ""}`),
       ` ${column.doing[i]}`, element("br"), element("span", "soft", words.filter(Boolean).join(" · ")));
@@ -137,9 +137,10 @@
   const body = $("#ranks tbody"), PAGE = 200;
   let sorting = null, descending = false, limit = data.count > 256 ? Math.max(body.rows.length, 16) : 256;
   const texts = [];
-  const textOf = (i) => (texts[i] ??= ["node", "state", "collective", "doing"].map((name) => column[name][i])
+  const textOf = (i) => (texts[i] ??= ["node", "state", "step", "collective", "doing"].map((name) => column[name][i])
     .concat(`rank ${column.rank[i]}`, `pid ${column.pid[i]}`, kindOf(i).name, kindOf(i).role).join("\n").toLowerCase());
-  const value = (i) => (sorting === "kind" ? kindOf(i).name : column[sorting][i]);
+  const number = (text) => { const found = parseInt(text, 10); return Number.isNaN(found) ? -1 : found; };
+  const value = (i) => (sorting === "kind" ? kindOf(i).name : sorting === "step" ? number(column.step[i]) : column[sorting][i]);
   const compare = (a, b) => {
     if (!sorting) return suspicion(a) - suspicion(b) || column.rank[a] - column.rank[b];
     const x = value(a), y = value(b);
@@ -159,6 +160,7 @@
     const badge = cell("kind").appendChild(element("span", `badge ${kind.css}`));
     badge.append(element("b", "", kind.letter), kind.name);
     maybe("state", column.state[i]); maybe("cpu", column.cpu[i] < 0 ? "" : `${column.cpu[i]} %`);
+    maybe("step", column.step[i]);
     const group = cell("group");
     if (column.group[i] >= 0) { const link = group.appendChild(element("a", "", column.group[i] + 1)); link.href = `#group-${column.group[i]}`; }
     maybe("collective", column.collective[i]); cell("doing").append(element("span", "", column.doing[i]));
