@@ -12,7 +12,6 @@ class Sample(NamedTuple):
     at: float
     state: ProcessState | None
     stacks: tuple[ThreadStack, ...] | None
-    woken: bool = False  # it was asked by a signal after that: one context switch is ours
 
 
 def movement(pid: int, samples: list[Sample]) -> Movement | None:
@@ -25,7 +24,6 @@ def movement(pid: int, samples: list[Sample]) -> Movement | None:
     tid = _thread_that_speaks(pid, seen)
     before, after = _thread(first.state, tid), _thread(last.state, tid)
     stacks = [_frames(pid, sample) for sample in seen if sample.stacks is not None]
-    ours = sum(sample.woken for sample in seen[:-1])
     return Movement(
         samples=len(seen),
         span_seconds=round(span, 3),
@@ -35,7 +33,7 @@ def movement(pid: int, samples: list[Sample]) -> Movement | None:
         <= 1,
         cpu_ratio=_ratio(after.cpu_seconds - before.cpu_seconds, span),
         process_cpu_ratio=_ratio(_cpu(last.state) - _cpu(first.state), span),
-        switches=max(0, after.voluntary_switches - before.voluntary_switches - ours),
+        switches=max(0, after.voluntary_switches - before.voluntary_switches),
         io_chars=max(0, _io(last.state) - _io(first.state)),
     )
 

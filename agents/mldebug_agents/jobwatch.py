@@ -76,7 +76,6 @@ class JobWatch:
         self._below = Below(bench.host)
         self._samples: dict[int, deque[Sample]] = {}
         self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
-        self._woken: dict[int, int] = {}  # pid -> how often our own signal woke it
         self._turn = 0
 
     def look(
@@ -140,7 +139,7 @@ class JobWatch:
     def _forget(self, ranks: tuple[RankIdentity, ...]) -> None:
         pids = {rank.pid for rank in ranks}
         self._below.keep(pids)
-        for known in (self._counters, self._samples, self._followed, self._woken):
+        for known in (self._counters, self._samples, self._followed):
             for pid in known.keys() - pids:
                 del known[pid]
 
@@ -183,8 +182,7 @@ class JobWatch:
         if dump.failure:
             return None
         kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
-        kept.append(Sample(now, state, dump.stacks, woken=bool(dump.instead)))
-        self._woken[rank.pid] = self._woken.get(rank.pid, 0) + bool(dump.instead)
+        kept.append(Sample(now, state, dump.stacks))
         process = ProcessCapture(
             pid=rank.pid,
             state=state,
@@ -227,7 +225,7 @@ class JobWatch:
             process_cpu_ratio=everybody,
             children_cpu_ratio=rate(below.cpu_seconds, span),
             children_io_rate=rate(below.io_bytes, span),
-            switches=activity.switches - self._woken.get(rank.pid, 0),
+            switches=activity.switches,
             io_bytes=activity.io_bytes,
             written_bytes=activity.written_bytes,
             state=activity.state,

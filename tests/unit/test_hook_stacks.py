@@ -31,6 +31,7 @@ def asking() -> Iterator[HookStacks]:
 def test_a_sleeping_rank_tells_all_its_threads_and_sleeps_on(asking: HookStacks) -> None:
     with process(SLEEPS) as one:
         wait_until(lambda: state(one.pid) == "S")
+        before = Host().status(one.pid).voluntary_switches
         for _ in range(3):
             stacks = asking.dump(one.pid)
             assert stacks[0].name == "MainThread"
@@ -41,6 +42,7 @@ def test_a_sleeping_rank_tells_all_its_threads_and_sleeps_on(asking: HookStacks)
             }
         assert one.poll() is None
         assert state(one.pid) == "S"
+        assert Host().status(one.pid).voluntary_switches == before
 
 
 def test_c_code_that_holds_the_interpreter_lock_is_no_obstacle(asking: HookStacks) -> None:

@@ -93,8 +93,7 @@ class Sampling:
             if first and dump:
                 self.dumps[target.pid] = dump
             stacks = dump.stacks if dump and not dump.failure else None
-            woken = bool(dump and dump.instead)
-            self.samples.setdefault(target.pid, []).append(Sample(at, state, stacks, woken))
+            self.samples.setdefault(target.pid, []).append(Sample(at, state, stacks))
 
     def _start_sample(self, pool: ThreadPoolExecutor, target: Target, *, first: bool) -> Pending:
         state = self.states[target.pid] if first else self._host.process_state(target.pid)
