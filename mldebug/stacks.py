@@ -14,6 +14,9 @@ MAX_THREADS = 512
 MAX_FRAMES = 150  # kept per thread: 100 innermost and 50 outermost
 MAX_NAME = 160
 
+_PACKAGES = re.compile(
+    r"/(?:site|dist)-packages/|/(?=mldebug_training/)"
+)  # the hook may lie anywhere
 _STDLIB = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen |^<string>$")
 # py-spy shortens paths by sys.path, so recorded stacks may show a bare "threading.py".
 _STDLIB_SHORT = re.compile(
@@ -134,7 +137,8 @@ def _text_frame(match: re.Match[str]) -> Frame:
 def named_frame(path: str, line: str, function: str) -> Frame:
     """A Python frame as pystack and faulthandler name it: with the whole path of its file."""
     whole = clean(path, 512)
-    short = whole.partition("site-packages/")[2] or re.sub(r"^.*/lib/python3\.\d+/", "", whole)
+    short = _PACKAGES.split(whole)[-1]
+    short = short if short != whole else re.sub(r"^.*/lib/python3\.\d+/", "", whole)
     file = short if not short.startswith("/") else short.rpartition("/")[2]
     return Frame(function=clean(function, MAX_NAME), file=file, line=int(line), path=whole)
 
@@ -152,7 +156,7 @@ def is_user(frame: Frame) -> bool:
         or frame.file.startswith("<frozen")
     ):
         return False
-    inside = re.split(r"/(?:site|dist)-packages/", frame.path)[-1] if frame.path else frame.file
+    inside = _PACKAGES.split(frame.path)[-1] if frame.path else frame.file
     return not _LIBRARY.match(inside) and not (
         inside.startswith("/") and _LIBRARY.match(frame.file)
     )

@@ -17,6 +17,7 @@ from mldebug.stacks import (
     is_user,
     last_frame,
     merge,
+    named_frame,
     parse_pyspy_json,
     parse_pyspy_text,
     principal,
@@ -198,3 +199,11 @@ def test_the_last_frame_is_in_the_jobs_own_code_where_it_is_below_any() -> None:
     assert last_frame((waits,), 7) == "step (train.py:30)"
     assert last_frame((library,), 7) == "select (selectors.py:468)"
     assert last_frame((), 7) == ""
+
+
+@pytest.mark.parametrize("folder", ["/opt/mldebug/agents", "/usr/lib/python3/dist-packages"])
+def test_the_hook_is_nobodys_code_wherever_it_lies(folder: str) -> None:
+    frame = named_frame(f"{folder}/mldebug_training/phases.py", "75", "wrapper")
+    assert frame.file == "mldebug_training/phases.py"
+    assert not is_user(frame)
+    assert is_user(named_frame("/home/ada/phases.py", "75", "wrapper"))
