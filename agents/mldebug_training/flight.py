@@ -7,11 +7,12 @@ first question makes a recorder, which reads its settings then and never again.
 
 The file is JSON, at most 1 MiB, made whole under another name:
 
-    {"layout": 1, "rank": 2, "groups": {NAME: {"desc": "dp", "ranks": [0, 1, 2, 3]}}, "dumps": [{"version": "2.10",
-     "entries": [{…}]}]}
+    {"layout": 1, "rank": 2, "groups": {NAME: {"desc": "dp", "ranks": [0, 1, 2, 3], "calls": 41}}, "dumps": [{"version":
+     "2.10", "entries": [{…}]}]}
 
-`groups` is this process's membership, by global ranks, and `dumps` what the recorders said, in their spelling; of each
-process group only the oldest calls that are not finished and the newest calls at all.
+`groups` is this process's membership, by global ranks, with the number of the group's last call (-1: it does not tell), and
+`dumps` what the recorders said, in their spelling; of each process group only the oldest calls that are not finished and the
+newest calls at all. What NCCL never marks as finished, and has to be by what followed, is `retired`.
 """
 
 from __future__ import annotations
@@ -120,9 +121,21 @@ def membership() -> tuple[dict[str, dict[str, Any]], int]:
         ranks = world.pg_group_ranks.get(group)
         if ranks:
             desc = str(getattr(group, "group_desc", ""))
-            groups[str(name)] = {"desc": desc[:64], "ranks": sorted(map(int, list(ranks)))}
+            groups[str(name)] = {
+                "desc": desc[:64],
+                "ranks": sorted(map(int, list(ranks))),
+                "calls": _count(group),
+            }
     default = world.default_pg
     return groups, int(default.rank()) if default is not None else -1
+
+
+def _count(group: Any) -> int:
+    """The number of its last call: 0 where it was made anew, whatever a recorder holds of its name. A read of memory."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except Exception:  # a backend that does not count
+        return -1
 
 
 def _dumps() -> Iterable[bytes]:
@@ -137,7 +150,7 @@ def _dumps() -> Iterable[bytes]:
 def condensed(dump: dict[str, Any]) -> dict[str, Any]:
     """What is needed of one recorder's answer: a few calls of each group, a few facts of each call."""
     by_group: dict[Any, list[dict[str, Any]]] = {}
-    for entry in dump.get("entries") or ():
+    for entry in _settled(dump.get("entries") or []):
         by_group.setdefault((entry.get("pg_id"), bool(entry.get("is_p2p"))), []).append(entry)
     last_used = sorted(by_group.values(), key=lambda calls: calls[-1].get("record_id", 0))
     kept = [entry for calls in last_used[-MAX_GROUPS:] for entry in _few(calls)]
@@ -145,6 +158,29 @@ def condensed(dump: dict[str, Any]) -> dict[str, Any]:
         "version": dump.get("version", ""),
         "entries": [{name: one[name] for name in FIELDS if name in one} for one in kept],
     }
+
+
+def _settled(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With `retired` where a later call proves it: NCCL never updates the members of a batch.
+
+    Calls of one group on one stream end in their order: all collectives, and sends and receives of one kind between two
+    ranks. The end of a batch carries its members' number.
+    """
+    ended: set[tuple[Any, ...]] = set()
+    found = []
+    for entry in reversed(entries):
+        name = str(entry.get("profiling_name"))
+        if name.startswith("nccl:"):
+            p2p = bool(entry.get("is_p2p"))
+            group = entry.get("pg_id"), p2p
+            batch = (*group, entry.get("p2p_seq_id" if p2p else "collective_seq_id"))
+            stream = (*group, name if p2p else "")
+            if _finished(entry):
+                ended.update((batch, stream) if name == "nccl:coalesced" else (stream,))
+            elif batch in ended or stream in ended:
+                entry = dict(entry, retired=True)
+        found.append(entry)
+    return found[::-1]
 
 
 def _few(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -46,6 +46,11 @@ class _Entry(msgspec.Struct, frozen=True):
     def done(self) -> bool:
         return self.retired or self.state == "completed"
 
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Name and backend of its group."""
+        return self.process_group[0], self.profiling_name.partition(":")[0]
+
 
 class _Dump(msgspec.Struct, frozen=True):
     version: Name = ""
@@ -55,6 +60,7 @@ class _Dump(msgspec.Struct, frozen=True):
 class _Group(msgspec.Struct, frozen=True):
     desc: Name = ""
     ranks: tuple[Rank, ...] = ()
+    calls: Whole = -1  # number of its last call; -1: not told
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -77,8 +83,9 @@ def parse_file(data: bytes) -> FlightRecord:
 
 
 def _record(dumps: tuple[_Dump, ...], told: dict[str, _Group]) -> FlightRecord:
-    groups = [group for dump in dumps for group in _groups(dump, told)]
-    sends = [_send(one) for dump in dumps for one in dump.entries if one.is_p2p and not one.done]
+    current = [_current(dump) for dump in dumps]
+    groups = [group for entries in current for group in _groups(entries, told)]
+    sends = [_send(one) for entries in current for one in entries if one.is_p2p and not one.done]
     versions = [dump.version for dump in dumps if dump.entries] or [""]
     return FlightRecord(
         version=clean(versions[0])[:MAX_NAME],
@@ -87,11 +94,21 @@ def _record(dumps: tuple[_Dump, ...], told: dict[str, _Group]) -> FlightRecord:
     )
 
 
-def _groups(dump: _Dump, told: dict[str, _Group]) -> Iterable[FlightGroup]:
-    """Every group that has called something, in the order of its last call."""
+def _current(dump: _Dump) -> list[_Entry]:
+    """Without the calls of groups that were destroyed and made anew: those have the name, and count from 1 again."""
+    newest: dict[tuple[str, str], int] = {}
+    for one in dump.entries:
+        newest[one.owner] = max(newest.get(one.owner, -1), one.pg_id)
+    return [one for one in dump.entries if one.pg_id == newest[one.owner]]
+
+
+def _groups(entries: list[_Entry], told: dict[str, _Group]) -> Iterable[FlightGroup]:
+    """Every group that has called something since it was made, in the order of its last call."""
     by_id: dict[int, list[_Entry]] = {}
-    for entry in dump.entries:
-        if entry.process_group[0] and not entry.is_p2p and entry.collective_seq_id > 0:
+    fresh = {name for name, group in told.items() if group.calls == 0}
+    for entry in entries:
+        name = entry.process_group[0]
+        if name and name not in fresh and not entry.is_p2p and entry.collective_seq_id > 0:
             by_id.setdefault(entry.pg_id, []).append(entry)
     for _, calls in sorted(by_id.items(), key=lambda item: item[1][-1].record_id):
         yield _group(calls, told)
@@ -104,7 +121,7 @@ def _group(calls: list[_Entry], told: dict[str, _Group]) -> FlightGroup:
     oldest = min((one.collective_seq_id for one in calls if not one.done), default=newest + 1)
     return FlightGroup(
         name=_name(name),
-        backend=_name(last.profiling_name.partition(":")[0]),
+        backend=_name(last.owner[1]),
         description=_name(told[name].desc if name in told else description),
         members=fold_ranks(told[name].ranks) if name in told else "",
         enqueued=newest,
@@ -134,7 +151,7 @@ def _kept(calls: list[Collective]) -> tuple[Collective, ...]:
 
 
 def _send(entry: _Entry) -> str:
-    """`recv 3<-2`."""
+    """`recv 3<-2`, of NCCL; the recorder of gloo holds none."""
     return _name(entry.profiling_name.rpartition(":")[2])
 
 

@@ -1,8 +1,8 @@
 """What the Flight Recorders of all ranks say of a hang in which everybody waits: who is out of step, in words.
 
 Named is a rank that a majority of its own process group proves to be behind, or to have called something else, and that
-waits for nobody outside of this group: such a rank may be a victim itself. Then the waits are told as they are, as a circle
-where they are one.
+waits for nobody outside of this group: such a rank may be a victim itself. So may one whose own wait no recorder holds (a
+receive on gloo, the store, the start of a group). Then the waits are told as they are, as a circle where they are one.
 """
 
 from collections.abc import Iterator
@@ -36,6 +36,9 @@ from mldebug.model import (
 
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
 """Whose members leave at different times: who still waits in an earlier one may be a victim."""
+UNRECORDED = frozenset(("point_to_point", "init", "store", "destroy"))
+"""Classes of waits for others that are in no recorder, or not on every backend."""
+RECORDED = frozenset(("collective", "backward_wait", "device_sync"))
 MAX_LINES = 4
 SOURCE = "Flight Recorder"
 
@@ -85,6 +88,10 @@ class Flights:
         record = self._case.flights.get(rank, FlightRecord())
         return any(oldest_pending(group) is not None for group in record.groups)
 
+    def _agrees(self, rank: ClassifiedRank) -> bool:
+        """Does its stack wait where its recorder has a call that is not done?"""
+        return rank.is_.name in RECORDED and not _unrecorded(rank) and self._pends(rank.rank)
+
     # --- who is out of step ------------------------------------------------------------------------
 
     def _odd(self, hang: Hang) -> Iterator[Odd]:
@@ -95,8 +102,18 @@ class Flights:
             yield _other_call(hang, rank, call)
         for rank, earlier in sorted(hang.behind.items()):
             victim = earlier is not None and earlier.op in ROOTED
-            if rank not in hang.differs and not elsewhere(rank) and not victim:
+            if rank in hang.differs or elsewhere(rank) or victim:
+                continue
+            if self._explained(hang, rank):
                 yield self._late(hang, rank, earlier)
+
+    def _explained(self, hang: Hang, number: int) -> bool:
+        """Is it known in what a rank that is behind waits? What runs on its GPU is all in the recorder of NCCL."""
+        rank = self._rank(number)
+        if _unrecorded(rank):
+            return False
+        on_gpu = rank.is_.name == "device_sync" and hang.view.backend == "nccl"
+        return on_gpu or self._pends(number)
 
     def _late(self, hang: Hang, rank: int, earlier: Collective | None) -> Odd:
         title, theirs = hang.view.title, _numbered(hang.call)
@@ -140,9 +157,11 @@ class Flights:
         )
 
     def _confidence(self, hang: Hang, odd: tuple[ClassifiedRank, ...]) -> Confidence:
-        """Sequence numbers of all members are direct evidence, if the ranks were watched and did not move."""
+        """Sequence numbers of all members are direct evidence, if the ranks were watched and did not move, and each of
+        them waits in a recorded call by its stack, too."""
         watched = all(one.capture and one.capture.process.movement for one in odd)
-        proved = watched and hang.complete and self._case.complete
+        members = self._case.complete and hang.complete
+        proved = watched and members and all(map(self._agrees, self._case.ranks))
         return Confidence.HIGH if proved else Confidence.MEDIUM
 
     def _summary(self, found: tuple[Odd, ...]) -> str:
@@ -171,13 +190,32 @@ class Flights:
         told = "; ".join(self._wait_words(wait) for wait in found[:MAX_LINES])
         told = told if split is None else _split_words(split)
         head = "ranks wait for each other in a circle" if closed else "all ranks wait"
+        unknown = () if closed or split else self._unexplained()
         confidence = Confidence.MEDIUM if closed else Confidence.LOW
         finding = blame(self._case, Verdict.COLLECTIVE_MISMATCH, (), (), confidence=confidence)
         return msgspec.structs.replace(
             finding,
-            summary=f"{head}: {told}; no majority tells who left the common path",
+            summary="; ".join(unknown)
+            or f"{head}: {told}; no majority tells who left the common path",
             next_steps=tuple(show_source(self._rank(wait.ranks[0])) for wait in found[:2]),
         )
+
+    def _unexplained(self) -> tuple[str, ...]:
+        """Who is behind, in a wait that no recorder holds: more likely a victim than not."""
+        told = []
+        for hang in self.hangs:
+            elsewhere = waits_elsewhere(self._case.flights, hang.view)
+            for number in sorted(hang.behind.keys() - hang.differs.keys()):
+                if not self._explained(hang, number) and not elsewhere(number):
+                    told.append(self._unexplained_words(hang, number))
+        return tuple(told[:MAX_LINES])
+
+    def _unexplained_words(self, hang: Hang, number: int) -> str:
+        verb = "waits" if len(hang.waiting) == 1 else "wait"
+        lacks = "has not called" if hang.behind[number] is None else "is not in"
+        theirs = f"{_numbered(hang.call)} of {hang.view.title}, in which {ranks_text(hang.waiting)} {verb}"
+        doing = self._rank(number).is_.doing
+        return f"rank {number} {doing} and {lacks} {theirs}; whom it waits for no recorder tells"
 
     def evidence(self) -> tuple[str, ...]:
         """Who waits in what, and for whom: a few sentences for any verdict."""
@@ -203,6 +241,10 @@ class Flights:
     @cached_property
     def _by_rank(self) -> dict[int, ClassifiedRank]:
         return {rank.rank: rank for rank in self._case.ranks}
+
+
+def _unrecorded(rank: ClassifiedRank) -> bool:
+    return rank.is_.name in UNRECORDED or rank.is_.operation == "monitored_barrier"
 
 
 def _sentence(one: Odd, ranks: list[int]) -> str:

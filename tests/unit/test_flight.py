@@ -114,11 +114,71 @@ def test_what_was_pending_for_long_is_kept_beside_the_newest() -> None:
 
 def test_point_to_point_calls_are_told_apart() -> None:
     recv = entry(
-        9, retired=False, is_p2p=True, profiling_name="gloo:recv 3<-2", collective_seq_id=1
+        9, retired=False, is_p2p=True, profiling_name="nccl:recv 3<-2", collective_seq_id=1
     )
     found = parse_file(file_of(gloo(entry(1), recv, entry(8, is_p2p=True)), _0=[0, 1]))
     assert found.sends == ("recv 3<-2",)
     assert [call.sequence for call in found.groups[0].calls] == [1]
+
+
+def nccl(number: int, **more: Any) -> dict[str, Any]:
+    return entry(number, **{"profiling_name": "nccl:all_reduce"} | more)
+
+
+def batch(number: int, *, done: bool) -> list[dict[str, Any]]:
+    """A send and a receive in one batch of NCCL: only its end is ever marked as finished."""
+    about = {"is_p2p": True, "collective_seq_id": 0, "p2p_seq_id": number, "retired": False}
+    names = ("nccl:send 3->2", "nccl:recv 3<-1")
+    members = [nccl(number, **about | {"profiling_name": name}) for name in names]
+    return [*members, nccl(number, **about | {"profiling_name": "nccl:coalesced", "retired": done})]
+
+
+def test_members_of_a_finished_batch_are_finished() -> None:
+    entries = [*batch(1, done=True), *(nccl(n) for n in range(2, 40)), *batch(40, done=False)]
+    assert parse_file(file_of(gloo(*entries[:-3]), _0=[0, 1])).sends == ()
+    pending = parse_file(file_of(gloo(*entries), _0=[0, 1])).sends
+    assert pending == ("send 3->2", "recv 3<-1", "coalesced")
+
+
+def test_a_send_to_another_rank_is_no_proof_that_a_receive_ended() -> None:
+    """Without a batch each pair of ranks has a stream of its own."""
+    about = {"is_p2p": True, "collective_seq_id": 0}
+    waits = nccl(1, **about, p2p_seq_id=1, retired=False, profiling_name="nccl:recv 3<-1")
+    other = nccl(2, **about, p2p_seq_id=2, profiling_name="nccl:send 3->2")
+    assert parse_file(file_of(gloo(waits, other), _0=[0, 1])).sends == ("recv 3<-1",)
+    same = nccl(2, **about, p2p_seq_id=2, profiling_name="nccl:recv 3<-1")
+    assert parse_file(file_of(gloo(waits, same), _0=[0, 1])).sends == ()
+
+
+def test_collectives_of_nccl_end_in_their_order_and_those_of_gloo_need_not() -> None:
+    calls = {"nccl": (8, 8), "gloo": (8, 0)}
+    for backend, counts in calls.items():
+        name = {"profiling_name": f"{backend}:all_reduce"}
+        entries = [entry(n, retired=n == 8, **name) for n in range(1, 9)]
+        (one,) = parse_file(file_of(gloo(*entries), _0=[0, 1])).groups
+        assert (one.enqueued, one.completed) == counts
+
+
+def test_of_a_group_that_was_made_anew_only_the_new_one_speaks() -> None:
+    """It has the same name, and counts from 1; the call at which the old one broke is never finished."""
+    old = [nccl(n, retired=n < 7) for n in range(1, 8)]
+    sent = nccl(7, retired=False, is_p2p=True, profiling_name="nccl:send 3->2")
+    new = [nccl(n, pg_id=2, collective_seq_id=n - 10) for n in (11, 12)]
+    other = nccl(13, pg_id=1, process_group=["1", "dp"])
+    found = parse_file(file_of(gloo(*old, sent, *new, other), _0=[0, 1], _1=[0, 1]))
+    assert [(one.name, one.enqueued, one.completed) for one in found.groups] == [
+        ("0", 2, 2), ("1", 13, 13),
+    ]  # fmt: skip
+    assert found.sends == ()
+
+
+@pytest.mark.parametrize(("calls", "groups"), [(0, 0), (3, 1), (-1, 1)])
+def test_a_new_group_without_a_call_has_not_made_those_of_the_old_one(
+    calls: int, groups: int
+) -> None:
+    whole = json.loads(file_of(gloo(entry(3)), _0=[0, 1]))
+    whole["groups"]["0"]["calls"] = calls
+    assert len(parse_file(json.dumps(whole).encode()).groups) == groups
 
 
 def test_a_group_without_known_members_has_none() -> None:
@@ -251,6 +311,15 @@ def test_it_tells_membership_and_both_recorders(torch: Callable[..., None]) -> N
     assert [(one.backend, one.description, one.members, one.enqueued) for one in found] == [
         ("nccl", "dp", "3,5", 4), ("gloo", "dp", "3,5", 2),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "told"), [(lambda _: 4, 4), (lambda _: 1 / 0, -1)])
+def test_a_group_tells_how_many_calls_it_has_made(
+    torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, count: Any, told: int
+) -> None:
+    torch()
+    monkeypatch.setattr(Group, "_get_sequence_number_for_group", count, raising=False)
+    assert written.membership()[0]["7"]["calls"] == told
 
 
 def test_before_there_are_groups_no_recorder_is_asked(torch: Callable[..., None]) -> None:

@@ -201,9 +201,54 @@ def test_two_ranks_in_a_circle_are_told_and_not_named() -> None:
 
 
 def test_a_pending_receive_makes_a_victim_of_who_is_behind() -> None:
+    instead = waits_in("all_reduce", 9, name="1")
     records = all_but(2, waits_in("all_reduce", 6), has_done("all_reduce", 5))
+    records[2] = (has_done("all_reduce", 5), instead)
     assert outcome(job(records))[1] == [2]
     assert outcome(job(records, sends={2: ("recv 2<-1",)}))[1] == []
+
+
+UNRECORDED = {
+    "recv": "recv (torch/distributed/distributed_c10d.py:9)",
+    "batch_isend_irecv": "batch_isend_irecv (torch/distributed/distributed_c10d.py:9)",
+    "monitored_barrier": "monitored_barrier (torch/distributed/distributed_c10d.py:9)",
+    "new_group": "new_group (torch/distributed/distributed_c10d.py:9)",
+    "the store": "get_all (torch/distributed/elastic/utils/store.py:9)",
+    "first": "_wait (mldebug_training/first.py:9)",
+    "an unrecorded backend": "all_reduce (torch/distributed/distributed_c10d.py:9)",
+}
+
+
+@pytest.mark.parametrize("call_", UNRECORDED.values(), ids=UNRECORDED.keys())
+def test_who_is_behind_in_a_wait_that_no_recorder_holds_may_be_the_victim(call_: str) -> None:
+    """Gloo records no send: the one that left out a send waits in the collective, and its victim is behind."""
+    there = process(call_, "exchange (train.py:9)", move=still())
+    records = all_but(3, waits_in("all_reduce", 6), has_done("all_reduce", 5))
+    found = told(job(records, odd={3: there}))
+    assert (found.verdict, found.culprits, found.confidence) == ("collective_mismatch", (), "low")
+    assert found.summary.startswith("Rank 3 waits ")
+    assert found.summary.endswith(
+        " exchange (train.py:9) and has not called all_reduce 6 of group 0, in which ranks 0-2 wait; "
+        "whom it waits for no recorder tells"
+    )
+
+
+def test_who_waits_for_its_gpu_is_named_where_nccl_holds_all_that_runs_there() -> None:
+    gpu = process("synchronize (torch/cuda/__init__.py:9)", "loss (train.py:9)", move=still())
+    for backend, named in (("nccl", [3]), ("gloo", [])):
+        theirs = waits_in("all_reduce", 6, backend=backend)
+        records = all_but(3, theirs, has_done("all_reduce", 5, backend=backend))
+        verdict, culprits, confidence = outcome(job(records, odd={3: gpu}))
+        assert (verdict, culprits) == ("collective_mismatch", named)
+        assert confidence == ("medium" if named else "low")
+
+
+def test_a_stack_and_a_recorder_that_disagree_are_no_certainty() -> None:
+    """All members answered; the stack of one waits in a receive, and its recorder in a collective that it began before."""
+    receives = process(UNRECORDED["recv"], "exchange (train.py:9)", move=still())
+    records = all_but(2, waits_in("all_reduce", 6), waits_in("broadcast", 6))
+    assert outcome(job(records)) == ("collective_mismatch", [2], "high")
+    assert outcome(job(records, odd={0: receives})) == ("collective_mismatch", [2], "medium")
 
 
 def test_an_earlier_collective_with_a_root_makes_no_culprit() -> None:
