@@ -6,7 +6,7 @@ Runs in every interpreter below `mldebug run`, so what costs time to import wait
 from __future__ import annotations
 
 from mldebug_training.imports import after_import
-from mldebug_training.ranks import is_rank
+from mldebug_training.ranks import command_line, is_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ def arm() -> None:
 
         block()
         after_import("torch", _start)
+    elif (
+        "--multiprocessing-fork" in command_line()
+    ):  # it may come to step, with threads of C code by then
+        from mldebug_training.signals import block
+
+        block()
 
 
 def _count_steps(module: ModuleType) -> None:

@@ -104,7 +104,7 @@ class Process:
         flight, self._flight = self._flight, None
         self._tried = True
         if record is not None:
-            stacks.disarm(record.signal)
+            stacks.disarm(record)
             stacks.remove(record.path)
             record.close()
         if flight is not None:

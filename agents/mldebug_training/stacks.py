@@ -13,6 +13,7 @@ place by exec has none, but inherits the block; and whoever sends a signal looks
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
 import os
 import signal
@@ -20,12 +21,14 @@ import sys
 import threading
 
 from mldebug_training.record import reserve
-from mldebug_training.signals import family, free_signal
+from mldebug_training.signals import all_closed, at_fork, family, free_signal, is_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    from mldebug_training.record import Record
 
 SUFFIX = ".stacks"
 ROOM = 256 << 10  # bytes, reserved ahead: a /dev/shm that is full by then costs nothing
@@ -36,28 +39,48 @@ MAX_FRAMES = 150  # of one thread, from the inside
 def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
     """Have `path`.stacks written when it is asked for, and `tell_flight` called when that is.
 
-    Returns the signal that asks for stacks and their file; 0 and -1 where that fails.
+    Returns the signal that asks for stacks and their file; 0 and -1 where that fails, or a thread is open to the signals: one
+    that C code started before. It would take what is meant for ours.
     """
     ask = free_signal()
     if not ask:
         return 0, -1
-    signal.pthread_sigmask(signal.SIG_BLOCK, family(ask))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, family(ask))
     try:
-        fd = reserve(path + SUFFIX, ROOM)
-        for number in family(ask):
-            faulthandler.register(number, file=fd, all_threads=number == ask - 1, chain=False)
-        arguments = (ask, fd, tell_flight)
-        threading.Thread(target=_listen, args=arguments, name="mldebug", daemon=True).start()
+        if all_closed(ask):
+            return ask, _listening(ask, path, tell_flight)
     except (OSError, ValueError, RuntimeError):
-        return 0, -1
-    return ask, fd
+        pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 0, -1
 
 
-def disarm(ask: int) -> None:
-    """The process ends: a signal that still comes is ignored."""
+def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
+    """The file that a thread of ours writes from now on. It is none of `threading`'s: a job may wait for all of those."""
+    fd = reserve(path + SUFFIX, ROOM)
+    at_fork(ask)
+    for number in family(ask):
+        _ignore(number)  # so that faulthandler, when it lets go, comes back to this
+        faulthandler.register(number, file=fd, all_threads=number == ask - 1, chain=False)
+    _thread.start_new_thread(_listen, (ask, fd, tell_flight))
+    return fd
+
+
+def disarm(record: Record) -> None:
+    """The process ends: nobody shall ask any more, and a signal that still comes is ignored, at every moment."""
+    ask, record.signal = record.signal, 0
+    record.write()
     for number in family(ask) if ask else ():
-        signal.signal(number, signal.SIG_IGN)
         faulthandler.unregister(number)
+        if is_ours(number):
+            _ignore(number)
+
+
+def _ignore(number: int) -> None:
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except ValueError:  # not the main thread
+        pass
 
 
 def rewind(fd: int) -> None:
@@ -83,7 +106,9 @@ def _listen(ask: int, fd: int, tell_flight: Callable[[], None]) -> None:
     while True:
         number = signal.sigwait((ask, ask - 2))
         try:
-            if number == ask:
+            if not is_ours(number):
+                _hand_on(number)
+            elif number == ask:
                 os.write(fd, _all_stacks().encode("utf-8", "replace"))
             else:
                 tell_flight()
@@ -91,9 +116,16 @@ def _listen(ask: int, fd: int, tell_flight: Callable[[], None]) -> None:
             pass
 
 
+def _hand_on(number: int) -> None:
+    """The job has a handler for it since: Python notes it here, and runs it in the main thread."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+    signal.pthread_kill(_thread.get_ident(), number)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
+
+
 def _all_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
+    own = _thread.get_ident()
     found = sys._current_frames().items()
     return "\n".join(_stack(one, names.get(one, ""), frame) for one, frame in found if one != own)
 

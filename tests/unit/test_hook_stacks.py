@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from hooked import HOLDS, RANK, SHM, SLEEPS, process, state
 from hung import wait_until
 from mldebug.heartbeat import record_name
+from mldebug.model import ThreadStack
 from mldebug_agents.hooks.asking import Asking
 from mldebug_agents.hooks.stacks import HookStacks, parse_faulthandler
 from mldebug_agents.host import Host
@@ -23,6 +26,32 @@ from mldebug_agents.spawn import Spawner
 def asking() -> Iterator[HookStacks]:
     with Spawner() as spawner, Reader(spawner) as reader:
         yield HookStacks(Asking(Host(), reader), reader)
+
+
+ASK = signal.SIGRTMIN + 15
+TELL_RECORD = """
+print(record.path, flush=True)
+import signal
+print(record.signal, record.stacks_fd, sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), flush=True)
+time.sleep(1000)
+"""
+
+
+@contextmanager
+def asking_with(sent: list[int]) -> Iterator[HookStacks]:
+    """And all signals it sends are noted."""
+
+    def send(pidfd: int, number: int) -> None:
+        sent.append(number)
+        signal.pidfd_send_signal(pidfd, number)
+
+    with Spawner() as spawner, Reader(spawner) as reader:
+        yield HookStacks(Asking(Host(), reader, send), reader)
+
+
+def told(one: "subprocess.Popen[str]") -> str:
+    assert one.stdout is not None
+    return one.stdout.readline().strip()
 
 
 # --- a rank that can be asked --------------------------------------------------------------------
@@ -49,7 +78,9 @@ def test_c_code_that_holds_the_interpreter_lock_is_no_obstacle(asking: HookStack
     with process(HOLDS) as one:
         wait_until(lambda: state(one.pid) == "S")
         for _ in range(3):
-            assert asking.dump(one.pid)[0].frames[0].function == "held"
+            found: list[ThreadStack] = []
+            wait_until(lambda: found.extend(asking.dump(one.pid)) or bool(found), 60)  # noqa: B023
+            assert found[0].frames[0].function == "held"
         assert one.poll() is None
 
 
@@ -84,7 +115,7 @@ def test_a_stopped_rank_is_not_asked(asking: HookStacks) -> None:
             line for line in Path(f"/proc/{one.pid}/status").read_text().splitlines()
             if line.startswith("ShdPnd")
         )  # fmt: skip
-        assert int(pending.split()[1], 16) >> 62 & 1 == 0  # no signal waits for its return
+        assert int(pending.split()[1], 16) >> 31 == 0  # no signal waits for its return
 
 
 def test_a_process_that_has_become_another_program_lives_on(asking: HookStacks) -> None:
@@ -150,6 +181,106 @@ def test_who_is_gone_or_has_no_record_gives_nothing(asking: HookStacks) -> None:
     done = subprocess.Popen(["true"])
     done.wait()
     assert asking.dump(done.pid) == ()
+
+
+def test_c_code_that_computes_with_the_interpreter_lock_is_not_forced() -> None:
+    """It may let go of the lock at any moment: then C code would walk the frames of Python that runs."""
+    code = (
+        RANK
+        + "    print(record.path, flush=True)\n    import re; re.match('(a+)+$', 'a' * 60 + 'b')\n"
+    )
+    sent: list[int] = []
+    with process(code) as one, asking_with(sent) as asking:
+        wait_until(lambda: state(one.pid) == "R")
+        for _ in range(2):
+            assert asking.dump(one.pid, timeout=0.5) == ()
+        assert one.poll() is None
+    assert set(sent) <= {ASK}
+
+
+UNBLOCK = "    import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
+
+
+def test_a_rank_with_a_thread_that_is_open_to_the_signals_is_not_asked() -> None:
+    code = RANK + UNBLOCK + "    slow_data_loader()\n"
+    sent: list[int] = []
+    with process(code) as one, asking_with(sent) as asking:
+        wait_until(lambda: state(one.pid) == "S")
+        assert asking.dump(one.pid) == ()
+        assert one.poll() is None
+    assert sent == []
+
+
+def test_a_rank_whose_threads_were_there_before_its_record_has_no_signal() -> None:
+    early = (
+        "import signal, threading, time\n"
+        "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    )
+    code = early + textwrap.dedent(RANK) + TELL_RECORD
+    with process(code) as one:
+        assert told(one) == "0 -1 []"  # and its main thread blocks no more than before
+
+
+# --- and the job's own -----------------------------------------------------------------------------
+
+
+def test_a_job_that_joins_all_threads_does_not_wait_for_the_hooks() -> None:
+    code = (
+        RANK
+        + "    print(record.path, flush=True)\n    print(threading.active_count(), flush=True)\n"
+    )
+    with process(code + "    time.sleep(1000)\n") as one, asking_with([]) as asking:
+        assert told(one) == "2"  # the main thread and `background`
+        assert len(asking.dump(one.pid)) == 2
+
+
+def test_a_handler_of_the_job_that_came_later_is_called() -> None:
+    code = (
+        RANK
+        + f"""
+    import signal
+    hits = []
+    signal.signal({ASK}, lambda number, frame: hits.append(number))
+    print(record.path, flush=True)
+    os.kill(os.getpid(), {ASK})
+    until = time.monotonic() + 20
+    while not hits and time.monotonic() < until: time.sleep(0.01)
+    print(hits, flush=True)
+"""
+    )
+    with process(code) as one:
+        assert told(one) == str([ASK])
+
+
+def test_a_signal_that_c_code_catches_is_left_to_it() -> None:
+    early = f"import faulthandler, sys\nfaulthandler.register({ASK}, file=sys.stderr)\n"
+    with process(early + textwrap.dedent(RANK) + TELL_RECORD) as one:
+        assert told(one).split()[0] == str(ASK - 1)
+
+
+def test_a_forked_child_finds_the_signals_as_without_the_hook() -> None:
+    code = textwrap.dedent(RANK) + (
+        "print(record.path, flush=True)\n"
+        "if os.fork() == 0:\n"
+        "    lines = dict(line.split(':') for line in open('/proc/self/status'))\n"
+        "    print([int(lines[name], 16) >> 33 for name in ('SigBlk', 'SigCgt', 'SigIgn')], flush=True)\n"
+        "    os._exit(0)\n"
+        "time.sleep(1000)\n"
+    )
+    with process(code) as one:
+        assert told(one) == "[0, 0, 0]"
+
+
+def test_at_its_end_nobody_is_asked_and_the_signals_are_ignored() -> None:
+    code = textwrap.dedent(RANK) + (
+        "print(record.path, flush=True)\n"
+        "own.close()\n"
+        "lines = dict(line.split(':') for line in open('/proc/self/status'))\n"
+        "print(record.signal, int(lines['SigCgt'], 16) >> 33, int(lines['SigIgn'], 16) >> 46 & 7, flush=True)\n"
+    )
+    with process(code) as one:
+        assert told(one) == "0 0 7"
 
 
 # --- its text ------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Asking a training process by a signal of its hook, without ever harming it. This is the one place that sends one.
 
 A signal that nobody catches ends a process. So it is sent to a pidfd only, and only after a record that is believed, the
-open file of the stacks, and the kernel's own word (SigCgt) all say that this very process catches it. Processes that are
-stopped or in state D could not answer, and are not asked.
+open file of the stacks, and the kernel's own word (SigCgt) all say that this very process catches it, and only where every
+thread but the hook's has it blocked (SigBlk): another one would take it and say nothing. Processes that are stopped or in
+state D could not answer, and are not asked.
 """
 
 import os
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from mldebug.heartbeat import STACKS, Heartbeat, record_name
 from mldebug.model import RankIdentity
+from mldebug_agents.hooks import threads
 from mldebug_agents.hooks.records import FOLDER, Heartbeats
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -92,6 +94,8 @@ class Asking:
 
     def ask(self, one: Hooked, number: int) -> bool:
         """Send it this signal, if it catches it. Raises OSError where that is not allowed or it is gone."""
+        if not threads.only_the_hooks(self._host, one.pid, one.beat.signal or 0):
+            return False
         if not self._catches(one.pid, number, one.identity.start_ticks):
             return False
         self._send(one.pidfd, number)
@@ -107,6 +111,10 @@ class Asking:
     def pends(self, pid: int, number: int) -> bool:
         """Was it sent and not yet taken?"""
         return bool(self._host.status(pid).pending_signals >> (number - 1) & 1)
+
+    def stuck(self, one: Hooked) -> bool:
+        """Does no thread of it run, so that no Python can? Takes a second."""
+        return threads.still(self._host, one.pid)
 
     def beat(self, one: Hooked) -> Heartbeat | None:
         """What its record says now."""

@@ -1,7 +1,8 @@
 """Stacks without ptrace: the hook in the process writes them itself when its signal comes (see `mldebug_training.stacks`).
 
-Who may be asked, and how: `mldebug_agents.hooks.asking`. The second signal, which forces an answer, is sent only where the
-first was taken and not answered: there the interpreter lock is stuck.
+Who may be asked, and how: `mldebug_agents.hooks.asking`. The second signal has C code walk the frames without the interpreter
+lock, which may end a process whose Python runs. So it is sent only where the first was taken and not answered, and no thread
+of the process runs: there the lock is held by C code that sleeps. C code that computes with it leaves us without an answer.
 """
 
 import re
@@ -53,7 +54,12 @@ class HookStacks:
                 return self._read(one, after)
             if self._asking.pends(one.pid, ask) and one.key not in self._forced:
                 return ()  # not even taken: the machine is slow, or the process is; nothing is known to be stuck
+            if number == ask and not self._may_force(one):
+                return ()
         return ()
+
+    def _may_force(self, one: Hooked) -> bool:
+        return self._asking.stuck(one) and self._asking.position(one) == one.position
 
     def _note(self, key: tuple[int, int], *, forced: bool) -> None:
         """Whose listener still waits for the lock since an earlier question cannot take the next one."""
