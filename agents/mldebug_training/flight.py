@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import sys
 
+from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import reserve
 
 TYPE_CHECKING = False
@@ -47,7 +48,7 @@ class Flight:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._path = record.path + SUFFIX
-        self._fd = -1  # kept open: its lock says that the file is in use
+        self._file = OwnFile(-1)  # kept open: its lock says that the file is in use
         self._signal = self._answers = 0
 
     def armed(self, ask: int) -> None:
@@ -67,28 +68,23 @@ class Flight:
 
     def close(self, *, unlink: bool = True) -> None:
         """Take the file away; a forked child does not take its parent's."""
-        self._hold(-1)
+        self._file.close()
         if unlink:
             self._remove(self._path)
 
     def _write(self, data: bytes) -> None:
         new = self._path + ".new"
         self._remove(new)
-        fd = reserve(new, len(data))
+        file = OwnFile(reserve(new, len(data)))
         try:
-            with open(fd, "wb", closefd=False) as file:
-                file.write(data)
+            file.write(data)
             os.rename(new, self._path)
         except OSError:
-            os.close(fd)
+            file.close()
             self._remove(new)
             raise
-        self._hold(fd)
-
-    def _hold(self, fd: int) -> None:
-        old, self._fd = self._fd, fd
-        if old >= 0:
-            os.close(old)
+        self._file.close()
+        self._file = file
 
     def _remove(self, path: str) -> None:
         try:

@@ -12,6 +12,7 @@ from _thread import get_ident
 
 from mldebug_training import ranks, stacks
 from mldebug_training.flight import Flight
+from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import FOLDER, Record, short, sweep
 
 TYPE_CHECKING = False
@@ -29,6 +30,8 @@ class Process:
         self._folder = folder
         self._record: Record | None = None
         self._flight: Flight | None = None
+        self._stacks = OwnFile(-1)
+        self._ask = 0  # the signal that asks for stacks, told or not
         self._tried = False
         self._phases: list[Phase] = []  # that have begun, the last one is told
         self._thread = 0  # that steps; 0: not known yet
@@ -55,7 +58,15 @@ class Process:
             self._thread = get_ident()
             record.beat(step)
             if record.signal and record.beats % stacks.REWIND_EVERY == 0:
-                stacks.rewind(record.stacks_fd)
+                self._rewind(record)
+
+    def _rewind(self, record: Record) -> None:
+        """Where the job has closed our file of stacks, say that nobody can ask any more."""
+        if self._stacks.mine():
+            stacks.rewind(self._stacks.fd)
+        else:
+            record.signal, record.stacks_fd = 0, -1
+            record.write()
 
     def correct(self, step: int) -> None:
         """Say that the step reached last has this number; no movement of its own."""
@@ -104,7 +115,7 @@ class Process:
         flight, self._flight = self._flight, None
         self._tried = True
         if record is not None:
-            stacks.disarm(record)
+            stacks.disarm(record, self._ask)
             stacks.remove(record.path)
             record.close()
         if flight is not None:
@@ -119,6 +130,7 @@ class Process:
         record.rank, record.world_size = ranks.rank_and_size()
         self._flight = flight = Flight(record)
         record.signal, record.stacks_fd = stacks.arm(record.path, flight.tell)
+        self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
         flight.armed(record.signal)
         record.write()
         return record
@@ -127,6 +139,7 @@ class Process:
         record, self._record, self._tried = self._record, None, False
         flight, self._flight = self._flight, None
         self._phases, self._thread = [], 0
+        self._stacks, self._ask = OwnFile(-1), 0
         if record is not None:
             record.close(unlink=False)
         if flight is not None:

@@ -1,8 +1,8 @@
 """The record: 4 KiB of shared memory in which a training process says how far it is. This docstring is the layout.
 
 One file per process, `FOLDER/mldebug-PID-START`: the pid as the process itself sees it, and its start in clock ticks since
-boot (field 22 of /proc/PID/stat). Mode 0600; its writer holds a flock(2) on it, so that whoever gets the lock knows it for
-abandoned. Little-endian, offsets in bytes:
+boot (field 22 of /proc/PID/stat). Mode 0600; its writer holds a flock(2) on it. Whoever gets the lock, and finds no such
+process, knows it for abandoned: a job that closes files which it does not know lets go of the lock. Little-endian, offsets in bytes:
 
       0  8s    magic, b"mldebug" and the version of this layout: 1
       8  u64   sequence: how often it was written; set last
@@ -32,11 +32,12 @@ checks the owner, the length, the magic, pid and start.
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import struct
 import threading
 import time
+
+from mldebug_training.ownfile import OwnFile, shared
 
 FOLDER = "/dev/shm"  # noqa: S108 - created exclusively, never followed
 PREFIX = "mldebug-"
@@ -44,13 +45,15 @@ SIZE = 4096
 MAGIC = b"mldebug\x01"
 MAX_SCALARS = 16
 MAX_STALE = 1024  # files of dead processes that are looked at
+PAUSES = (0.001, 0.01, 0.1)  # seconds, for a neighbour that sweeps to be done
+MISSED = 64  # writes that found another one under way, until that is taken for broken off
 
 _HEAD = struct.Struct("<8sQQQ")
 _SEQUENCE = struct.Struct("<Q")
 _STATE = struct.Struct("<QqQQiiIiQ32s")
 _COUNT = struct.Struct("<I4x")
 _SCALAR = struct.Struct("<24sd")
-_SEQUENCE_AT, _STATE_AT, _COUNT_AT, _SCALARS_AT, _BEGUN_AT = 8, 32, 120, 128, SIZE - 8
+_SEQUENCE_AT, _STATE_AT, _BEGUN_AT = 8, 32, SIZE - 8
 _MAIN_AT, _FLIGHT_AT = 640, 648
 _FLIGHT = struct.Struct("<II")
 
@@ -62,9 +65,10 @@ class Record:
         start = start_ticks()
         self.pid = os.getpid()
         self.path = os.path.join(folder, f"{PREFIX}{self.pid}-{start}")
-        self._fd = reserve(self.path, SIZE)
-        self._memory = mmap.mmap(self._fd, SIZE)
-        self._sequence = 0
+        self._file = OwnFile(reserve(self.path, SIZE))  # for its lock
+        self._memory = self._shared()
+        self._writing, self._missed = threading.Lock(), 0
+        self._sequence, self._is_news, self._scalars = 0, False, _COUNT.pack(0)
         self.step, self.stepped_ns, self.beats = -1, 0, 0
         self.rank = self.world_size = -1
         self.signal, self.stacks_fd = 0, -1
@@ -79,49 +83,67 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write all that is known, but for the scalars."""
-        memory = self._memory
-        self._sequence += 1
-        _SEQUENCE.pack_into(memory, _BEGUN_AT, self._sequence)
-        _STATE.pack_into(
-            memory, _STATE_AT, time.monotonic_ns(), self.step, self.stepped_ns, self.beats,
-            self.rank, self.world_size, self.signal, self.stacks_fd, self.phase_ns, self.phase,
-        )  # fmt: skip
-        _SEQUENCE.pack_into(memory, _SEQUENCE_AT, self._sequence)
+        """Write all that is known. Nobody waits: what comes while another thread writes, that one writes as well."""
+        self._is_news = True
+        while self._is_news:
+            writing = self._writing
+            if not writing.acquire(blocking=False):
+                self._missed += 1
+                if self._missed > MISSED:  # an exception between two bytecodes of it, by a signal
+                    self._missed, self._writing = 0, threading.Lock()
+                return
+            try:
+                self._is_news = False
+                self._write()
+            finally:
+                writing.release()
 
     def write_scalars(self, scalars: dict[str, float]) -> None:
         """Replace the scalars; what is too many is left out. They are written before the step that they belong to."""
         told = list(scalars.items())[:MAX_SCALARS]
-        self._sequence += 1
-        _SEQUENCE.pack_into(self._memory, _BEGUN_AT, self._sequence)
-        _COUNT.pack_into(self._memory, _COUNT_AT, len(told))
-        for place, (name, value) in enumerate(told):
-            at = _SCALARS_AT + place * _SCALAR.size
-            _SCALAR.pack_into(self._memory, at, short(name, 24), float(value))
-        _SEQUENCE.pack_into(self._memory, _SEQUENCE_AT, self._sequence)
+        each = [_SCALAR.pack(short(name, 24), float(value)) for name, value in told]
+        self._scalars = _COUNT.pack(len(each)) + b"".join(each)
+        self.write()
+
+    def _write(self) -> None:
+        state = _STATE.pack(
+            time.monotonic_ns(), self.step, self.stepped_ns, self.beats,
+            self.rank, self.world_size, self.signal, self.stacks_fd, self.phase_ns, self.phase,
+        ) + self._scalars  # fmt: skip
+        memory = self._memory
+        self._sequence, self._missed = self._sequence + 1, 0
+        _SEQUENCE.pack_into(memory, _BEGUN_AT, self._sequence)
+        memory[_STATE_AT : _STATE_AT + len(state)] = state
+        _SEQUENCE.pack_into(memory, _SEQUENCE_AT, self._sequence)
 
     def write_flight(self, signal: int, answers: int) -> None:
         """Say which signal asks for the Flight Recorder, and how often that was answered. Any thread may call it."""
         _FLIGHT.pack_into(self._memory, _FLIGHT_AT, signal, answers & 0xFFFFFFFF)
 
     def close(self, *, unlink: bool = True) -> None:
-        """Let go of it; a forked child does so without taking its parent's away."""
-        self._memory.close()
-        os.close(self._fd)
+        """Let go of it; a forked child does so without taking its parent's away. What is still written goes nowhere."""
+        self._memory = memoryview(bytearray(SIZE))
         if unlink and os.getpid() == self.pid:
             _remove(self.path)
+        self._file.close()
+
+    def _shared(self) -> memoryview:
+        try:
+            return shared(self._file.fd, SIZE)
+        except Exception:
+            _remove(self.path)
+            self._file.close()
+            raise
 
 
 def reserve(path: str, size: int) -> int:
     """Create a file that nobody else has, with room for all of it: a full /dev/shm says so here, not by SIGBUS later."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
+    fd = _locked(path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(fd, 0, size)
     except OSError:
-        os.close(fd)
         _remove(path)
+        os.close(fd)
         raise
     return fd
 
@@ -138,8 +160,7 @@ def sweep(folder: str = FOLDER) -> None:
 
 def start_ticks() -> int:
     """When this process started, as /proc tells it."""
-    with open("/proc/self/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])
+    return int(_stat("self")[19])
 
 
 def short(text: str, size: int) -> bytes:
@@ -147,19 +168,68 @@ def short(text: str, size: int) -> bytes:
     return text.encode("utf-8", "replace")[:size].decode("utf-8", "ignore").encode()
 
 
+def _locked(path: str) -> int:
+    """A new file with its lock. A neighbour that sweeps may have had the lock first, and takes the file away."""
+    for pause in PAUSES:
+        try:
+            return _locked_at_once(path)
+        except (FileExistsError, BlockingIOError):
+            time.sleep(pause)
+    return _locked_at_once(path)
+
+
+def _locked_at_once(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(fd).st_nlink:
+            raise BlockingIOError(f"{path} was swept away")
+    except (
+        BlockingIOError
+    ):  # who has the lock removes the file, nobody else: the name may be a newer one's by then
+        os.close(fd)
+        raise
+    except OSError:
+        _remove(path)
+        os.close(fd)
+        raise
+    return fd
+
+
 def _sweep(path: str) -> None:
+    if _lives(os.path.basename(path)):  # it may have no lock: not yet, or no longer
+        return
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # another user's
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_uid == os.getuid():
+        found = os.fstat(fd)
+        if found.st_uid == os.getuid() and found.st_nlink:  # without a name it is swept already
             _remove(path)
-    except OSError:  # it lives
+    except OSError:  # it lives, where /proc does not show it
         pass
     finally:
         os.close(fd)
+
+
+def _lives(name: str) -> bool:
+    """Is there a process of this pid and start here? One of another pid namespace is not seen."""
+    pid, _, rest = name[len(PREFIX) :].partition("-")
+    if not pid.isdigit():
+        return False
+    try:
+        fields = _stat(pid)
+        return fields[0] not in (b"Z", b"X") and fields[19] == rest.partition(".")[0].encode()
+    except (OSError, IndexError):
+        return False
+
+
+def _stat(pid: str) -> list[bytes]:
+    """/proc/PID/stat from the third field on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def _remove(path: str) -> None:

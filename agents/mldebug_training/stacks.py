@@ -20,11 +20,13 @@ import signal
 import sys
 import threading
 
+from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import reserve
 from mldebug_training.signals import all_closed, at_fork, family, free_signal, is_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _thread import LockType
     from collections.abc import Callable
     from types import FrameType
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 SUFFIX = ".stacks"
 ROOM = 256 << 10  # bytes, reserved ahead: a /dev/shm that is full by then costs nothing
 REWIND_EVERY = 64  # steps
+READY = 1.0  # seconds at most until our thread listens
 MAX_FRAMES = 150  # of one thread, from the inside
 
 
@@ -62,13 +65,18 @@ def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
     for number in family(ask):
         _ignore(number)  # so that faulthandler, when it lets go, comes back to this
         faulthandler.register(number, file=fd, all_threads=number == ask - 1, chain=False)
-    _thread.start_new_thread(_listen, (ask, fd, tell_flight))
+    ready = _thread.allocate_lock()
+    ready.acquire()
+    _thread.start_new_thread(_listen, (ask, OwnFile(fd), tell_flight, ready))
+    ready.acquire(
+        timeout=READY
+    )  # or C code that takes the interpreter lock next would keep it from listening
     return fd
 
 
-def disarm(record: Record) -> None:
+def disarm(record: Record, ask: int) -> None:
     """The process ends: nobody shall ask any more, and a signal that still comes is ignored, at every moment."""
-    ask, record.signal = record.signal, 0
+    record.signal = 0
     record.write()
     for number in family(ask) if ask else ():
         faulthandler.unregister(number)
@@ -100,16 +108,17 @@ def remove(path: str) -> None:
         pass
 
 
-def _listen(ask: int, fd: int, tell_flight: Callable[[], None]) -> None:
+def _listen(ask: int, file: OwnFile, tell_flight: Callable[[], None], ready: LockType) -> None:
     """Be the one thread that the signals reach."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (ask - 1,))
+    ready.release()
     while True:
         number = signal.sigwait((ask, ask - 2))
         try:
             if not is_ours(number):
                 _hand_on(number)
             elif number == ask:
-                os.write(fd, _all_stacks().encode("utf-8", "replace"))
+                file.write(_all_stacks().encode("utf-8", "replace"))
             else:
                 tell_flight()
         except Exception:
