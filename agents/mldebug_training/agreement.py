@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import datetime
 import sys
+import time
 
 from mldebug_training import ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
+
+
+GROUP = 600.0  # seconds that an exchange lives: ranks come to a step, and so begin it, at different times
+NAP = 0.005  # seconds, the longest between two looks
+_met = 0  # groups that this process has met for
+
+
+class LateError(RuntimeError):
+    """Another rank did not take part in time."""
 
 
 class Agreement:
     """Begin and finish in turns; all ranks of the job, equally often."""
 
-    def __init__(self, group: Any = None, timeout: float = 600.0) -> None:
+    def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
         """`group`: one to use, which takes CPU tensors; `timeout`: seconds that a rank waits for the others."""
         self._group = group
-        self._timeout = datetime.timedelta(seconds=timeout)
+        self._timeout = timeout
         self._work: Any = None
         self._numbers: Any = None
         self._alone: tuple[int, ...] = ()
@@ -37,26 +47,65 @@ class Agreement:
         """Can there be an agreement now? A job of several ranks needs torch.distributed, initialised."""
         return size() > 0
 
-    def begin(self, numbers: Sequence[int]) -> None:
-        """Tell the others; returns at once. Numbers are 0 to 2**63 - 1."""
+    def begin(self, numbers: Sequence[int], timeout: float | None = None) -> None:
+        """Tell the others; returns at once, but for the first time. Numbers are 0 to 2**63 - 1. Raises LateError."""
         if size() == 1:
             self._alone, self._work = tuple(numbers), True
             return
         torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
         if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+            _meet(dist, self._timeout if timeout is None else timeout)
+            limit = datetime.timedelta(seconds=GROUP)
+            self._group = dist.new_group(backend="gloo", timeout=limit)
         self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._work = dist.all_reduce(
             self._numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )
 
-    def finish(self) -> tuple[int, ...]:
-        """The highest of all ranks, number by number. Raises RuntimeError after the timeout."""
+    def finish(self, timeout: float | None = None) -> tuple[int, ...]:
+        """The highest of all ranks, number by number. Raises LateError after the timeout; what was begun goes on."""
         work, self._work = self._work, None
         if work is True:
             return self._alone
-        work.wait(self._timeout)
+        if not _until(work.is_completed, self._timeout if timeout is None else timeout):
+            raise LateError("another rank did not poll in time")
+        work.wait()
         return tuple(int(one) for one in self._numbers.tolist())
+
+
+def clock() -> int:
+    """How many collectives the job has made in its main group: the same in all ranks at one step. 0: unknown."""
+    dist = _initialized()
+    try:
+        return int(dist.group.WORLD._get_sequence_number_for_group()) if dist else 0
+    except Exception:  # a backend that does not count
+        return 0
+
+
+def _meet(dist: Any, timeout: float) -> None:
+    """Wait at the job's store until all ranks are here, or until one gives up: all learn the same. Raises LateError."""
+    global _met
+    _met += 1
+    store, key = dist.distributed_c10d._get_default_store(), f"mldebug/switches/{_met}"
+    answer = [f"{key}/answer"]
+    everyone = store.add(f"{key}/came", 1) == dist.get_world_size()
+    if everyone or not _until(lambda: store.check(answer), timeout):
+        if store.add(f"{key}/decided", 1) == 1:
+            store.set(answer[0], "all" if everyone else "late")
+        _until(lambda: store.check(answer), timeout)
+    if not store.check(answer) or store.get(answer[0]) != b"all":
+        raise LateError("another rank did not come to its first poll in time")
+
+
+def _until(ready: Callable[[], bool], timeout: float) -> bool:
+    """Wait for it, and no longer."""
+    deadline, pause = time.monotonic() + timeout, 0.0001
+    while not ready():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, NAP)
+    return True
 
 
 def rank() -> int:

@@ -29,7 +29,7 @@ class Asked:
             self.trouble = f"{name} is not listened to: make the switches in the main thread"
             return
         self._before = signal.getsignal(number)
-        if self._before is None:
+        if self._before is None or (self._before == signal.SIG_DFL and caught(number)):
             self.trouble = f"{name} is not listened to: C code handles it"
             return
         signal.signal(number, self._note)
@@ -39,3 +39,13 @@ class Asked:
         self.came = True
         if callable(self._before):
             self._before(number, frame)
+
+
+def caught(number: int) -> bool:
+    """Does this process catch the signal, whoever installed the handler (faulthandler does it past Python)?"""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            mask = next(line for line in file if line.startswith(b"SigCgt:"))
+        return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, StopIteration, ValueError):
+        return False

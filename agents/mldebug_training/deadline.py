@@ -43,7 +43,7 @@ class TimeLimit:
         self._clock = clock
         self._save = seconds(save)
         self._measured_save = False
-        self._longest = self._longest_before = 0.0
+        self._longest = self._longest_before = self._span = 0.0
         self._intervals = 0
         if duration is None or duration == SLURM:
             self.end = slurm_end(environ)
@@ -53,12 +53,16 @@ class TimeLimit:
         if self.end is None and duration == SLURM:
             self.trouble = f"no time limit: {SLURM_END} is not set"
 
-    def interval(self, length: float) -> None:
-        """So long took a turn of the loop, saves left out. The first is not counted: it loads and compiles."""
+    def interval(self, length: float, turns: int = 1) -> None:
+        """So long took so many turns of the loop, from one question to the next; saves left out.
+
+        The first is not counted: it loads and compiles.
+        """
         self._intervals += 1
         if self._intervals == 1:
             return
-        self._longest = max(self._longest, length)
+        self._longest = max(self._longest, length / turns)
+        self._span = length - length / turns
         if self._intervals % WINDOW == 0:
             self._longest_before, self._longest = self._longest, 0.0
 
@@ -69,8 +73,8 @@ class TimeLimit:
 
     @property
     def grace(self) -> float:
-        """What has to be left: twice a turn of the loop and a save."""
-        return 2 * (max(self._longest, self._longest_before) + self._save)
+        """What has to be left: twice a turn of the loop and a save, and the turns in which nobody asks."""
+        return 2 * (max(self._longest, self._longest_before) + self._save) + self._span
 
     def reason(self) -> str | None:
         """Why to stop now; None while there is time."""
@@ -79,9 +83,7 @@ class TimeLimit:
         left = self.end - self._clock()
         if left >= self.grace:
             return None
-        return (
-            f"{left:.0f} s of its time are left, a step and a save may take {self.grace / 2:.0f} s"
-        )
+        return f"{left:.0f} s of its time are left, a step and a save may take {(self.grace - self._span) / 2:.0f} s"
 
 
 def slurm_end(environ: Mapping[str, str]) -> float | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PERIOD = 0.25  # seconds between two agreements, where steps are shorter
 MOST = 16  # steps between two agreements: a run that becomes slow is not left alone for long
 REMEMBERED = 64  # save switches that were obeyed
-NOTHING, SAVE_SWITCH, WORD, TIME, SIGNAL, KILL_SWITCH = range(6)  # the more urgent the higher
+NOTHING, SAVE_SWITCH, WORD, TIME, SIGNAL, KILL_SWITCH, OFF = range(7)  # the more urgent the higher
 _WORDS = {
     SAVE_SWITCH: "the save switch is set",
     WORD: "it asked to stop",
@@ -38,6 +38,11 @@ _WORDS = {
     KILL_SWITCH: "the kill switch is set",
 }
 _RANKS = 2**32
+_FAR = (
+    2**62
+)  # more than any count; what is left of it is the lowest count, as the highest is agreed
+START = 600.0  # seconds that `at_start` waits for the others: nothing trains yet
+STEADY = 2  # times that the counts of all ranks were the same, after which they have to be
 
 
 class Switches:
@@ -47,7 +52,7 @@ class Switches:
     `limit`: when to stop by itself. `reason`: asked at every agreement why to stop, None for no reason. `signal`: the one
     that asks to stop; None for none. `every`: steps from one agreement to the next; None: so that there are four a second
     at most. `group`: a process group to agree in, which takes CPU tensors; None: an own one. `timeout`: seconds that a rank
-    waits for the others; after it the switches are off. Raises ValueError for arguments that cannot be; later nothing does.
+    waits in a poll for the others; after it the switches are off. Raises ValueError for arguments that cannot be; later nothing does.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class Switches:
         signal: str | None = "USR1",
         every: int | None = None,
         group: Any = None,
-        timeout: float = 600.0,
+        timeout: float = 5.0,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         if every is not None and every < 1:
@@ -75,22 +80,22 @@ class Switches:
         self._said: set[str] = set()
         self._ended = self._off = False
         self._polls = self._due = 0
+        self._counted = self._steady = 0
         self._begun: tuple[int, float] | None = None  # the poll and the time of the last agreement
         self._saved_since = 0.0  # seconds
         self._own: tuple[int, str] = (NOTHING, "")
 
     def at_start(self) -> str | None:
-        """ "kill" if the job is to end before it has begun; without a process group each rank answers for itself."""
+        """ "kill" if the job is to end before it has begun; several ranks agree, after init_process_group."""
+        if self._off:
+            return None
         try:
             self._watch.start()
             self._watch.first_look()
-            if agreement.size() == 0:
-                action, self.reason = self._wanted()
-                self._ended = action > SAVE_SWITCH
-                self._say(self.reason if self._ended else "")
-                return KILL if self._ended else None
-            self._begin(saves=False)
-            return self._finish()
+            if not self._can_agree():
+                return None
+            self._begin(saves=False, timeout=START)
+            return self._finish(START)
         except Exception as error:
             self._give_up(error)
             return None
@@ -116,7 +121,8 @@ class Switches:
     def _poll(self) -> str | None:
         self._polls += 1
         action = self._finish() if self._agreement.begun else None
-        if action != KILL and self._polls >= self._due and self._can_agree():
+        waits = not self._off and action != KILL and self._polls >= self._due
+        if waits and self._can_agree():
             self._begin()
             if agreement.size() == 1:
                 action = self._finish() or action
@@ -130,7 +136,7 @@ class Switches:
         )
         return False
 
-    def _begin(self, *, saves: bool = True) -> None:
+    def _begin(self, *, saves: bool = True, timeout: float | None = None) -> None:
         self._watch.start()
         pace = self._measure()
         self._own = self._wanted()
@@ -139,12 +145,24 @@ class Switches:
             kind = NOTHING
         seen = self._watch.seen
         token = seen.save if seen and kind == SAVE_SWITCH else 0
-        self._agreement.begin((kind * _RANKS + agreement.rank(), token, self._every or pace))
+        urgent, count = kind * _RANKS + agreement.rank(), agreement.clock()
+        self._agreement.begin((urgent, token, self._every or pace, count, _FAR - count), timeout)
         self._leave_word()
 
-    def _finish(self) -> str | None:
-        urgent, token, pace = self._agreement.finish()
+    def _finish(self, timeout: float | None = None) -> str | None:
+        urgent, token, pace, most, left = self._agreement.finish(timeout)
         kind, rank = divmod(urgent, _RANKS)
+        if kind == OFF:
+            self._turn_off(f"rank {rank} asks no more")
+            return None
+        apart = most - (_FAR - left)
+        if apart and self._steady >= STEADY:
+            self._turn_off(
+                f"not all ranks polled after each step: they are {apart} of its collectives apart"
+            )
+            return None
+        self._steady = 0 if apart else self._steady + (most > self._counted)
+        self._counted = most
         if self._begun:
             self._due = self._begun[0] + max(1, pace)
         if kind == NOTHING:
@@ -170,7 +188,7 @@ class Switches:
         length = max(0.0, now - before[1] - self._saved_since)
         self._saved_since = 0.0
         if self._limit:
-            self._limit.interval(length)
+            self._limit.interval(length, self._polls - before[0])
         step = length / (self._polls - before[0])
         return min(MOST, max(1, math.ceil(PERIOD / step))) if step > 0 else MOST
 
@@ -215,10 +233,17 @@ class Switches:
             self._limit.saved(length)
 
     def _give_up(self, error: Exception) -> None:
-        """Nothing that is broken here may harm the job."""
+        """Nothing that is broken here may harm the job; the others learn it at their next exchange, and wait for nobody."""
+        self._turn_off(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+        try:
+            if agreement.size() > 1:
+                self._agreement.begin((OFF * _RANKS + agreement.rank(), 0, 1, 0, _FAR))
+        except Exception:
+            pass
+
+    def _turn_off(self, why: str) -> None:
         self._off = True
-        why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        self._say(f"the switches are off, the training goes on: not all ranks polled, or {why}")
+        self._say(f"the switches are off, the training goes on: {why}")
 
     def _say(self, text: str, *, again: bool = False) -> None:
         """One line on stderr; each sentence once."""

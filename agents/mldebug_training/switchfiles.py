@@ -27,6 +27,7 @@ DEFAULT = ".mldebug-switch"
 MAX_BYTES = 4096
 
 _IDS = ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+_LOOPBACK = ("", "localhost", "127.0.0.1", "::1")
 _GENERIC = ("", "none", "default", "static", "0")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -56,9 +57,17 @@ def job_name(environ: Mapping[str, str]) -> str:
     """One word for all ranks of a job, and for all jobs of an array: a switch burns through those still queued."""
     ids = (environ.get(name, "") for name in _IDS)
     name = next((one for one in ids if one.lower() not in _GENERIC), "")
-    name = name or f"port-{environ.get('MASTER_PORT') or 'none'}"
+    name = name or _meeting(environ)
     safe = "".join(one if one.isascii() and (one.isalnum() or one in "-_") else "_" for one in name)
     return safe[:64]
+
+
+def _meeting(environ: Mapping[str, str]) -> str:
+    """Where the ranks meet: no two jobs can have the same address and port at one time."""
+    place = environ.get("MASTER_ADDR", "").lower()
+    if place in _LOOPBACK:
+        place = os.uname().nodename
+    return f"{place[:40]}-{environ.get('MASTER_PORT') or 'none'}"
 
 
 def make(folder: str) -> str:

@@ -6,6 +6,7 @@ the folder, for whoever is on this node.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import json
 import os
@@ -48,9 +49,8 @@ class Watch:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        self._first, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mldebug-switch", daemon=True)
-        self._thread.start()
+        self._first, self._ended, self._gone = (threading.Event() for _ in range(3))
+        _thread.start_new_thread(self._run, ())  # unlisted: a job may join all threads it finds
         atexit.register(self.close)
 
     def first_look(self, timeout: float = FIRST_LOOK) -> Seen:
@@ -70,7 +70,7 @@ class Watch:
         """Stop looking, and tidy up; a folder that hangs is left alone."""
         if self._pid == os.getpid() and not self._ended.is_set():
             self._ended.set()
-            self._thread.join(GOODBYE)
+            self._gone.wait(GOODBYE)
             self._withdraw()
 
     def _run(self) -> None:
@@ -83,6 +83,7 @@ class Watch:
             if self._ended.wait(self._interval):
                 break
         self._quietly(self._last)
+        self._gone.set()
 
     def _refuse(self) -> None:
         self.seen = Seen(trouble=self.trouble)

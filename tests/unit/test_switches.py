@@ -1,5 +1,6 @@
 """Switches without processes: what is a switch, who agrees on what, and what `mldebug switch` does to a folder."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -137,7 +138,12 @@ def test_the_folder_of_a_job_is_the_same_for_all_its_ranks(
         True,
     )
     generic = {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
-    assert choose(None, generic) == (f"{tmp_path}/.mldebug-switch/port-29500", True)
+    assert choose(None, generic) == (
+        f"{tmp_path}/.mldebug-switch/{os.uname().nodename}-29500",
+        True,
+    )
+    generic["MASTER_ADDR"] = "node7"
+    assert choose(None, generic) == (f"{tmp_path}/.mldebug-switch/node7-29500", True)
     assert choose(None, {switchfiles.VARIABLE: "/shared"}) == ("/shared", False)
     assert choose("here", {switchfiles.VARIABLE: "/shared"}) == (f"{tmp_path}/here", False)
 
@@ -224,7 +230,7 @@ def test_before_the_ranks_can_agree_nobody_acts(
     watch.seen = Seen(kill=1)
     assert [one.poll(), one.poll()] == [None, None]
     assert capsys.readouterr().err.count("until torch.distributed is initialised") == 1
-    assert one.at_start() == "kill"  # as this rank sees it
+    assert one.at_start() is None  # another rank may see it later
 
 
 @pytest.mark.usefixtures("usr1")
@@ -249,6 +255,62 @@ def test_a_signal_is_no_matter_outside_the_main_thread() -> None:
     assert "main thread" in made[0].trouble
     with pytest.raises(ValueError, match="no signal"):
         Asked("SIGNIFICANT")
+
+
+@pytest.mark.usefixtures("usr1")
+def test_a_handler_that_python_does_not_know_stays() -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1)
+    try:
+        assert "C code handles it" in Asked("USR1").trouble
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+    assert Asked("USR1").trouble == ""
+
+
+def test_the_watch_is_in_no_list_of_threads(place: Path) -> None:
+    watch = switchwatch.Watch(str(place), ours=False)
+    before = threading.enumerate()
+    watch.start()
+    watch.first_look()
+    assert threading.enumerate() == before
+    watch.close()
+
+
+def test_turns_in_which_nobody_asks_count_once() -> None:
+    limit = TimeLimit(100, save=0)
+    limit.interval(16.0, 16)
+    limit.interval(16.0, 16)
+    assert limit.grace == 2 * 1.0 + 15.0
+
+
+def test_the_options_behind_the_command_are_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(os, "execvpe", lambda _, words, __: ran.append(words))
+    words = ["python", "t.py", "--help", "--print-env"]
+    cli.main(["run", *words])
+    cli.main(["run", "--", *words])
+    assert ran == [words, words]
+
+
+def test_ranks_whose_counts_part_give_up_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, counts = Table(2), [0, 0]
+    monkeypatch.setattr(agreement, "size", lambda: 2)
+    monkeypatch.setattr(agreement, "rank", lambda: table.speaks)
+    monkeypatch.setattr(agreement, "clock", lambda: counts[table.speaks])
+    ranks = [switches(every=1)[0] for _ in range(2)]
+    for number, one in enumerate(ranks):
+        one._agreement = Seat(table, number)  # type: ignore[assignment]
+    for step in range(12):
+        counts[:] = [step + 1, step + 1 + (step >= 8)]
+        if step == 8:
+            ranks[0]._watch.seen = Seen(kill=1)
+        for table.speaks, one in enumerate(ranks):
+            assert one.poll() is None
+    assert [one._off for one in ranks] == [True, True]
+    assert capsys.readouterr().err.count("1 collectives apart") == 2
 
 
 def test_a_reason_that_fails_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,7 +368,7 @@ class Seat:
     def ready(self) -> bool:
         return True
 
-    def begin(self, numbers: tuple[int, ...]) -> None:
+    def begin(self, numbers: tuple[int, ...], timeout: float | None = None) -> None:
         rounds = self._table.rounds
         if self._round == len(rounds):
             rounds.append({})
@@ -314,7 +376,7 @@ class Seat:
         rounds[self._round][self._rank] = tuple(numbers)
         self.begun = True
 
-    def finish(self) -> tuple[int, ...]:
+    def finish(self, timeout: float | None = None) -> tuple[int, ...]:
         told = self._table.rounds[self._round]
         assert len(told) == self._table.size, "it would wait for ever"
         self._round += 1
@@ -507,7 +569,7 @@ def test_a_folder_that_hangs_holds_nobody_up(monkeypatch: Any) -> None:
     watch.close()
     assert time.monotonic() - began < 10
     released.set()
-    watch._thread.join(20)
+    assert watch._gone.wait(20)
 
 
 SCRIPT = """

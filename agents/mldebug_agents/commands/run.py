@@ -21,7 +21,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--print-env", is_flag=True, help="Print the lines for a Slurm script or a pod.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
 def command(print_env: bool, words: tuple[str, ...]) -> None:
