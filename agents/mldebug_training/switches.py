@@ -158,7 +158,7 @@ class Switches:
         apart = most - (_FAR - left)
         if apart and self._steady >= STEADY:
             self._turn_off(
-                f"not all ranks polled after each step: they are {apart} of its collectives apart"
+                f"not all ranks polled after each step: their counts of collectives are {apart} apart"
             )
             return None
         self._steady = 0 if apart else self._steady + (most > self._counted)

@@ -310,7 +310,7 @@ def test_ranks_whose_counts_part_give_up_together(
         for table.speaks, one in enumerate(ranks):
             assert one.poll() is None
     assert [one._off for one in ranks] == [True, True]
-    assert capsys.readouterr().err.count("1 collectives apart") == 2
+    assert capsys.readouterr().err.count("are 1 apart") == 2
 
 
 def test_a_reason_that_fails_is_none(capsys: pytest.CaptureFixture[str]) -> None:
