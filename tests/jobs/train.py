@@ -82,6 +82,8 @@ def train(job: Job) -> None:
             tensor_parallel(job, loss)
         if not job.strikes("skip", step):
             average_gradients(job)
+        if job.options.fault == "no_send":
+            hand_on(job, loss, skipped=job.strikes("no_send", step))
         share_loss(job, loss)
         job.optimizer.step()
         if job.rank == 0 and step % 5 == 0 and job.options.fault != "silent":
@@ -128,6 +130,14 @@ def share_loss(job: Job, loss: torch.Tensor) -> None:
         dist.all_gather([loss.clone() for _ in range(job.world_size)], loss)
     else:
         dist.all_reduce(loss, group=job.metrics_group)
+
+
+def hand_on(job: Job, loss: torch.Tensor, skipped: bool) -> None:
+    """The last rank but one sends its loss to the last, or forgets to."""
+    if job.rank == job.world_size - 1:
+        dist.recv(loss.clone(), job.rank - 1)
+    elif job.rank == job.world_size - 2 and not skipped:
+        dist.send(loss, job.rank + 1)
 
 
 def reduce_in_order(job: Job, loss: torch.Tensor, swapped: bool) -> None:

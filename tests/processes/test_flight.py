@@ -56,6 +56,21 @@ def test_without_the_hook_it_stays_unknown() -> None:
         assert (diagnosis["verdict"], diagnosis["culprits"]) == ("unknown", [])
 
 
+def test_the_victim_of_a_send_that_was_left_out_is_not_named() -> None:
+    """Rank 1 waits with the others by now, and its victim is the only one behind; gloo records no receive."""
+    with running(Plan("no_send", world_size=3, struck=(1,), hook=True)) as job:
+        job.wait_until_stuck()
+        report = mldebug(job, "dump", "--json", "--pid", str(job.ranks[0])).report
+        diagnosis = report["diagnosis"]
+        assert diagnosis["culprits"] == [], diagnosis
+        assert (diagnosis["verdict"], diagnosis["confidence"]) == ("collective_mismatch", "low")
+        assert re.fullmatch(
+            r"Rank 2 waits in recv at hand_on .* and has not called all_reduce \d+ of group 0, in which ranks 0-1 "
+            r"wait; whom it waits for no recorder tells",
+            diagnosis["summary"],
+        ), diagnosis
+
+
 def test_a_job_that_is_asked_trains_on_to_the_same_end() -> None:
     """Asked while one rank is stopped and the other hangs in a collective, and again while both train."""
     asked, alone = losses(ask=True), losses(ask=False)
