@@ -70,7 +70,7 @@ class Stall(Section, frozen=True, kw_only=True):
 
     # auto: 5 times the 99th percentile of the run's own gaps, 30s to 4m; a number is obeyed as it is
     timeout: Literal["auto"] | PositiveDuration = "auto"
-    # for a rank that works while others wait. auto: 4 times the timeout, at least 5m
+    # for a rank that works while others wait, and writes no checkpoint. auto: 4 times the timeout, at least 5m
     busy_timeout: Literal["auto"] | PositiveDuration = "auto"
     # before the first step
     init_timeout: PositiveDuration = 300.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mldebug.flight.votes import settled
+from mldebug.flight.votes import Hang, settled
 from mldebug.folding import fold_ranks
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
@@ -62,6 +62,7 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
         groups=groups,
         group_of=group_of,
         tree=merge((rank.rank, _stand(rank)[0]) for rank in case.ranks),
+        taken_at=case.taken_at,
     )
 
 
@@ -294,7 +295,7 @@ def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
     look = "nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?"
     if alike := Flights(case).alike:
         called = f"{alike.call.op} {alike.call.sequence} of {alike.view.title}"
-        why = f"every member has called {called} alike and it does not complete: no rank is behind, look at GPUs and network"
+        why = f"every member has called {called} {_likeness(alike)}"
         return f"all {len(case.ranks)} ranks wait ({case.victims()}): {why}", (look, again)
     hint = (
         ()
@@ -305,6 +306,13 @@ def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
         f"all {len(case.ranks)} ranks wait ({case.victims()}): stacks alone do not tell who is behind",
         (look, *hint, again),
     )
+
+
+def _likeness(hang: Hang) -> str:
+    """How all have called one collective, and where that leads."""
+    if hang.one_size:
+        return "alike and it does not complete: no rank is behind, look at GPUs and network"
+    return "and no rank is behind, but their sizes or types differ: are they meant to?"
 
 
 def _stalled(case: Case, diagnosis: Diagnosis) -> bool:

@@ -2,6 +2,7 @@
 `mldebug_training.record`; a job may have written anything into it, so nothing is taken for true.
 """
 
+import binascii
 import math
 import struct
 
@@ -11,6 +12,7 @@ from mldebug.redact import clean
 SIZE = 4096
 MAGIC = b"mldebug\x01"
 PREFIX, STACKS, FLIGHT = "mldebug-", ".stacks", ".flight"
+RECORD = "the hook's record"  # as gaps call it
 MAX_SCALARS = 16
 MAX_STEP = 2**53  # beyond it a metric could not hold it
 MAX_SIGNAL = 64
@@ -22,8 +24,8 @@ _STATE = struct.Struct("<QqQQiiIiQ32s")
 _COUNT = struct.Struct("<I")
 _SCALAR = struct.Struct("<24sd")
 _STATE_AT, _COUNT_AT, _SCALARS_AT = 32, 120, 128
-_MAIN_AT, _FLIGHT_AT = 640, 648
-_FLIGHT = struct.Struct("<II")
+_MAIN_AT, _FLIGHT_AT, _SUM_AT = 640, 648, 660
+_FLIGHT = struct.Struct("<III")
 _NUMBER = struct.Struct("<Q")
 
 
@@ -43,6 +45,9 @@ class Heartbeat(Noun, frozen=True, kw_only=True):
     main_thread: int = 0  # as the stacks call it
     flight_signal: int | None = None  # asks for the Flight Recorder
     flight_answers: int = 0  # how often it was asked, and has done what it could
+    collective_timeout: float | None = (
+        None  # seconds after which PyTorch ends a collective of all ranks
+    )
     phase: str = ""
     phase_since: float = 0.0
     scalars: dict[str, float] = {}
@@ -68,7 +73,14 @@ def parse_record(data: bytes, pid: int, start_ticks: int, now: float) -> Heartbe
         raise ValueError(f"it is the record of pid {its_pid}, started at {its_start}")
     if _NUMBER.unpack_from(data, SIZE - _NUMBER.size)[0] != sequence:
         raise TornError("it was being written")
+    if _COUNT.unpack_from(data, _SUM_AT)[0] not in (0, _checksum(data)):
+        raise TornError("it was being written: its checksum is another one")
     return _heartbeat(data, now)
+
+
+def _checksum(data: bytes) -> int:
+    count = min(_COUNT.unpack_from(data, _COUNT_AT)[0], MAX_SCALARS)
+    return binascii.crc32(data[_STATE_AT : _SCALARS_AT + count * _SCALAR.size])
 
 
 def said(beat: Heartbeat, now: float) -> Said:
@@ -91,7 +103,7 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         data, _STATE_AT
     )
     known = 0 <= step <= MAX_STEP
-    flight, answers = _FLIGHT.unpack_from(data, _FLIGHT_AT)
+    flight, answers, timeout = _FLIGHT.unpack_from(data, _FLIGHT_AT)
     return Heartbeat(
         written_at=_seconds(written, now),
         step=step if known else None,
@@ -104,6 +116,7 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         main_thread=_NUMBER.unpack_from(data, _MAIN_AT)[0],
         flight_signal=flight if 0 < flight <= MAX_SIGNAL else None,
         flight_answers=answers,
+        collective_timeout=float(timeout) if timeout else None,
         phase=_text(phase),
         phase_since=_seconds(since, now),
         scalars=dict(_scalars(data)),

@@ -11,16 +11,21 @@ from mldebug.endings.facts import Ending
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.timeline import with_exits
 from mldebug.endings.written import judgement_of, with_gaps, without_processes
-from mldebug.model import Judgement, NodeCapture, Noun
+from mldebug.model import Gap, Job, Judgement, NodeCapture, Noun
 from mldebug.report.build import State, build_report, rfc3339
+from mldebug.report.changes import comparison, later_words
 from mldebug.reportmodel import (
     CaptureView,
+    Comparison,
     Report,
     Stall,
     TimelineEvent,
 )
+from mldebug.stall.sentences import seconds
+from mldebug.uncaptured import judge_uncaptured, stand_in
 
 MAX_ATTEMPTS = 1000
+MAX_GAPS = 8
 
 
 class Incident(Noun, frozen=True, kw_only=True):
@@ -29,14 +34,19 @@ class Incident(Noun, frozen=True, kw_only=True):
     id: str
     key: str  # run, attempt, last step: two agents that see the same stall have the same
     job_id: str
+    job: Job | None = (
+        None  # as it was when the incident was opened: all that a report has where no capture comes
+    )
     detected_at: float
     stalled_since: float | None = None
     timeout: float = 0.0
     why: str = ""
     sentence: str = ""
     state: State = "open"
+    over_at: float | None = None  # when it recovered or ended
     timeline: tuple[TimelineEvent, ...] = ()
     captures: tuple[NodeCapture, ...] = ()
+    gaps: tuple[Gap, ...] = ()  # captures that could not be had
     kind: Literal["stall", "abnormal_end"] = "stall"
     ending: Ending | None = None  # of the newest attempt that failed
     failed: tuple[int, ...] = ()  # attempts that failed the same way, in order
@@ -53,13 +63,28 @@ def add_capture(incident: Incident, capture: NodeCapture) -> Incident:
     """Keep a capture: the first and the newest stay, which is what moved between them."""
     kept = (*incident.captures[:1], capture)
     incident = msgspec.structs.replace(incident, captures=kept)
-    note = "captured all ranks" if len(kept) == 1 else "captured all ranks again"
+    note = "captured all ranks"
+    if moved := _moved(incident):
+        note = f"captured all ranks again, {later_words(moved)}: {moved.summary}"
     return say(incident, capture.taken_at, note)
+
+
+def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
+    """A capture could not be had; the same reason is told once."""
+    if gap in incident.gaps:
+        return incident
+    gaps = (*incident.gaps, gap)[-MAX_GAPS:]
+    return say(msgspec.structs.replace(incident, gaps=gaps), at, f"no capture: {gap.reason}")
+
+
+def is_seen(incident: Incident) -> bool:
+    """Is there evidence to judge by?"""
+    return bool(incident.captures) or incident.ending is not None
 
 
 def end(incident: Incident, state: State, at: float, what: str) -> Incident:
     """Close it as `recovered` or `ended`."""
-    return say(msgspec.structs.replace(incident, state=state), at, what)
+    return say(msgspec.structs.replace(incident, state=state, over_at=at), at, what)
 
 
 def add_ending(incident: Incident, ending: Ending, at: float, what: str) -> Incident:
@@ -99,6 +124,8 @@ def judge(incident: Incident) -> Judgement:
     """What the first capture says, or the newest where the first names nobody: who is busy may be inert by then."""
     if incident.ending is not None:
         return _judge_ending(incident, incident.ending)
+    if not incident.captures:
+        return judge_uncaptured(_stand_in(incident), incident.sentence, _lasted(incident))
     first = diagnose(incident.captures[:1])
     if first.diagnosis.culprits or len(incident.captures) < 2:
         return first
@@ -121,15 +148,15 @@ def _judge_ending(incident: Incident, ending: Ending) -> Judgement:
 
 
 def write_report(incident: Incident, judgement: Judgement, reported_at: float) -> Report:
-    """The incident as a report; needs at least one capture, or an ending."""
-    captures, timeline = incident.captures[:1], incident.timeline
+    """The incident as a report: all of it rests on the capture that the judgement rests on."""
+    capture, timeline = _judged_by(incident, judgement), incident.timeline
     if incident.ending is not None:
-        captures = (_of_the_end(incident, incident.ending),)
         blamed = {one.rank for one in judgement.diagnosis.culprits if one.rank is not None}
         timeline = with_exits(timeline, incident.ending, blamed, incident.detected_at)
+    capture = msgspec.structs.replace(capture, gaps=(*capture.gaps, *incident.gaps))
     report = build_report(
         judgement,
-        captures,
+        (capture,),
         kind=incident.kind,
         trigger="stall" if incident.kind == "stall" else "exit",
         state=incident.state,
@@ -137,22 +164,57 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         reported_at=reported_at,
         stall=Stall(timeout_seconds=incident.timeout, why=incident.why),
         timeline=timeline,
-        versions=captures[0].versions,
+        versions=capture.versions or incident.versions,
         report_id=incident.id,
         stalled_since=incident.stalled_since,
     )
-    return msgspec.structs.replace(report, captures=_views(incident))
+    views = _views(incident, judgement)
+    return msgspec.structs.replace(report, captures=views, comparison=_moved(incident))
+
+
+def _judged_by(incident: Incident, judgement: Judgement) -> NodeCapture:
+    """The capture that the judgement rests on: of an end that of those that lived on, else what stands for one."""
+    if incident.ending is not None:
+        return _of_the_end(incident, incident.ending)
+    first = next(iter(incident.captures), None) or _stand_in(incident)
+    return next((one for one in incident.captures if one.taken_at == judgement.taken_at), first)
 
 
 def _of_the_end(incident: Incident, ending: Ending) -> NodeCapture:
-    """The capture of those that lived on, else what stands for one."""
     if incident.captures:
-        return with_gaps(incident.captures[0], ending)
+        return with_gaps(incident.captures[-1], ending)
     return without_processes(ending, incident.detected_at, incident.versions)
 
 
-def _views(incident: Incident) -> tuple[CaptureView, ...]:
+def _stand_in(incident: Incident) -> NodeCapture:
+    """What a report shows where no capture has come."""
+    job = incident.job or Job(id=incident.job_id, name=incident.job_id, launcher="unknown")
+    return stand_in(job, incident.detected_at, incident.state, incident.gaps)
+
+
+def _lasted(incident: Incident) -> str:
+    if incident.over_at is None:
+        return ""
+    stood = incident.over_at - (incident.stalled_since or incident.detected_at)
+    known = incident.over_at - incident.detected_at
+    told = f"of which {seconds(round(known, 1))} after it was told"
+    return f"the stall lasted {seconds(round(stood, 1))}, {told}"
+
+
+def _moved(incident: Incident) -> Comparison | None:
+    if len(incident.captures) < 2:
+        return None
+    return comparison(incident.captures[0], incident.captures[-1])
+
+
+def _views(incident: Incident, judgement: Judgement) -> tuple[CaptureView, ...]:
+    """The moments; where there are two, which one the report rests on."""
     first = "when the stall was confirmed" if incident.kind == "stall" else "ranks that lived on"
+    notes = [first, "once more, to see what moved"][: len(incident.captures)]
+    if len(notes) > 1:
+        judged = _judged_by(incident, judgement).taken_at
+        at = 0 if judged == incident.captures[0].taken_at else 1
+        notes[at] += " (this report rests on it)"
     return tuple(
         CaptureView(
             at=rfc3339(capture.taken_at),
@@ -160,5 +222,5 @@ def _views(incident: Incident) -> tuple[CaptureView, ...]:
             ranks=len(capture.ranks),
             note=note,
         )
-        for capture, note in zip(incident.captures, (first, "later: what moved"), strict=False)
+        for capture, note in zip(incident.captures, notes, strict=True)
     )

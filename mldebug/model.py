@@ -255,6 +255,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     version: str = ""
     groups: tuple[FlightGroup, ...] = ()
     sends: tuple[str, ...] = ()  # point-to-point calls that are not done: "recv 3<-2"
+    silent: tuple[str, ...] = ()  # backends that have made calls of which no recorder tells
 
 
 class Said(Noun, frozen=True, kw_only=True):
@@ -281,11 +282,12 @@ class RankCapture(Noun, frozen=True, kw_only=True):
 class Fault(Noun, frozen=True, kw_only=True):
     """Something that the kernel, the driver or a GPU said against a GPU, a process or the node, and whom it concerns."""
 
-    kind: str  # xid, sxid, gpu_lost, gpu_missing, ecc, oom_kill
+    kind: str  # xid, sxid, gpu_lost, gpu_init_failed, gpu_missing, ecc, oom_kill
     at: float  # unix: when the worst of it was first said
     words: str  # "Xid 79 (GPU has fallen off the bus) on GPU 0000:3b:00.0"
     code: str = ""  # xid_79
     tier: str = ""  # of mldebug.kernellog.xids: fatal means that the GPU or its node is to blame
+    catalogue: str = ""  # version of the Xid catalogue that says so; "": no Xid
     node: str = ""
     rank: int | None = None  # None: nobody in particular
     by: str = "node"  # how the rank is known: process, child, gpu, environment; node: it is not
@@ -451,3 +453,4 @@ class Judgement(Noun, frozen=True, kw_only=True):
     group_of: dict[int, int] = {}  # rank -> index into groups
     tree: tuple[TreeNode, ...] = ()
     stalled: bool = False  # somebody is named, or all who were seen wait and nobody moved
+    taken_at: float = 0.0  # of the newest capture that it rests on; 0: of none

@@ -34,7 +34,7 @@ def movement(pid: int, samples: list[Sample]) -> Movement | None:
         cpu_ratio=_ratio(after.cpu_seconds - before.cpu_seconds, span),
         process_cpu_ratio=_ratio(_cpu(last.state) - _cpu(first.state), span),
         switches=max(0, after.voluntary_switches - before.voluntary_switches),
-        io_chars=max(0, _io(last.state) - _io(first.state)),
+        io_chars=_io_between(first.state, last.state),
     )
 
 
@@ -70,8 +70,12 @@ def _cpu(state: ProcessState | None) -> float:
     return sum(thread.cpu_seconds for thread in state.threads) if state else 0.0
 
 
-def _io(state: ProcessState | None) -> int:
-    return state.io.read_chars + state.io.written_chars if state and state.io else 0
+def _io_between(first: ProcessState | None, last: ProcessState | None) -> int:
+    """Nothing, where one of them could not be read: a counter counts from the start of the process."""
+    if not (first and last and first.io and last.io):
+        return 0
+    before = first.io.read_chars + first.io.written_chars
+    return max(0, last.io.read_chars + last.io.written_chars - before)
 
 
 def _ratio(part: float, whole: float) -> float:

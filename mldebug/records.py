@@ -30,6 +30,13 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss: float | None = None  # nan and inf are what a log may say
     step_seconds: float | None = None  # > 0, finite
     place: str = ""  # what else the line counts: its epoch, how far an evaluation is
+    mark: int = 0  # checksum of a line without a step, which differs where anything else in it does
+    shape: str = (
+        ""  # the words of a line that any program may print, up to its count; "" in a known format
+    )
+    bare: bool = (
+        False  # such a line, and it counts without a loss, another metric, a total or an epoch
+    )
     format: str  # name of the logs/ plugin that read it
 
 

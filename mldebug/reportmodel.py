@@ -1,5 +1,6 @@
 """The report, `report.json`, as it is written: one struct for each object in it. What it tells of is in `model`."""
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -90,6 +91,37 @@ class CaptureView(Spoken, frozen=True, kw_only=True):
     note: str
 
 
+class Change(StrEnum):
+    """What became of a rank from the first capture to the later one."""
+
+    UNCHANGED = "unchanged"
+    ACTIVE = "active"  # the same frames, and its counters move
+    MOVED = "moved"
+    GONE = "gone"
+    CAME = "came"
+    REPLACED = "replaced"  # the rank is another process now
+    UNSEEN = "unseen"  # without a stack in one of them
+
+
+class ChangeView(Spoken, frozen=True, kw_only=True):
+    """Ranks of which the same became between two captures; `before` and `after` are frames, where they moved."""
+
+    ranks: str  # folded: "0-1,3"
+    count: int
+    change: Change
+    before: str
+    after: str
+    words: str  # "rank 2 moved from strike (train.py:34) to backward (train.py:80)"
+
+
+class Comparison(Spoken, frozen=True, kw_only=True):
+    """What moved from the first capture to the newest."""
+
+    seconds: float  # between them
+    summary: str  # one sentence: "nothing moved"
+    changes: tuple[ChangeView, ...]
+
+
 class GapView(Spoken, frozen=True, kw_only=True):
     """Evidence that could not be had."""
 
@@ -126,3 +158,6 @@ class Report(Spoken, frozen=True, kw_only=True):
     gaps: tuple[GapView, ...]
     # what the kernel and the driver said, beside the evidence; reports of earlier versions lack it
     hardware: tuple[str, ...] = ()
+    # version of the catalogue that says what the Xids above mean; "" without any, and in reports of earlier versions
+    xid_catalogue: str = ""
+    comparison: Comparison | None = None  # null: there was one capture, or none

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("no deadline", deadline=None)  # a busy machine is no defect
+settings.load_profile("no deadline")
 GOLDEN = Path(__file__).with_name("golden")
 
 

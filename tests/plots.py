@@ -6,6 +6,7 @@ from mldebug.model import Role
 from mldebug.stall.signals import ProgressKind
 from traces import (
     ONE_LINE,
+    SAVES,
     SLEEPS,
     SPINS,
     TRAINS,
@@ -14,12 +15,15 @@ from traces import (
     Run,
 )
 
+FSYNC = SLEEPS._replace(doing="waits for storage in fsync", class_name="storage", state="D")
 CHATTY = SLEEPS._replace(io=200.0)  # another thread writes a line a second
 LIGHT = Does(Role.INERT, "sleeps in next_batch (train.py:9)", cpu=0.03, switches=0.3)
 
 
-def trained(seconds: float = 60, ranks: int = 4, every: float = 1.0) -> Run:
-    return Run(ranks=ranks).train(seconds, every)
+def trained(seconds: float = 60, ranks: int = 4, every: float = 1.0, backend: str = "nccl") -> Run:
+    run = Run(ranks=ranks)
+    run.backend = backend
+    return run.train(seconds, every)
 
 
 def ramp(run: Run) -> Run:
@@ -32,11 +36,11 @@ def irregular(run: Run) -> Run:
     return run.play(900, ONE_LINE, every=lambda _: dice.uniform(0.05, 3.0))
 
 
-def grow(run: Run, seconds: int, does: Does | dict[int, Does]) -> Run:
-    """A checkpoint whose bytes can be seen to grow."""
+def save_in_pieces(run: Run, seconds: int, every: int) -> Run:
+    """Rank 0 makes one large write in so many seconds, then stands in fsync; the others wait."""
     for second in range(seconds):
-        run.signal(ProgressKind.CHECKPOINT_BYTES, 8e8 * (second + 1))
-        run.play(1, does, others=SPINS)
+        piece = SAVES if second % every == 0 else FSYNC
+        run.play(1, {0: piece}, others=SPINS)
     return run
 
 
@@ -56,7 +60,7 @@ def restart(run: Run, pause: float = 5) -> Run:
     return run
 
 
-def unlogged(ranks: int = 4) -> Run:
+def unlogged(ranks: int = 4, *, elsewhere: bool = False) -> Run:
     run = Run(ranks=ranks)
-    run.started = True
+    run.started, run.elsewhere = True, elsewhere
     return run

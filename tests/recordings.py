@@ -20,7 +20,6 @@ from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook
 
 FOLDER = Path(__file__).parent / "fixtures" / "h200" / "signals"
 RECORD = 94  # bytes of one line of the training log
-CHECKPOINT = 10_000_000  # bytes a second that only a checkpoint writes here
 TICK = 0.01
 SYNC = {
     "train_step (rec_train.py:24)": "return loss.item()",
@@ -59,6 +58,7 @@ def _later(old: RankLook, new: RankLook, index: int) -> RankLook:
         new,
         switches=new.switches + index * (new.switches - old.switches),
         io_bytes=new.io_bytes + index * (new.io_bytes - old.io_bytes),
+        written_bytes=new.written_bytes + index * (new.written_bytes - old.written_bytes),
     )
 
 
@@ -75,8 +75,6 @@ class _Player:
         self.begins = phases(name)[0][0]
         self.records = 0
         self.record_at = 0.0
-        self.bytes = 0
-        self.bytes_at = 0.0
         self.stacks: dict[str, list[str]] = {}
 
     def play(self) -> Iterator[Look]:
@@ -92,9 +90,6 @@ class _Player:
         if row["t"] > self.begins and RECORD <= new - old < 1000:
             self.records += (new - old) // RECORD
             self.record_at = row["t"]
-        if new - old > CHECKPOINT:
-            self.bytes += new - old
-            self.bytes_at = row["t"]
 
     def _look(self, before: dict[str, Any], row: dict[str, Any]) -> Look:
         alive = {rank: now for rank, now in row["ranks"].items() if now["state"] != "gone"}
@@ -110,8 +105,6 @@ class _Player:
     def _progress(self) -> Iterator[Progress]:
         if self.log and self.records:
             yield Progress(kind=ProgressKind.RECORD, value=self.records * 10, at=self.record_at)
-        if self.checkpoint and self.bytes:
-            yield Progress(kind=ProgressKind.CHECKPOINT_BYTES, value=self.bytes, at=self.bytes_at)
 
     def _rank(self, rank: str, before: dict[str, Any], row: dict[str, Any]) -> RankLook:
         old, new = before["ranks"].get(rank, {}), row["ranks"][rank]
@@ -123,6 +116,7 @@ class _Player:
             process_cpu_ratio=cpu * TICK / span,
             switches=new["main_vol"],
             io_bytes=new["rchar"] + new["wchar"],
+            written_bytes=new["wchar"] if self.checkpoint else 0,
             state=new["state"],
             wchan=new["wchan"],
             device_progress=self._device(int(rank), before, row, span) if self.gpu else None,

@@ -29,6 +29,8 @@ class Does(NamedTuple):
     process_cpu: float = 0.0
     children_cpu: float = 0.0
     children_io: float = 0.0
+    phase: str | None = None  # as a hook says it
+    writes: float = 0.0  # bytes a second
 
 
 WAITS = Does(Role.WAITING, "waits in all_reduce at train.py:30", "all_reduce", "collective")
@@ -45,7 +47,9 @@ COMPILES = Does(Role.INERT, "waits for a child", compiling=True)
 EVALUATES = Does(Role.INERT, "waits for a child", children_cpu=0.08)  # on a crowded node
 COPIES = Does(Role.INERT, "waits for a child", class_name="child_wait", children_io=5e6)
 JOINS = Does(Role.INERT, "waits for a thread of its own", class_name="thread_join")
-SAVES = Does(Role.INERT, "saves", stands=False, cpu=0.6, switches=100.0, io=8e8, state="D")
+SAVES = Does(
+    Role.INERT, "saves", stands=False, cpu=0.6, switches=100.0, io=8e8, state="D", writes=8e8
+)
 RENDEZVOUS = Does(Role.WAITING, "waits in init_process_group", "init_process_group", "init")
 EXITED = Does(Role.EXITED, "has exited")
 
@@ -63,6 +67,8 @@ class Run:
         self.collective_timeout: float | None = None
         self._switches = [0.0] * ranks
         self._io = [0.0] * ranks
+        self._written = [4096.0] * ranks
+        self.elsewhere = False
         self._frames = 0
 
     def signal(self, kind: ProgressKind, value: float, at: float | None = None) -> None:
@@ -112,12 +118,14 @@ class Run:
                 started=self.started,
                 backend=self.backend,
                 collective_timeout=self.collective_timeout,
+                elsewhere=self.elsewhere,
             )
         )
 
     def _rank(self, number: int, does: Does) -> RankLook:
         self._switches[number] += does.switches * self.interval
         self._io[number] += does.io * self.interval
+        self._written[number] += does.writes * self.interval
         place = does.doing if does.stands else f"{does.doing} {self._frames}"
         return RankLook(
             rank=number,
@@ -132,9 +140,11 @@ class Run:
             children_io_rate=does.children_io,
             switches=int(self._switches[number]),
             io_bytes=int(self._io[number]),
+            written_bytes=int(self._written[number]),
             state=does.state,
             compiling=does.compiling,
             device_progress=does.device,
+            phase=does.phase,
         )
 
 

@@ -18,12 +18,14 @@ from mldebug.incident import (
     Incident,
     add_capture,
     add_ending,
+    add_gap,
     end,
+    is_seen,
     judge,
     say,
     write_report,
 )
-from mldebug.model import Judgement, NodeCapture
+from mldebug.model import Gap, Judgement, NodeCapture
 from mldebug.report.build import State, make_id
 from mldebug.report.html import render_html
 from mldebug.stall.signals import Decision
@@ -33,6 +35,8 @@ from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.state.rows import Row
 
 log = logging.getLogger("mldebug")
+
+PATIENCE = 90.0  # seconds that a report waits for its first capture
 
 
 class Incidents:
@@ -56,10 +60,13 @@ class Incidents:
             timeline = (*known.timeline, *mine.timeline)
             captures = (*known.captures, *mine.captures)
             captures = captures if len(captures) < 3 else (captures[0], captures[-1])
-            known = msgspec.structs.replace(known, timeline=timeline, captures=captures)
+            gaps = (*known.gaps, *mine.gaps)
+            known = msgspec.structs.replace(
+                known, timeline=timeline, captures=captures, gaps=gaps, job=known.job or mine.job
+            )
         run.incident = known
         self._keep(run)
-        if known.captures or known.ending:
+        if is_seen(known):
             run.judgement = judge(known)
             self._write(known, run.judgement, run.job.uid)
 
@@ -71,10 +78,9 @@ class Incidents:
             if job_id in present or goes_on(job_id, row):
                 continue
             told = row.incident
-            if told is not None and told.state == "open" and (told.captures or told.ending):
+            if told is not None and told.state == "open":
                 why = "the run was gone when the agent came back"
-                closed = end(told, "ended", self._now(told), why)
-                self._write(closed, judge(closed), _owner(closed))
+                self._end(told, "ended", why, _owner(told))
             self._ledger.forget(job_id)
         self._ledger.forget_others(present)
 
@@ -84,8 +90,7 @@ class Incidents:
 
     def write_again(self, incident: Incident) -> None:
         """The state dir was lost: what had been written is not there any more."""
-        if incident.captures or incident.ending:
-            self._write(incident, judge(incident), _owner(incident))
+        self._write(incident, judge(incident), _owner(incident))
 
     def open(self, run: Run, decision: Decision) -> None:
         """A stall is blamed on somebody; with the capture of its confirmation, where one was taken."""
@@ -100,16 +105,21 @@ class Incidents:
             id=self._new_id(now, run.job.id),
             key=decision.key,
             job_id=run.job.id,
+            job=run.job,
             detected_at=now,
             stalled_since=None if started is None else now - max(0.0, here - started),
             timeout=decision.timeout,
             why=decision.why_timeout,
             sentence=decision.sentence,
+            versions=_versions(),
         )
         run.incident = say(incident, now, f"incident opened: {decision.sentence}")
         self._keep(run)
         if run.capture is not None:
             self._take(run, run.incident, run.capture)
+        missed, run.missed = run.missed, ()
+        for gap in missed:
+            self.missed(run, gap)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """A capture has come back; it is kept for an incident that opens later, too."""
@@ -117,14 +127,37 @@ class Incidents:
         if run.incident is not None and run.incident.state == "open":
             self._take(run, run.incident, capture)
 
+    def missed(self, run: Run, gap: Gap) -> None:
+        """A capture could not be had; told with the incident that is open, or opens later."""
+        if run.incident is None:
+            run.missed = tuple(dict.fromkeys((*run.missed, gap)))
+        elif run.incident.state == "open":
+            run.incident = add_gap(run.incident, self._now(run.incident), gap)
+            self._keep(run)
+
+    def await_capture(self, run: Run) -> None:
+        """An incident whose capture hangs is not told at its end alone."""
+        incident = run.incident
+        waits = incident is not None and run.judgement is None
+        if incident is not None and waits and self._now(incident) - incident.detected_at > PATIENCE:
+            self.unseen(run)
+
+    def unseen(self, run: Run) -> None:
+        """No capture will come soon: who reads the id of an open incident finds a report."""
+        if run.incident is None or is_seen(run.incident):
+            return
+        first = run.judgement is None
+        run.judgement = judge(run.incident)
+        if first:
+            self._tell(run, run.incident, run.judgement)
+        self._write(run.incident, run.judgement, run.job.uid)
+
     def close(self, run: Run, state: State, why: str) -> None:
-        """The stall is over: the job moves again, or has ended."""
+        """The stall is over: the job moves again, or has ended. Without a capture that is told as well."""
         if run.incident is None:
             return
-        if run.judgement is not None:
-            closed = end(run.incident, state, self._now(run.incident), why)
-            self._write(closed, run.judgement, run.job.uid)
-        run.incident, run.judgement, run.capture = None, None, None
+        self._end(run.incident, state, why, run.job.uid, run.judgement)
+        run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
         self._keep(run)
 
     # --- abnormal ends -----------------------------------------------------------------------------
@@ -168,21 +201,36 @@ class Incidents:
             self._keep(run)
         return closed
 
+    def _end(
+        self, incident: Incident, state: State, why: str, uid: int, known: Judgement | None = None
+    ) -> None:
+        """Write how it ended; one that nobody saw is judged now, and counted unless its report was written before."""
+        closed = end(incident, state, self._now(incident), why)
+        judgement = known if known is not None and is_seen(closed) else judge(closed)
+        if known is None and not is_seen(closed):
+            self._count(closed, judgement)
+        self._write(closed, judgement, uid)
+
+    def _tell(self, run: Run, incident: Incident, judgement: Judgement) -> None:
+        self._count(incident, judgement)
+        log.warning("%s: %s", run.job.name, judgement.diagnosis.summary)
+
     def _count(self, incident: Incident, judgement: Judgement) -> None:
         kind = f"{incident.kind}/{judgement.diagnosis.verdict}"
         self.counts[kind] += 1
         self.last_report[kind] = incident.id
 
     def _take(self, run: Run, incident: Incident, capture: NodeCapture) -> None:
-        first = not incident.captures
+        first = (
+            run.judgement is None
+        )  # recalled ones, and those of which nothing was seen, are counted
         at = max(incident.detected_at, self._clock.translate(capture.taken_at))
         capture = msgspec.structs.replace(capture, taken_at=at)
         run.incident = add_capture(incident, capture)
         run.judgement = judge(run.incident)
         self._keep(run)
         if first and incident.kind == "stall":
-            self._count(incident, run.judgement)
-            log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
+            self._tell(run, run.incident, run.judgement)
         self._write(run.incident, run.judgement, run.job.uid)
 
     def _keep(self, run: Run) -> None:
@@ -236,4 +284,5 @@ def _owner(incident: Incident) -> int:
     """Whose job it was."""
     if incident.captures:
         return incident.captures[0].job.uid
-    return incident.ending.job.uid if incident.ending else 0
+    job = incident.ending.job if incident.ending else incident.job
+    return job.uid if job else 0

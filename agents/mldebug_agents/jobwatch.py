@@ -24,7 +24,7 @@ from mldebug.model import (
 from mldebug.movement import Sample, movement
 from mldebug.records import LogCounts, StepTimes
 from mldebug.stacks import labels, last_frame, principal, python_frames
-from mldebug.stall.beats import BeatProgress, last_step, scalars
+from mldebug.stall.beats import BeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.capturing.sourceline import source_line
@@ -105,9 +105,11 @@ class JobWatch:
             ranks=ranks,
             exited=tuple(lost.rank for lost in job.lost if _lived(lost)),
             missing=tuple(lost.rank for lost in job.lost if not _lived(lost)),
+            elsewhere=job.world_size > len(job.ranks) + len(job.lost),
             progress=(*self.progress.signals(), *self._beats.signals(beats)),
             started=last_step(beats) is not None or self._has_started(job, now),
             backend="nccl" if self.logs.gpu else "gloo",
+            collective_timeout=shortest_timeout(beats),
         )
         told = self.progress
         return JobLook(

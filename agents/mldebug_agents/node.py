@@ -32,6 +32,7 @@ from mldebug_agents.life.clock import Clock
 from mldebug_agents.life.notify import Notifier, reloading, status_text
 from mldebug_agents.life.reloading import needs_restart, stuck_remarks
 from mldebug_agents.life.usage import Usage
+from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, run_state, unjudged
@@ -86,6 +87,7 @@ class Node:
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
         self.incidents = Incidents(ledger, self.clock)
+        self._orders = Orders(self._workers["capture"].order, self.incidents)
         self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
             bench.host, lambda gone: self._inbox.put(Result("exit", None, gone, None))
@@ -170,6 +172,9 @@ class Node:
         elif result.worker in self._hardware.workers:
             jobs = [run.job for run in self.runs.values()]
             self._hardware.told(result, jobs, self.found.children, self.config)
+        elif result.error is not None and result.worker == "capture":
+            run = self.runs.get(result.order.job.id)
+            self._orders.failed(run, result.order, result.error)
         elif result.error is not None:
             log.warning(
                 "%s failed: %s: %s", result.worker, type(result.error).__name__, result.error
@@ -262,16 +267,21 @@ class Node:
         if decision.open:
             self.incidents.open(run, decision)
         if decision.capture:
-            self._workers["capture"].order((run.job, self.found, decision))
+            self._orders.ask(run, Order(run.job, self.found, decision))
+        else:
+            self._orders.look(run, self.found)
         if decision.stage is Stage.RECOVERED:
             self.incidents.close(run, "recovered", decision.sentence)
         elif decision.stage is Stage.ENDED:
             self.incidents.close(run, "ended", decision.sentence)
         elif decision.stage in (Stage.WATCHING, Stage.QUIET):
-            run.classes, run.frames, run.capture = {}, {}, None
+            run.classes, run.frames, run.capture, run.missed = {}, {}, None, ()
+            if run.incident is None:
+                self._orders.forget(run)
 
     def _ended(self, run: Run) -> None:
         log.info("run %s (%s) is over", run.job.id, run.job.name)
+        self._orders.forget(run)
         if run.incident is not None and run.incident.kind == "stall":
             self.stories.explained(run)
             self.incidents.close(run, "ended", "all ranks are gone")
@@ -279,9 +289,9 @@ class Node:
 
     # --- captures --------------------------------------------------------------------------------
 
-    def _capture(self, order: tuple[Job, Discovery, Decision | None]) -> tuple[str, NodeCapture]:
+    def _capture(self, order: Order) -> tuple[str, NodeCapture]:
         """In the worker: take a capture of one job, and say how long it has been quiet."""
-        job, found, told = order
+        job, found, told = order.job, order.found, order.told
         taken = self.bench.capturer(GLANCE).capture(job, found.children, found.remarks, found.gaps)
         if told is None:
             return job.id, taken
@@ -291,7 +301,7 @@ class Node:
 
     def _capture_now(self, run: Run) -> None:
         """A rank has ended and others live on, or an incident of before has no capture: what do they do?"""
-        self._workers["capture"].order((run.job, self.found, None))
+        self._orders.ask(run, Order(run.job, self.found))
 
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)

@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.heartbeat import said
 from mldebug.incident import Incident
-from mldebug.model import Job, Judgement, NodeCapture, Said
+from mldebug.model import Gap, Job, Judgement, NodeCapture, Said
 from mldebug.records import LogCounts
 from mldebug.snapshot import RunState
 from mldebug.stall.signals import Decision, Stage
@@ -39,6 +39,7 @@ class Run:
         self.capture: NodeCapture | None = (
             None  # taken at the confirmation, kept whatever the ranks do
         )
+        self.missed: tuple[Gap, ...] = ()  # why none was, for an incident that opens later
         self.incident: Incident | None = None
         self.judgement: Judgement | None = None
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mldebug_training.overflow import OverflowDetector, detect_overflow
     from mldebug_training.phases import Phase
     from mldebug_training.printing import rank_print
+    from mldebug_training.silent import Silence
     from mldebug_training.switches import Switches
     from mldebug_training.weights import dump_weights
 
@@ -59,29 +60,33 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_HELPERS[name]}"), name)
 
 
-def phase(name: str) -> Phase:
+def phase(name: str) -> Phase | Silence:
     """`with phase("evaluate"):` What is inside is told as such; phases may be nested. Also a decorator."""
-    from mldebug_training.phases import Phase
+    try:
+        from mldebug_training.phases import Phase
 
-    return Phase(name)
+        return Phase(name)
+    except Exception:  # another system than Linux, a Python that lacks what it takes
+        from mldebug_training.silent import Silence
+
+        return Silence()
 
 
 def heartbeat(step: int, **scalars: float) -> None:
     """Say that this step was reached, and what it came to: `heartbeat(step, loss=loss.item())`. Takes microseconds.
 
-    From the first call on the steps of optimizers are no longer counted. What is no number is left out.
+    From the first call with a possible step on, those of optimizers are no longer counted. Numbers are int, float and the
+    scalars of NumPy; what is none is left out. So are tensors: to read one of a GPU would wait for the GPU.
     """
     try:
         from mldebug_training.process import own
+        from mldebug_training.values import of_scalars, of_step
 
+        number = of_step(step)
         own.explicit = True
         record = own.record
         if record is not None and scalars:
-            record.write_scalars(_numbers(scalars))
-        own.beat(int(step))
+            record.write_scalars(of_scalars(scalars))
+        own.beat(number)
     except Exception:
         pass
-
-
-def _numbers(scalars: dict[str, float]) -> dict[str, float]:
-    return {name: float(one) for name, one in scalars.items() if isinstance(one, (int, float))}

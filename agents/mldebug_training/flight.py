@@ -1,18 +1,19 @@
 """What PyTorch's Flight Recorder knows of this process, written into `RECORD.flight` when a signal asks for it.
 
 Two recorders exist in one process: that of legacy NCCL (PyTorch 2.5 and newer), and the one of gloo and the other backends
-(2.8 and newer, recording since 2.13). Both give JSON under the interpreter lock, a full one in some 0.1 s; a main
+(2.8 and newer, recording since 2.13); `nccl2` has one more (`handlers.py`). All give JSON under the interpreter lock, a full one in some 0.1 s; a main
 thread that waits in a collective does not hold that lock. They are asked only where process groups exist, because the
 first question makes a recorder, which reads its settings then and never again.
 
 The file is JSON, at most 1 MiB, made whole under another name:
 
-    {"layout": 1, "rank": 2, "groups": {NAME: {"desc": "dp", "ranks": [0, 1, 2, 3], "calls": 41}}, "dumps": [{"version":
-     "2.10", "entries": [{…}]}]}
+    {"layout": 1, "rank": 2, "groups": {NAME: {"desc": "dp", "ranks": [0, 1, 2, 3], "calls": 41, "backend": "nccl"}},
+     "dumps": [{"version": "2.10", "entries": [{…}]}]}
 
-`groups` is this process's membership, by global ranks, with the number of the group's last call (-1: it does not tell), and
-`dumps` what the recorders said, in their spelling; of each process group only the oldest calls that are not finished and the
-newest calls at all. What NCCL never marks as finished, and has to be by what followed, is `retired`.
+`groups` is this process's membership, by global ranks, with the number of the group's last call (-1: it does not tell) and the
+backend that counts it (a group may have two; "": not known), and `dumps` what the recorders said, in their spelling; of each
+process group only the oldest calls that are not finished and the newest calls at all. What NCCL never marks as finished, and
+has to be by what followed, is `retired`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from __future__ import annotations
 import os
 import sys
 
+from mldebug_training.handlers import APART, only_of, recorded_by
 from mldebug_training.ownfile import OwnFile
-from mldebug_training.record import reserve
+from mldebug_training.record import remove, reserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Flight:
         try:
             self._write(told(self._record.rank))
         except Exception:  # a full /dev/shm, another PyTorch than those we know
-            self._remove(self._path)
+            remove(self._path)
         self._answers += 1
         self._record.write_flight(self._signal, self._answers)
 
@@ -70,27 +72,21 @@ class Flight:
         """Take the file away; a forked child does not take its parent's."""
         self._file.close()
         if unlink:
-            self._remove(self._path)
+            remove(self._path)
 
     def _write(self, data: bytes) -> None:
         new = self._path + ".new"
-        self._remove(new)
+        remove(new)
         file = OwnFile(reserve(new, len(data)))
         try:
             file.write(data)
             os.rename(new, self._path)
         except OSError:
             file.close()
-            self._remove(new)
+            remove(new)
             raise
         self._file.close()
         self._file = file
-
-    def _remove(self, path: str) -> None:
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
 
 
 def told(rank: int) -> bytes:
@@ -99,6 +95,10 @@ def told(rank: int) -> bytes:
 
     groups, its_rank = membership()
     dumps = [condensed(json.loads(raw)) for raw in _dumps()] if groups else []
+    for backend in {one["backend"] for one in groups.values()}.intersection(APART):
+        raw = recorded_by(backend)
+        if raw and len(raw) <= MAX_RAW:
+            dumps.append(condensed(only_of(backend, json.loads(raw))))
     found = {"layout": 1, "rank": its_rank if rank < 0 else rank, "groups": groups, "dumps": dumps}
     data = json.dumps(found, separators=(",", ":")).encode()
     if len(data) > ROOM:
@@ -121,9 +121,21 @@ def membership() -> tuple[dict[str, dict[str, Any]], int]:
                 "desc": desc[:64],
                 "ranks": sorted(map(int, list(ranks))),
                 "calls": _count(group),
+                "backend": _counter(group),
             }
     default = world.default_pg
     return groups, int(default.rank()) if default is not None else -1
+
+
+def collective_timeout() -> float:
+    """Seconds after which a collective of all ranks is ended, by the default group's backends; 0 where that is not known."""
+    try:
+        group = sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
+        backends = [group._get_backend(device) for device in group._device_types]
+        told = [one.options._timeout.total_seconds() for one in backends]
+        return float(min(told))
+    except Exception:  # no torch, no group yet, another PyTorch than those we know
+        return 0.0
 
 
 def _count(group: Any) -> int:
@@ -132,6 +144,14 @@ def _count(group: Any) -> int:
         return int(group._get_sequence_number_for_group())
     except Exception:  # a backend that does not count
         return -1
+
+
+def _counter(group: Any) -> str:
+    """The backend whose calls that number counts, as a recorder spells it: a group of gloo and NCCL counts those of NCCL."""
+    try:
+        return str(group.name())[:64]
+    except Exception:  # another PyTorch than those we know
+        return ""
 
 
 def _dumps() -> Iterable[bytes]:

@@ -11,16 +11,18 @@ import time
 from _thread import get_ident
 
 from mldebug_training import ranks, stacks
-from mldebug_training.flight import Flight
+from mldebug_training.flight import Flight, collective_timeout
 from mldebug_training.ownfile import OwnFile
-from mldebug_training.record import FOLDER, Record, short, sweep
+from mldebug_training.record import FOLDER, Record, remove, short, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Tuple
 
     Phase = Tuple[bytes, int]  # its name, and when it began: CLOCK_MONOTONIC, ns
 _NONE = (b"", 0)
+LOOK_EVERY = 64  # steps
 
 
 class Process:
@@ -57,22 +59,26 @@ class Process:
         if record is not None:
             self._thread = get_ident()
             record.beat(step)
-            if record.signal and record.beats % stacks.REWIND_EVERY == 0:
-                self._rewind(record)
+            if record.beats % LOOK_EVERY == 1:
+                self._look(record)
 
-    def _rewind(self, record: Record) -> None:
-        """Where the job has closed our file of stacks, say that nobody can ask any more."""
-        if self._stacks.mine():
-            stacks.rewind(self._stacks.fd)
-        else:
-            record.signal, record.stacks_fd = 0, -1
-            record.write()
+    def _look(self, record: Record) -> None:
+        """Now and then: what does not need to be looked at in each step."""
+        if record.signal and not self._stacks.mine():
+            self._deaf(record)
+        seconds = collective_timeout()
+        if seconds:
+            record.write_timeout(seconds)
+
+    def _deaf(self, record: Record) -> None:
+        """The job has closed our file of stacks: say that nobody can ask any more."""
+        record.signal, record.stacks_fd = 0, -1
+        record.write()
 
     def correct(self, step: int) -> None:
         """Say that the step reached last has this number; no movement of its own."""
         if self._record is not None and self._record.step >= 0:
-            self._record.step = step
-            self._record.write()
+            self._record.correct(step)
 
     @property
     def is_told(self) -> bool:
@@ -85,7 +91,7 @@ class Process:
 
     def enter(self, phase: str) -> Phase:
         """Say what the process does from now on. Returns what `leave` wants back."""
-        now = (short(str(phase), 32), time.monotonic_ns())
+        now = (_name(phase), time.monotonic_ns())
         if self.record is not None:
             self._phases.append(now)
             self._show(now)
@@ -115,11 +121,11 @@ class Process:
         flight, self._flight = self._flight, None
         self._tried = True
         if record is not None:
-            stacks.disarm(record, self._ask)
-            stacks.remove(record.path)
-            record.close()
+            _quietly(stacks.disarm, record, self._ask)
+            _quietly(remove, record.path + stacks.SUFFIX)
+            _quietly(record.close)
         if flight is not None:
-            flight.close()
+            _quietly(flight.close)
 
     def _made(self) -> Record | None:
         try:
@@ -127,13 +133,17 @@ class Process:
             record = Record(self._folder)
         except Exception:  # no /dev/shm, a full one, no /proc
             return None
+        _quietly(self._arm, record)
+        _quietly(record.write)
+        return record
+
+    def _arm(self, record: Record) -> None:
+        """Say who it is, and how it can be asked. Where that fails it cannot be asked, and tells its steps."""
         record.rank, record.world_size = ranks.rank_and_size()
         self._flight = flight = Flight(record)
         record.signal, record.stacks_fd = stacks.arm(record.path, flight.tell)
         self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
         flight.armed(record.signal)
-        record.write()
-        return record
 
     def _forget(self) -> None:
         record, self._record, self._tried = self._record, None, False
@@ -141,9 +151,24 @@ class Process:
         self._phases, self._thread = [], 0
         self._stacks, self._ask = OwnFile(-1), 0
         if record is not None:
-            record.close(unlink=False)
+            _quietly(record.close, unlink=False)
         if flight is not None:
-            flight.close(unlink=False)
+            _quietly(flight.close, unlink=False)
+
+
+def _quietly(does: Callable[..., None], *args: object, **more: object) -> None:
+    """Do it; whatever is broken, the process goes on, or ends, as without us."""
+    try:
+        does(*args, **more)
+    except Exception:
+        pass
+
+
+def _name(phase: object) -> bytes:
+    try:
+        return short(str(phase), 32)
+    except Exception:  # a class of the job
+        return b""
 
 
 own = Process()

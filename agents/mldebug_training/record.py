@@ -23,14 +23,18 @@ process, knows it for abandoned: a job that closes files which it does not know 
     640  u64   the main thread, as the stacks call it
     648  u32   signal that asks for the Flight Recorder, in `FOLDER/mldebug-PID-START.flight`; 0: none
     652  u32   how often it was asked and has done what it could; written alone, outside of the sequence
+    656  u32   seconds after which PyTorch ends a collective of all ranks that does not end; 0: not known; written alone
+    660  u32   CRC-32 of the bytes from 32 up to the end of the last scalar; 0: none
    4088  u64   sequence, set first: where it differs from the other, somebody is writing
 
-A reader copies it from the front to the back, and again where the two sequences differ. It takes nothing for true: it
-checks the owner, the length, the magic, pid and start.
+A reader copies it from the front to the back, and again where the two sequences differ, or the checksum is another one: a
+processor may show the writes of another in another order, and Python has no barrier against that. It takes nothing for
+true: it checks the owner, the length, the magic, pid and start.
 """
 
 from __future__ import annotations
 
+import binascii
 import fcntl
 import os
 import struct
@@ -44,6 +48,7 @@ PREFIX = "mldebug-"
 SIZE = 4096
 MAGIC = b"mldebug\x01"
 MAX_SCALARS = 16
+MAX_STEP = 2**53  # a reader believes no higher one
 MAX_STALE = 1024  # files of dead processes that are looked at
 PAUSES = (0.001, 0.01, 0.1)  # seconds, for a neighbour that sweeps to be done
 MISSED = 64  # writes that found another one under way, until that is taken for broken off
@@ -54,8 +59,9 @@ _STATE = struct.Struct("<QqQQiiIiQ32s")
 _COUNT = struct.Struct("<I4x")
 _SCALAR = struct.Struct("<24sd")
 _SEQUENCE_AT, _STATE_AT, _BEGUN_AT = 8, 32, SIZE - 8
-_MAIN_AT, _FLIGHT_AT = 640, 648
+_MAIN_AT, _FLIGHT_AT, _TIMEOUT_AT, _SUM_AT = 640, 648, 656, 660
 _FLIGHT = struct.Struct("<II")
+_TIMEOUT = _SUM = struct.Struct("<I")
 
 
 class Record:
@@ -78,8 +84,13 @@ class Record:
         self.write()
 
     def beat(self, step: int) -> None:
-        """Say that this step was reached."""
-        self.step, self.stepped_ns, self.beats = step, time.monotonic_ns(), self.beats + 1
+        """Say that this step was reached. Raises ValueError, and says nothing, where it can be none."""
+        self.step, self.stepped_ns, self.beats = possible(step), time.monotonic_ns(), self.beats + 1
+        self.write()
+
+    def correct(self, step: int) -> None:
+        """Say that the step reached last has this number. Raises ValueError as `beat` does."""
+        self.step = possible(step)
         self.write()
 
     def write(self) -> None:
@@ -114,24 +125,29 @@ class Record:
         self._sequence, self._missed = self._sequence + 1, 0
         _SEQUENCE.pack_into(memory, _BEGUN_AT, self._sequence)
         memory[_STATE_AT : _STATE_AT + len(state)] = state
+        _SUM.pack_into(memory, _SUM_AT, binascii.crc32(state))
         _SEQUENCE.pack_into(memory, _SEQUENCE_AT, self._sequence)
 
     def write_flight(self, signal: int, answers: int) -> None:
         """Say which signal asks for the Flight Recorder, and how often that was answered. Any thread may call it."""
         _FLIGHT.pack_into(self._memory, _FLIGHT_AT, signal, answers & 0xFFFFFFFF)
 
+    def write_timeout(self, seconds: float) -> None:
+        """Say after how long a collective is ended."""
+        _TIMEOUT.pack_into(self._memory, _TIMEOUT_AT, min(max(int(seconds), 0), 0xFFFFFFFF))
+
     def close(self, *, unlink: bool = True) -> None:
         """Let go of it; a forked child does so without taking its parent's away. What is still written goes nowhere."""
         self._memory = memoryview(bytearray(SIZE))
         if unlink and os.getpid() == self.pid:
-            _remove(self.path)
+            remove(self.path)
         self._file.close()
 
     def _shared(self) -> memoryview:
         try:
             return shared(self._file.fd, SIZE)
         except Exception:
-            _remove(self.path)
+            remove(self.path)
             self._file.close()
             raise
 
@@ -142,7 +158,7 @@ def reserve(path: str, size: int) -> int:
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError:
-        _remove(path)
+        remove(path)
         os.close(fd)
         raise
     return fd
@@ -156,6 +172,13 @@ def sweep(folder: str = FOLDER) -> None:
         return
     for name in names:
         _sweep(os.path.join(folder, name))
+
+
+def possible(step: int) -> int:
+    """The step itself. Raises ValueError where no training reaches it: the record has no room for any number."""
+    if not 0 <= step <= MAX_STEP:
+        raise ValueError("no training reaches this step")
+    return step
 
 
 def start_ticks() -> int:
@@ -190,7 +213,7 @@ def _locked_at_once(path: str) -> int:
         os.close(fd)
         raise
     except OSError:
-        _remove(path)
+        remove(path)
         os.close(fd)
         raise
     return fd
@@ -207,7 +230,7 @@ def _sweep(path: str) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd)
         if found.st_uid == os.getuid() and found.st_nlink:  # without a name it is swept already
-            _remove(path)
+            remove(path)
     except OSError:  # it lives, where /proc does not show it
         pass
     finally:
@@ -232,7 +255,8 @@ def _stat(pid: str) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Take a file away that may be gone already; never raises OSError."""
     try:
         os.unlink(path)
     except OSError:

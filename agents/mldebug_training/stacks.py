@@ -7,6 +7,11 @@ force  one number below: C code of faulthandler, run on our thread without that 
        it is only for a process where the lock is stuck: `ask` was taken and not answered. Nobody can change anything there.
 flight two numbers below: taken by `sigwait` as well; then `mldebug_training.flight` writes what it knows.
 
+What `ask` has written stands between two lines with its number, `Stacks 7:` and `End of stacks 7.`, so that nobody takes an older
+answer, or a half of one, for a new one. It begins at the front of the file again where more than half of that is used, and
+takes no more than half: so the file does not grow, whoever asks how often, and whether the process steps or hangs. What
+`force` writes is C code's, goes on where the file stands, and is bounded by who asks: nobody does beyond the file's end.
+
 All have a handler, because the default action of a real-time signal ends the process. A program that takes this process's
 place by exec has none, but inherits the block; and whoever sends a signal looks first whether it is caught.
 """
@@ -21,7 +26,7 @@ import sys
 import threading
 
 from mldebug_training.ownfile import OwnFile
-from mldebug_training.record import reserve
+from mldebug_training.record import remove, reserve
 from mldebug_training.signals import all_closed, at_fork, family, free_signal, is_ours
 
 TYPE_CHECKING = False
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".stacks"
 ROOM = 256 << 10  # bytes, reserved ahead: a /dev/shm that is full by then costs nothing
-REWIND_EVERY = 64  # steps
+MOST = ROOM // 2  # bytes of one answer
 READY = 1.0  # seconds at most until our thread listens
 MAX_FRAMES = 150  # of one thread, from the inside
 
@@ -52,7 +57,7 @@ def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
     try:
         if all_closed(ask):
             return ask, _listening(ask, path, tell_flight)
-    except (OSError, ValueError, RuntimeError):
+    except Exception:  # no thread, no room, a faulthandler without its half
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0, -1
@@ -61,23 +66,39 @@ def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
 def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
     """The file that a thread of ours writes from now on. It is none of `threading`'s: a job may wait for all of those."""
     fd = reserve(path + SUFFIX, ROOM)
-    at_fork(ask)
-    for number in family(ask):
-        _ignore(number)  # so that faulthandler, when it lets go, comes back to this
-        faulthandler.register(number, file=fd, all_threads=number == ask - 1, chain=False)
-    ready = _thread.allocate_lock()
-    ready.acquire()
-    _thread.start_new_thread(_listen, (ask, OwnFile(fd), tell_flight, ready))
+    try:
+        _catch(ask, fd)
+        ready = _thread.allocate_lock()
+        ready.acquire()
+        _thread.start_new_thread(_listen, (ask, OwnFile(fd), tell_flight, ready))
+    except Exception:
+        remove(path + SUFFIX)
+        os.close(fd)
+        _let_go(ask)
+        raise
     ready.acquire(
         timeout=READY
     )  # or C code that takes the interpreter lock next would keep it from listening
     return fd
 
 
+def _catch(ask: int, fd: int) -> None:
+    at_fork(ask)
+    for number in family(ask):
+        _ignore(number)  # so that faulthandler, when it lets go, comes back to this
+        faulthandler.register(number, file=fd, all_threads=number == ask - 1, chain=False)
+
+
 def disarm(record: Record, ask: int) -> None:
     """The process ends: nobody shall ask any more, and a signal that still comes is ignored, at every moment."""
     record.signal = 0
-    record.write()
+    try:
+        record.write()
+    finally:
+        _let_go(ask)
+
+
+def _let_go(ask: int) -> None:
     for number in family(ask) if ask else ():
         faulthandler.unregister(number)
         if is_ours(number):
@@ -91,38 +112,34 @@ def _ignore(number: int) -> None:
         pass
 
 
-def rewind(fd: int) -> None:
-    """Write the next stacks at the beginning again: the process moves, so nobody reads the last ones any more."""
-    try:
-        if os.lseek(fd, 0, os.SEEK_CUR) > ROOM // 2:
-            os.lseek(fd, 0, os.SEEK_SET)
-    except OSError:
-        pass
-
-
-def remove(path: str) -> None:
-    """Take the file away."""
-    try:
-        os.unlink(path + SUFFIX)
-    except OSError:
-        pass
-
-
 def _listen(ask: int, file: OwnFile, tell_flight: Callable[[], None], ready: LockType) -> None:
     """Be the one thread that the signals reach."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (ask - 1,))
     ready.release()
+    answers = 0
     while True:
         number = signal.sigwait((ask, ask - 2))
         try:
             if not is_ours(number):
                 _hand_on(number)
             elif number == ask:
-                file.write(_all_stacks().encode("utf-8", "replace"))
+                answers += 1
+                _answer(file, _all_stacks().encode("utf-8", "replace"), answers)
             else:
                 tell_flight()
         except Exception:
             pass
+
+
+def _answer(file: OwnFile, stacks: bytes, number: int) -> None:
+    """Write it in one piece, at the front again where half of the file is used; too many stacks are cut after a line."""
+    head, foot = b"Stacks %d:\n" % number, b"End of stacks %d.\n" % number
+    most = MOST - len(head) - len(foot)
+    if len(stacks) > most:
+        stacks = stacks[: stacks.rfind(b"\n", 0, most) + 1]
+    if file.mine() and os.lseek(file.fd, 0, os.SEEK_CUR) > ROOM - MOST:
+        os.lseek(file.fd, 0, os.SEEK_SET)
+    file.write(head + stacks + foot)
 
 
 def _hand_on(number: int) -> None:
@@ -135,7 +152,8 @@ def _hand_on(number: int) -> None:
 def _all_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = _thread.get_ident()
-    found = sys._current_frames().items()
+    frames, main = sys._current_frames(), threading.main_thread().ident
+    found = sorted(frames.items(), key=lambda one: one[0] != main)  # if any is cut, not that one
     return "\n".join(_stack(one, names.get(one, ""), frame) for one, frame in found if one != own)
 
 

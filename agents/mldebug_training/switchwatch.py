@@ -15,6 +15,7 @@ import time
 
 from mldebug_training import ranks
 from mldebug_training import record as records
+from mldebug_training.ownfile import OwnFile
 from mldebug_training.switchfiles import POLLED, SAVE, Seen, clear_up, look, make, take, write
 
 TYPE_CHECKING = False
@@ -42,7 +43,7 @@ class Watch:
         self._obeyed: list[int] = []
         self._word: dict[str, Any] = {}
         self._worded = 0.0
-        self._announced: tuple[str, int] | None = None
+        self._announced: tuple[str, OwnFile] | None = None
 
     def start(self) -> None:
         """Begin, where this process has not yet."""
@@ -126,16 +127,16 @@ class Watch:
         name = f"{records.PREFIX}{os.getpid()}-{records.start_ticks()}{SUFFIX}"
         path = os.path.join(records.FOLDER, name)
         records.sweep(records.FOLDER)  # what a killed job has left
-        fd = records.reserve(path, records.SIZE)
-        self._announced = path, fd
+        file = OwnFile(records.reserve(path, records.SIZE))
+        self._announced = path, file
         told = json.dumps({"folder": os.path.realpath(self.folder), "world_size": size})
-        os.pwrite(fd, told.encode()[: records.SIZE], 0)
+        file.write(told.encode()[: records.SIZE])
 
     def _withdraw(self) -> None:
         announced, self._announced = self._announced, None
         if announced:
-            self._quietly(lambda: os.unlink(announced[0]))
-            os.close(announced[1])
+            records.remove(announced[0])
+            announced[1].close()
 
     @staticmethod
     def _quietly(step: Any) -> None:

@@ -17,6 +17,7 @@ from mldebug.incident import judge as judge_incident
 from mldebug.model import Judgement, NodeCapture
 from mldebug.recorded import Recorded, load_recorded
 from mldebug.report.build import build_report, make_id
+from mldebug.report.changes import comparison
 from mldebug.report.html import render_html
 from mldebug.report.text import print_report
 from mldebug.reportmodel import Report, Stall
@@ -110,31 +111,40 @@ def judge(recorded: Recorded) -> Judged:
     if recorded.ending is not None:
         return _judge_end(recorded.ending, recorded.captures)
     captures = recorded.captures
-    judgement = _judge_stall(captures)
+    judgement, moment = _judge_stall(captures)
     taken = min(capture.taken_at for capture in captures)
     report = build_report(
         judgement,
-        captures,
+        moment,
         kind="manual",
         trigger="manual",
         detected_at=taken,
         reported_at=taken,
         stall=Stall(timeout_seconds=None, why=WHY),
-        versions=captures[0].versions,
+        versions=moment[0].versions,
+        taken=captures,
     )
-    return Judged(report, judgement.stalled)
+    return Judged(_with_changes(report, captures), judgement.stalled)
 
 
-def _judge_stall(captures: tuple[NodeCapture, ...]) -> Judgement:
-    """The first moment; the last one where the first names nobody, as the agent does."""
+def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
+    """What moved, where one node took two moments."""
     in_order = sorted(captures, key=lambda capture: capture.taken_at)
-    first = {capture.node: capture for capture in reversed(in_order)}
-    last = {capture.node: capture for capture in in_order}
-    judgement = diagnose(first.values())
-    if judgement.diagnosis.culprits or first == last:
-        return judgement
-    later = diagnose(last.values())
-    return later if later.diagnosis.culprits else judgement
+    if len(in_order) < 2 or len({capture.node for capture in in_order}) > 1:
+        return report
+    return msgspec.structs.replace(report, comparison=comparison(in_order[0], in_order[-1]))
+
+
+def _judge_stall(captures: tuple[NodeCapture, ...]) -> tuple[Judgement, tuple[NodeCapture, ...]]:
+    """The first moment, or the last one where the first names nobody, as the agent does; with its captures."""
+    in_order = sorted(captures, key=lambda capture: capture.taken_at)
+    first = tuple({capture.node: capture for capture in reversed(in_order)}.values())
+    last = tuple({capture.node: capture for capture in in_order}.values())
+    judgement = diagnose(first)
+    if judgement.diagnosis.culprits or len(first) == len(in_order):
+        return judgement, first
+    later = diagnose(last)
+    return (later, last) if later.diagnosis.culprits else (judgement, first)
 
 
 def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> Judged:

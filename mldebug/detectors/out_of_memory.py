@@ -63,7 +63,7 @@ class OutOfMemory:
             Verdict.OUT_OF_MEMORY,
             (rank,),
             memory_steps(memory),
-            confidence=Confidence.MEDIUM,
+            confidence=Confidence.LOW if memory.likely else Confidence.MEDIUM,
             lead=f"rank {rank.rank} {rank.is_.doing} after {words}",
         )
         return msgspec.structs.replace(finding, evidence=(f"its log: {words}", *finding.evidence))

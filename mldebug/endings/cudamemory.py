@@ -1,9 +1,11 @@
-"""What an "out of memory" error of torch tells: bytes asked, free, held by whom, and whether they lie in pieces. Pure.
+"""What an "out of memory" error tells: bytes asked, free, held by whom, and whether they lie in pieces. Pure.
 
 torch writes since 1.0 `Tried to allocate A (GPU N; C total capacity; A already allocated; F free; …)` and since 2.1
 sentences (`GPU N has a total capacity of C of which F is free. …`). The last figure of the first form changed its meaning:
 `cached` (1.0 to 1.3) leaves out what is allocated, `reserved in total` (1.4 to 2.0) contains it. ROCm and XPU say the same
-with another first word. `CUDA error: out of memory` comes from outside torch's allocator and tells no figure.
+with another first word. `CUDA error: out of memory` comes from outside torch's allocator and tells no figure; so do NCCL
+(`Cuda failure 2 'out of memory'`) and the libraries of CUDA, whose `…_STATUS_ALLOC_FAILED` is mostly, but not always, the
+GPU's memory.
 """
 
 import re
@@ -12,8 +14,17 @@ from enum import StrEnum
 from mldebug.model import Noun
 
 _HEAD = re.compile(
-    r"\b(?P<kind>CUDA|HIP|XPU|MPS) (?P<error>error: )?out of memory|cuda runtime error \(2\)"
+    r"\b(?P<kind>CUDA|HIP|XPU|MPS) (?:(?:driver )?error: )?out of memory|cuda runtime error \(2\)"
+    r"|\b(?P<nccl>Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'out of memory'"
+    r"|\b(?P<library>CUBLAS|CUDNN|CUSOLVER|CUSPARSE|HIPBLAS)_STATUS_ALLOC_FAILED\b"
 )
+_LIBRARIES = {
+    "CUBLAS": "cuBLAS",
+    "CUDNN": "cuDNN",
+    "CUSOLVER": "cuSOLVER",
+    "CUSPARSE": "cuSPARSE",
+    "HIPBLAS": "hipBLAS",
+}
 _SIZE = r"(\d{1,24}(?:\.\d{1,6})?) ?(bytes|[KMGT]i?B|B)\b"
 UNITS = {"bytes": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20,
           "GiB": 2**30, "TiB": 2**40}  # fmt: skip
@@ -64,6 +75,8 @@ class DeviceMemory(Noun, frozen=True, kw_only=True):
     kind: str = "CUDA"
     device: int | None = None  # as the process counts
     inside: bool = True  # of torch's allocator
+    by: str = ""  # who asked, where it was not torch: NCCL, cuBLAS
+    likely: bool = False  # the message does not say that it was memory: it mostly is
     requested: int | None = None
     capacity: int | None = None
     free: int | None = None
@@ -138,9 +151,11 @@ def device_memory(text: str) -> DeviceMemory | None:
     device = _DEVICE.search(text)
     setting = _SETTING.search(text)
     return DeviceMemory(
-        kind=head["kind"] or "CUDA",
+        kind=_kind(head),
         device=int(device[1]) if device else None,
         inside="Tried to allocate" in text,
+        by="NCCL" if head["nccl"] else _LIBRARIES.get(head["library"], ""),
+        likely=head["library"] is not None,
         requested=_first(_REQUESTED, text),
         capacity=capacity,
         free=_first(_FREE, text),
@@ -152,6 +167,12 @@ def device_memory(text: str) -> DeviceMemory | None:
         others=tuple(sorted(holders, key=lambda one: -one.memory_bytes)),
         setting=setting[0] if setting else "",
     )
+
+
+def _kind(head: re.Match[str]) -> str:
+    if head["library"] or head["nccl"]:
+        return "HIP" if "HIP" in head[0].upper() else "CUDA"
+    return head["kind"] or "CUDA"
 
 
 def _first(pattern: re.Pattern[str], text: str) -> int | None:

@@ -7,6 +7,7 @@ import msgspec
 
 from mldebug.endings.cudamemory import device_memory
 from mldebug.endings.facts import RankError
+from mldebug.endings.ncclwords import with_cause
 from mldebug.endings.words import MAX_LINES, blames_peer
 from mldebug.redact import safe_line
 
@@ -26,7 +27,8 @@ def parse_error_file(data: bytes) -> RankError | None:
     if not isinstance(text, str) or not text.strip():
         return None
     lines = stack.splitlines() if isinstance(stack, str) else []
-    error = safe_line(text.strip().splitlines()[0], 300)
+    said = text.strip().splitlines()
+    error = with_cause(safe_line(said[0], 300), said, 0)
     return RankError(
         error=error,
         lines=tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip()),

@@ -5,6 +5,8 @@ from mldebug.endings.cudamemory import UNITS, Cause, DeviceMemory
 
 def memory_sentence(told: DeviceMemory) -> str:
     """`CUDA out of memory on GPU 0: 2.00 GiB asked, 1.06 GiB of 79.15 GiB free; …`, without a full stop."""
+    if told.likely:
+        return f"{told.by} could not allocate its workspace: the GPU's memory is most likely full"
     where = f" on GPU {told.device}" if told.device is not None else ""
     parts = [part for part in (_figures(told), _why(told)) if part]
     return f"{told.kind} out of memory{where}" + (": " + "; ".join(parts) if parts else "")
@@ -38,7 +40,8 @@ def _why(told: DeviceMemory) -> str:
         case Cause.TRANSIENT:
             return "enough is free: another process, or another thread, held it at that moment"
         case Cause.UNTOLD:
-            return "" if told.inside else "outside torch's own allocator"
+            asked = f"{told.by} asked for it, " if told.by else ""
+            return "" if told.inside else f"{asked}outside torch's own allocator"
 
 
 def memory_steps(told: DeviceMemory) -> tuple[str, ...]:

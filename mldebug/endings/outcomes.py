@@ -38,6 +38,8 @@ def abnormal(
     shared = ending.shared_error if ending and first.error is None else None
     blamed = [_culprit(one) for one in culprits]
     verdict = Verdict.OUT_OF_MEMORY if _memory(first, shared) else Verdict.RANK_EXITED
+    if verdict is Verdict.OUT_OF_MEMORY and _guessed(first, shared):
+        confidence = Confidence.MEDIUM if confidence is Confidence.HIGH else Confidence.LOW
     others = _consequence(one for one in seen if one not in culprits)
     told = f"{shared_words(shared)}, of no rank in particular" if shared else ""
     said = f"rank {first.exit.rank} {blamed[0].reason}"
@@ -57,6 +59,12 @@ def abnormal(
 def _memory(first: Seen, shared: RankError | None) -> bool:
     told = shared is not None and not shared.caught and is_out_of_memory(shared.error)
     return first.out_of_memory or told
+
+
+def _guessed(first: Seen, shared: RankError | None) -> bool:
+    """Does nothing but a library that could not allocate say that it was memory?"""
+    error = first.error or shared
+    return first.death is None and bool(error and error.memory and error.memory.likely)
 
 
 def shared_words(error: RankError) -> str:

@@ -81,7 +81,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 def _said(error: RankError) -> str:
     """Its own words; those of a lack of device memory in short, as the whole ones stand in the evidence."""
     told = error.memory
-    words = error.error if told is None or told.requested is None else memory_sentence(told)
+    known = told is not None and (told.by or told.requested is not None)
+    words = memory_sentence(told) if told and known else error.error
     return f"; some lines before its last it printed {words}" if error.caught else f": {words}"
 
 

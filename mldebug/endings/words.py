@@ -12,6 +12,7 @@ import msgspec
 
 from mldebug.endings.cudamemory import device_memory
 from mldebug.endings.facts import RankError
+from mldebug.endings.ncclwords import with_cause
 from mldebug.endings.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 from mldebug.redact import safe_line
 
@@ -53,9 +54,7 @@ _SECOND_HAND = re.compile(
     re.IGNORECASE,
 )
 _OUT_OF_MEMORY = re.compile(
-    r"CUDA out of memory|HIP out of memory|XPU out of memory|OutOfMemoryError|^MemoryError"
-    r"|(?:CUDA|HIP) error: out of memory|cuda runtime error \(2\)|CUDNN_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough memory)"
-    r"|Cannot allocate memory",
+    r"OutOfMemoryError|^MemoryError|DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory"
 )
 _WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[\d, ]{0,200}\).{0,40}(?:killed by signal|exited unexpectedly)"
@@ -153,14 +152,15 @@ def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> Ra
 
 
 def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
-    error = safe_line(found.error, 300)
+    error = with_cause(safe_line(found.error, 300), lines, found.end)
     told = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
     return RankError(
         error=error,
         lines=tuple(safe_line(line, 400) for line in told),
         source=source,
         blames_peer=blames_peer(error),
-        memory=device_memory(lines[found.end]),  # whole: the figures stand far behind
+        # of the whole line, as the figures stand far behind
+        memory=device_memory(lines[found.end]) or device_memory(error),
     )
 
 
@@ -169,14 +169,14 @@ def _fatal(lines: Sequence[str], source: str) -> RankError | None:
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at]
         if _FATAL.match(line) or "Watchdog caught collective operation timeout" in line:
-            text = safe_line(line.strip(), 300)
+            text = with_cause(safe_line(line.strip(), 300), lines, at)
             told = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
             return RankError(
                 error=text,
                 lines=told,
                 source=source,
                 blames_peer=blames_peer(text),
-                memory=device_memory(line),
+                memory=device_memory(line) or device_memory(text),
             )
     return None
 
@@ -198,7 +198,7 @@ def blames_peer(error: str) -> bool:
 
 def is_out_of_memory(error: str) -> bool:
     """Does it say that a device or the host had no memory left?"""
-    return _OUT_OF_MEMORY.search(error) is not None
+    return _OUT_OF_MEMORY.search(error) is not None or device_memory(error) is not None
 
 
 def lost_worker(error: str) -> int | None:

@@ -61,6 +61,11 @@ class _Group(msgspec.Struct, frozen=True):
     desc: Name = ""
     ranks: tuple[Rank, ...] = ()
     calls: Whole = -1  # number of its last call; -1: not told
+    backend: Name = ""  # that counts them; "": not told
+
+    def is_unused(self, backend: str) -> bool:
+        """Has it called nothing by this backend? What a recorder holds of its name is then of an older group."""
+        return self.calls == 0 and self.backend in ("", backend)
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -84,14 +89,23 @@ def parse_file(data: bytes) -> FlightRecord:
 
 def _record(dumps: tuple[_Dump, ...], told: dict[str, _Group]) -> FlightRecord:
     current = [_current(dump) for dump in dumps]
-    groups = [group for entries in current for group in _groups(entries, told)]
+    groups = list(_unused(told))
+    groups += [group for entries in current for group in _groups(entries, told)]
     sends = [_send(one) for entries in current for one in entries if one.is_p2p and not one.done]
     versions = [dump.version for dump in dumps if dump.entries] or [""]
     return FlightRecord(
         version=clean(versions[0])[:MAX_NAME],
         groups=tuple(groups[-MAX_GROUPS:]),
         sends=tuple(sends[:MAX_SENDS]),
+        silent=_silent(dumps, told),
     )
+
+
+def _silent(dumps: tuple[_Dump, ...], told: dict[str, _Group]) -> tuple[str, ...]:
+    """Whose recorder is switched off, or is none that the hook reaches."""
+    heard = {one.owner[1] for dump in dumps for one in dump.entries}
+    counted = {_name(one.backend) for one in told.values() if one.calls > 0}
+    return tuple(sorted(counted - heard - {""}))[:MAX_GROUPS]
 
 
 def _current(dump: _Dump) -> list[_Entry]:
@@ -102,13 +116,28 @@ def _current(dump: _Dump) -> list[_Entry]:
     return [one for one in dump.entries if one.pg_id == newest[one.owner]]
 
 
+def _unused(told: dict[str, _Group]) -> Iterable[FlightGroup]:
+    """Every group that has called nothing yet: where the others wait in its first call, that is evidence.
+
+    Only where it is known which backend has made no call: of a group with two the other may have made many.
+    """
+    for name, group in told.items():
+        if group.calls == 0 and group.backend:
+            yield FlightGroup(
+                name=_name(name),
+                backend=_name(group.backend),
+                description=_name(group.desc),
+                members=fold_ranks(group.ranks),
+            )
+
+
 def _groups(entries: list[_Entry], told: dict[str, _Group]) -> Iterable[FlightGroup]:
     """Every group that has called something since it was made, in the order of its last call."""
     by_id: dict[int, list[_Entry]] = {}
-    fresh = {name for name, group in told.items() if group.calls == 0}
     for entry in entries:
-        name = entry.process_group[0]
-        if name and name not in fresh and not entry.is_p2p and entry.collective_seq_id > 0:
+        name, backend = entry.owner
+        unused = name in told and told[name].is_unused(backend)
+        if name and not unused and not entry.is_p2p and entry.collective_seq_id > 0:
             by_id.setdefault(entry.pg_id, []).append(entry)
     for _, calls in sorted(by_id.items(), key=lambda item: item[1][-1].record_id):
         yield _group(calls, told)

@@ -13,8 +13,20 @@ from mldebug.errors import UsageError
 from mldebug.folding import unfold
 from mldebug.model import Collective, FlightGroup, FlightRecord
 
-SAME_SIZE = frozenset(("all_reduce", "broadcast", "reduce"))
-"""Operations that every member calls with as many elements of one type; others may differ legitimately."""
+SAME_SIZE = frozenset(
+    (
+        *("all_reduce", "allreduce_coalesced", "broadcast", "reduce"),
+        *("all_gather_base", "allgather_base", "all_gather_single"),
+        *("all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
+        *("reduce_scatter_base", "reduce_scatter_single"),
+        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+    )
+)
+"""Operations that every member calls with as many elements of one type; others may differ legitimately.
+
+Gathers into one tensor and scatters of one (FSDP) have a name for each backend and PyTorch: NCCL's are `_all_gather_base` and
+`_reduce_scatter_base`. Gloo records a gather into one tensor as `all_gather`, which a list of tensors may be as well.
+"""
 MAX_VIEWS = 4096
 
 K = TypeVar("K", bound=Hashable)
@@ -75,6 +87,15 @@ class Hang(NamedTuple):
     def alike(self) -> bool:
         """Does every member wait in it, with the same operation and size?"""
         return not self.split and set(self.waiting) == self.view.members
+
+    @property
+    def one_size(self) -> bool:
+        """Do all who wait in it tell one size and type? The root of a scatter alone tells one."""
+        calls = (self.view.call(rank, self.call.sequence) for rank in self.waiting)
+        return (
+            len({(one.elements, one.dtypes) for one in calls if one and one.elements is not None})
+            <= 1
+        )
 
 
 def oldest_pending(group: FlightGroup) -> Collective | None:

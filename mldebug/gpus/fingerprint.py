@@ -26,9 +26,8 @@ import msgspec
 from mldebug.gpus.baseline import BUSY, Baseline, Load
 from mldebug.gpus.signs import GpuSign, finite
 from mldebug.model import Noun
+from mldebug.stall.writes import FAST
 
-WRITES = 1024.0 * 1024.0
-"""Bytes a second that a training log does not reach and a checkpoint does."""
 RECENT = 60.0
 """Seconds after which work that was seen says nothing of now."""
 ALL_SMS = 0.9
@@ -210,7 +209,7 @@ class _Group:
 
     def _quiet(self, one: GpuPrint) -> tuple[GpuState, ...]:
         writes = one.written_bytes_per_second
-        if writes is not None and writes >= WRITES:
+        if writes is not None and writes >= FAST:
             return (GpuState.CHECKPOINTING,)
         if self.spins:
             others = (GpuState.CHECKPOINTING,) if writes is None else ()

@@ -161,6 +161,7 @@ class GpuReading(Noun, frozen=True, kw_only=True):
     temperature_celsius: float | None = None
     memory_temperature_celsius: float | None = None
     temperature_margin_celsius: float | None = None  # to the point where clocks are cut
+    temperature_margin_before_celsius: float | None = None  # what was answered before that
     temperature_limits_celsius: dict[str, float] = {}  # shutdown, slowdown, memory_max, gpu_max
 
     power_average_watts: float | None = None

@@ -10,10 +10,10 @@ from mldebug.health.newerrors import NewErrors
 from mldebug.kernellog.facts import Kind, Origin
 from mldebug.kernellog.joining import RankEvent, sentence
 from mldebug.kernellog.reading import bus_id
-from mldebug.kernellog.xids import ACTION_WORDS, Tier, xid_row
+from mldebug.kernellog.xids import ACTION_WORDS, Tier, catalogue, xid_row
 from mldebug.model import Fault
 
-_KINDS = frozenset({Kind.XID, Kind.SXID, Kind.GPU_LOST, Kind.OOM_KILL})
+_KINDS = frozenset({Kind.XID, Kind.SXID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED, Kind.OOM_KILL})
 
 Ranks = Mapping[str, Sequence[int]]
 """uuid of a GPU -> the ranks of the run that work, or worked, on it."""
@@ -40,14 +40,14 @@ def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) 
     """Dated by the worst of its lines, which is what must fit the stall; the words tell how it began."""
     root, burst, worst = event.burst.root, event.burst, event.burst.worst
     uuid, index = gpus.get(bus_id(root.device), (root.uuid, None))
-    on_gpu = root.kind in (Kind.XID, Kind.GPU_LOST)
-    severe = root.kind in (Kind.GPU_LOST, Kind.OOM_KILL)
+    on_gpu = root.kind in (Kind.XID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED)
     return Fault(
         kind=root.kind.value,
         at=worst.at if worst else burst.first_at,
         words=sentence(RankEvent(burst=burst)),
         code=f"{root.kind.value}_{worst.xid}" if worst else root.kind.value,
-        tier=(Tier.FATAL if severe else burst.tier).value,
+        tier=_tier(event).value,
+        catalogue=catalogue().version if burst.xids and root.kind is not Kind.SXID else "",
         node=node,
         rank=event.rank,
         by=event.by,
@@ -55,8 +55,23 @@ def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) 
         uuid=uuid if on_gpu else "",
         bus_id=root.device if on_gpu else "",
         trusted=worst.trusted if worst else root.origin is not Origin.USER_SPACE,
-        advice=ACTION_WORDS[xid_row(worst.xid).action] if worst and on_gpu else "",
+        advice=_advice(event) if on_gpu else "",
     )
+
+
+def _tier(event: RankEvent) -> Tier:
+    """A GPU that does not start is told of at each look at it, for weeks: fatal only for the rank that needs it."""
+    kind = event.burst.root.kind
+    if kind is Kind.GPU_INIT_FAILED:
+        return Tier.FATAL if event.rank is not None else Tier.WARNING
+    return Tier.FATAL if kind in (Kind.GPU_LOST, Kind.OOM_KILL) else event.burst.tier
+
+
+def _advice(event: RankEvent) -> str:
+    if event.burst.root.kind is Kind.GPU_INIT_FAILED:
+        return ACTION_WORDS["check_hardware"]
+    worst = event.burst.worst
+    return ACTION_WORDS[xid_row(worst.xid).action] if worst else ""
 
 
 def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mldebug.gpus.readings import GpuReading
 from mldebug.health.components import FINE, Action, Found, State, bad, unread
 from mldebug.health.looking import Look
 from mldebug.health.thresholds import Thresholds
@@ -16,16 +17,25 @@ HOT_EVENTS = (
 
 
 def temperature(look: Look) -> Iterator[Found]:
-    """The margin where the GPU tells it, else the temperatures and their limits."""
-    now, limits = look.now, look.limits
-    margin = now.temperature_margin_celsius
-    if margin is not None:
-        yield _margin(margin, limits)
-    else:
-        yield _heat(now.temperature_celsius, now.temperature_limits_celsius.get("slowdown"), "GPU")
+    """The margin where the GPU tells it, else the temperatures and their limits; each by two reads that agree."""
+    now = look.now
+    slowdown = now.temperature_limits_celsius.get("slowdown")
+    heat = look.both(lambda one: one.temperature_celsius)
+    yield _told_twice(now, look.limits) or _heat(heat, slowdown, "GPU")
     if "memory_max" in now.temperature_limits_celsius or now.memory_temperature_celsius is not None:
         limit = now.temperature_limits_celsius.get("memory_max")
-        yield _heat(now.memory_temperature_celsius, limit, "memory")
+        yield _heat(look.both(lambda one: one.memory_temperature_celsius), limit, "memory")
+
+
+def _told_twice(now: GpuReading, limits: Thresholds) -> Found | None:
+    """By the better of the last two answers; None where there is none, or one alone that is bad.
+
+    The answers, and not those of two readings: what is remembered between its turns would confirm itself.
+    """
+    told = (now.temperature_margin_celsius, now.temperature_margin_before_celsius)
+    answers = [one for one in told if one is not None]
+    found = _margin(max(answers), limits) if answers else None
+    return found if found is FINE or len(answers) > 1 else None
 
 
 def _margin(margin: float, limits: Thresholds) -> Found:

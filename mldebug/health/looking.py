@@ -1,11 +1,13 @@
 """What the rules of one GPU are asked about: two readings of it, the time between, and the limits."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mldebug.gpus.readings import GpuReading
 from mldebug.health.components import Found
 from mldebug.health.thresholds import Thresholds
+
+Number = TypeVar("Number", int, float)
 
 
 class Look(NamedTuple):
@@ -17,8 +19,8 @@ class Look(NamedTuple):
     limits: Thresholds
     links_once_up: frozenset[int] = frozenset()  # remembered from reads before
 
-    def both(self, read: Callable[[GpuReading], int | None]) -> int | None:
-        """A count that only a fault makes high, as far as two reads agree: one wrong read condemns nobody.
+    def both(self, read: Callable[[GpuReading], Number | None]) -> Number | None:
+        """A number that only a fault makes high, as far as two reads agree: one wrong read condemns nobody.
 
         Where there is one read only, that one counts.
         """

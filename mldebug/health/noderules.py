@@ -26,7 +26,14 @@ _OF_XID = {
     "unknown": Action.WATCH,
 }
 _FATAL = frozenset(
-    {Kind.MACHINE_CHECK_UNCORRECTED, Kind.MEMORY_UNCORRECTED, Kind.PCIE_FATAL, Kind.LOCKUP}
+    {
+        Kind.MACHINE_CHECK_UNCORRECTED,
+        Kind.MEMORY_UNCORRECTED,
+        Kind.PCIE_FATAL,
+        Kind.PCIE_CONTAINED,
+        Kind.NIC_FATAL,
+        Kind.LOCKUP,
+    }
 )
 _POOR = frozenset({Kind.HUNG_TASK, Kind.MACHINE_CHECK, Kind.PCIE_NONFATAL, Kind.PCIE_LINK_DOWN})
 _CORRECTED = frozenset({Kind.MACHINE_CHECK_CORRECTED, Kind.MEMORY_CORRECTED})
@@ -109,6 +116,8 @@ def _xid(burst: Burst) -> Found:
     code = f"xid_{number}" if number is not None else burst.root.kind.value
     if burst.root.kind is Kind.GPU_LOST:
         return bad(State.UNHEALTHY, code, words, Action.REBOOT)
+    if burst.root.kind is Kind.GPU_INIT_FAILED:
+        return bad(State.UNHEALTHY, code, words, Action.CHECK_HARDWARE)
     action = max(
         (_OF_XID[xid_row(one).action] for one in burst.xids if one >= 0),
         key=list(Action).index,

@@ -19,6 +19,7 @@ from mldebug.judging.kernel import (
     wait_channel,
 )
 from mldebug.judging.loader import stalled_loader
+from mldebug.judging.nativewords import native_words
 from mldebug.judging.subject import Subject, activity
 from mldebug.model import (
     Classification,
@@ -127,7 +128,7 @@ def _by_calls(subject: Subject, capture: RankCapture) -> Classification | None:
         doing=doing,
         operation=operation,
         site=subject.at,
-        direct=native is not None and native.role is row.role,
+        direct=native is not None and native[0].role is row.role,
         why=(f"Python frames: {operation} called at {subject.at}", *activity(subject)),
     )
 
@@ -202,8 +203,8 @@ def _backward(subject: Subject) -> Classification | None:
     )
 
 
-def _native_sign(subject: Subject) -> Sign | None:
-    """The innermost native frame that the table knows, below the innermost Python frame."""
+def _native_sign(subject: Subject) -> tuple[Sign, str] | None:
+    """The innermost native frame that the table knows, below the innermost Python frame, and what it is called."""
     if subject.native is None:
         return None
     for frame in subject.native.frames:
@@ -211,19 +212,18 @@ def _native_sign(subject: Subject) -> Sign | None:
             return None
         for row in classes.NATIVE:
             if row.pattern.fullmatch(frame.function):
-                return row
+                return row, frame.function
     return None
 
 
 def _by_native(subject: Subject) -> Classification | None:
-    sign = _native_sign(subject)
-    if sign is None:
+    found = _native_sign(subject)
+    if found is None or subject.native is None:
         return None
+    sign, function = found
     if sign.name == "gil":
         return _gil(subject)
-    fact = "native stack: " + " < ".join(
-        f.function for f in (subject.native or ThreadStack(tid=0)).frames[:4]
-    )
+    fact = f"native stack: {native_words(subject.native.frames, function)}"
     return from_sign(subject, sign, fact, direct=True)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from mldebug.model import Fault
 
-GPU_KINDS = frozenset({"xid", "sxid", "gpu_lost", "gpu_missing", "ecc"})
+GPU_KINDS = frozenset({"xid", "sxid", "gpu_lost", "gpu_init_failed", "gpu_missing", "ecc"})
 BEFORE = 60.0  # seconds: the last sign of progress may be younger than the fault, as logs and queues lag behind
 LAG = 10.0  # seconds of that for which looks and clocks alone account
 PROMPT = 30.0  # seconds after the begin of the stall: what comes later may be its consequence

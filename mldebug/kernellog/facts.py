@@ -12,6 +12,7 @@ class Kind(StrEnum):
 
     XID = "xid"  # an NVIDIA driver error with a number
     GPU_LOST = "gpu_lost"  # "fallen off the bus", with or without an Xid
+    GPU_INIT_FAILED = "gpu_init_failed"  # the driver cannot start a GPU: RmInitAdapter
     SXID = "sxid"  # an error of an NVSwitch
     OOM_KILL = "oom_kill"
     CRASH = "crash"  # a process: segfault, trap, poisoned memory
@@ -20,6 +21,7 @@ class Kind(StrEnum):
     LINK_DOWN = "link_down"
     LINK_UP = "link_up"
     PORT_FAULT = "port_fault"  # cable, power or heat of a network port
+    NIC_FATAL = "nic_fatal"  # a network adapter says that it is broken
     PCIE_LINK_DOWN = "pcie_link_down"
     NFS_NOT_RESPONDING = "nfs_not_responding"
     NFS_OK = "nfs_ok"
@@ -39,6 +41,9 @@ class Kind(StrEnum):
     PCIE_CORRECTED = "pcie_corrected"
     PCIE_NONFATAL = "pcie_nonfatal"
     PCIE_FATAL = "pcie_fatal"
+    PCIE_CONTAINED = (
+        "pcie_contained"  # downstream port containment: what is below the port is cut off
+    )
 
 
 class Origin(StrEnum):
@@ -75,4 +80,4 @@ class KernelEvent(Noun, frozen=True, kw_only=True):
 
 def is_gpu(kind: Kind) -> bool:
     """Does a GPU or its fabric say so?"""
-    return kind in (Kind.XID, Kind.GPU_LOST, Kind.SXID)
+    return kind in (Kind.XID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED, Kind.SXID)

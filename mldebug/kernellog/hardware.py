@@ -1,4 +1,4 @@
-"""What the kernel says of the machine: machine checks (MCE, firmware's GHES), memory controllers (EDAC), PCIe (AER)."""
+"""What the kernel says of the machine: machine checks (MCE, firmware's GHES), memory controllers (EDAC), PCIe (AER, DPC)."""
 
 import re
 
@@ -20,6 +20,8 @@ _AER = re.compile(
     rf"(?:(?P<driver>[\w-]{{1,32}}) )?(?P<bus>{ADDRESS}): (?:AER: )?PCIe Bus Error: severity="
     r"(?:(?P<corrected>Correct)|Uncorrect[a-z]{1,8} \((?P<nonfatal>Non-)?Fatal\))"
 )
+
+_CONTAINED = re.compile(rf"(?:pcieport|pci) (?P<bus>{ADDRESS}): DPC: containment event, status:")
 
 
 def _edac(said: Said) -> KernelEvent | None:
@@ -57,8 +59,15 @@ def _aer(said: Said) -> KernelEvent | None:
     return event(said, kind, device=bus_id(match["bus"]), process=match["driver"] or "")
 
 
+def _contained(said: Said) -> KernelEvent | None:
+    """The line that names the port; what follows tells why, and of what is below."""
+    match = _CONTAINED.match(said.text)
+    return event(said, Kind.PCIE_CONTAINED, device=bus_id(match["bus"])) if match else None
+
+
 SIGNS = (
     Sign("EDAC ", _edac),
     Sign("[Hardware Error]: ", _check),
     Sign("PCIe Bus Error: ", _aer),
+    Sign("DPC: ", _contained),
 )

@@ -23,6 +23,7 @@ says; environment: it should work on that GPU, as its environment says; node: no
 """
 
 PLAIN: dict[Kind, str] = {
+    Kind.GPU_INIT_FAILED: "the driver's start failed (RmInitAdapter)",
     Kind.OOM_KILL: "the kernel killed a process for memory",
     Kind.CRASH: "a process crashed",
     Kind.HUNG_TASK: "a process hangs in the kernel",
@@ -30,6 +31,7 @@ PLAIN: dict[Kind, str] = {
     Kind.LINK_DOWN: "the network link went down",
     Kind.LINK_UP: "the network link came up",
     Kind.PORT_FAULT: "a network port has a fault",
+    Kind.NIC_FATAL: "a network adapter has a fatal error",
     Kind.PCIE_LINK_DOWN: "a PCIe link went down",
     Kind.NFS_NOT_RESPONDING: "an NFS server does not respond",
     Kind.NFS_OK: "an NFS server responds again",
@@ -49,6 +51,7 @@ PLAIN: dict[Kind, str] = {
     Kind.PCIE_CORRECTED: "corrected PCIe error",
     Kind.PCIE_NONFATAL: "uncorrected PCIe error",
     Kind.PCIE_FATAL: "fatal PCIe error",
+    Kind.PCIE_CONTAINED: "a PCIe port cut off the devices below it (DPC)",
 }
 """What an event of each kind but Xids is called."""
 
@@ -162,6 +165,7 @@ def _where(root: KernelEvent) -> str:
     what = {
         Kind.XID: "GPU ",
         Kind.GPU_LOST: "GPU ",
+        Kind.GPU_INIT_FAILED: "GPU ",
         Kind.SXID: "switch ",
         Kind.NFS_NOT_RESPONDING: "server ",
     }

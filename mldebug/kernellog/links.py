@@ -25,6 +25,12 @@ _PORT = re.compile(
 )
 _SLOT = re.compile(rf"pcieport (?P<bus>{ADDRESS}): pciehp: Slot\([^)\n]{{1,20}}\): Link Down")
 
+# 3 and 4 are no fault: somebody has switched the adapter (a virtual function) off, or resets it
+_BROKEN = re.compile(
+    rf"mlx5_core (?P<bus>{ADDRESS}): (?:poll_health:\d{{1,6}}:(?:\(pid \d{{1,10}}\): ?)? ?)?"
+    r"Fatal error (?![34] )\d{1,4} detected"
+)
+
 
 def _link(said: Said) -> KernelEvent | None:
     match = _LINK.match(said.text)
@@ -64,10 +70,16 @@ def _slot(said: Said) -> KernelEvent | None:
     return event(said, Kind.PCIE_LINK_DOWN, device=bus_id(match["bus"])) if match else None
 
 
+def _broken(said: Said) -> KernelEvent | None:
+    match = _BROKEN.match(said.text)
+    return event(said, Kind.NIC_FATAL, device=bus_id(match["bus"])) if match else None
+
+
 SIGNS = (
     Sign("pciehp: ", _slot),
     Sign("link status definitely ", _bond),
     Sign("link becomes ready", _ready),
+    Sign("Fatal error ", _broken),
     Sign("mlx", _port),
     Sign("ink ", _link),
 )

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says: Xids in every spelling since 2012, lost GPUs, and the errors of NVSwitches (SXid)."""
+"""What the NVIDIA driver says: Xids in every spelling since 2012, GPUs that are lost or do not start, and the errors of NVSwitches (SXid)."""
 
 import re
 
@@ -25,6 +25,10 @@ _RECOVERY = re.compile(r"\bto 0x[0-9a-fA-F]{1,8} \((?P<action>[^)\n]{1,64})\)")
 _LOST = re.compile(
     r"NVRM: (?:GPU (?:at )?|The NVIDIA GPU )(?:\(?PCI:)?(?P<device>[0-9a-fA-F:.]{5,20})\)?[^0-9a-fA-F].*fallen off the bus",
     re.DOTALL,
+)
+# "rm_init_adapter failed", which comes after it, is about the same failure
+_INIT = re.compile(
+    r"(?:nvidia [0-9a-f:.]{1,20}: )?NVRM: (?:GPU (?P<device>[0-9a-fA-F:.]{5,20}): )?RmInitAdapter failed! \(0x"
 )
 _SXID = re.compile(
     r"nvidia-nvswitch@?(?P<switch>\d{1,3}): SXid \((?P<device>[^()\n]{1,48})\): (?P<sxid>\d{1,6}), (?P<rest>.*)",
@@ -79,6 +83,14 @@ def _lost(said: Said) -> KernelEvent | None:
     return event(said, Kind.GPU_LOST, device=bus_id(match["device"].rstrip(".:")), xid=LOST)
 
 
+def _not_started(said: Said) -> KernelEvent | None:
+    """The driver cannot start a GPU; older ones do not say which."""
+    match = _INIT.match(said.text)
+    if match is None:
+        return None
+    return event(said, Kind.GPU_INIT_FAILED, device=bus_id(match["device"] or ""))
+
+
 def _sxid(said: Said) -> KernelEvent | None:
     """Of the three lines about one error only the first, which says how bad it is."""
     match = _SXID.match(said.text)
@@ -105,5 +117,6 @@ def gpu_named(text: str) -> tuple[str, str] | None:
 SIGNS = (
     Sign("NVRM: Xid", _xid),
     Sign("fallen off the bus", _lost),
+    Sign("RmInitAdapter failed", _not_started),
     Sign("SXid", _sxid),
 )

@@ -55,6 +55,7 @@ def _kinds() -> Iterator[str]:
         if not is_gpu(kind):
             yield f"| `{kind.value}` | {PLAIN[kind]} |"
     yield f"| `{Kind.GPU_LOST.value}` | a GPU has fallen off the bus; counts as Xid 79 as well, once |"
+    yield f"| `{Kind.GPU_INIT_FAILED.value}` | the driver cannot start a GPU (RmInitAdapter): it is dead until a reset, a power cycle or a repair |"
     yield f"| `{Kind.SXID.value}` | an NVSwitch reports an error, and whether it is fatal |\n"
 
 

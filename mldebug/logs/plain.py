@@ -2,9 +2,15 @@
 
 A word and a number are not enough ("step 1: loading the data"): the line must also have a total, a loss, another named
 number, or nothing more to say. Lines of loaders, workers, downloads and heartbeats are no progress.
+
+No list of words knows every thread that counts something. So a record here tells the shape of its line (the words up to
+the count) and whether it is bare: a count that no loss, other metric, total or epoch vouches for. Whether that is the
+loop's own is decided where the rhythm of the run is known, in `mldebug.stall.loops`. The step of an evaluation
+("eval step 3/100") is progress without a step, as in the other formats.
 """
 
 import re
+import zlib
 
 import msgspec
 
@@ -40,6 +46,14 @@ _CHATTER = re.compile(
     r"\bworkers?\b(?!-)|data_?loader|data loader|prefetch|download|upload|heartbeat|watchdog|background|alive\b|tokeniz|\bpoller\b|\bmonitor\b(?!\s*[=:/])|\bnvml\b"
     r"|retry|attempt|(?:load|mapp|sav|writ|cach)(?:ed|ing)\b"
 )
+_EVALUATION = re.compile(  # what may stand before the word step; a launcher's label may be "test:"
+    r"(?<![a-z-])(?:(?:eval(?:uat\w{1,4})?|val(?:id(?:at\w{1,4})?)?)[\s_:\])}]{1,4}|test(?:ing)?[ _])$"
+)
+_METRIC = re.compile(
+    r"(?:loss|(?<![a-z])(?:lr|learning[_ ]rate|grad[_ ]?norm|acc(?:uracy)?(?:@?\d)?|ppl|perplexity|rewards?|score|bleu|f1))"
+    r"['\"]?(?: ?[:=]| ) {0,8}['\"\[]?[-+]?(?:\d|\.\d|nan|inf)"
+)
+_NO_WORDS = re.compile(r"\[[^\]]{0,80}\]|\S*\d\S*|[^a-z]+")  # labels, numbers, times, hosts
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,14 +84,33 @@ class Plain:
             return None
         if _CHATTER.search(line, 0, len(line) if loss is None else place):
             return None
+        said = epoch(line) if "epoch" in line else ""
+        if place and step and _EVALUATION.search(line, max(0, place - 24), place):
+            return LogRecord(
+                place=f"{said} {step}/{total}",
+                mark=zlib.crc32(line.encode()) if _METRIC.search(line) else 0,
+                format="plain",
+            )
         return LogRecord(
             step=whole(step) if step else None,
             total=whole(total) if total else None,
             loss=loss,
             step_seconds=_seconds(line),
-            place=epoch(line) if "epoch" in line else "",
+            place=said,
             format="plain",
+            shape=_shape(line, found, place),
+            bare=bool(
+                step and not total and not said and loss is None and not _METRIC.search(line)
+            ),
         )
+
+
+def _shape(line: str, found: re.Match[str], place: int) -> str:
+    """Return the words before the count and its own; those behind it change (memory units, an estimate's days)."""
+    word = found["word"] if found.re is _STEP else "epoch"
+    if not place:
+        return word
+    return " ".join((*_NO_WORDS.sub(" ", line[max(0, place - 200) : place]).split(), word))
 
 
 def _is_record(line: str, found: re.Match[str], loss: float | None) -> bool:

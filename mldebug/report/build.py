@@ -8,8 +8,9 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from mldebug.folding import fold_ranks
+from mldebug.heartbeat import RECORD
 from mldebug.model import Judgement, NodeCapture, RankCapture, Said, TreeNode
-from mldebug.report.hardware import hardware_lines
+from mldebug.report.hardware import hardware_lines, xid_catalogue
 from mldebug.report.ranks import rank_views, shorten_stack
 from mldebug.report.tidy import tidy_report
 from mldebug.reportmodel import (
@@ -47,13 +48,16 @@ def build_report(
     report_id: str | None = None,
     stalled_since: float | None = None,
     node: str | None = None,
+    taken: Sequence[NodeCapture] = (),
 ) -> Report:
     """Write an incident down.
 
-    `captures` is not empty and of one job; of several by one node the latest counts, all are listed.
+    `captures` is not empty and of one job; of several by one node the latest counts, all are listed. `taken`: all that
+    are to be listed, where the judgement rests on some of them.
     Times are unix seconds. `node` is the one that reports (default: that of the first capture).
     """
     job = _job(captures, [one.capture for one in judgement.ranks if one.capture])
+    hardware = hardware_lines(captures, judgement.diagnosis)
     report = Report(
         schema=REPORT_SCHEMA,
         id=report_id or make_id(detected_at, job.id),
@@ -68,7 +72,7 @@ def build_report(
         reported_at=rfc3339(reported_at),
         stall=stall,
         timeline=tuple(timeline),
-        captures=tuple(_moments(captures)),
+        captures=tuple(_moments(taken or captures)),
         diagnosis=judgement.diagnosis,
         groups=tuple(replace(one, frames=shorten_stack(one.frames)) for one in judgement.groups),
         tree=tuple(_prune(node, MAX_DEPTH) for node in judgement.tree),
@@ -76,7 +80,8 @@ def build_report(
         nodes=tuple(_node_view(capture) for capture in _latest(captures)),
         remarks=tuple(_unique(mark.message for each in captures for mark in each.remarks)),
         gaps=tuple(_gaps(captures)),
-        hardware=hardware_lines(captures, judgement.diagnosis),
+        hardware=hardware,
+        xid_catalogue=xid_catalogue(captures, judgement.diagnosis, hardware),
     )
     return tidy_report(report)
 
@@ -111,8 +116,13 @@ def _job(captures: Sequence[NodeCapture], ranks: Sequence[RankCapture]) -> JobVi
         user=job.user,
         started_at=rfc3339(job.started_at) if job.started_at else "",
         step=_step(captures, said),
-        hooked=len(said) if said or lived else None,
+        hooked=len(said) if said or (lived and not _unread(captures)) else None,
     )
+
+
+def _unread(captures: Iterable[NodeCapture]) -> bool:
+    """Is there a record of a hook that gave nothing? Who has one is not untouched."""
+    return any(gap.what == RECORD for each in captures for gap in each.gaps)
 
 
 def _step(captures: Iterable[NodeCapture], said: Iterable[Said]) -> int | None:

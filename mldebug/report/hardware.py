@@ -25,6 +25,16 @@ def hardware_lines(captures: Sequence[NodeCapture], diagnosis: Diagnosis) -> tup
     return tuple(_line(one, frames if one.at >= recent else {}) for one in new[-MAX_LINES:])
 
 
+def xid_catalogue(
+    captures: Iterable[NodeCapture], diagnosis: Diagnosis, hardware: Iterable[str]
+) -> str:
+    """Which version of the catalogue judged the Xids that are told; "" where none is. Of old evidence, the old one."""
+    told = "\n".join((diagnosis.summary, *diagnosis.evidence, *hardware))
+    every = (fault for capture in captures for fault in capture.faults)
+    found = {one.catalogue for one in every if one.catalogue and one.words in told}
+    return ", ".join(sorted(found))
+
+
 def _near(capture: NodeCapture) -> Iterator[Fault]:
     faults: Iterable[Fault] = capture.faults
     yield from (one for one in faults if one.rank is not None or one.at >= capture.taken_at - NEAR)

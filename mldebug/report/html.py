@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Culprit, Group
-from mldebug.report import columns, rankmap, steps, story, treeview, words
+from mldebug.report import changes, columns, rankmap, steps, story, treeview, words
 from mldebug.report.tidy import tidy_report
 from mldebug.reportmodel import GapView, RankView, Report
 
@@ -118,6 +118,8 @@ def _view(report: Report) -> dict[str, Any]:
         "groups_title": "How the ranks ended" if over else "Who stands where",
         "steps_of_job": steps.job_words(report.job),
         "steps": steps.step_lines(report.ranks),
+        "moved": changes.change_lines(report.comparison) if report.comparison else (),
+        "moved_title": changes.later_words(report.comparison) if report.comparison else "",
         "gaps": _gap_rows(report.gaps),
         "nodes": report.nodes[:TABLE_ROWS],
         "data": embed(columns.data(report.ranks, legend)),

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Diagnosis, Group
+from mldebug.report.changes import change_lines, later_words
 from mldebug.report.steps import job_words, step_lines
 from mldebug.report.story import (
     Event,
@@ -64,7 +65,10 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _groups(report, width)
     yield from _listed("Steps, as the ranks say", "- ", step_lines(report.ranks), width)
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
+    yield from _listed(*_moved(report), width)
     yield from _listed("GPUs and kernel", "- ", report.hardware, width)
+    if report.xid_catalogue:
+        yield from _wrap(f"What the Xids mean: catalogue {report.xid_catalogue}", width, "  ")
     yield from _steps(report.diagnosis.next_steps)
     yield from _listed("Odd", "- ", report.remarks, width)
     yield from _gaps(report, width)
@@ -197,6 +201,14 @@ def _listed(heading: str, bullet: str, items: tuple[str, ...], width: int) -> It
     yield Line(heading, "underline")
     for item in items:
         yield from _wrap(tidy(item, MAX_SENTENCE), width, f"  {bullet}", "    ")
+
+
+def _moved(report: Report) -> tuple[str, str, tuple[str, ...]]:
+    """Heading, bullet and lines of what the second capture says."""
+    told = report.comparison
+    if told is None:
+        return "", "- ", ()
+    return f"What moved, {later_words(told)}", "- ", change_lines(told)
 
 
 def _gaps(report: Report, width: int) -> Iterator[Line]:

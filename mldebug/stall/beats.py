@@ -14,6 +14,12 @@ def last_step(beats: Mapping[int, Heartbeat]) -> int | None:
     return max((beat.step for beat in beats.values() if beat.step is not None), default=None)
 
 
+def shortest_timeout(beats: Mapping[int, Heartbeat]) -> float | None:
+    """Seconds after which the first rank ends a collective that does not end; None where nobody tells."""
+    told = (beat.collective_timeout for beat in beats.values())
+    return min((one for one in told if one is not None), default=None)
+
+
 class BeatProgress:
     """What the hooks of one run have told so far."""
 

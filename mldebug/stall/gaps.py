@@ -8,6 +8,8 @@ things bend it, each for a reason:
   3,500 gaps) as long as that is before the evidence dies, and at least 1.5 x the median gap however long that is, so a
   job of 300 s steps has 450 s;
 - a false alarm widens the percentile's part to 1.25 x the pause that caused it, at most 2 x.
+
+`mldebug.stall.rules` caps what comes of it where the evidence would be dead by then.
 """
 
 import statistics
@@ -22,6 +24,7 @@ SURVIVED = 1.5
 FADE = 0.9998
 WIDEST = 2.0
 MARGIN = 1.25
+NEAR = 1.05
 
 
 class GapMemory(msgspec.Struct, kw_only=True):
@@ -64,9 +67,24 @@ class Gaps:
         """The median gap, or None before the first."""
         return statistics.median(self.memory.gaps) if self.memory.gaps else None
 
+    @property
+    def known(self) -> bool:
+        """Whether the gaps so far prove anything."""
+        return len(self.memory.gaps) >= ENOUGH
+
+    @property
+    def slowest(self) -> float:
+        """The 99th percentile of the gaps; 0 before the first."""
+        gaps = sorted(self.memory.gaps)
+        return gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))] if gaps else 0.0
+
+    def reach(self, seconds: float) -> bool:
+        """Whether this run is usually quiet for about so long, or longer."""
+        return NEAR * self.slowest >= seconds
+
     def timeout(self, evidence_limit: float) -> Timeout:
         """Return `auto`; `evidence_limit` is how long a rare long gap may make it at most."""
-        base = self._learned() if len(self.memory.gaps) >= ENOUGH else _unlearned()
+        base = self._learned() if self.known else _unlearned()
         base = self.widen(base)
         floor = self._survived(evidence_limit)
         return floor if floor and floor.seconds > base.seconds else base
@@ -79,13 +97,10 @@ class Gaps:
         return Timeout(timeout.seconds * factor, f"{timeout.why}, x {factor:.2g} after false alarm")
 
     def _learned(self) -> Timeout:
-        gaps = sorted(self.memory.gaps)
-        usual = gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))]
+        usual, many = self.slowest, len(self.memory.gaps)
         seconds = min(MOST, max(LEAST, FACTOR * usual))
         bound = {LEAST: ", at least 30 s", MOST: ", at most 240 s"}.get(seconds, "")
-        return Timeout(
-            seconds, f"5 x {usual:.3g} s, the 99th percentile of {len(gaps)} gaps{bound}"
-        )
+        return Timeout(seconds, f"5 x {usual:.3g} s, the 99th percentile of {many} gaps{bound}")
 
     def _survived(self, evidence_limit: float) -> Timeout | None:
         usual = self.usual

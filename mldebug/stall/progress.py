@@ -5,13 +5,17 @@ from collections.abc import Mapping
 from mldebug.heartbeat import Heartbeat
 from mldebug.records import LogRecord, StepTimes
 from mldebug.stall.beats import HOOK, HookSteps
+from mldebug.stall.loops import Loop
 from mldebug.stall.sayings import ECHO, Sayings
 from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.steptimes import StepTimer
 
 
 class LogProgress:
-    """What the logs of one run have told so far. A bar that is redrawn with the same step says nothing."""
+    """What the logs of one run have told so far. A bar that is redrawn with the same step says nothing.
+
+    Neither does a line from a background thread: which lines are the loop's own is said in `loops`.
+    """
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -19,6 +23,7 @@ class LogProgress:
         self.step_seconds: float | None = None
         self._count: tuple[str, int | None] | None = None  # format and total of that step
         self._sayings = Sayings()
+        self._loop = Loop()
         self._moves = 0
         self._told = 0  # of these told in signals()
         self._bytes = 0
@@ -43,11 +48,13 @@ class LogProgress:
         """Take what one poll of one log brought; `now` is monotonic, `log` tells the logs of the run apart."""
         if grew_bytes:
             self._bytes, self._grown_at = self._bytes + grew_bytes, now
+        own = []
         for record in records:
-            if self._sayings.is_news(record):
-                self._moves, self._moved_at = self._moves + 1, now
-                self._remember(record)
-        self._timer.take(records, log, now)
+            if self._loop.owns(record, self.step):
+                own.append(record)
+                if self._learn(record):
+                    self._moves, self._moved_at = self._moves + 1, now
+        self._timer.take(tuple(own), log, now)
 
     def arrive(
         self,
@@ -60,13 +67,12 @@ class LogProgress:
 
         `earlier` are those before it: told once more, they are no news.
         """
-        for known in earlier:
-            if self._sayings.is_news(known):
-                self._remember(known)
-        if record is not None:
-            if self._sayings.is_news(record):
-                self._remember(record)
+        for known in earlier if record is None else (*earlier, record):
+            if self._loop.owns(known, self.step):
+                self._learn(known)
+        if record is not None and self._loop.owns(record, self.step):
             self._timer.begin(record, log, written_at)
+        if record is not None:
             self._moved_at = max(written_at, self._moved_at or written_at)
 
     def signals(self) -> tuple[Progress, ...]:
@@ -100,17 +106,26 @@ class LogProgress:
 
     def restart(self) -> None:
         """Other processes write now: a resumed run says the steps again that an earlier one has said."""
-        self._sayings = Sayings()
+        self._sayings, self._loop = Sayings(), Loop()
 
     def disown(self) -> None:
         """What was told so far may be another job's: forget it; the histogram of step times only grows."""
         self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
         self._bytes = 0
-        self._sayings = Sayings()
+        self._sayings, self._loop = Sayings(), Loop()
+
+    def _learn(self, record: LogRecord) -> bool:
+        """Take a record of the loop's own; say whether it tells anything that was not known."""
+        if not self._sayings.is_news(record):
+            return False
+        self._loop.note(record)
+        self._remember(record)
+        return True
 
     def _remember(self, record: LogRecord) -> None:
         count = (record.format, record.total)
-        if record.step is not None and not (count == self._count and _is_behind(record, self.step)):
+        behind = count == self._count and _is_behind(record, self.step)
+        if record.step is not None and not behind and self._loop.leads(record, self.step):
             self.step, self._count = record.step, count
         self.loss = record.loss if record.loss is not None else self.loss
         self.step_seconds = record.step_seconds or self.step_seconds

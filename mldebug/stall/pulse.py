@@ -13,8 +13,6 @@ from mldebug.stall.signals import RHYTHM, STEPS, Look, Progress, ProgressKind
 
 UNSEEN = 3.0
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
-STARTED = (*STEPS, ProgressKind.CHECKPOINT_BYTES)
-SHRINKS = (ProgressKind.CHECKPOINT_BYTES, ProgressKind.LOG_GROWTH)
 COUNTED = (ProgressKind.RECORD, ProgressKind.LOG_GROWTH)
 """Counts since the agent came: after its restart they begin anew."""
 
@@ -136,7 +134,7 @@ class Pulse:
         elif old is None:
             changed = before is not None and signal.at > before
         else:
-            shrinks = signal.kind not in SHRINKS and signal.value < old and not anew
+            shrinks = signal.kind is not ProgressKind.LOG_GROWTH and signal.value < old and not anew
             changed = signal.value > old or shrinks
         if signal.kind is ProgressKind.LOG_GROWTH:
             self.memory.grown = self.memory.now if changed else self.memory.grown
@@ -169,7 +167,7 @@ class Pulse:
         if learn and memory.heard and rhythm:
             self.gaps.add(pause / max(1, *(signal.events for signal in rhythm)))
         memory.heard = True
-        memory.stepped = memory.stepped or any(signal.kind in STARTED for signal in moved)
+        memory.stepped = memory.stepped or any(signal.kind in STEPS for signal in moved)
         memory.beats += bool(rhythm)
         memory.progressed = max(memory.progressed, when)
         memory.progressed_at = max(memory.progressed_at, min(latest, at))

@@ -5,11 +5,15 @@
 | tells steps, records, beats or collectives, and has started | time without progress | `timeout` |
 | has not made its first step | all ranks frozen; who indexes or compiles is not | `init_timeout` |
 | tells nothing at all | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
+| tells nothing here, goes on at other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
 Activity never delays the first clock. An incident opens when nobody moves; while somebody moves and others stand, at the
-smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch kills the job and the evidence with it. A
-rank that stands in one line while its GPU works may evaluate for long, and may hang in a kernel that never ends, or beside
-a stranger on its GPU: nothing tells them apart but time, so that counts as moving for `DEVICE_LIMIT` at most.
+smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch kills the job and the evidence with it.
+That caps every automatic timeout: a capture is kept then. Who is usually quiet for longer (a log line every ten minutes)
+is not blamed within its usual gap. A checkpoint that grows is a job that moves, up to the same moment: whoever still waits
+then is about to be killed, and a hung job that writes a debug log for ever ends there, too. A rank that stands in one line
+while its GPU works may evaluate for long, and may hang in a kernel that never ends, or beside a stranger on its GPU:
+nothing tells them apart but time, so that counts as moving for `DEVICE_LIMIT` at most.
 A timeout that stands in the configuration as a number is obeyed as it is.
 """
 
@@ -19,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from mldebug.heartbeat import LEGITIMATE
-from mldebug.stall.gaps import Timeout
+from mldebug.stall.gaps import MOST, Timeout
 from mldebug.stall.pulse import Pulse
 from mldebug.stall.signals import Look
 from mldebug.stall.stillness import Ranks, Standing
@@ -54,31 +58,53 @@ class Rule(msgspec.Struct, frozen=True):
     window: float  # a rank is frozen when it was so for this long
     busy_limit: float | None  # None: nobody is blamed for being busy
     device_limit: float = math.inf  # quiet for so long, a busy device excuses nobody
+    patience: float = (
+        0.0  # quiet for so long, those who stand are blamed, where that is later than the timeout
+    )
+    saving_limit: float = math.inf  # quiet for so long, a growing checkpoint excuses nobody
 
 
 def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watched: float) -> Rule:
     """Return the rule for this look; `watched` is how long this agent has seen the attempt."""
     started = pulse.started(look)
+    dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
     if started and pulse.has_rhythm:
-        timeout = _by_rhythm(settings, look, pulse)
-        busy = _busy_limit(settings, look, timeout)
+        timeout, patience = _by_rhythm(settings, look, pulse)
+        busy = max(patience, _busy_limit(settings, look, timeout))
         device = _device_limit(look, pulse, busy)
-        return Rule("progress", timeout, _window(timeout, watched), busy, device)
+        window = _window(timeout, watched)
+        return Rule("progress", timeout, window, busy, device, patience, dies)
     if not started and (pulse.tells or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
         return Rule("stillness", timeout, timeout.seconds, None)
     timeout = _without_signal(settings, pulse)
-    return Rule("stillness", timeout, timeout.seconds, _busy_limit(settings, look, timeout))
+    others = settings.timeout == "auto" and look.elsewhere
+    patience = max(timeout.seconds, dies) if others else timeout.seconds
+    busy = _busy_limit(settings, look, timeout)
+    return Rule("stillness", timeout, timeout.seconds, busy, patience=patience, saving_limit=dies)
 
 
 def is_blamed(rule: Rule, quiet: float, standing: Standing, ranks: Ranks, now: float) -> bool:
     """Whether the incident opens: nobody moves, or somebody has kept the others waiting for too long."""
     if rule.by == "stillness":
-        return standing.frozen or _kept_waiting(rule, ranks, now)
-    if quiet < rule.timeout.seconds:
+        early = waits_for_others(rule, standing) and standing.stood_for(now) < rule.patience
+        return (standing.frozen and not early) or _kept_waiting(rule, ranks, now)
+    if quiet < max(rule.timeout.seconds, rule.patience):
         return False
     late = rule.busy_limit is not None and quiet >= rule.busy_limit
     return standing.frozen or (late and standing.somebody_stands)
+
+
+def waits_for_others(rule: Rule, standing: Standing) -> bool:
+    """Without a signal: all ranks here wait, and whom they wait for may be on another node and well."""
+    return rule.patience > rule.timeout.seconds and standing.only_waits
+
+
+def unexcused(rule: Rule, quiet: float, ranks: Ranks, now: float) -> float:
+    """Seconds without a step that count against the run: those since a checkpoint last grew."""
+    if rule.by == "stillness" or quiet >= rule.saving_limit:
+        return quiet
+    return min(quiet, now - ranks.saved_at(now, rule.window))
 
 
 def keeps_waiting(rule: Rule, some_unmoved: float) -> bool:
@@ -110,13 +136,26 @@ def _kept_waiting(rule: Rule, ranks: Ranks, now: float) -> bool:
     if rule.busy_limit is None:
         return False
     standing = ranks.standing(now, rule.busy_limit)
+    saves = now - ranks.saved_at(now, rule.window) < rule.busy_limit
+    if saves and standing.stood_for(now) < rule.saving_limit:
+        return False
     return bool(standing.busy) and standing.somebody_stands
 
 
-def _by_rhythm(settings: StallSettings, look: Look, pulse: Pulse) -> Timeout:
+def _by_rhythm(settings: StallSettings, look: Look, pulse: Pulse) -> tuple[Timeout, float]:
+    """The timeout, and from when on those who stand are blamed."""
     if settings.timeout != "auto":
-        return Timeout(settings.timeout, SET_BY_HAND)
-    return pulse.gaps.timeout(BEFORE_EVIDENCE_DIES * look.evidence_lives)
+        return Timeout(settings.timeout, SET_BY_HAND), settings.timeout
+    dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
+    usual = pulse.gaps.timeout(dies)
+    slow = pulse.gaps.reach(dies)
+    cap = (
+        max(dies, MOST) if slow else dies
+    )  # no capture at every step of a job whose steps outlast its collectives
+    if usual.seconds <= cap:
+        return usual, usual.seconds
+    why = f"at most {cap:.3g} s, as a collective may end the job after {look.evidence_lives:.3g} s"
+    return Timeout(cap, why), cap if pulse.gaps.known and not slow else usual.seconds
 
 
 def _without_signal(settings: StallSettings, pulse: Pulse) -> Timeout:

@@ -15,7 +15,7 @@ RISES = 3  # steps that a count must have climbed before it may start again
 ECHO = 8  # steps by which one rank may be behind another
 
 Count = tuple[str, int | None]  # format, total
-Said = tuple[str, int | None, int | None, str, str]  # count, step, loss, place
+Said = tuple[str, int | None, int | None, str, str, int]  # count, step, loss, place, mark
 
 
 class Sayings:
@@ -67,4 +67,4 @@ def _of(record: LogRecord) -> Said:
     """Losses are compared as text: no nan equals another. A duration counts where a line tells nothing else."""
     lone = record.step is None and record.loss is None
     told = record.step_seconds if lone else record.loss
-    return record.format, record.total, record.step, str(told), record.place
+    return record.format, record.total, record.step, str(told), record.place, record.mark

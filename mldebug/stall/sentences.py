@@ -53,6 +53,16 @@ def standing_words(standing: Standing) -> str:
     return "; ".join(parts)
 
 
+def saving_words(savers: tuple[Trail, ...]) -> str:
+    """`rank 0 has written 3.2 GB`; empty where nobody writes a checkpoint."""
+    return "; ".join(_each(savers, _written))
+
+
+def _written(trail: Trail) -> str:
+    gigabytes = trail.grown / 1e9
+    return f"has written {gigabytes:.{1 if gigabytes < 10 else 0}f} GB"
+
+
 def _waiters(trails: tuple[Trail, ...], note: str) -> list[str]:
     """`7 ranks wait in all_reduce`, or what each does where the wait has no name."""
     places = Counter(_operation(trail) for trail in trails if _operation(trail))
@@ -98,6 +108,8 @@ def _stands(trail: Trail) -> str:
 def _works(trail: Trail) -> str:
     if trail.last.compiling or trail.last.phase == "compile":
         return "compiles"
+    if trail.grown:
+        return _written(trail) + (f" and moves ({_doing(trail)})" if _doing(trail) else "")
     if trail.role is Role.BUSY and _doing(trail):
         return _doing(trail)
     if trail.device:

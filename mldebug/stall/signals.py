@@ -1,7 +1,8 @@
 """What a cheap watch hands to the decision: one `Look` is one tick of one run on all the nodes that answered.
 
 Progress is evidence that the job moved; activity (CPU, switches, I/O, GPU) says what a rank does, never that the job
-moves. Times are monotonic seconds of one clock; `switches` and `io_bytes` are counters since the rank started.
+moves, but for bytes that are written as fast as a checkpoint's (`mldebug.stall.writes`). Times are monotonic seconds of
+one clock; `switches`, `io_bytes` and `written_bytes` are counters since the rank started.
 """
 
 from enum import StrEnum
@@ -21,7 +22,6 @@ class ProgressKind(StrEnum):
     RECORD = "record"  # a training record in the job's log
     HEARTBEAT = "heartbeat"
     RAS = "ras"  # collective counts of NCCL RAS or Flight Recorder
-    CHECKPOINT_BYTES = "checkpoint_bytes"
     LOG_GROWTH = "log_growth"  # any line of any thread: the weakest
 
 
@@ -71,10 +71,11 @@ class Look(Noun, frozen=True, kw_only=True):
     ranks: tuple[RankLook, ...] = ()
     exited: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()  # that never came
+    elsewhere: bool = False  # the run has ranks on other nodes, which nobody sees here
     progress: tuple[Progress, ...] = ()
     started: bool = False  # this attempt has made its first step
     backend: str = "nccl"
-    collective_timeout: float | None = None  # as Flight Recorder tells it
+    collective_timeout: float | None = None  # as the hook tells it
 
     @property
     def living(self) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Who of a run stands and who moves: the trails of all its ranks, sorted by what they did in a window."""
 
+import math
+
 import msgspec
 
 from mldebug.stall.signals import Look
@@ -22,6 +24,11 @@ class Standing(msgspec.Struct, frozen=True):
         if self.busy or not (self.waiting or self.blind or self.inert):
             return False
         return not self.blind or bool(self.inert or self.gone or self.missing)
+
+    @property
+    def only_waits(self) -> bool:
+        """All stand, and all of them wait for others."""
+        return self.frozen and not (self.inert or self.gone or self.missing)
 
     @property
     def somebody_stands(self) -> bool:
@@ -79,6 +86,16 @@ class Ranks:
     def steady_for(self, now: float) -> float:
         """Seconds for which every rank showed the same frames, counters aside."""
         return min((now - trail.same for trail in self._trails.values()), default=0.0)
+
+    def saved_at(self, now: float, window: float) -> float:
+        """When a growing checkpoint last moved the job; -inf where none has since the last step."""
+        trails = self._trails.values()
+        return max((trail.saved_at(now, window) for trail in trails), default=-math.inf)
+
+    @property
+    def savers(self) -> tuple[Trail, ...]:
+        """Ranks that have written as one writes a checkpoint since the job last moved."""
+        return tuple(trail for _, trail in sorted(self._trails.items()) if trail.grown)
 
     @property
     def changed(self) -> bool:

@@ -14,14 +14,19 @@ What its other threads and its children do counts as movement where the main thr
 
 A sleeper that wakes now and then to look (`while not done(): sleep(5)`) waits for somebody: others count up to then.
 A thread counts from `OTHERS_BUSY`, a child from `CHILDREN_BUSY`, both also by their I/O: a copy needs little CPU.
+
+What a rank writes as fast as a checkpoint moves the whole job, unless the rank itself is seen to stand where nobody waits
+for what it writes: in a wait for the others, in a sleep, in a debugger.
 """
 
+import math
 from enum import StrEnum
 
 import msgspec
 
 from mldebug.model import Role
 from mldebug.stall.signals import RankLook
+from mldebug.stall.writes import FAST, Writes
 
 SLICE = 1.0  # counters are compared over at least this long: a clock tick is 10 ms
 CPU_STILL = 0.01
@@ -41,6 +46,7 @@ ITS_OWN = frozenset(
     ("sleep", "debugger", "stdin", "terminal", "stopped", "traced", "storage", "uninterruptible")
 )
 """Classes of a main thread that no other thread and no child sets free."""
+ON_STORAGE = frozenset(("storage", "uninterruptible"))  # where fsync stands
 
 
 class Condition(StrEnum):
@@ -91,10 +97,16 @@ class Trail(msgspec.Struct, kw_only=True):
     sampled: float = 0.0
     shown: float = 0.0  # the first sample of these frames
     changed: bool = False  # the last sample showed other frames than the one before
+    writes: Writes = msgspec.field(default_factory=Writes)
+    written: int = 0  # bytes, when the job last moved
+    saved: float = -math.inf  # when its bytes last grew as fast as a checkpoint's
 
     def see(self, look: RankLook, now: float) -> None:
         """Take one more look."""
         self.spent.add(look, max(0.0, now - self.looked))
+        grew = look.written_bytes > self.last.written_bytes
+        if (self.writes.take(now, look.written_bytes) or 0.0) >= FAST and grew:
+            self.saved = now
         self.last, self.looked = look, now
         if look.role is not None:
             self.role, self.told = look.role, look
@@ -114,6 +126,20 @@ class Trail(msgspec.Struct, kw_only=True):
         self.calm = self.still = self.woke = self.helped = now
         self.signature = self.role = self.told = self.device = None
         self.samples = 0
+        self.written, self.saved = self.last.written_bytes, -math.inf
+
+    def saved_at(self, now: float, window: float) -> float:
+        """When the job last moved by what this rank writes: not while it stands so that nobody waits for its writes."""
+        known = self.told.class_name if self.told else ""
+        rests = known in ITS_OWN - ON_STORAGE and now - self.idle >= window
+        stands = self.samples >= SAMPLES and now - self.posed >= window
+        for_nobody = stands and (rests or self.role is Role.WAITING)
+        return min(self.saved, self.posed) if for_nobody else self.saved
+
+    @property
+    def grown(self) -> int:
+        """Bytes that it has written as one writes a checkpoint, since the job last moved; 0 where it does not write so."""
+        return self.last.written_bytes - self.written if self.saved > -math.inf else 0
 
     @property
     def since(self) -> float:
@@ -209,6 +235,7 @@ def new_trail(look: RankLook, now: float) -> Trail:
         helped=now,
         marked=now,
         mark=look,
+        written=look.written_bytes,
         looked=now,
         sampled=now,
     )

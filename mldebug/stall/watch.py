@@ -18,8 +18,10 @@ from mldebug.stall.rules import (
     is_blamed,
     keeps_waiting,
     spacing,
+    unexcused,
+    waits_for_others,
 )
-from mldebug.stall.sentences import quietly, seconds, standing_words
+from mldebug.stall.sentences import quietly, saving_words, seconds, standing_words
 from mldebug.stall.signals import Decision, Look, Stage
 from mldebug.stall.stillness import Ranks, Standing
 
@@ -120,13 +122,17 @@ class StallWatch:
         every, some = self._ranks.unmoved_for(now)
         quiet = self._pulse.quiet if rule.by == "progress" else every
         standing = self._standing(rule, quiet, rule.window)
-        if is_blamed(rule, quiet, standing, self._ranks, now):
+        counted = unexcused(rule, quiet, self._ranks, now)
+        if is_blamed(rule, counted, standing, self._ranks, now):
             return self._open(rule, quiet, standing)
-        if rule.by == "progress" and quiet >= limit and self._watched >= rule.window:
+        if rule.by == "progress" and counted >= limit and self._watched >= rule.window:
             return self._confirm(rule, quiet, standing)
+        if rule.by == "stillness" and waits_for_others(rule, standing):
+            return self._confirm(rule, standing.stood_for(now), standing)
         steady = self._ranks.steady_for(now) if rule.by == "stillness" else 0.0
         if max(quiet, steady) >= limit / 2 or keeps_waiting(rule, some):
             return self._suspect(rule, max(quiet, steady))
+        self._memory.confirmed = self._memory.confirmed and rule.by == "progress"
         stage = Stage.QUIET if quiet >= limit / 4 else Stage.WATCHING
         pace = min(self._settings.interval, max(SOONEST, limit / 2 - quiet))
         return self._say(
@@ -149,12 +155,12 @@ class StallWatch:
 
     def _suspect(self, rule: Rule, quiet: float) -> Decision:
         left = rule.timeout.seconds - quiet
-        pace = spacing(
-            rule, over=rule.by == "stillness" and not 0 < left <= rule.timeout.seconds / 2
-        )
+        early = rule.by == "stillness" and left > rule.timeout.seconds / 2
+        pace = spacing(rule, over=early or left <= 0)
+        saves = saving_words(self._ranks.savers)
         return self._say(
             Stage.SUSPECT,
-            f"{self._quietly(rule, quiet)}: looking closer",
+            f"{self._quietly(rule, quiet)}: {saves or 'looking closer'}",
             rule=rule,
             quiet=quiet,
             sample=self._sample_due(pace),
@@ -163,9 +169,10 @@ class StallWatch:
 
     def _confirm(self, rule: Rule, quiet: float, standing: Standing) -> Decision:
         capture, self._memory.confirmed = not self._memory.confirmed, True
-        pace, left = spacing(rule, over=True), (rule.busy_limit or 0.0) - quiet
+        until = rule.patience if standing.frozen else rule.busy_limit or 0.0
+        pace, left = spacing(rule, over=True), until - quiet
         blamed_later = standing.somebody_stands and left > 0
-        wait = f"; blamed at {seconds(rule.busy_limit or 0.0)}" if blamed_later else ""
+        wait = f"; blamed at {seconds(until)}" if blamed_later else ""
         return self._say(
             Stage.CONFIRMED,
             f"{self._quietly(rule, quiet)}; {standing_words(standing)}{wait}",
@@ -174,7 +181,7 @@ class StallWatch:
             capture=capture,
             sample=self._sample_due(pace),
             suspects=standing.suspects,
-            stalled_since=self._pulse.memory.progressed_at,
+            stalled_since=self._stalled_since(rule, quiet),
             next_look=min(pace, left) if left > 0 else pace,
         )
 

@@ -1,7 +1,8 @@
 """Our metrics beside those of nvidia-smi: two reads of ours around one of its own.
 
 `same`: equal within the digits that it prints. `between`: it lies between our two reads. `moved`: it moves from second to
-second, and is off by as much as is told. `differs`: anything else. `only ours`: nvidia-smi has no such line.
+second, and is off by as much as is told, but not by more than such a value may move. `differs`: anything else. `only ours`:
+nvidia-smi has no such line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,23 @@ from mldebug.snapshot import Snapshot
 from mldebug_exporters.metrics.gpus import GpuMetrics
 
 OURS = "mldebug_gpu_"
-MOVING = (
-    *("utilization", "memory_utilization", "power_watts", "clock_hertz", "temperature_celsius"),
-    *("temperature_margin", "memory_bytes", "process_memory", "clock_event", "performance_state"),
-)  # how the names of metrics begin that move from second to second
+MOVING: dict[str, tuple[float, float]] = {
+    "utilization_ratio": (0.0, 0.5),
+    "memory_utilization_ratio": (0.0, 0.5),
+    "power_watts": (0.25, 30.0),
+    "clock_hertz": (0.25, 1e8),
+    "temperature_celsius": (0.0, 5.0),
+    "temperature_margin_celsius": (0.0, 5.0),
+    "memory_bytes": (0.02, 2.5e8),
+    "process_memory_bytes": (0.02, 2.5e8),
+    "clock_event_seconds_total": (0.0, 1.0),
+    "clock_event_active": (0.0, 1.0),
+    "performance_state": (0.0, 8.0),
+}
+"""What moves from second to second, and how far: as a share of what nvidia-smi says, and in its unit; the larger counts.
+
+Far enough for two reads some tenths of a second apart, and too little for a wrong unit.
+"""
 SLACK = {
     "memory_bytes": 2.0**20,
     "memory_size_bytes": 2.0**20,
@@ -44,7 +58,7 @@ NO_LINE = {
     "temperature_limit_celsius": "nvidia-smi prints margins for this GPU in place of temperatures",
     "nvlink_up": "nvidia-smi nvlink was not to be had",
     "nvlink_errors_total": "nvidia-smi nvlink does not print this kind",
-    "energy_joules_total": "not in nvidia-smi -q; compared with the power below",
+    "energy_joules_total": "not in nvidia-smi -q; compared with the average power",
     "ecc_errors_total": "nvidia-smi prints SRAM and DRAM only",
     "pcie_errors_total": "not in nvidia-smi -q",
     "recovery_action": "nvidia-smi prints the active one only",
@@ -141,7 +155,8 @@ def _judge(key: Key, before: Value, theirs: Value | None, after: Value | None) -
     if min(numbers) <= theirs <= max(numbers):
         return "between", 0.0
     off = min(abs(one - theirs) for one in numbers)
-    word = "moved" if key[0].startswith(MOVING) else "differs"
+    share, most = MOVING.get(key[0], (0.0, 0.0))
+    word = "moved" if off <= max(share * abs(theirs), most) else "differs"
     return word, off / abs(theirs) if theirs else None
 
 

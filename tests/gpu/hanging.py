@@ -1,8 +1,8 @@
-"""A job that goes through phases and hangs, under a real agent: what its GPUs are told to do each second, and the report."""
+"""A job that goes through phases, and may hang, under a real agent: what its GPUs are told to do each second, and the report."""
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,29 @@ from processes.harness import wait_for
 from processes.watching import Report, RunningAgent
 
 STALL = "{timeout: 15s, busy_timeout: 25s, interval: 1s}"
+PATIENT = "{timeout: 300s, busy_timeout: 300s, interval: 1s}"
 TIMEOUT = 15.0
 POLL = 0.5  # seconds
 LATE = 25.0  # seconds after the timeout at which no report comes any more
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One new watch read: when, the agent's sentence, its stage, and the state of each GPU by number."""
+    """One new watch read: when, the agent's sentence, its stage, and of each GPU by number its state and what that rests on."""
 
     at: float
     sentence: str
     stage: str
     states: dict[int, str]
     watts: dict[int, float]
+    loads: dict[int, str] = {}
+    maybe: dict[int, tuple[str, ...]] = {}  # the states that it may have as well
 
 
 class Eye:
     """Asks the agent again and again, and tells the fingerprint of what it has read by itself as well.
 
-    The states are those of a memory of its own: it knows no steps and no stacks, only GPUs and which rank has which.
+    The states are those of a memory of its own: it knows no steps, no stacks and no writes of a rank, which no snapshot tells,
+    only GPUs and which rank has which. So what rests on those (a checkpoint) is claimed of the agent's sentence.
     """
 
     def __init__(self, agent: RunningAgent, job: world.Job) -> None:
@@ -62,9 +66,38 @@ class Eye:
                 stage=run.stage,
                 states={one.index: str(one.state) for one in told.gpus},
                 watts={one.index: round(one.power_watts or 0.0, 1) for one in told.gpus},
+                loads={one.index: str(one.load) for one in told.gpus},
+                maybe={one.index: tuple(map(str, one.maybe)) for one in told.gpus},
             )
         )
         return snapshot
+
+
+def walk(folder: Path, plan: str, *options: str) -> dict[str, Any]:
+    """Run the plan to its end, beside an agent that is patient enough for it; nothing hangs."""
+    with (
+        world.agent(folder, PATIENT) as agent,
+        world.job(folder, "--ddp", "--plan", plan, *options) as job,
+    ):
+        eye, last = Eye(agent, job), plan.count(",")
+        _poll(eye, lambda: job.alive() and len(job.phases()) > last, _seconds(plan) + 60)
+        _poll(eye, lambda: False, _seconds(plan.rpartition(",")[2]))
+        return _walked(eye, plan) | {"reports": [told_of(one) for one in reports_of(agent, job)]}
+
+
+def _seconds(plan: str) -> float:
+    return sum(float(one.partition(":")[2] or 0) for one in plan.split(","))
+
+
+def _walked(eye: Eye, plan: str) -> dict[str, Any]:
+    marks = eye.job.phases()
+    return {
+        "plan": plan,
+        "phases": phases(eye.seen, marks),
+        "sentences": sentences(eye.seen, marks),
+        "suspected_before": sorted({one.stage for one in eye.seen}),
+        "joined": _joined(eye.agent, eye.job),
+    }
 
 
 def story(folder: Path, plan: str, *options: str) -> dict[str, Any]:
@@ -74,41 +107,19 @@ def story(folder: Path, plan: str, *options: str) -> dict[str, Any]:
         world.job(folder, "--ddp", "--plan", plan, *options) as job,
     ):
         eye = Eye(agent, job)
-        planned = sum(float(one.partition(":")[2] or 0) for one in plan.split(","))
-        _poll(eye, lambda: job.alive() and job.struck_at() is not None, planned + 60)
+        _poll(eye, lambda: job.alive() and job.struck_at() is not None, _seconds(plan) + 60)
         struck = job.struck_at() or world.now()
-        _poll(eye, lambda: bool(_reports(agent, job)), TIMEOUT + LATE)
+        _poll(eye, lambda: bool(reports_of(agent, job)), TIMEOUT + LATE)
         came = world.now()
         _poll(eye, lambda: world.now() > came + 3, 10)
-        reports, before = _reports(agent, job), [one for one in eye.seen if one.at < struck]
-        return {
-            "plan": plan,
-            "phases": phases(eye.seen, job.phases()),
-            "sentences": sentences(eye.seen, job.phases()),
+        reports, before = reports_of(agent, job), [one for one in eye.seen if one.at < struck]
+        return _walked(eye, plan) | {
             "struck_at": struck,
-            "reports": [_told(one) for one in reports],
+            "reports": [told_of(one) for one in reports],
             "seconds_after_timeout": round(came - struck - TIMEOUT, 2) if reports else None,
             "suspected_before": sorted({one.stage for one in before}),
-            "joined": _joined(agent, job),
             "log": agent.log[-1500:] if not reports else "",
         }
-
-
-def claims(
-    told: Mapping[str, Any], states: Mapping[tuple[str, int], str], named: Sequence[int]
-) -> list[dict[str, Any]]:
-    """What is claimed of a story, and whether it held: the state of a GPU at the end of a phase, and whom the report names."""
-    last = {(one["phase"], one["gpu"]): one["last"] for one in told["phases"]}
-    found = []
-    for (phase, gpu), state in states.items():
-        saw = last.get((phase, gpu), "not seen")
-        claim = f"GPU {gpu} at the end of {phase}: {state}"
-        found.append({"claim": claim, "held": saw == state, "saw": saw})
-    reports = told["reports"]
-    ranks = [one.get("rank") for report in reports for one in report["culprits"] or ()]
-    found.append({"claim": "one report", "held": len(reports) == 1, "saw": len(reports)})
-    wanted = f"the report names {list(named) or 'nobody'}"
-    return [*found, {"claim": wanted, "held": bool(reports) and ranks == list(named), "saw": ranks}]
 
 
 def _poll(eye: Eye, until: Any, seconds: float) -> None:
@@ -123,15 +134,18 @@ def run_of(snapshot: Snapshot, job: world.Job) -> RunState | None:
     return next((one for one in snapshot.runs if job.pids & set(one.ranks.values())), None)
 
 
-def _reports(agent: RunningAgent, job: world.Job) -> list[Report]:
+def reports_of(agent: RunningAgent, job: world.Job) -> list[Report]:
+    """What the agent has written of this job."""
     pids = job.pids
     return [one for one in agent.reports() if pids & {rank["pid"] for rank in one["ranks"]}]
 
 
-def _told(report: Report) -> dict[str, Any]:
+def told_of(report: Report) -> dict[str, Any]:
+    """The diagnosis, and the last collective of each rank."""
     diagnosis = report["diagnosis"]
     names = ("verdict", "confidence", "summary", "culprits", "evidence")
-    return {name: diagnosis.get(name) for name in names}
+    last = {str(one["rank"]): one["last_collective"] for one in report["ranks"]}
+    return {name: diagnosis.get(name) for name in names} | {"last_collectives": last}
 
 
 def _joined(agent: RunningAgent, job: world.Job) -> dict[int, int | None]:
@@ -158,6 +172,12 @@ def phases(seen: Sequence[Seen], marks: Sequence[tuple[str, float]]) -> list[dic
                     "last": states[-1][1],
                     "settled_after": round(_since(states) - begin, 1),
                     "watts": watts[len(watts) // 2],
+                    "load": next(
+                        (one.loads[gpu] for one in reversed(inside) if gpu in one.loads), ""
+                    ),
+                    "maybe": next(
+                        (one.maybe[gpu] for one in reversed(inside) if gpu in one.maybe), ()
+                    ),
                 }
             )
     return found

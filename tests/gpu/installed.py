@@ -28,4 +28,5 @@ def _programs() -> Path:
 
 
 harness.SCRIPTS = _programs()
+harness.MLDEBUG = (str(harness.SCRIPTS / "mldebug"),)
 harness.clean_environment = clean_environment

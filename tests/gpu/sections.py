@@ -1,17 +1,17 @@
 """The sections of the page: each makes Markdown of what one part has found."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-from gpu.tables import cell, table, three
-
-Found = Mapping[str, Any]
+from gpu import costs
+from gpu.compare import MOVING
+from gpu.tables import Found, cell, table
 
 
 def _metrics(data: Found) -> Iterator[str]:
     yield "Two reads of ours around one `nvidia-smi -q -x` (and `nvidia-smi nvlink`). *Same*: equal within the digits that it"
-    yield "prints; *between*: it lies between our two reads; *moved*: a value that moves from second to second, off by as much."
+    yield "prints; *between*: it lies between our two reads; *moved*: a value that moves from second to second, off by as much, and by no"
+    yield "more than it may (in base units): " + _allowed() + ". *Differs*: anything else."
     for load, told in data.items():
         yield from ("", f"### {load}", "")
         yield from _counts(told["rows"])
@@ -22,13 +22,42 @@ def _metrics(data: Found) -> Iterator[str]:
             [_compared(one) for one in rows],
         )
         yield ""
-        yield "Power by the energy counter between the two reads, and the average that the driver tells: " + "; ".join(
-            f"GPU {index} {cell(one['watts'])} W and {cell(one['average'])} W" for index, one in enumerate(told["energy"])
+        yield "Power by the energy counter, and the average that the driver tells: " + "; ".join(
+            f"GPU {index} {_powers(one, told)}" for index, one in enumerate(told["energy"])
         ) + "."  # fmt: skip
         yield ""
-        alone = {(one["metric"], one["why"]) for one in told["rows"] if one["verdict"] == "only ours"}  # fmt: skip
-        yield "Only ours: " + "; ".join(f"`{name}` ({why})" for name, why in sorted(alone)) + "."
+        yield "Only ours: " + "; ".join(_alone(told["rows"])) + "."
         yield f"Not readable: {json.dumps(told['unreadable']) if told['unreadable'] else 'nothing'}."  # fmt: skip
+
+
+def _allowed() -> str:
+    """Each family that moves, and how far."""
+    return ", ".join(
+        f"`{name}` " + " or ".join([f"{share:.0%}".replace("%", " %")] * (share > 0) + [cell(most)])
+        for name, (share, most) in MOVING.items()
+    )
+
+
+def _powers(one: Found, told: Found) -> str:
+    """Also of figures whose window was the time between the two reads, by when those ended: they prove nothing."""
+    both = f"{cell(one['watts'])} W and {cell(one['average'])} W"
+    if "seconds" not in one:
+        return f"{both} (over {told['seconds']} s from end to end of two reads: too short to judge)"
+    if one["near"] is None:
+        return f"{both} (not compared)"
+    within = "within" if one["near"] else "**not within**"
+    return f"{both} over {cell(one['seconds'])} s ({within} 10 %)"
+
+
+def _alone(rows: Sequence[Found]) -> Iterator[str]:
+    """What nvidia-smi does not tell; of a family that it tells in part, the labels."""
+    ours = [one for one in rows if one["verdict"] == "only ours"]
+    told = {one["metric"] for one in rows if one["verdict"] not in ("only ours", "only theirs")}
+    for name, why in sorted({(one["metric"], one["why"]) for one in ours}):
+        labels = sorted(
+            {one["labels"] for one in ours if (one["metric"], one["why"]) == (name, why)}
+        )
+        yield f"`{name}`{' ' + ', '.join(labels) if name in told else ''} ({why})"
 
 
 def _counts(rows: Sequence[Found]) -> Iterator[str]:
@@ -46,85 +75,6 @@ def _compared(row: Found) -> tuple[object, ...]:
     return (row["gpu"], name, both, row["theirs"], row["verdict"], off, row["why"])
 
 
-def _reads(data: Found) -> Iterator[str]:
-    yield "Milliseconds: median (ninth decile, longest). Reads ask one GPU after the other, so eight cost four times two; a look asks one of them for its energy."
-    yield ""
-    rows = [
-        (load, one["what"], one["gpus"], one["rounds"], three(one["wall_ms"]), three(one["cpu_ms"]),
-         f"{one['wall_ms_of_8']:.1f} / {one['cpu_ms_of_8']:.1f}", _budget(one))
-        for load in ("idle", "training") for one in data.get(load, {}).get("reads", ())
-    ]  # fmt: skip
-    head = ("load", "read", "GPUs", "reads", "wall", "CPU", "of 8 GPUs, wall / CPU", "budget")
-    yield from table(head, rows)
-    for load in ("idle", "training"):
-        for read, calls in data.get(load, {}).get("dearest", {}).items():
-            yield from ("", f"Dearest calls of one {read} read, {load}:", "")
-            yield from table(
-                ("call", "times", "ms"), [(f"`{name}`", n, f"{ms:.2f}") for name, n, ms in calls]
-            )
-    if "ways" in data:
-        yield from ("", "Ways to ask one GPU, in training, after a pause and at once again:", "")
-        yield from table(("way", "wall", "CPU", "again"), [_way(one) for one in data["ways"]])
-
-
-def _budget(one: Found) -> str:
-    if one["what"] == "watch":
-        return "met" if one["wall_ms_of_8"] <= 10 else "missed: 10 ms wall"
-    return "met" if one["cpu_ms_of_8"] <= 100 else "missed: 100 ms CPU"
-
-
-def _way(one: Found) -> tuple[object, ...]:
-    if "error" in one:
-        return (one["way"], one["error"], "", "")
-    return (one["way"], three(one["wall"]), three(one["cpu"]), f"{one['again']:.3f}")
-
-
-def _agent(data: Found) -> Iterator[str]:
-    told = data["agent"]
-    yield f"A DistributedDataParallel job of two ranks trains, settings as shipped, {told['seconds']} s."  # fmt: skip
-    yield ""
-    yield from table(
-        ("what", "measured"),
-        [
-            ("CPU of the agent and its children", f"{told['cpu_percent']:.2f} % of a core"),
-            ("RSS of the agent itself", f"{told['agent_rss_mib']} MiB"),
-            ("PSS of the agent and its children", f"{told['pss_mib']} MiB"),
-            ("watch reads, ms wall; CPU", f"{told['watch_read']['count']}: {three(told['watch_read']['wall_ms'])}; {three(told['watch_read']['cpu_ms'])}"),
-            ("full reads, ms wall; CPU", f"{told['full_read']['count']}: {three(told['full_read']['wall_ms'])}; {three(told['full_read']['cpu_ms'])}"),
-            ("steps of the job", f"{data.get('steps_per_second', '?')} a second"),
-            ("what the agent said of the GPUs", "; ".join(data.get("devices", ()))),
-            ("sources that failed", "; ".join(data.get("remarks", ())) or "none"),
-        ],
-    )  # fmt: skip
-    yield ""
-    rows = [
-        (one["pid"], one["nvidia"], f"{one['cpu_percent']:.2f}", one["rss_mib"], one["pss_mib"])
-        for one in told["processes"]
-    ]
-    yield from table(("process", "holds GPUs", "CPU %", "RSS MiB", "PSS MiB"), rows)
-
-
-def _effect(data: Found) -> Iterator[str]:
-    yield f"Blocks with the agent awake and stopped (`tests/bench/effect.py`), it looks each {data.get('look', '?')}: ten times as often as"  # fmt: skip
-    yield "shipped, so a user sees less than this. 95 % intervals."
-    yield ""
-    rows = [(name, _interval(data[key])) for key, name in (("effect", "awake against stopped"), ("noise", "stopped against stopped")) if key in data]  # fmt: skip
-    if "effect" in data and "budget_percent" in data:
-        met = "met" if data["effect"]["high"] < data["budget_percent"] else "cannot tell"
-        met = "missed" if data["effect"]["low"] >= data["budget_percent"] else met
-        rows.append((f"less than {data['budget_percent']} %, all of the interval", met))
-    if "step_ms" in data:
-        rows.append(("a step", f"{data['step_ms']:.2f} ms"))
-        rows.append(
-            ("CPU of the agent while awake", f"{data['awake_cpu_percent']:.2f} % of a core")
-        )
-    yield from table(("what", "measured"), rows)
-
-
-def _interval(one: Found) -> str:
-    return f"{one['percent']:+.3f} % ({one['low']:+.3f} … {one['high']:+.3f}), {one['quadruples']} times 4 blocks of {one['block_seconds']:g} s"  # fmt: skip
-
-
 def _user(data: Found) -> Iterator[str]:
     yield f"The same reads as uid {data['users'][0]} and as uid {data['users'][1]}."
     yield ""
@@ -137,6 +87,15 @@ def _user(data: Found) -> Iterator[str]:
     yield ""
     yield f"Not readable, with the reason: {json.dumps(data.get('unreadable'))}. Gaps: {json.dumps(data.get('gaps'))}."  # fmt: skip
     yield f"Events: {json.dumps(data.get('events'))}."
+    if "deny_writable_code" in data:
+        yield ""
+        yield f"Where the kernel denies writable code (systemd's MemoryDenyWriteExecute): {_denied(data['deny_writable_code'])}."
+
+
+def _denied(told: Sequence[str] | str) -> str:
+    if isinstance(told, str):
+        return cell(told[-400:])
+    return f"not read then: {_few(told)}" if told else "every value is read, too"
 
 
 def _few(names: Sequence[str]) -> str:
@@ -163,6 +122,9 @@ def _story(data: Found) -> Iterator[str]:
     for one in told["sentences"]:
         yield f"- {one['phase']}: {cell(one['said'])}"
     yield ""
+    if "struck_at" not in told:
+        yield f"Nothing hangs here. GPU of each rank: {json.dumps(told['joined'])}."
+        return
     if not told["reports"]:
         yield f"**No report came.** The agent's log ends: `{cell(told['log'][-500:])}`"
     for report in told["reports"]:
@@ -184,11 +146,44 @@ def _xid(data: Found) -> Iterator[str]:
     yield f"Events at the first look: {data.get('events_at_first_watch', '?')}. {data.get('note', '')}."  # fmt: skip
 
 
+def _xid13(data: Found) -> Iterator[str]:
+    yield "A kernel of a child of ours writes to an address that nobody has; only where this part is named."
+    yield ""
+    rows = [(one["claim"], one["held"], one["saw"]) for one in data.get("claims", ())]
+    yield from table(("claim", "held", "seen"), rows)
+    yield ""
+    yield f"The child: {json.dumps(data.get('child'))}. The kernel's log is readable: {cell(data.get('kernel_log'))}."  # fmt: skip
+
+
 def _release(data: Found) -> Iterator[str]:
     for pid, files in data.get("held", {}).items():
         yield f"- the child (pid {pid}) held {', '.join(f'`{one}`' for one in files)}"
     yield f"- all closed after {cell(data.get('closed_after_ms'))} ms, left open: {json.dumps(data.get('left'))}"  # fmt: skip
     yield f"- a read while released is refused: {cell(data.get('refused'))}; read again after {cell(data.get('read_again_after_s'))} s"  # fmt: skip
+
+
+def _flight(data: Found) -> Iterator[str]:
+    for fault in ("sleep", "broadcast"):
+        if fault not in data:
+            continue
+        told = data[fault]
+        ranks = ", ".join(str(one.get("rank")) for one in told["culprits"] or ()) or "nobody"
+        yield f"`{fault}`: **{told['verdict']}** ({told['confidence']}), named: {ranks}. {cell(told['summary'])}"
+        yield ""
+        rows = [
+            (one["rank"], one["group"], one["backend"], one["members"], one["enqueued"],
+             told["last_collectives"].get(str(one["rank"])))
+            for one in told["records"]
+        ]  # fmt: skip
+        head = ("rank", "group", "backend", "members", "calls", "last collective in the report")
+        yield from table(head, rows)
+        yield ""
+        yield from (f"- {cell(one)}" for one in told["evidence"] or ())
+        yield ""
+    if "training" in data:
+        yield "A training that goes on, all ranks asked by `mldebug dump` with all that it does, the recorders full:"
+        yield ""
+        yield from table(("what", "measured"), [(name.replace("_", " "), json.dumps(one)) for name, one in data["training"].items()])  # fmt: skip
 
 
 def _tests(data: Found) -> Iterator[str]:
@@ -199,13 +194,16 @@ def _tests(data: Found) -> Iterator[str]:
 
 SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "metrics": ("Metrics against nvidia-smi", _metrics),
-    "reads": ("What the reads cost", _reads),
-    "agent": ("What the agent costs", _agent),
-    "effect": ("Effect on a training step", _effect),
+    "reads": ("What the reads cost", costs.reads),
+    "agent": ("What the agent costs", costs.agent),
+    "effect": ("Effect on a training step", costs.effect),
     "user": ("As an ordinary user", _user),
     "fingerprint": ("Fingerprint: training, evaluation, checkpoint, a rank that sleeps", _story),
+    "phases": ("Fingerprint: slow batches, arithmetic, a rest, a checkpoint", _story),
     "desync": ("Fingerprint: ranks in different collectives", _story),
+    "flight": ("The Flight Recorder of NCCL, on demand", _flight),
     "xid": ("Xids", _xid),
+    "xid13": ("An Xid of an application, made on purpose", _xid13),
     "release": ("Releasing the GPUs", _release),
     "tests": ("Tests on NCCL jobs", _tests),
 }

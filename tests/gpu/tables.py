@@ -1,6 +1,9 @@
 """Tables and numbers of the page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Found = Mapping[str, Any]  # what a part has found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import msgspec
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug_agents.gpus.nvidia import Nvidia
 from mldebug_agents.nvml import fields
-from mldebug_agents.nvml.energy import KEPT
+from mldebug_agents.nvml.energy import KEPT, Energy
 from mldebug_agents.nvml.library import Library
 
 WARM = 2  # reads that are not counted
@@ -26,13 +26,22 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     wall: tuple[float, float, float]
     cpu: tuple[float, float, float]
-    once: float = 0.0  # of it, what is asked of one GPU however many there are
+    bare: tuple[
+        float, float
+    ]  # medians of wall and CPU without what is asked of one GPU however many there are
+    asked: int = 0  # reads that asked a GPU for its energy
+    energy: tuple[float, float, float] | None = None  # what that alone took in those; None: in none
+    first: float = 0.0  # wall of the very first read, which is not among the others
 
     @property
     def of_eight(self) -> tuple[float, float]:
-        """Median wall and CPU of eight such GPUs: reads ask one after the other, but a look only one for its energy."""
+        """Wall and CPU of eight such GPUs: reads ask one after the other, but a look only one for its energy.
+
+        A look counts as one that asks it, and waits for it as long as nine of ten do.
+        """
         scale = 8 / max(self.gpus, 1)
-        wall, cpu = ((one - self.once) * scale + self.once for one in (self.wall[0], self.cpu[0]))
+        energy = self.energy[1] if self.energy else 0.0
+        wall, cpu = (one * scale + energy for one in self.bare)
         return wall, cpu
 
 
@@ -41,32 +50,43 @@ def read_costs(reader: Nvidia, rounds: int, pause: float) -> Iterator[Cost]:
     for name, read in (("watch", reader.watch), ("full", reader.full)):
         told: list[NodeWatch | NodeGpus] = []
         once: list[float] = []
-        for number in range(rounds + WARM):
+        for _ in range(rounds + WARM):
             time.sleep(pause)
+            before = energies(reader)
             told.append(read())
-            if name == "watch" and number >= WARM:
-                once.append(energy_seconds(reader) * 1e3)
-        counted = told[WARM:]
+            news = energies(reader).items() - before.items() if name == "watch" else ()
+            once.append(sum(one.seconds for _, one in news) * 1e3)
+        walls = [one.read_seconds * 1e3 for one in told[WARM:]]
+        cpus = [one.cpu_seconds * 1e3 for one in told[WARM:]]
+        asked = [one for one in once[WARM:] if one > 0]
         yield Cost(
             what=name,
             gpus=len(told[-1].gpus),
             rounds=rounds,
-            wall=spread([one.read_seconds * 1e3 for one in counted]),
-            cpu=spread([one.cpu_seconds * 1e3 for one in counted]),
-            once=median(once) if once else 0.0,
+            wall=spread(walls),
+            cpu=spread(cpus),
+            bare=(_without(walls, once[WARM:]), _without(cpus, once[WARM:])),
+            asked=len(asked),
+            energy=spread(asked) if asked else None,
+            first=told[0].read_seconds * 1e3,
         )
 
 
-def energy_seconds(reader: Nvidia) -> float:
-    """What the last look took for the energy of one GPU."""
-    told = [one.kept[KEPT] for one in reader._library.devices() if KEPT in one.kept]
-    return max(told, key=lambda one: one.at).seconds if told else 0.0
+def _without(all_of_it: Sequence[float], part: Sequence[float]) -> float:
+    return median(max(one - other, 0.0) for one, other in zip(all_of_it, part, strict=True))
+
+
+def energies(reader: Nvidia) -> dict[int, Energy]:
+    """What each GPU told last of its energy, when, and the seconds that took."""
+    kept = {one.index: one.kept.get(KEPT) for one in reader._library.devices()}
+    return {index: one for index, one in kept.items() if one is not None}
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, ninth decile, longest."""
+    """Median, ninth decile, longest. The decile is the smallest value that nine of ten do not exceed."""
     ordered = sorted(values)
-    return median(ordered), ordered[int(0.9 * (len(ordered) - 1))], ordered[-1]
+    rank = -(-9 * len(ordered) // 10)
+    return median(ordered), ordered[rank - 1], ordered[-1]
 
 
 # --- single calls --------------------------------------------------------------------------------

@@ -90,11 +90,12 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, *options: str) -> Iterator[Job]:
-    """Start it by torchrun; at the end nothing of it is left."""
+def job(folder: Path, *options: str, hook: bool = False) -> Iterator[Job]:
+    """Start it by torchrun, with the hook by `mldebug run`; at the end nothing of it is left."""
     place = Path(tempfile.mkdtemp(dir=folder))
     (place / "events").mkdir()
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    argv = [sys.executable, "-m", "mldebug", "run", "--"] if hook else []
+    argv += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     argv += ["--nproc-per-node", str(RANKS), str(JOB), "--events", str(place / "events"), *options]
     with (place / "job.log").open("wb") as log:
         launcher = subprocess.Popen(argv, stdout=log, stderr=log, env=environment(place))

@@ -32,9 +32,7 @@ def crash(options: argparse.Namespace) -> None:
 
 
 def hoard(options: argparse.Namespace) -> None:
-    """Take memory until the kernel objects: in a control group of its own, where one is given."""
-    if options.cgroup:
-        Path(options.cgroup, "cgroup.procs").write_text(str(os.getpid()))
+    """Take memory until the kernel objects."""
     held = []
     while True:
         held.append(bytearray(HOARD))
@@ -90,7 +88,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--message", default="bad shard 7")
     parser.add_argument("--code", type=int, default=0)
     parser.add_argument("--number", type=int, default=signal.SIGKILL)
-    parser.add_argument("--cgroup", default="")
     parser.add_argument("--pause", type=float, default=3.0)
     parser.add_argument("--hold", action="store_true", help="restarted attempts wait, too")
     parser.add_argument("--good-attempt", type=int, default=-1, help="the attempt that lives on")

@@ -195,6 +195,19 @@ def save_checkpoint(job: Any) -> None:
     job.announce("done")
 
 
+def save_in_pieces(job: Any) -> None:
+    """Seven large writes, each to the disk and with a rest behind it; half a minute in all."""
+    if not once(job):
+        return
+    with (job.events / "checkpoint.pt").open("wb") as file:
+        for _ in range(7):
+            file.write(os.urandom(64 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+            time.sleep(4)
+    job.announce("done")
+
+
 def evaluate_model(job: Any) -> None:
     """Evaluate for a minute, without a line in the log, while the others wait."""
     if not once(job):
@@ -248,9 +261,12 @@ def chat_and_train(job: Any) -> None:
 
 
 def chatter() -> None:
-    """Lines that are no progress."""
+    """Lines that are no progress, though they count."""
     for count in itertools.count():
         print(f"heartbeat thread: {count} uploads queued", flush=True)
+        print(f"waiting for shard: iteration {count}, elapsed: {count * 0.5:.0f}", flush=True)
+        print(f"gpu util: step {count}: util=0.0", flush=True)
+        print(f"[rank3] data queue empty, iter {count}", flush=True)
         time.sleep(0.5)
 
 
@@ -277,6 +293,7 @@ STRIKES: dict[str, Callable[[Any], None]] = {
     "slow": lag_behind,
     "teardown": fail_with_live_thread,
     "checkpoint": save_checkpoint,
+    "checkpoint_pieces": save_in_pieces,
     "evaluation": evaluate_model,
     "irregular": vary_pace,
     "ramp": ramp_up,

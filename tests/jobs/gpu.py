@@ -21,11 +21,13 @@ import torch.distributed as dist
 FAULTS = ("none", "sleep", "loop", "evaluate", "broadcast", "checkpoint")
 RECORD = struct.Struct("=qqq")  # nanoseconds: the clock, on a core, queued for one
 SECONDS = 40.0  # of what ends by itself
+BATCH_SECONDS = 4.0  # that a slow input needs
 ON_CPU = "--cpu" in sys.argv
 DEVICE = "cpu" if ON_CPU else "cuda"
 SCALE = 128 if ON_CPU else 1
 SIDE, BATCH = 4096 // SCALE, 8192 // SCALE
 LARGE, SMALL = (1 << 26) // SCALE, 1 << 20
+CACHED = 2048 // SCALE
 
 
 def strike(fault: str, seconds: float, events: Path) -> None:
@@ -66,6 +68,24 @@ def save(file: Path, seconds: float) -> None:
             torch.save(state, out)
             os.fsync(out.fileno())
     file.unlink()
+
+
+def burn(seconds: float) -> None:
+    """Products of matrices that stay in the cache: the power of work, and no memory traffic."""
+    end = time.monotonic() + seconds
+    one, other = (torch.randn(CACHED, CACHED, device=DEVICE).bfloat16() for _ in range(2))
+    product = torch.empty_like(one)
+    while time.monotonic() < end:
+        for _ in range(400):
+            torch.matmul(one, other, out=product)
+        product[0, 0].item()
+
+
+def train_slowly(one: Callable[[], float], seconds: float) -> None:
+    """Every batch takes long to come."""
+    for _ in range(round(seconds / BATCH_SECONDS)):  # of all ranks as often
+        time.sleep(BATCH_SECONDS)
+        one()
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -149,15 +169,23 @@ def follow(options: argparse.Namespace, rank: int) -> None:
             if not phase.item():
                 break
         if name != "train":
-            play(name, seconds, options, rank)
+            play(name, seconds, options, rank, one)
     while True:
         one()
 
 
-def play(name: str, seconds: float, options: argparse.Namespace, rank: int) -> None:
-    """A phase that is no training: all evaluate; rank 0 saves and the others wait; one strikes."""
+def play(
+    name: str, seconds: float, options: argparse.Namespace, rank: int, one: Callable[[], float]
+) -> None:
+    """A phase of all ranks that is no common training, or a checkpoint by rank 0 alone, or one rank's fault."""
     if name == "evaluate":
         evaluate(seconds)
+    elif name == "starve":
+        train_slowly(one, seconds)
+    elif name == "burn":
+        burn(seconds)
+    elif name == "rest":
+        time.sleep(seconds)
     elif name == "checkpoint":
         if rank == 0:
             save(options.events / "checkpoint", seconds)

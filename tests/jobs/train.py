@@ -39,7 +39,9 @@ class Job:
         self.model = DistributedDataParallel(model) if self.options.ddp else model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         fault = self.options.fault
-        self.metrics_group = dist.new_group(timeout=FOREVER) if fault == "same_line" else None
+        swaps = fault in ("same_line", "first_use")
+        self.second_group = dist.new_group(timeout=FOREVER) if swaps else None
+        self.metrics_group = self.second_group if fault == "same_line" else None
         pairs = ([0, 1], [2, 3]) if fault == "tp_skip" else ()
         self.pairs = [dist.new_group(pair, timeout=FOREVER) for pair in pairs]
         self.batches = iter(self.loader())
@@ -76,6 +78,8 @@ def train(job: Job) -> None:
         loss = forward_backward(job, step)
         if job.options.fault == "same_line":
             reduce_in_order(job, loss, swapped=job.strikes("same_line", step))
+        if job.options.fault == "first_use" and step >= job.options.after:
+            reduce_in_order(job, loss, swapped=job.strikes("first_use", step))
         if job.strikes("mismatch", step):
             _aggregate_total_loss(job, loss)
         if job.pairs and not job.strikes("tp_skip", step):
@@ -142,7 +146,7 @@ def hand_on(job: Job, loss: torch.Tensor, skipped: bool) -> None:
 
 def reduce_in_order(job: Job, loss: torch.Tensor, swapped: bool) -> None:
     """Reduce in two groups of the same ranks, on one line; a swapped order can never meet."""
-    groups = [job.metrics_group, dist.group.WORLD]
+    groups = [job.second_group, dist.group.WORLD]
     for group in reversed(groups) if swapped else groups:
         dist.all_reduce(loss, group=group)
 

@@ -12,6 +12,7 @@ from processes.harness import MARK, SCRIPTS, User, clean_environment, folder_for
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
 pytest.importorskip("torch", reason="the demo trains with PyTorch")
 
+STRUCK = 2  # of the demo's four
 FAULTS = {"as_is": ("sleep", "mismatch", "loop", "dead"), "ordinary": ("stopped", "fifo", "lock")}
 
 
@@ -32,6 +33,7 @@ def test_the_demo_names_the_rank_it_struck(fault: str, user: User) -> None:
         left = marked(mark)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"^step \d+ loss \d", done.stdout, re.MULTILINE), done.stdout
+        assert re.search(rf"\nRank(s .*)? {STRUCK}\b.*\n(.*\n)*.*\nCulprit\n> rank {STRUCK} ", done.stdout), done.stdout  # fmt: skip
         assert str(html) in done.stdout
         assert "<html" in html.read_text()
         assert left == []

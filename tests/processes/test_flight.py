@@ -26,8 +26,12 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
         yield one
 
 
-def test_off_by_one_on_the_same_line_is_named_by_dump_and_agent(agent: RunningAgent) -> None:
-    with running(Plan("same_line", hook=True, after=60)) as job:
+@pytest.mark.parametrize(("fault", "call"), [("same_line", 121), ("first_use", 1)])
+def test_off_by_one_on_the_same_line_is_named_by_dump_and_agent(
+    agent: RunningAgent, fault: str, call: int
+) -> None:
+    """At any call of the second group, and at its very first, which no recorder of the culprit knows."""
+    with running(Plan(fault, hook=True, after=60)) as job:
         job.wait_until_stuck()
         answer = mldebug(job, "dump", "--json", "--pid", str(job.ranks[0]))
         (report,) = wait_for("the agent's report", lambda: agent.reports(job), 90)
@@ -39,12 +43,12 @@ def test_off_by_one_on_the_same_line_is_named_by_dump_and_agent(agent: RunningAg
                 "high",
             )
             assert re.match(
-                r"Rank 2 has not called all_reduce 121 of group 1, in which ranks 0-1,3 wait: "
+                rf"Rank 2 has not called all_reduce {call} of group 1, in which ranks 0-1,3 wait: "
                 r"it waits in all_reduce 301 of group 0 instead at reduce_in_order ",
                 diagnosis["summary"],
             ), diagnosis
             last = {rank["rank"]: rank["last_collective"] for rank in one["ranks"]}
-            assert last[0] == last[1] == last[3] == "all_reduce 121 of group 1"
+            assert last[0] == last[1] == last[3] == f"all_reduce {call} of group 1"
             assert last[2] == "all_reduce 301 of group 0"
         assert all(state_of(pid) == "S" for pid in job.ranks.values())
 

@@ -110,6 +110,7 @@ def test_prometheus_sees_a_run_move_stall_recover_and_end() -> None:
             with running(Plan("none")) as job:
                 run = a_moving_run(agent, job, server)
                 every_family_has_its_type(server)
+                promtool_has_nothing_to_say(port)
                 report = a_stall(agent, job, server, run)
                 the_report_is_an_exemplar(server, report)
                 it_goes_on(job, server, run)
@@ -152,6 +153,19 @@ def every_family_has_its_type(server: Prometheus) -> None:
     assert told["mldebug_run"] == "info"
     assert told["mldebug_run_step_duration_seconds"] == "histogram"
     assert "unknown" not in told.values()
+
+
+def promtool_has_nothing_to_say(port: int) -> None:
+    """Of what a live agent beside a live job exposes."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    link.request("GET", "/metrics", headers={"Accept": "text/plain"})
+    text = link.getresponse().read()
+    link.close()
+    assert b"mldebug_run_step{" in text
+    promtool = shutil.which("promtool")
+    assert promtool, "it comes with the package `prometheus`"
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def a_stall(agent: RunningAgent, job: RunningJob, server: Prometheus, run: str) -> str:

@@ -108,6 +108,25 @@ def test_the_runs_were_really_watched(watched: tuple[RunningAgent, dict[str, Run
     assert "(train.py) is over" in agent.log
 
 
+def test_a_checkpoint_may_outlast_the_patience_with_busy_ranks(user: User) -> None:
+    """As long as it writes, however short `busy_timeout` is."""
+    stall = "{timeout: 10s, busy_timeout: 20s, interval: 1s}"
+    with folder_for(user) as folder, folder_for(user) as own:
+        plan = Plan("checkpoint_pieces", world_size=2, after=20, user=user, struck=(0,))
+        with (
+            watching(folder, settings(folder, stall=stall), user) as agent,
+            running(plan, own) as job,
+        ):
+            job.wait_for_event("done", (0,))
+            saved = time.time() - _struck_at(job, 0)
+            job.wait_for_step(job.step(0) + AFTERWARDS)
+            told = [report["diagnosis"]["summary"] for report in agent.reports(job)]
+            run = wait_for("the agent knows it", lambda: agent.run_of(job), 20)
+    assert saved > 22, f"it took only {saved:.0f} s"
+    assert told == []
+    assert run.stage != "blamed", run.sentence
+
+
 # --- what goes on beside a hang ---------------------------------------------------------------------------
 
 
@@ -133,8 +152,8 @@ def _moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def _struck_at(job: RunningJob) -> float:
-    return (job.events / "strike.1").stat().st_mtime
+def _struck_at(job: RunningJob, rank: int = 1) -> float:
+    return (job.events / f"strike.{rank}").stat().st_mtime
 
 
 # --- an elastic restart -------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ def machine(package: Path, base: Path) -> Iterator[Machine]:
         Path(torch.origin).parents[1]: "/srv/site-packages",
         REPOSITORY / "tests/jobs": "/srv/jobs",
         REPOSITORY / "tests/system": "/srv/system",
+        REPOSITORY / "agents/mldebug_training": "/srv/agents/mldebug_training",
     }
     with booted(base, binds) as one:
         for user in ("trainer", "passerby"):

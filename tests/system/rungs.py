@@ -3,8 +3,8 @@
     python rungs.py TARGET_PID TOOLS EVENTS      prints {"rung": true, ...}
 
 TOOLS holds py-spy and a folder `site-packages` with pystack. The target has written into EVENTS what it has: a log file
-`job.log` of mode 0600 in a folder that is closed to others, a FIFO `debug.fifo` that it keeps open, and `address`, the
-place of eight known bytes in its memory.
+`job.log` of mode 0600 in a folder that is closed to others, a FIFO `debug.fifo` that it keeps open, `address`, the
+place of eight known bytes in its memory, and `hook`, the path of its hook's record and the signal that asks it.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def climb(pid: int, tools: Path, events: Path) -> dict[str, bool]:
         "kmsg": _kernel_log,
         "signal": lambda: _signal(pid),
         "fifo": lambda: _write(inside / "debug.fifo"),
+        "hook-record": lambda: _record(pid, events).read_bytes().startswith(b"mldebug"),
+        "hook-stacks": lambda: _asked(pid, events, 0, ".stacks", "wait_here"),
+        "hook-flight": lambda: _asked(pid, events, 2, ".flight", '"groups"'),
         "netns": lambda: _enter(proc / "ns/net"),
     }
     return {name: _holds(rung) for name, rung in rungs.items()}
@@ -99,6 +103,30 @@ def _kernel_log() -> bool:
 def _signal(pid: int) -> bool:
     os.kill(pid, signal.SIGCONT)
     return True
+
+
+def _record(pid: int, events: Path) -> Path:
+    """The hook's record, as it is found from here."""
+    return Path(f"/proc/{pid}/root{(events / 'hook').read_text().split()[0]}")
+
+
+def _asked(pid: int, events: Path, below: int, suffix: str, words: str) -> bool:
+    """Ask the hook by its signal, or the one so many below, and read what it writes; an older answer is none."""
+    file = Path(f"{_record(pid, events)}{suffix}")
+    number = int((events / "hook").read_text().split()[1]) - below
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    pidfd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        new = file.exists() and file.stat().st_mtime_ns > before
+        if new and words in _text(file):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _write(fifo: Path) -> bool:

@@ -73,6 +73,15 @@ class Slurm:
         """Are both nodes up, with nothing on them?"""
         return self.run("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * 2
 
+    def free(self) -> None:
+        """End whatever runs: a job whose processes were all killed at once may keep its nodes for minutes."""
+        for job in re.findall(r"JobId=(\d+)", self.run("scontrol", "show", "job")):
+            with suppress(AssertionError):  # over already
+                self.run("scancel", "--signal=KILL", "--full", job)
+                self.run("scancel", job)
+        with suppress(AssertionError):
+            wait_for("all steps to end", self.idle, 10)
+
     def tail(self) -> str:
         """The ends of its logs."""
         return "\n".join(
@@ -148,7 +157,7 @@ def slurm() -> Iterator[Slurm]:
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{cluster.tail()}") from None
             yield cluster
-            _end_steps(cluster)
+            cluster.free()  # `_end_stepds` does what is left
     finally:
         _end_stepds(folder)
         shutil.rmtree(folder)
@@ -158,15 +167,6 @@ def _up(cluster: Slurm) -> bool:
     with suppress(AssertionError):
         return cluster.idle()
     return False
-
-
-def _end_steps(cluster: Slurm) -> None:
-    for job in re.findall(r"JobId=(\d+)", cluster.run("scontrol", "show", "job")):
-        with suppress(AssertionError):  # over already
-            cluster.run("scancel", "--signal=KILL", "--full", job)
-            cluster.run("scancel", job)
-    with suppress(AssertionError):  # `_end_stepds` does what is left
-        wait_for("all steps to end", cluster.idle, 10)
 
 
 def _end_stepds(folder: Path) -> None:

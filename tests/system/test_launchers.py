@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from mldebug.heartbeat import Heartbeat, parse_record, record_name
 from mldebug.snapshot import RunState
-from processes.harness import wait_for
+from processes.harness import SCRIPTS, wait_for
 from processes.watching import Report, RunningAgent, settings, watching
 from system.launching import (
     OPENMPI_AS_ROOT,
@@ -30,13 +31,20 @@ STALL = "{timeout: 15s, interval: 1s}"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Slurm]:
+def both_nodes() -> Iterator[Slurm]:
     """Two nodes."""
     if os.geteuid() != 0:
         pytest.skip("slurmd needs root")
     need(*PROGRAMS)
     with slurm() as one:
         yield one
+
+
+@pytest.fixture
+def cluster(both_nodes: Slurm) -> Iterator[Slurm]:
+    """The same, with nothing on it after the test."""
+    yield both_nodes
+    both_nodes.free()
 
 
 @pytest.fixture(params=["openmpi", "mpich", "slurm", "accelerate"])
@@ -216,6 +224,28 @@ def test_two_jobs_under_srun_keep_their_output_apart(
         logs = {job.folder.name: met(agent, job).log for job in (one, two)}
 
     assert logs == {job.folder.name: str(job.log) for job in (one, two)}
+
+
+def test_ranks_under_srun_have_the_hook(cluster: Slurm, tmp_path: Path) -> None:
+    argv = (str(SCRIPTS / "mldebug"), "run", "--", "srun", "--nodes=2", f"--ntasks={SIZE}")
+    launch = Launch("slurm", argv, cluster.environment, "launched_hooked.py", locals=(0, 0))
+    with launched(tmp_path / "job", launch) as job:
+        told = {rank: _beat(pid) for rank, pid in job.ranks.items()}
+
+    assert {rank: (one.rank, one.world_size, one.step) for rank, one in told.items()} == {
+        rank: (rank, SIZE, 7) for rank in range(SIZE)
+    }
+    assert all(one.signal for one in told.values())  # and can be asked for their stacks
+
+
+def _beat(pid: int) -> Heartbeat:
+    """What the hook in this process says; a rank that is killed leaves its files behind."""
+    start = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    path = Path("/dev/shm", record_name(pid, start))
+    beat = parse_record(path.read_bytes(), pid, start, float("inf"))
+    for left in path.parent.glob(f"{path.name}*"):
+        left.unlink()
+    return beat
 
 
 def test_scancel_is_no_failure(agent: RunningAgent, cluster: Slurm, tmp_path: Path) -> None:

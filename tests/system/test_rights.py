@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from mldebug_agents.commands.run import hook_folder
 from system.lending import OWNER, VISITOR, Column, lent
 from system.machine import need, wait_for
 from system.page import COLUMNS, ROWS, documented, expected
@@ -41,6 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     os.chown(events, OWNER, OWNER)
     for file in ("rungs.py", "stranger.py"):
         shutil.copy(HERE / file, folder)
+    shutil.copytree(hook_folder().parent, folder / "mldebug_training")
     python = _python()
     _copy_tools(folder)
     argv = [

@@ -1,5 +1,6 @@
 """Messages of torch about a lack of device memory, as every version since 1.0 writes them, to bytes, cause and next step."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from mldebug.endings.facts import Ending, RankError, RankExit, status_of_code
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.memorywords import memory_sentence, memory_steps
 from mldebug.endings.words import is_out_of_memory, last_error
-from mldebug.model import Job, RankIdentity, Verdict
+from mldebug.model import Confidence, Finding, Job, RankIdentity, Verdict
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -119,6 +120,13 @@ CAUSES = [
     ("RuntimeError: CUDA error: out of memory", Cause.UNTOLD, None, "CUDA out of memory: outside torch's own allocator"),
     ("RuntimeError: HIP error: out of memory", Cause.UNTOLD, None, "HIP out of memory"),
     ("RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58", Cause.UNTOLD, None, "CUDA out of memory"),
+    ("RuntimeError: CUDA driver error: out of memory", Cause.UNTOLD, None, "CUDA out of memory: outside torch's own allocator"),
+    ("ng30903:3063028:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'", Cause.UNTOLD, None, "CUDA out of memory: NCCL asked for it, outside torch's own allocator"),
+    ("Cuda failure 2 'out of memory'", Cause.UNTOLD, None, "CUDA out of memory: NCCL asked for it"),
+    ("HIP failure: 'out of memory'", Cause.UNTOLD, None, "HIP out of memory: NCCL asked for it"),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Cause.UNTOLD, None, "cuBLAS could not allocate its workspace: the GPU's memory is most likely full"),
+    ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", Cause.UNTOLD, None, "cuDNN could not allocate its workspace: the GPU's memory is most likely full"),
+    ("RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", Cause.UNTOLD, None, "hipBLAS could not allocate"),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", Cause.UNTOLD, None, "CUDA out of memory"),
     ("torch.OutOfMemoryError: CUDA out of memory.", Cause.UNTOLD, None, "CUDA out of memory"),
 ]  # fmt: skip
@@ -152,6 +160,8 @@ STEPS = [
     (V2_0_LIMIT, "set_per_process_memory_fraction"),
     ("RuntimeError: CUDA error: out of memory", "nvidia-smi --query-compute-apps"),
     ("RuntimeError: HIP error: out of memory", "rocm-smi"),
+    ("HIPBLAS_STATUS_ALLOC_FAILED", "rocm-smi"),
+    ("HIP failure 2 'out of memory'", "rocm-smi"),
 ]
 
 
@@ -169,6 +179,8 @@ def test_the_first_next_step(text: str, step: str) -> None:
         "ValueError: out of memory lane",
         "MemoryError",
         "CUDA error: an illegal memory access was encountered",
+        "Cuda failure 999 'unknown error'",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
         "",
     ],
 )
@@ -300,3 +312,78 @@ def test_the_verdict_says_what_was_asked_and_what_to_do() -> None:
     assert "fragmentation" in finding.summary
     assert finding.next_steps[0].startswith("export PYTORCH_ALLOC_CONF=expandable_segments:True")
     assert any("Tried to allocate 4.00 GiB" in fact for fact in finding.evidence)
+
+
+# --- where torch's allocator was not asked -------------------------------------------------------------
+
+NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691, unhandled"
+    " cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.19.3"
+)
+SAID_AFTER = ("ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:")
+FULL, UNKNOWN = "Cuda failure 2 'out of memory'", "Cuda failure 999 'unknown error'"
+WARNED = "n1:3063028:3066152 [3] include/alloc.h:178 NCCL WARN "
+HEAD = ("Traceback (most recent call last):", '  File "/a.py", line 1, in f')
+
+
+def judged(*lines: str) -> tuple[RankError, Finding]:
+    error = last_error(lines, "the job's log")
+    assert error is not None
+    finding = judge_ending(ending(error)).finding
+    assert finding is not None
+    return error, finding
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (*HEAD, NCCL, *SAID_AFTER, FULL),
+        (f"{WARNED}{FULL}", "n1:1:2 [3] NCCL INFO init.cc:1303 -> 1", *HEAD, NCCL),
+        ("terminate called after throwing an instance of 'c10::Error'", f"  what():  {NCCL}", *SAID_AFTER, FULL),
+    ],
+)  # fmt: skip
+def test_what_nccl_says_beside_its_unhandled_error(lines: tuple[str, ...]) -> None:
+    error, finding = judged(*lines)
+
+    assert error.memory == DeviceMemory(kind="CUDA", inside=False, by="NCCL")
+    assert (finding.verdict, finding.confidence) == (Verdict.OUT_OF_MEMORY, Confidence.HIGH)
+    assert "rank 1 exited with code 1: CUDA out of memory: NCCL asked for it" in finding.summary
+    assert any(FULL in fact for fact in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (*HEAD, NCCL),
+        (*HEAD, NCCL, *SAID_AFTER, UNKNOWN),
+        (f"{WARNED}{UNKNOWN}", f"{WARNED}{FULL}", *HEAD, NCCL),
+        (f"{WARNED}{FULL}", *HEAD, "ValueError: bad shard 7"),
+    ],
+)
+def test_another_error_behind_it_is_no_lack_of_memory(lines: tuple[str, ...]) -> None:
+    error, finding = judged(*lines)
+
+    assert error.memory is None
+    assert finding.verdict is Verdict.RANK_EXITED
+
+
+def test_the_error_file_holds_what_nccl_says() -> None:
+    message = "\n".join((NCCL, *SAID_AFTER, FULL))
+    error = parse_error_file(
+        msgspec.json.encode({"message": {"message": message, "extraInfo": {}}})
+    )
+
+    assert error is not None
+    assert is_out_of_memory(error.error)
+    assert judge_ending(ending(error)).finding.verdict is Verdict.OUT_OF_MEMORY  # type: ignore[union-attr]
+
+
+def test_a_library_that_could_not_allocate_is_less_sure_and_worded_so() -> None:
+    text = (
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    )
+    _, finding = judged(*HEAD, text)
+
+    assert (finding.verdict, finding.confidence) == (Verdict.OUT_OF_MEMORY, Confidence.MEDIUM)
+    assert "rank 1 exited with code 1: cuBLAS could not allocate its workspace: the GPU's memory is most likely full" in finding.summary  # fmt: skip
+    assert any(text in fact for fact in finding.evidence)

@@ -3,6 +3,8 @@
 import io
 import json
 import pickle
+import subprocess
+import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.flight.parse import MAX_BYTES, MAX_CALLS, parse_file
+from mldebug.flight.parse import MAX_BYTES, MAX_CALLS, MAX_GROUPS, parse_file
 from mldebug.flight.votes import collective_words
 from mldebug.heartbeat import parse_record
 from mldebug_training import flight as written
@@ -77,6 +79,23 @@ def test_recorded_hang_of_a_rank_that_never_came() -> None:
     assert waiting.groups[0].enqueued > asleep.groups[0].enqueued == asleep.groups[0].completed
     assert collective_words(waiting) == "all_reduce 56812 of group 0"
     assert all(one.done for one in asleep.groups[0].calls)
+
+
+@pytest.mark.parametrize(
+    ("hang", "calls"),
+    [
+        ("sleep", ("all_reduce 201 of group 0", "all_reduce 200 of group 0")),
+        ("broadcast", ("all_reduce 201 of group 0", "broadcast 201 of group 0")),
+    ],
+)
+def test_recorded_answers_of_the_hook_on_nccl(hang: str, calls: tuple[str, str]) -> None:
+    """As the hook wrote them in hung ranks on two H200, where a second, empty recorder answers as well."""
+    files = [(H200 / "hook-answers" / f"{hang}-rank{rank}.json").read_bytes() for rank in (0, 1)]
+    found = [parse_file(one) for one in files]
+    assert tuple(map(collective_words, found)) == calls
+    assert [(one.groups[0].backend, one.groups[0].members) for one in found] == [("nccl", "0-1")] * 2  # fmt: skip
+    assert not found[0].groups[0].calls[-1].done
+    assert found[0].groups[0].calls[-1].timeout == 600.0
 
 
 def test_a_full_recorder_is_a_small_file() -> None:
@@ -172,13 +191,54 @@ def test_of_a_group_that_was_made_anew_only_the_new_one_speaks() -> None:
     assert found.sends == ()
 
 
-@pytest.mark.parametrize(("calls", "groups"), [(0, 0), (3, 1), (-1, 1)])
+def counted(*entries: dict[str, Any], **about: Any) -> list[tuple[str, str, int, int]]:
+    """Name, backend, newest call and number of calls of each group, where group 0 tells this of itself."""
+    whole = json.loads(file_of(gloo(*entries), _0=[0, 1]))
+    whole["groups"]["0"].update(about)
+    found = parse_file(json.dumps(whole).encode()).groups
+    assert {one.members for one in found} <= {"0-1"}
+    return [(one.name, one.backend, one.enqueued, len(one.calls)) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("calls", "groups"),
+    [(0, [("0", "gloo", 0, 0)]), (3, [("0", "gloo", 3, 1)]), (-1, [("0", "gloo", 3, 1)])],
+)
 def test_a_new_group_without_a_call_has_not_made_those_of_the_old_one(
-    calls: int, groups: int
+    calls: int, groups: list[Any]
 ) -> None:
+    assert counted(entry(3), calls=calls, backend="gloo") == groups
+
+
+@pytest.mark.parametrize(("calls", "groups"), [(0, [("0", "nccl", 0, 0)]), (3, []), (-1, [])])
+def test_a_group_that_has_called_nothing_is_told_and_one_that_does_not_count_is_not(
+    calls: int, groups: list[Any]
+) -> None:
+    assert counted(calls=calls, backend="nccl") == groups
+
+
+def test_of_a_group_with_two_backends_only_the_one_that_counts_has_called_nothing() -> None:
+    assert counted(entry(3), calls=0, backend="nccl") == [("0", "nccl", 0, 0), ("0", "gloo", 3, 1)]
+
+
+def test_without_a_backend_nobody_knows_who_has_called_nothing() -> None:
+    """So says a hook that is older than the agent: what the recorder holds may be of the old group."""
+    assert counted(calls=0) == counted(entry(3), calls=0) == []
+
+
+def test_groups_without_a_call_take_no_room_of_the_others() -> None:
     whole = json.loads(file_of(gloo(entry(3)), _0=[0, 1]))
-    whole["groups"]["0"]["calls"] = calls
-    assert len(parse_file(json.dumps(whole).encode()).groups) == groups
+    unused = {"desc": "pp", "ranks": [0, 1], "calls": 0, "backend": "gloo"}
+    whole["groups"] |= {str(number): unused for number in range(1, 200)}
+    found = parse_file(json.dumps(whole).encode()).groups
+    assert (len(found), found[-1].name) == (MAX_GROUPS, "0")
+
+
+def test_calls_of_which_no_recorder_tells_are_a_named_silence() -> None:
+    whole = json.loads(file_of(gloo(entry(3)), _0=[0, 1]))
+    for backend, calls, told in (("nccl", 5, ("nccl",)), ("nccl", 0, ()), ("gloo", 5, ()), ("", 5, ())):  # fmt: skip
+        whole["groups"]["0"] |= {"calls": calls, "backend": backend}
+        assert parse_file(json.dumps(whole).encode()).silent == told
 
 
 def test_a_group_without_known_members_has_none() -> None:
@@ -269,6 +329,9 @@ class Group:
     def rank(self) -> int:
         return 3
 
+    def name(self) -> str:
+        return "nccl"
+
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
@@ -319,7 +382,70 @@ def test_a_group_tells_how_many_calls_it_has_made(
 ) -> None:
     torch()
     monkeypatch.setattr(Group, "_get_sequence_number_for_group", count, raising=False)
-    assert written.membership()[0]["7"]["calls"] == told
+    about = written.membership()[0]["7"]
+    assert (about["calls"], about["backend"]) == (told, "nccl")
+
+
+def test_the_first_call_of_a_group_is_told_by_who_has_not_made_it(
+    torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch(_dump_nccl_trace_json=lambda: json.dumps(gloo()).encode())
+    monkeypatch.setattr(Group, "_get_sequence_number_for_group", lambda _: 0, raising=False)
+    (one,) = parse_file(written.told(-1)).groups
+    assert (one.name, one.backend, one.members, one.enqueued) == ("7", "nccl", "3,5", 0)
+    monkeypatch.delattr(Group, "name")
+    assert parse_file(written.told(-1)).groups == ()
+
+
+def handler(asked: list[str], *entries: dict[str, Any]) -> dict[str, Any]:
+    """PyTorch's handlers, of which one answers with these calls."""
+
+    def answer(request: Any, response: Any) -> None:
+        asked.append(request.get_param("backend"))
+        response.set_status(200)
+        response.set_content(json.dumps(gloo(*entries)), "application/json")
+
+    found = {"fr_trace_json": answer}
+    return {"_get_handler": found.__getitem__, "_Request": object, "_Response": object}
+
+
+def test_the_recorder_of_nccl2_is_asked_by_its_handler(
+    torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    pending = entry(9, process_group=["7", "dp"], profiling_name="nccl2:all_reduce", retired=False)
+    other = entry(3, process_group=["7", "dp"])  # older versions answer with that of gloo
+    torch(**handler(asked, other, pending))
+    assert parse_file(written.told(-1)).groups == ()  # legacy NCCL is not asked that way
+    monkeypatch.setattr(Group, "name", lambda _: "nccl2")
+    (one,) = parse_file(written.told(-1)).groups
+    assert asked == ["nccl2"]
+    assert (one.backend, one.enqueued, one.completed, one.members) == ("nccl2", 9, 8, "3,5")
+
+
+def test_a_pytorch_without_handlers_tells_nothing_of_nccl2(
+    torch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch()
+    monkeypatch.setattr(Group, "name", lambda _: "nccl2")
+    assert parse_file(written.told(-1)).groups == ()
+
+
+REAL = """
+import json, sys, torch, torch.distributed as dist
+from mldebug_training.handlers import only_of, recorded_by
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
+dist.all_reduce(torch.zeros(3))
+dump = json.loads(recorded_by("gloo"))
+print(len(only_of("gloo", dump)["entries"]), len(only_of("nccl2", dump)["entries"]))
+"""
+
+
+def test_a_real_handler_answers_in_its_own_process(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    argv = [sys.executable, "-c", REAL, f"file://{tmp_path}/rendezvous"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["1", "0"], done.stderr
 
 
 def test_before_there_are_groups_no_recorder_is_asked(torch: Callable[..., None]) -> None:

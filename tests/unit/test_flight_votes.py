@@ -69,6 +69,26 @@ def test_two_groups_of_the_same_ranks_in_another_order() -> None:
     )
 
 
+FIRST = group(call("all_reduce", 1), name="1")
+INSTEAD = waits_in("all_reduce", 51, name="0")
+
+
+def first_call(*its: FlightGroup) -> Records:
+    """The others wait in the first call of group 1, rank 2 in a later one of group 0."""
+    theirs = (has_done("all_reduce", 50, name="0"), FIRST)
+    return {0: theirs, 1: theirs, 2: its, 3: theirs}
+
+
+def test_who_has_not_made_the_first_call_of_a_group_is_named() -> None:
+    found = told(job(first_call(group(name="1"), INSTEAD)))
+    assert [one.rank for one in found.culprits] == [2]
+    assert found.confidence == "high"
+    assert found.summary == (
+        "Rank 2 has not called all_reduce 1 of group 1, in which ranks 0-1,3 wait: "
+        f"it waits in all_reduce 51 of group 0 instead {SITE}"
+    )
+
+
 def test_another_operation_at_the_same_number() -> None:
     records = all_but(1, waits_in("all_reduce", 6), waits_in("broadcast", 6))
     found = told(job(records))
@@ -108,7 +128,49 @@ def test_who_waits_in_something_that_is_not_recorded_is_named_too() -> None:
     assert outcome(job(records, odd={3: store}))[1] == [3]
 
 
+@pytest.mark.parametrize(
+    "op",
+    ["all_gather_base", "reduce_scatter_base", "all_gather_into_tensor_coalesced", "reduce_scatter_single"],
+)  # fmt: skip
+def test_another_size_in_a_gather_into_one_tensor(op: str) -> None:
+    records = all_but(2, waits_in(op, 6), waits_in(op, 6, elements=32))
+    found = told(job(records))
+    assert [one.rank for one in found.culprits] == [2]
+    assert f"Rank 2 calls {op} 6 of group 0 with 32 elements of Float" in found.summary
+
+
 # --- nobody --------------------------------------------------------------------------------------
+
+
+def test_who_is_not_told_to_be_in_a_group_is_no_evidence() -> None:
+    """It may not have made the group yet, or not tell how often it has called it."""
+    assert outcome(job(first_call(INSTEAD))) == ("unknown", [], "low")
+
+
+def test_who_makes_a_group_anew_is_not_behind_in_it() -> None:
+    """It is in the start of the group, where others may have kept it."""
+    starts = process(
+        "_store_based_barrier (torch/distributed/distributed_c10d.py:9)",
+        "init_process_group (torch/distributed/distributed_c10d.py:9)",
+        "build (train.py:9)",
+        move=still(),
+    )
+    assert outcome(job(first_call(group(name="1"), INSTEAD), odd={2: starts}))[1] == []
+
+
+def test_no_call_of_one_backend_is_none_of_the_other() -> None:
+    """A group of two backends counts the calls of one of them."""
+    assert outcome(job(first_call(group(name="1", backend="nccl"), INSTEAD)))[1] == []
+
+
+def test_who_waits_for_others_before_its_first_call_may_be_a_victim() -> None:
+    pair = waits_in("all_reduce", 9, name="2", ranks=(0, 2))
+    assert outcome(job(first_call(group(name="1"), pair)))[1] == []
+
+
+def test_of_two_who_have_not_made_the_first_call_nobody_is_named() -> None:
+    theirs, its = (has_done("all_reduce", 50), FIRST), (group(name="1"), INSTEAD)
+    assert outcome(job({0: theirs, 1: theirs, 2: its, 3: its}))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -150,6 +212,30 @@ def test_all_alike_and_stuck_names_nobody_and_says_so() -> None:
     found = told(job({n: (waits_in("all_reduce", 6),) for n in range(4)}))
     assert (found.verdict, found.culprits) == ("unknown", ())
     assert "every member has called all_reduce 6 of group 0 alike" in found.summary
+
+
+def test_where_sizes_differ_that_may_nobody_says_alike() -> None:
+    records = all_but(2, waits_in("all_gather", 6), waits_in("all_gather", 6, elements=32))
+    found = told(job(records))
+    assert (found.verdict, found.culprits) == ("unknown", ())
+    assert found.summary.endswith(
+        "every member has called all_gather 6 of group 0 and no rank is behind, "
+        "but their sizes or types differ: are they meant to?"
+    )
+
+
+def test_where_sizes_differ_that_may_the_lines_of_the_stacks_name_nobody() -> None:
+    elsewhere = process(
+        "all_gather (torch/distributed/distributed_c10d.py:3252)", "sync (train.py:31)", move=still()
+    )  # fmt: skip
+    records = all_but(3, waits_in("all_gather", 6), waits_in("all_gather", 6, elements=32))
+    assert outcome(job(records, odd={3: elsewhere}))[:2] == ("unknown", [])
+
+
+def test_the_root_of_a_scatter_alone_tells_a_size() -> None:
+    other = msgspec.structs.replace(call("scatter", 6), elements=None, dtypes="")
+    records = all_but(0, group(other), waits_in("scatter", 6))
+    assert "alike" in told(job(records)).summary
 
 
 def test_all_alike_overrules_the_lines_of_the_stacks() -> None:

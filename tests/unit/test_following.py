@@ -10,6 +10,7 @@ import pytest
 from hung import hung_mount
 from mldebug.logparser import LogParser
 from mldebug.rooms import create_all
+from mldebug.stall.progress import LogProgress
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.logs import following
 from mldebug_agents.logs.following import LogFollower, LogNews
@@ -63,6 +64,18 @@ def follower(reader: Reader) -> LogFollower:
 def steps(news: LogNews) -> list[int | None]:
     assert news.gap is None, news.gap
     return [record.step for record in news.records]
+
+
+def test_knows_the_loop_behind_all_that_another_thread_has_counted_since(
+    log: Writer, follower: LogFollower
+) -> None:
+    log.write("".join(f"step {n} loss {n}.5\n" for n in range(50, 60)))
+    log.write("".join(f"gpu util: step {n}: util=0.0\n" for n in range(1000)))
+    first, progress = follower.poll(log.place), LogProgress()
+    progress.arrive(first.before, 5.0, "log", first.earlier)
+    log.write("gpu util: step 1000: util=0.0\n")
+    progress.take(follower.poll(log.place).records, 30, 60.0, "log")
+    assert (progress.moved_at, progress.step) == (5.0, 59)
 
 
 def test_starts_at_the_end_but_knows_the_step(log: Writer, follower: LogFollower) -> None:

@@ -83,6 +83,14 @@ def test_false_alarms_widen_at_most_twofold() -> None:
     assert gaps.timeout(EVIDENCE).why.endswith("x 2 after false alarm")
 
 
+def test_the_slowest_usual_gaps_tell_how_far_the_rhythm_reaches() -> None:
+    gaps = learned(*[2.0] * 150, *[400.0] * 10)
+
+    assert gaps.reach(420)
+    assert not gaps.reach(450)
+    assert not learned().reach(0.1)
+
+
 def test_a_pause_below_the_timeout_never_narrows() -> None:
     gaps = learned(*[1.0] * 50)
     gaps.false_alarm(pause=1, timeout=30)

@@ -23,7 +23,7 @@ from mldebug.judging.faults import BEFORE, LAG, PROMPT, UNDATED
 from mldebug.kernellog.events import parse_line
 from mldebug.kernellog.folding import fold
 from mldebug.kernellog.joining import Owner, join
-from mldebug.kernellog.xids import ACTION_WORDS, xid_row
+from mldebug.kernellog.xids import ACTION_WORDS, catalogue, xid_row
 from mldebug.model import (
     Confidence,
     Diagnosis,
@@ -246,6 +246,22 @@ def test_a_rank_that_hangs_after_a_lack_of_device_memory() -> None:
     assert told(ranks=(victim, sleeping(1))).verdict is Verdict.RANK_WAITING
 
 
+@pytest.mark.parametrize(
+    ("text", "confidence", "words"),
+    [
+        ("n1:1:2 [1] include/alloc.h:178 NCCL WARN Cuda failure 2 'out of memory'", Confidence.MEDIUM, "after CUDA out of memory: NCCL asked for it"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Confidence.LOW, "after cuBLAS could not allocate its workspace"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_hangs_after_a_library_got_no_memory(
+    text: str, confidence: Confidence, words: str
+) -> None:
+    found = told(ranks=(waiting(0), logged(sleeping(1), "step 3", text, "cleaning up")))
+
+    assert (found.verdict, found.confidence) == (Verdict.OUT_OF_MEMORY, confidence)
+    assert words in found.summary
+
+
 LACK = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 80.00 GiB of which 1.00 GiB is free."
 
 
@@ -370,6 +386,8 @@ def test_an_xid_becomes_a_fault_of_the_rank_on_that_gpu() -> None:
     assert (one.kind, one.code, one.tier, one.rank, one.by) == ("xid", "xid_79", "fatal", 5, "gpu")
     assert (one.uuid, one.gpu, one.bus_id, one.node, one.at) == ("GPU-3", 3, "0000:3b:00.0", "n1", STOPPED)  # fmt: skip
     assert one.advice
+    assert one.catalogue == catalogue().version
+    assert of_lines("Out of memory: Killed process 4711 (python) total-vm:1kB")[0].catalogue == ""
 
 
 MMU = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 00000008, MMU Fault"
@@ -398,6 +416,20 @@ def test_a_line_that_names_the_pid_goes_before_the_gpu() -> None:
 def test_faults_of_another_run_and_of_no_gpu_are_left_out() -> None:
     assert of_lines("NVRM: Xid (PCI:0000:99:00): 79, pid=4712, name=python, x") == ()
     assert of_lines("mlx5_core 0000:12:00.0 ens1f0: Link down") == ()
+
+
+def test_a_gpu_that_does_not_start_is_fatal_for_its_rank_alone() -> None:
+    """Of one that nobody works on the log tells at each look at the GPUs, for weeks."""
+    line = "NVRM: GPU 0000:{}:00.0: RmInitAdapter failed! (0x62:0xffff:2477)"
+    (mine,) = of_lines(line.format("3b"))
+    (other,) = of_lines(line.format("99"))
+
+    assert (mine.kind, mine.tier, mine.rank, mine.uuid) == ("gpu_init_failed", "fatal", 5, "GPU-3")
+    assert mine.words == "the driver's start failed (RmInitAdapter) on GPU 0000:3b:00.0"
+    assert mine.advice == ACTION_WORDS["check_hardware"]
+    assert (other.tier, other.rank) == ("warning", None)
+    assert told(msgspec.structs.replace(mine, rank=1)).verdict is Verdict.GPU_FAULT
+    assert told(other).verdict is not Verdict.GPU_FAULT
 
 
 def test_addresses_of_the_driver_and_of_the_kernel_meet() -> None:

@@ -3,18 +3,29 @@
 import json
 import os
 import pwd
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
+import msgspec
 import pytest
 
-from fakenvml.library import RECORDINGS, FakeNvml
-from gpu import hanging, smi, timing, validate
-from gpu.compare import Row, table
+from fakenvml.library import RECORDINGS, FakeNvml, build
+from gpu import claims, hanging, machine, smi, timing, validate, wild
+from gpu.compare import Row, _judge, table
 from gpu.page import page
+from gpu.parts import desync, fingerprint, metrics, xid13
 from gpu.tables import number
+from mldebug import __version__
+from mldebug.gpus.readings import GpuEvent
+from mldebug.kernellog.facts import KernelEvent, Kind
+from mldebug.kernellog.folding import Burst
+from mldebug.kernellog.joining import Evidence, RankEvent
 from mldebug_agents.gpus.nvidia import Nvidia
+from mldebug_agents.nvml.energy import KEPT, Energy
 from mldebug_agents.nvml.library import Library
 
 XML = (RECORDINGS / "nvidia-smi-q-idle.xml").read_text()
@@ -35,6 +46,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(Path(one.library).parent))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("MLDEBUG_GPU_SPAN", "0.2")
+    monkeypatch.setattr(machine, "of_torch", dict)  # half the time of a small machine
     monkeypatch.setattr(validate, "GRACE", 1.0)
     return one
 
@@ -132,16 +145,122 @@ def test_what_lies_between_our_two_reads_is_said_to(fake: FakeNvml, reader: Nvid
     assert one_of(table(before, told, after), "temperature_celsius", "core").verdict == "between"
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "theirs", "after", "verdict"),
+    [  # the first ones came from real GPUs
+        (("power_watts", "instant"), 730.612, 662.07, 727.582, "moved"),
+        (("clock_hertz", "sm"), 1.515e9, 1.575e9, 1.56e9, "moved"),
+        (("temperature_celsius", "memory"), 41.0, 40.0, 41.0, "moved"),
+        (("temperature_margin_celsius",), 28.0, 27.0, 28.0, "moved"),
+        (("clock_event_seconds_total", "sw_power_cap"), 3.349, 3.449, 3.349, "moved"),
+        (("memory_bytes", "used"), 1e9, 8e10, 1e9, "differs"),
+        (("process_memory_bytes",), 1e6, 1e6 * 2**20, 1e6, "differs"),
+        (("power_watts", "instant"), 70.0, 700.0, 70.0, "differs"),
+        (("clock_hertz", "sm"), 1980.0, 1.98e9, 1980.0, "differs"),
+        (("utilization_ratio",), 97.0, 0.97, 97.0, "differs"),
+        (("temperature_celsius", "core"), 35.0, 95.0, 35.0, "differs"),
+        (("clock_event_seconds_total", "sw_power_cap"), 3349.0, 3.349, 3349.0, "differs"),
+        (("performance_state",), 12.0, 0.0, 12.0, "differs"),
+    ],
+)
+def test_what_moves_may_move_only_so_far(
+    key: smi.Key, before: float, theirs: float, after: float, verdict: str
+) -> None:
+    assert _judge(key, before, theirs, after)[0] == verdict
+
+
+def test_the_power_by_energy_has_a_window_of_its_own(fake: FakeNvml, reader: Nvidia) -> None:
+    """Between the moments at which the energy was told, not between the ends of reads."""
+    told = metrics.one_table(reader, 0.2)
+    assert all(one["seconds"] >= 0.2 for one in told["energy"])
+    assert metrics.SPAN >= 10 or os.environ.get("MLDEBUG_GPU_SPAN")
+    node = reader.full()
+    begin = {0: Energy(1000.0, 50.0, 0.004, by_watch=False)}
+    average = node.gpus[0].power_average_watts
+    assert average is not None
+    for factor, near in ((1.09, True), (1.26, False), (0.85, False)):
+        end = {0: Energy(1000.0 + 10 * factor * average, 60.0, 0.02, by_watch=False)}
+        found = metrics.by_energy((node, begin), (node, end), 0)
+        assert (found["seconds"], found["near"]) == (10.0, near)
+        assert found["watts"] == pytest.approx(factor * average, abs=0.01)
+    assert metrics.by_energy((node, {}), (node, begin), 0)["near"] is None
+
+
+def test_what_differs_fails_the_part() -> None:
+    row = {"gpu": 1, "metric": "power_watts", "labels": "instant", "verdict": "differs"}
+    moved = row | {"verdict": "moved"}
+    near, far = {"near": True}, {"near": False}
+    assert metrics.disagreements({"rows": [moved], "energy": [near, {"near": None}]}) == []
+    told = metrics.disagreements({"rows": [row, moved], "energy": [near, far]})
+    assert told == ["GPU 1 power_watts instant", "GPU 1 power by energy"]
+
+
+def test_the_part_tells_all_before_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"gpu": 0, "metric": "memory_bytes", "labels": "used", "verdict": "differs"}
+    monkeypatch.setattr(metrics, "one_table", lambda _: {"rows": [row], "energy": []})
+    monkeypatch.setattr(metrics.world, "reader", lambda: nullcontext((None, None)))
+    monkeypatch.setattr(metrics.world, "job", lambda *_: nullcontext(Mock()))
+    found = metrics.run(tmp_path)
+    assert [next(found)[0], next(found)[0]] == ["idle", "training"]
+    with pytest.raises(AssertionError, match="GPU 0 memory_bytes used"):
+        next(found)
+
+
 # --- costs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([17.02, 11.03], (14.025, 17.02, 17.02)),
+        ([5.0], (5.0, 5.0, 5.0)),
+        (list(range(1, 11)), (5.5, 9, 10)),
+        (list(range(1, 12)), (6, 10, 11)),
+        (list(range(1, 51)), (25.5, 45, 50)),
+    ],
+)
+def test_nine_of_ten_do_not_exceed_the_ninth_decile(values: list[float], told: object) -> None:
+    assert timing.spread(values) == pytest.approx(told)
 
 
 def test_costs_are_those_of_eight_gpus_too(reader: Nvidia) -> None:
     watch, full = timing.read_costs(reader, rounds=3, pause=0.0)
     assert (watch.what, full.what, watch.gpus) == ("watch", "full", 2)
     assert watch.wall[0] <= watch.wall[1] <= watch.wall[2]
-    assert 0 < watch.once < watch.wall[0]  # the energy of one GPU, however many there are
-    assert watch.of_eight[0] == pytest.approx(4 * watch.wall[0] - 3 * watch.once)
+    assert watch.asked == 3
+    assert watch.energy is not None
+    assert 0 < watch.energy[1] < watch.wall[2]  # of one GPU, however many there are
+    assert 0 < watch.bare[0] < watch.wall[2]
+    assert watch.of_eight[0] == pytest.approx(4 * watch.bare[0] + watch.energy[1])
+    assert watch.first > watch.wall[0]  # it loads the library
+    assert (full.asked, full.energy) == (0, None)
     assert full.of_eight[0] == pytest.approx(4 * full.wall[0])
+
+
+def test_a_look_that_asks_no_energy_is_not_made_cheaper_by_an_earlier_one(reader: Nvidia) -> None:
+    """A GPU that was slow once is left to the full read."""
+    reader.watch()
+    for one in reader._library.devices():
+        one.kept[KEPT] = Energy(None, 0.0, 1.0, by_watch=True)
+    watch, _ = timing.read_costs(reader, rounds=3, pause=0.0)
+    assert (watch.asked, watch.energy) == (0, None)
+    assert watch.of_eight[0] == pytest.approx(4 * watch.wall[0])
+
+
+def test_a_few_slow_answers_on_energy_are_not_lost_in_the_median() -> None:
+    """One look in five asks, and takes long: eight GPUs are judged by such a look."""
+    told = {"what": "watch", "gpus": 2, "rounds": 50, "wall": (0.3, 14.0, 14.4), "cpu": (0.3, 14.0, 14.4), "bare": (0.25, 0.25)}  # fmt: skip
+    slow = timing.Cost(**told, asked=10, energy=(11.0, 14.0, 14.2), first=30.0)
+    assert slow.of_eight[0] == pytest.approx(15.0)
+    shown = {**COST, "wall_ms_of_8": slow.of_eight[0], "cpu_ms_of_8": 9.0, "asked_energy": 10, "energy_ms": slow.energy, "first_ms": 30.0}  # fmt: skip
+    text = page({"parts": {"reads": {"status": "done", "data": {"idle": {"reads": [shown]}}}}})
+    assert "| 10 of 50: 11.00 (14.00, 14.20) | 30.0 | 15.0 / 9.0 | missed: 10 ms wall |" in text
+    shown |= {"wall_ms_of_8": 9.0}
+    assert "| 9.0 / 9.0 | met |" in page({"parts": {"reads": {"status": "done", "data": {"idle": {"reads": [shown]}}}}})  # fmt: skip
+    del shown["asked_energy"]
+    assert "| not noted | 30.0 | 9.0 / 9.0 | not judged" in page({"parts": {"reads": {"status": "done", "data": {"idle": {"reads": [shown]}}}}})  # fmt: skip
 
 
 def test_the_dearest_calls_are_counted(fake: FakeNvml, reader: Nvidia) -> None:
@@ -182,7 +301,144 @@ def test_looks_are_told_by_phase_and_gpu() -> None:
     assert [one["said"] for one in said] == ["at 3", "at 12"]
 
 
+def test_the_last_load_of_a_phase_and_what_it_may_be_are_told() -> None:
+    spins = {0: ("collective_wait", "compute_spin")}
+    looks = [
+        msgspec.structs.replace(seen(1, "training"), loads={0: "working"}, maybe={0: ()}),
+        msgspec.structs.replace(seen(2, "unknown"), loads={0: "spinning"}, maybe=spins),
+    ]
+    (told,) = hanging.phases(looks, [("broadcast", 0.0)])
+    assert (told["load"], told["maybe"]) == ("spinning", spins[0])
+
+
+def test_a_fingerprint_that_tells_nothing_does_not_pass_for_one_that_spins() -> None:
+    """Both end in `unknown`."""
+    blind = {"phase": "broadcast", "gpu": 0, "last": "unknown", "load": "unknown", "maybe": ()}
+    spins = {**blind, "gpu": 1, "load": "spinning", "maybe": ["collective_wait", "compute_spin"]}
+    told = claims.load_claims({"phases": [blind, spins]}, desync.LOADS)
+    assert [one["held"] for one in told] == [False, True]
+
+
+def test_ranks_in_different_collectives_are_claimed_to_spin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = {"phase": "broadcast", "gpu": 0, "last": "unknown", "load": "unknown", "maybe": ()}
+    monkeypatch.setattr(desync, "story", lambda *_: STORY | {"phases": [blind]})
+    found = {one["claim"]: one["held"] for one in dict(desync.run(tmp_path))["claims"]}
+    assert found["GPU 0 at the end of broadcast: unknown"] is True
+    assert (
+        found["GPU 0 at the end of broadcast: spinning, maybe collective_wait or compute_spin"]
+        is False
+    )
+
+
+def test_a_checkpoint_is_claimed_of_the_agents_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    said = {"phase": "checkpoint", "said": "GPU 0 has not arrived (0 % busy)"}
+    monkeypatch.setattr(fingerprint, "story", lambda *_: STORY | {"sentences": [said]})
+    found = dict(fingerprint.run(tmp_path))["claims"]
+    (held,) = [one["held"] for one in found if one["claim"].startswith("the agent at the end of checkpoint")]  # fmt: skip
+    assert held is False
+
+
+# --- an Xid on purpose -----------------------------------------------------------------------------
+
+CUDA = """
+int cuInit(unsigned flags) { return (int)flags; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &device; return device; }
+int cuCtxSetCurrent(void *context) { return context == 0; }
+int cuModuleLoadData(void **module, const char *text) { *module = (void *)text; return text[1] != '.'; }
+int cuModuleGetFunction(void **kernel, void *module, const char *name) { *kernel = module; return name[0] != 'w'; }
+static unsigned long long to;
+int cuLaunchKernel(void *kernel, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+                   unsigned shared, void *stream, void **given, void **more)
+{ to = *(unsigned long long *)given[0]; return !(kernel && a * b * c * d * e * f == 1) + shared + (stream || more); }
+int cuCtxSynchronize(void) { return to == 0x10 ? 700 : 0; }
+"""
+
+
+@pytest.fixture
+def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that has nothing at that address."""
+    build()  # skips where there is no compiler
+    (tmp_path / "cuda.c").write_text(CUDA)
+    argv = ["cc", "-shared", "-fPIC", "-o", str(tmp_path / wild.LIBRARY), str(tmp_path / "cuda.c")]
+    subprocess.run(argv, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+
+def test_parts_on_request_run_only_where_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    asked: list[list[str]] = []
+    monkeypatch.setattr(validate, "together", lambda _, names: asked.append(names) or 0)
+    validate.main([str(tmp_path)])
+    validate.main([str(tmp_path), "xid13"])
+    assert "xid13" not in asked[0]
+    assert set(asked[0]) | set(validate.ON_REQUEST) == set(validate.LIMITS)
+    assert asked[1] == ["xid13"]
+
+
+def test_the_child_strikes_when_told_and_says_what_came_of_it(cuda: None, tmp_path: Path) -> None:
+    with xid13.child(tmp_path) as one:
+        assert xid13.struck(one) == {"launch": 0, "wait": 700}
+        assert one.poll() is None  # its pid is still its own
+    assert one.poll() is not None
+
+
+def event(xid: int, *pids: int, by: Evidence = "process", rank: int | None = 0) -> RankEvent:
+    root = KernelEvent(kind=Kind.XID, at=1.0, xid=xid, pid=pids[0] if pids else None)
+    burst = Burst(root=root, first_at=1.0, last_at=1.0, count=1, xids={xid: 1}, last_kind=Kind.XID, pids=pids)  # fmt: skip
+    return RankEvent(burst=burst, run="r", rank=rank, by=by)
+
+
+@pytest.mark.parametrize(
+    ("wait", "xids", "joined", "held"),
+    [
+        (700, [31], [event(31, 7)], [True, True, True, True]),
+        (0, [], [], [False, False, False, False]),
+        (700, [79], [event(79, 7)], [True, False, False, False]),
+        (719, [13], [event(13, 8)], [True, True, False, False]),  # somebody else's
+        (700, [31], [event(31, 7, by="gpu")], [True, True, True, False]),
+    ],
+)
+def test_an_xid_is_held_against_the_event_set_the_log_and_the_pid(
+    wait: int, xids: list[int], joined: list[RankEvent], held: list[bool]
+) -> None:
+    events = [GpuEvent(at=1.0, uuid=FIRST, index=0, xid=one) for one in xids]
+    told = xid13.claims({"launch": 0, "wait": wait}, events, joined, 7)
+    assert [one["held"] for one in told] == held
+    part = {"status": "done", "data": {"child": {"pid": 7, "wait": wait}, "claims": told, "kernel_log": True}}  # fmt: skip
+    assert "| the event set told Xid 13 or 31 |" in page({"parts": {"xid13": part}})
+
+
+def test_an_xid_of_the_driver_is_heard_and_joined(reader: Nvidia, fake: FakeNvml) -> None:
+    reader.watch()
+    fake.raise_event(0, 31)
+    agent = Mock(snapshot=lambda: Mock(kernel_events=(event(31, 7),)))
+    events, joined = xid13.heard(agent, reader, 7, 1.5)
+    assert [one.xid for one in events] == [31]
+    assert [one.rank for one in joined] == [0]
+
+
 # --- the script ------------------------------------------------------------------------------------
+
+
+def test_the_machine_tells_what_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.project().startswith(__version__)
+    monkeypatch.setenv("PATH", "")
+    assert machine.project() == __version__  # no git
+    monkeypatch.undo()
+    monkeypatch.setattr(machine, "of_torch", lambda: {"CUDA": "12.8", "NCCL": "2.27.5"})
+    told = machine.machine()
+    assert told["packages"]["mldebug"] == machine.project()
+    text = page({"machine": told})
+    assert "CUDA 12.8, NCCL 2.27.5." in text
+    assert f"Packages: mldebug {machine.project()}, " in text
+
+
+def test_torch_is_asked_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.of_torch('print(\'{"CUDA": "12.8"}\')') == {"CUDA": "12.8"}
+    assert machine.of_torch("import nothing_of_this_name") == {}
+    assert machine.of_torch("print('no JSON')") == {}
 
 
 def test_parts_run_by_themselves_and_the_page_is_made(
@@ -254,7 +510,7 @@ def test_a_second_call_adds_to_the_first(fake: FakeNvml, tmp_path: Path) -> None
 
 
 def test_what_is_claimed_of_a_story_is_held_against_it() -> None:
-    told = hanging.claims(STORY, {("sleep", 0): "collective_wait", ("sleep", 1): "never_arrived"}, [0])  # fmt: skip
+    told = claims.claims(STORY, {("sleep", 0): "collective_wait", ("sleep", 1): "never_arrived"}, [0])  # fmt: skip
     assert [(one["held"], one["saw"]) for one in told] == [
         (True, "collective_wait"),
         (False, "not seen"),
@@ -274,7 +530,7 @@ def test_a_hang_is_told_second_by_second_and_with_its_report(
     assert told["seconds_after_timeout"] < 10
     assert {one["phase"] for one in told["phases"]} >= {"train", "sleep"}
     assert set(told["suspected_before"]) <= {"watching", "quiet"}
-    held = {one["claim"]: one["held"] for one in hanging.claims(told, {("sleep", 0): "idle"}, [1])}
+    held = {one["claim"]: one["held"] for one in claims.claims(told, {("sleep", 0): "idle"}, [1])}
     assert held["the report names [1]"] is True
     assert "GPU 0 at the end of sleep: idle" in held
     assert "**rank_waiting**" in page({"parts": {"fingerprint": {"status": "done", "data": {"story": told}}}})  # fmt: skip
@@ -285,6 +541,7 @@ def test_a_hang_is_told_second_by_second_and_with_its_report(
 COST = {"what": "watch", "gpus": 2, "rounds": 50, "wall_ms": [3.0, 4.0, 9.0], "cpu_ms": [1.0, 1.0, 2.0]}  # fmt: skip
 STORY = {
     "plan": "train:5,sleep",
+    "struck_at": 1.0,
     "phases": [
         {"phase": "sleep", "gpu": 0, "states": {"collective_wait": 9}, "last": "collective_wait", "settled_after": 2.0, "watts": 125.0}
     ],
@@ -305,7 +562,7 @@ MADE = {
             "ways": [{"way": "power", "wall": [1, 2, 3], "cpu": [1, 2, 3], "again": 0.5}, {"way": "energy", "error": "not there"}]}},
         "effect": {"status": "done", "seconds": 60, "data": {
             "effect": {"percent": 0.0123, "low": -0.1, "high": 0.2, "quadruples": 16, "block_seconds": 1.0}, "look": "500ms", "step_ms": 20.5, "budget_percent": 0.5, "awake_cpu_percent": 1.25}},
-        "fingerprint": {"status": "done", "seconds": 60, "data": {"story": STORY, "claims": hanging.claims(STORY, {}, [1])}},
+        "fingerprint": {"status": "done", "seconds": 60, "data": {"story": STORY, "claims": claims.claims(STORY, {}, [1])}},
         "desync": {"status": "timed out", "error": "it took longer than 85 s", "data": {}},
     },
 }  # fmt: skip
@@ -316,7 +573,7 @@ def test_the_page_shows_what_was_found() -> None:
     for words in (
         "NVIDIA H200, 580, 700 W",
         "torch 2.11.0",
-        "| idle | watch | 2 | 50 | 3.00 (4.00, 9.00) | 1.00 (1.00, 2.00) | 12.0 / 4.0 | missed: 10 ms wall |",
+        "| idle | watch | 2 | 50 | 3.00 (4.00, 9.00) | 1.00 (1.00, 2.00) | not noted | not noted | 12.0 / 4.0 | missed: 10 ms wall |",
         "+0.012 % (-0.100 … +0.200)",
         "| less than 0.5 %, all of the interval | met |",
         "Report 1.5 s after the timeout: **rank_waiting** (medium), named: 1. rank 1 sleeps",
@@ -328,12 +585,56 @@ def test_the_page_shows_what_was_found() -> None:
     assert "## What the agent costs" not in text  # it was not run
 
 
+def test_a_walk_without_a_hang_is_told_with_its_sentences() -> None:
+    told = {name: value for name, value in STORY.items() if name != "struck_at"} | {"reports": []}
+    found = [
+        *claims.state_claims(told, {("sleep", 0): "idle"}),
+        *claims.sentence_claims(told, (("sleep", "GPU 0 waits"), ("rest", "idle"))),
+    ]
+    assert [one["held"] for one in found] == [False, True, False]
+    part = {"status": "done", "seconds": 9, "data": {"story": told, "claims": found}}
+    text = page({"parts": {"phases": part}})
+    assert "| the agent at the end of sleep: GPU 0 waits | yes | GPU 0 waits in a collective |" in text  # fmt: skip
+    assert "| GPU 0 at the end of sleep: idle | no | collective_wait |" in text
+    assert "Nothing hangs here." in text
+    assert "No report came" not in text
+
+
 def test_a_part_without_figures_is_told_with_its_reason() -> None:
     text = page(MADE)
     assert "**This part did not end in time**: it took longer than 85 s" in text
     assert "cannot be shown in full" in text
     half = page({"parts": {"agent": {"status": "failed", "error": "x", "data": {"agent": {"seconds": 9}}}}})  # fmt: skip
     assert "settings as shipped, 9 s." in half
+
+
+@pytest.mark.parametrize(
+    ("cpu", "rss", "pss", "verdict"),
+    [
+        (0.667, 46.9, 88.9, "CPU met, RSS met, PSS missed: 88.9 MiB"),
+        (1.0, 64.0, 80.0, "CPU met, RSS met, PSS met"),
+        (1.2, 65.0, 80.0, "CPU missed: 1.2 %, RSS missed: 65 MiB, PSS met"),
+    ],
+)
+def test_what_the_agent_costs_is_held_against_its_budget(
+    cpu: float, rss: float, pss: float, verdict: str
+) -> None:
+    few = {"count": 2, "wall_ms": [14.02, 11.03, 17.02], "cpu_ms": [14.02, 11.03, 17.02]}
+    told = {"seconds": 60, "cpu_percent": cpu, "agent_rss_mib": rss, "pss_mib": pss, "watch_read": few, "full_read": few, "processes": []}  # fmt: skip
+    text = page({"parts": {"agent": {"status": "done", "data": {"agent": told}}}})
+    assert f"| {verdict} |" in text
+    assert "| 2: 14.02 (17.02, 17.02); 14.02 (17.02, 17.02) |" in text  # whoever counted the decile
+
+
+def test_labels_that_nvidia_smi_lacks_are_named() -> None:
+    row = {"gpu": 0, "metric": "clock_event_seconds_total", "labels": "sync_boost", "before": 1.0, "after": 1.0, "theirs": 1.0, "verdict": "same", "why": ""}  # fmt: skip
+    alone = row | {"labels": "low_utilization", "verdict": "only ours", "why": "not there"}
+    whole = alone | {"metric": "up", "labels": "x"}
+    energy = [{"watts": 77.0, "average": 76.0, "seconds": 10.3, "near": True}, {"watts": 96.0, "average": 76.0}]  # fmt: skip
+    told = {"rows": [row, alone, whole], "energy": energy, "seconds": 0.2, "unreadable": {}}
+    text = page({"parts": {"metrics": {"status": "done", "data": {"idle": told}}}})
+    assert "Only ours: `clock_event_seconds_total` low_utilization (not there); `up` (not there)." in text  # fmt: skip
+    assert "GPU 0 77 W and 76 W over 10.3 s (within 10 %); GPU 1 96 W and 76 W (over 0.2 s" in text
 
 
 def test_numbers_are_short() -> None:

@@ -398,6 +398,21 @@ def test_a_rank_that_writes_while_the_others_wait_saves(speed: int, words: str) 
     assert words in levels.sentence("job")
 
 
+def test_a_checkpoint_goes_on_between_two_of_its_writes_and_ends_soon_after_the_last() -> None:
+    """One write of 268 MB every five seconds, and fsync between them, as seen on a real node."""
+    levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
+    said = []
+    for turn in range(45):
+        saves = turn >= 6
+        told = watch(10.0 + turn, 1.0, 0.0 if saves else 1.0, power=125.0 if saves else 690.0, moves=0.0 if saves else 0.35)  # fmt: skip
+        writes = max(0, min(turn, 26) - 6) // 5 * 268_000_000
+        levels.complete(wrote(10.0 + turn, 4096, 4096 + writes), told, joined)
+        said.append("its rank writes a file" in levels.sentence("job"))
+    assert all(said[12:36]), said
+    assert not any(said[:10]), said
+    assert not any(said[38:]), said
+
+
 def test_a_counter_that_cannot_be_read_for_a_look_is_no_checkpoint() -> None:
     levels, joined = Levels(Memory()), read(Source(node(1.0, 0, 1))).joined["job"]  # type: ignore[arg-type]
     for turn in range(6):

@@ -54,17 +54,23 @@ HEALTHY: dict[str, Any] = {
     "persistence_mode": True,
 }  # fmt: skip
 
-MEMORY = ("ecc", "remapped_rows", "retired_pages")
+TWICE = (
+    *("ecc", "remapped_rows", "retired_pages"),
+    *("temperature_celsius", "memory_temperature_celsius"),
+)  # what two reads must agree about
 
 
 def reading(**values: Any) -> GpuReading:
-    return GpuReading(uuid="GPU-1", index=3, **{**HEALTHY, **values})
+    """The margin was answered twice alike, unless a test says otherwise."""
+    told = {**HEALTHY, **values}
+    told.setdefault("temperature_margin_before_celsius", told["temperature_margin_celsius"])
+    return GpuReading(uuid="GPU-1", index=3, **told)
 
 
 def told(component: str, now: GpuReading, before: GpuReading | None = None, seconds: float = MINUTE, limits: Thresholds = LIMITS) -> Health:  # fmt: skip
-    """One component. Without `before` the reading before is a healthy one, but that it says the same of the memory."""
-    memory = {name: getattr(now, name) for name in MEMORY}
-    every = gpu_health(now, before or reading(**memory), seconds, limits)
+    """One component. Without `before` the reading before is a healthy one, but that it says the same of memory and heat."""
+    same = {name: getattr(now, name) for name in TWICE}
+    every = gpu_health(now, before or reading(**same), seconds, limits)
     return next(one for one in every if one.component == component)
 
 
@@ -329,6 +335,43 @@ def test_what_only_one_of_two_reads_says_of_the_memory_is_not_believed(
     assert told(component, wrong, wrong).state in (BAD, POOR)
     alone = {one.component: one for one in gpu_health(wrong, None, 0.0, LIMITS)}
     assert alone[component].state in (BAD, POOR)
+
+
+def test_one_answer_about_the_margin_condemns_nobody_however_long_it_is_remembered() -> None:
+    def state(now: float, before: float | None) -> State:
+        told_so = reading(temperature_margin_celsius=now, temperature_margin_before_celsius=before)
+        return told("gpu_temperature", told_so, told_so).state
+
+    assert state(0.0, 30.0) is State.HEALTHY
+    assert state(30.0, 0.0) is State.HEALTHY
+    assert state(0.0, 2.0) is POOR
+    assert state(0.0, 0.0) is BAD
+    assert state(0.0, None) is State.HEALTHY  # by the temperature and its limit
+
+
+def test_one_bad_answer_about_the_margin_where_nothing_else_is_told_is_unknown() -> None:
+    told_so = reading(
+        temperature_margin_celsius=0.0,
+        temperature_margin_before_celsius=None,
+        temperature_celsius=None,
+        temperature_limits_celsius={},
+        memory_temperature_celsius=None,
+    )
+    assert told("gpu_temperature", told_so).state is State.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"memory_temperature_celsius": 99.0}, {"temperature_margin_celsius": None, "temperature_celsius": 99.0}],
+    ids=str,
+)  # fmt: skip
+def test_a_temperature_that_only_one_of_two_reads_tells_is_not_believed(
+    values: dict[str, Any],
+) -> None:
+    hot = reading(**values)
+
+    assert told("gpu_temperature", hot, reading()).state is State.HEALTHY
+    assert told("gpu_temperature", hot, hot).state is BAD
 
 
 # --- one instruction -----------------------------------------------------------------------------------

@@ -287,6 +287,13 @@ def test_xids_by_their_tier(number: int, state: State, code: str, action: Action
     assert (found.uuid, found.gpu) == ("GPU-3", 3)
 
 
+def test_a_gpu_that_does_not_start() -> None:
+    found = told("gpu_xid", "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0xffff:2477)")
+
+    assert (found.state, found.reason_code) == (State.UNHEALTHY, "gpu_init_failed")
+    assert (found.action, found.gpu) == (Action.CHECK_HARDWARE, 3)
+
+
 KERNEL = [
     ("INFO: task python:4711 blocked for more than 120 seconds.", State.DEGRADED, "hung_task"),
     ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", State.UNHEALTHY, "memory_uncorrected"),
@@ -294,6 +301,8 @@ KERNEL = [
     ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer", State.DEGRADED, "pcie_nonfatal"),
     ("pcieport 0000:80:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer", State.HEALTHY, ""),
     ("mlx5_core 0000:12:00.0 ens1f0: Link down", State.HEALTHY, ""),
+    ("mlx5_core 0000:12:00.0: poll_health:824:(pid 0): Fatal error 1 detected", State.UNHEALTHY, "nic_fatal"),
+    ("pcieport 0000:80:01.0: DPC: containment event, status:0x0005 source:0x3400", State.UNHEALTHY, "pcie_contained"),
 ]  # fmt: skip
 
 

@@ -1,18 +1,24 @@
 """The record that a training process keeps: what is written is what is read, and a hostile one is not believed."""
 
+import errno
 import os
 import stat
 import struct
+import subprocess
+import sys
+import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.heartbeat import MAGIC, SIZE, TornError, parse_record, record_name
+from mldebug.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record, record_name
 from mldebug.model import RankIdentity
-from mldebug.stall.beats import BeatProgress, last_step
+from mldebug.stall.beats import BeatProgress, last_step, shortest_timeout
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.hooks.records import Heartbeats, read_said
 from mldebug_agents.host import Host
@@ -44,11 +50,14 @@ def test_what_is_written_is_what_is_read(record: written.Record) -> None:
     record.rank, record.world_size, record.signal, record.stacks_fd = 3, 8, 63, 17
     record.phase, record.phase_ns = "évaluate".encode(), 2_500_000_000
     record.write_scalars({"loss": 0.25, "lr": 1e-4, "grad": float("inf")})
+    record.write_flight(62, 5)
+    record.write_timeout(77.9)
     record.beat(41)
     record.beat(42)
     found = read(record)
     assert (found.step, found.beats, found.rank, found.world_size) == (42, 2, 3, 8)
     assert (found.signal, found.stacks_fd) == (63, 17)
+    assert (found.flight_signal, found.flight_answers, found.collective_timeout) == (62, 5, 77.0)
     assert (found.phase, found.phase_since) == ("évaluate", 2.5)
     assert found.scalars == {"loss": 0.25, "lr": 1e-4}  # what is not finite says nothing
     assert 0 < found.stepped_at <= found.written_at
@@ -58,6 +67,7 @@ def test_a_new_record_says_nothing_yet(record: written.Record) -> None:
     found = read(record)
     assert (found.step, found.rank, found.signal, found.stacks_fd) == (None, None, None, None)
     assert (found.phase, found.scalars, found.beats) == ("", {}, 0)
+    assert found.collective_timeout is None
     assert stat.S_IMODE(os.stat(record.path).st_mode) == 0o600
     assert os.path.basename(record.path) == record_name(PID, written.start_ticks())
 
@@ -106,12 +116,24 @@ def test_a_record_that_is_being_written_is_read_again(record: written.Record) ->
         parse_record(torn, PID, written.start_ticks(), NOW)
 
 
+def test_a_record_whose_checksum_is_another_one_is_read_again(record: written.Record) -> None:
+    record.write_scalars({"loss": 0.5})
+    record.beat(4)
+    torn = damaged(record, 40, struct.pack("<q", 5))
+    with pytest.raises(TornError, match="checksum"):
+        parse_record(torn, PID, written.start_ticks(), NOW)
+    without = torn[:660] + bytes(4) + torn[664:]
+    assert parse_record(without, PID, written.start_ticks(), NOW).step == 5
+
+
 def test_absurd_numbers_are_unknown_and_no_time_lies_ahead(record: written.Record) -> None:
     state = struct.pack(
         "<QqQQiiIiQ32s", 2**64 - 1, 2**62, 2**64 - 1, 2**64 - 1, -5, -1, 4000, -7, 2**63,
         b"\xff\xfe\x1b[31mred\x00junk",
     )  # fmt: skip
-    found = parse_record(damaged(record, 32, state), PID, written.start_ticks(), 77.0)
+    data = damaged(record, 32, state)
+    data = data[:660] + bytes(4) + data[664:]
+    found = parse_record(data, PID, written.start_ticks(), 77.0)
     assert (found.step, found.rank, found.world_size) == (None, None, None)
     assert (found.signal, found.stacks_fd) == (None, None)
     assert found.written_at == found.phase_since == 77.0
@@ -122,7 +144,7 @@ def test_absurd_numbers_are_unknown_and_no_time_lies_ahead(record: written.Recor
 @given(st.binary(min_size=SIZE - 16, max_size=SIZE - 16))
 def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
     head = struct.pack("<8sQQQ", MAGIC, 7, PID, 5)
-    data = (head + rest)[: SIZE - 8] + struct.pack("<Q", 7)
+    data = (head + rest)[:660] + bytes(4) + rest[632 : SIZE - 40] + struct.pack("<Q", 7)
     found = parse_record(data, PID, 5, 10.0)
     assert found.written_at <= 10.0
     assert found.step is None or 0 <= found.step <= 2**53
@@ -197,8 +219,85 @@ def test_in_a_report_it_is_what_the_rank_said_or_a_gap(record: written.Record) -
     assert "belongs to user 1 " in gap.reason
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Unreadable("permission denied", errno=errno.EACCES), "permission denied"),
+        (Unreadable("no answer within 2 s", stuck=True), "no answer"),
+        (Unreadable("no such file", errno=errno.ENOENT), None),
+        (Unreadable("no such process", errno=errno.ESRCH), None),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_a_gap_and_none_is_not(
+    answer: Unreadable, why: str | None
+) -> None:
+    told, gaps = read_said(Host(clock=lambda: 1000.0), OneFile(answer), [rank()])  # type: ignore[arg-type]
+    assert told == {}
+    assert [(gap.what, why is not None and why in gap.reason) for gap in gaps] == (
+        [(RECORD, True)] if why else []
+    )
+
+
+@pytest.mark.parametrize(("pid", "why"), [(PID, "being written"), (2**22 + 1, "has ended")])
+def test_a_record_that_stays_torn_says_so(record: written.Record, pid: int, why: str) -> None:
+    record.beat(5)
+    torn = msgspec.structs.replace(piece(record), data=damaged(record, SIZE - 8, bytes(8)))
+    reader = OneFile(torn)
+    heartbeats = source(reader)
+    assert heartbeats.read([rank(pid=pid)]) == {}
+    assert why in heartbeats.refused[pid]
+    reader.answer = piece(record)  # who was writing may be done at the next look
+    assert bool(heartbeats.read([rank(pid=pid)])) == (pid == PID)
+
+
+WRITER = """
+    import ctypes, sys, time
+    from mldebug_training.record import Record
+    record = Record(sys.argv[1])
+    memory = record._memory
+    class InPieces(ctypes.c_char * 4096):
+        def __setitem__(self, where, data):
+            for at in range(0, len(data), 8):
+                memory[where.start + at : where.start + at + 8] = data[at : at + 8]
+    if sys.argv[2] == "in pieces":
+        record._memory = InPieces.from_buffer(memory)
+    print(record.path, record.pid, flush=True)
+    until, step = time.monotonic() + 30, 0
+    while time.monotonic() < until:
+        step += 1
+        record.write_scalars({"a": step, "b": -step})
+        record.beat(step)
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "in pieces"])
+def test_who_reads_while_another_writes_as_fast_as_it_can_reads_no_mixture(
+    tmp_path: Path, how: str
+) -> None:
+    argv = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path), how]
+    steps, torn = [], 0
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        path, pid = writer.stdout.readline().split()
+        start, until = int(path.rpartition("-")[2]), time.monotonic() + 1.5
+        while time.monotonic() < until or len(set(steps)) < 100:
+            try:
+                found = parse_record(Path(path).read_bytes(), int(pid), start, NOW)
+            except TornError:
+                torn += 1
+                continue
+            if found.scalars and found.step is not None:
+                steps.append(found.step)
+                assert found.beats == found.step
+                assert found.scalars["b"] == -found.scalars["a"]
+                assert found.scalars["a"] - found.step in (0, 1)
+        writer.kill()
+    assert steps == sorted(steps)
+    assert torn < len(steps) * (1 if how == "at once" else 20)  # a few tries are enough
+
+
 def test_who_has_no_record_is_asked_ever_more_rarely() -> None:
-    reader, now = OneFile(Unreadable("no such file")), [0.0]
+    reader, now = OneFile(Unreadable("no such file", errno=errno.ENOENT)), [0.0]
     heartbeats = Heartbeats(Host(clock=lambda: 1000.0), reader, lambda: now[0])  # type: ignore[arg-type]
     for second in range(120):
         now[0] = float(second)
@@ -227,6 +326,15 @@ def test_a_step_of_any_rank_is_movement(record: written.Record) -> None:
     assert two.events == 3
     assert two.at > one.at
     assert last_step({0: first[0], 1: read(record)}) == 4
+
+
+def test_of_collective_timeouts_the_shortest_counts(record: written.Record) -> None:
+    untold = read(record)
+    record.write_timeout(600)
+    long = read(record)
+    record.write_timeout(90)
+    assert shortest_timeout({0: long, 1: read(record), 2: untold}) == 90
+    assert shortest_timeout({0: untold}) is None
 
 
 # --- files ---------------------------------------------------------------------------------------

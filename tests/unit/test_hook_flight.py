@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 
 from hooked import HOLDS, RANK, SHM, process, state
 from hung import wait_until
+from mldebug.heartbeat import parse_record
 from mldebug.model import RankIdentity
 from mldebug_agents.hooks.asking import Asking
 from mldebug_agents.hooks.flight import Answers, HookFlight
@@ -71,6 +73,19 @@ def test_ranks_are_asked_at_once_and_sleep_on(asking: HookFlight) -> None:
             assert (group.name, group.description, group.members) == ("3", "dp", "0-1")
             assert [(call.op, call.sequence) for call in group.calls] == [("barrier", 7)]
         assert all(one.poll() is None for one in ranks)
+
+
+def test_a_recorder_that_holds_nothing_of_the_calls_is_a_named_gap(asking: HookFlight) -> None:
+    counts = """
+        def name(self): return "nccl2"
+        def _get_sequence_number_for_group(self): return 41
+        def rank(self)"""
+    code = SLEEPS.replace("\n        def rank(self)", counts)
+    with process(code) as one:
+        found = ask(asking, one)
+        assert found.flights[0].silent == ("nccl2",)
+        (gap,) = found.gaps
+        assert gap.reason == "that of nccl2 holds none of its calls: its recorder was never seen running"  # fmt: skip
 
 
 def test_a_process_without_pytorch_says_that_it_has_no_group(asking: HookFlight) -> None:
@@ -182,3 +197,34 @@ def test_a_killed_rank_leaves_an_answer_that_the_next_one_sweeps_away(asking: Ho
         one.wait(20)
         with process(SLEEPS):
             assert not left.exists()
+
+
+# --- what the groups tell without a question -----------------------------------------------------
+
+GLOO = """
+import datetime, sys
+import torch, torch.distributed as dist
+from mldebug_training.flight import collective_timeout
+from mldebug_training.process import Process
+
+before = collective_timeout()
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1, timeout=datetime.timedelta(seconds=77))
+own = Process(sys.argv[2])
+own.beat(1)
+print(before, collective_timeout(), own.record.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_timeout_of_collectives_is_told_with_the_first_step(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    argv = [sys.executable, "-c", GLOO, f"file://{tmp_path}/rendezvous", str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, text=True, **pipes) as job:
+        assert job.stdout is not None
+        before, told, path = job.stdout.readline().split()
+        assert (float(before), float(told)) == (0.0, 77.0)
+        start = identity(job.pid).start_ticks
+        beat = parse_record(Path(path).read_bytes(), job.pid, start, time.monotonic())
+        assert (beat.step, beat.collective_timeout) == (1, 77.0)
+        job.kill()

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 import samples
-from mldebug.heartbeat import Heartbeat, said
-from mldebug.model import Job, RankIdentity, Said
+from mldebug.heartbeat import RECORD, Heartbeat, said
+from mldebug.model import Gap, Job, RankIdentity, Said
 from mldebug.records import LogRecord
 from mldebug.report.html import render_html
 from mldebug.report.text import report_lines
@@ -62,6 +62,17 @@ def test_the_page_has_a_column_of_steps_only_where_somebody_tells_them() -> None
     untouched = render_html(report({}))
     assert "no-step" in re.findall(r'<table id="ranks"([^>]*)>', untouched)[0]
     assert "an untouched job: no hook was seen in its ranks" in untouched
+
+
+def test_a_job_whose_records_could_not_be_read_is_not_untouched() -> None:
+    sample = samples.sleeping()
+    unread = Gap(what=RECORD, reason="it could not be read: permission denied", rank=0, pid=7)
+    captures = tuple(
+        msgspec.structs.replace(one, gaps=(*one.gaps, unread)) for one in sample.captures
+    )
+    made = samples.report(samples.Sample(sample.judgement, captures))
+    assert (report({}).job.hooked, made.job.hooked) == (0, None)
+    assert "untouched" not in "\n".join(report_lines(made))
 
 
 def test_the_step_that_was_watched_counts_before_what_ranks_counted() -> None:

@@ -3,21 +3,28 @@
 import os
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from hooked import HOLDS, RANK, SHM, SLEEPS, process, state
 from hung import wait_until
-from mldebug.heartbeat import record_name
-from mldebug.model import ThreadStack
-from mldebug_agents.hooks.asking import Asking
-from mldebug_agents.hooks.stacks import HookStacks, parse_faulthandler
+from mldebug.heartbeat import Heartbeat, record_name
+from mldebug.model import RankIdentity, ThreadStack
+from mldebug_agents.answers import Piece
+from mldebug_agents.hooks.asking import Asking, Hooked
+from mldebug_agents.hooks.stacks import HookStacks, parse_faulthandler, whole_answer
 from mldebug_agents.host import Host
+from mldebug_agents.procfs import Status
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
 
@@ -29,6 +36,8 @@ def asking() -> Iterator[HookStacks]:
 
 
 ASK = signal.SIGRTMIN + 15
+OPEN = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ()); "  # a signal would end it
+WAITS = "print('there', flush=True); import time; time.sleep(1000)"
 TELL_RECORD = """
 print(record.path, flush=True)
 import signal
@@ -38,7 +47,7 @@ time.sleep(1000)
 
 
 @contextmanager
-def asking_with(sent: list[int]) -> Iterator[HookStacks]:
+def asking_with(sent: list[int], host: Host | None = None) -> Iterator[HookStacks]:
     """And all signals it sends are noted."""
 
     def send(pidfd: int, number: int) -> None:
@@ -46,7 +55,12 @@ def asking_with(sent: list[int]) -> Iterator[HookStacks]:
         signal.pidfd_send_signal(pidfd, number)
 
     with Spawner() as spawner, Reader(spawner) as reader:
-        yield HookStacks(Asking(Host(), reader, send), reader)
+        yield HookStacks(Asking(host or Host(), reader, send), reader)
+
+
+def pending(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("ShdPnd")).split()[1], 16)
 
 
 def told(one: "subprocess.Popen[str]") -> str:
@@ -103,77 +117,251 @@ def test_its_file_does_not_grow_without_end(asking: HookStacks) -> None:
         assert file.stat().st_size <= 300 << 10
 
 
+DEEP = RANK + (
+    "    def deep(n):\n        return deep(n - 1) if n else time.sleep(1000)\n"
+    "    for _ in range(5): threading.Thread(target=deep, args=(140,), daemon=True).start()\n"
+    "    time.sleep(0.2)\n    print(record.path, flush=True)\n    deep(140)\n"
+)
+
+
+def depths(stacks: tuple[ThreadStack, ...]) -> list[int]:
+    """Of those that are deep in recursion."""
+    return [len(stack.frames) for stack in stacks if len(stack.frames) > 9]
+
+
+def test_the_file_of_a_rank_that_hangs_does_not_grow_either() -> None:
+    """Nothing but the questions moves it; each answer is whole, also where the file begins again."""
+    positions: list[int] = []
+    with process(DEEP) as one, asking_with([]) as asking:
+        wait_until(lambda: state(one.pid) == "S")
+        [file] = SHM.glob(f"mldebug-{one.pid}-*.stacks")
+        while sum(then < at for at, then in pairwise(positions)) < 2:
+            assert depths(asking.dump(one.pid, timeout=20.0)) == [142, *[144] * 5]
+            with asking._asking.hold(one.pid) as held:
+                assert held is not None
+                positions.append(held.position)
+            assert len(positions) < 60
+        assert file.stat().st_size == 256 << 10
+
+
+def test_of_two_who_ask_at_once_nobody_gets_half_an_answer() -> None:
+    with process(DEEP) as one, asking_with([]) as first, asking_with([]) as second:
+        wait_until(lambda: state(one.pid) == "S")
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(who.dump, one.pid) for _ in range(15) for who in (first, second)]
+            told = [depths(future.result()) for future in asked]
+    whole = [142, *[144] * 5]
+    assert told.count(whole) > 15  # who comes in between the two may get nothing
+    assert all(one in (whole, []) for one in told)
+
+
+def test_half_an_answer_is_waited_for_wherever_it_begins() -> None:
+    """Two have asked: the file began again, and at the first look the second answer is half there."""
+    thread = (
+        'Thread 0x0000000000000005 [] (most recent call first):\n  File "a.py", line 1 in here\n'
+    )
+    whole = f"Stacks 8:\n{thread}{thread.replace('5 []', '6 []')}End of stacks 8.\n".encode()
+    old = b"Stacks 7:\n" + thread.encode() * 20 + b"End of stacks 7.\n"
+    looks = [len(whole) // 2, len(whole)]
+
+    class Fake:
+        now = len(old)
+
+        def ask(self, one: Hooked, number: int) -> bool:
+            return number == 49
+
+        def position(self, one: Hooked) -> int:
+            self.now = looks.pop(0) if looks else self.now
+            return self.now
+
+        def path(self, one: Hooked, suffix: str) -> str:
+            return suffix
+
+        def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece:
+            data = (whole[: self.now] + old[self.now :])[offset : offset + max_bytes]
+            return Piece(data=data, size=len(data), mtime=0, inode=1, device=1)
+
+    fake: Any = Fake()
+    beat = Heartbeat(written_at=0.0, signal=49, stacks_fd=3, main_thread=5)
+    identity = RankIdentity(rank=0, world_size=1, pid=7)
+    stacks = HookStacks(fake, fake)._dump(Hooked(identity, -1, beat, "x", len(old)), 5.0)
+    assert [one.tid for one in stacks] == [7, 6]
+    assert looks == []
+
+
+def test_who_stands_at_the_end_of_his_file_is_not_forced() -> None:
+    """C code writes on where the file stands, and does not begin again."""
+    code = RANK + (
+        "    os.lseek(record.stacks_fd, 256 << 10, 0)\n    import ctypes\n"
+        "    print(record.path, flush=True)\n    ctypes.PyDLL(None).sleep(1000)\n"
+    )
+    sent: list[int] = []
+    with process(code) as one, asking_with(sent) as asking:
+        wait_until(lambda: state(one.pid) == "S")
+        for _ in range(2):
+            assert asking.dump(one.pid, timeout=0.3) == ()
+    assert set(sent) == {ASK}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Stacks 3:\na\nEnd of stacks 3.\n", "a\n"),
+        (
+            "of an older one\nStacks 3:\na\nEnd of stacks 3.\nStacks 4:\nb\nEnd of stacks 4.\n",
+            "b\n",
+        ),
+        ("Stacks 3:\na\nEnd of stacks 3.\nStacks 4:\nhal", "a\n"),
+        ("Stacks 4:\nb\nof an older one\nEnd of stacks 3.\n", None),
+        ("the end of one\nEnd of stacks 3.\n", None),
+        ("Stacks 3:\na\nStacks 4:\nb\nEnd of stacks 3.\n", None),
+        ("", None),
+    ],
+)
+def test_only_an_answer_that_is_whole_counts(text: str, found: str | None) -> None:
+    assert whole_answer(text) == found
+
+
 # --- and those that must not be ------------------------------------------------------------------
 
 
-def test_a_stopped_rank_is_not_asked(asking: HookStacks) -> None:
-    with process(SLEEPS) as one:
-        os.kill(one.pid, signal.SIGSTOP)
-        wait_until(lambda: state(one.pid) == "T")
+def test_a_stopped_rank_is_not_asked() -> None:
+    sent: list[int] = []
+    with process(SLEEPS) as one, asking_with(sent) as asking:
+        with asking._asking.hold(one.pid) as held:
+            assert held is not None
+            os.kill(one.pid, signal.SIGSTOP)
+            wait_until(lambda: state(one.pid) == "T")
+            assert not asking._asking.ask(held, ASK)
+        with asking._asking.hold(one.pid) as held:
+            assert held is None
         assert asking.dump(one.pid) == ()
-        pending = next(
-            line for line in Path(f"/proc/{one.pid}/status").read_text().splitlines()
-            if line.startswith("ShdPnd")
-        )  # fmt: skip
-        assert int(pending.split()[1], 16) >> 31 == 0  # no signal waits for its return
+        assert pending(one.pid) >> 31 == 0  # no signal waits for its return
+    assert sent == []
 
 
-def test_a_process_that_has_become_another_program_lives_on(asking: HookStacks) -> None:
-    """exec keeps pid and start time, so its record still looks right; the handlers are gone."""
-    code = RANK + "    print(record.path, flush=True)\n    os.execvp('sleep', ['sleep', '1000'])\n"
-    with process(code) as one:
-        wait_until(lambda: Path(f"/proc/{one.pid}/comm").read_text() == "sleep\n")
+def test_a_process_that_has_become_another_program_lives_on() -> None:
+    """exec keeps pid and start time, so its record still looks right; the handlers and the file are gone."""
+    code = RANK + (
+        "    print(record.path, flush=True)\n"
+        f"    os.execv(sys.executable, [sys.executable, '-S', '-c', {OPEN + WAITS!r}])\n"
+    )
+    sent: list[int] = []
+    with process(code) as one, asking_with(sent) as asking:
+        assert told(one) == "there"
         for _ in range(20):
             assert asking.dump(one.pid) == ()
-        assert one.poll() is None
+        assert (one.poll(), pending(one.pid)) == (None, 0)
+    assert sent == []
 
 
-def test_while_it_execs_again_and_again_no_process_dies(asking: HookStacks) -> None:
-    """The worst moment: between a Python that catches the signal and one that does not yet."""
-    code = RANK + (
-        "    print(record.path, flush=True)\n    time.sleep(0.05)\n"
-        "    os.execv(sys.executable, [sys.executable, '-S', '-c', "
-        "'import os, sys, time; time.sleep(0.01); "
-        'os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(1000)"])\'])\n'
+def test_while_it_execs_again_and_again_no_process_dies() -> None:
+    """And each has the file of the stacks open, as if it were the one that made it: the handlers alone are gone."""
+    again = (
+        OPEN
+        + "import os, sys, time; n = int(sys.argv[2]); n == 20 and print('there', flush=True); "
+        "time.sleep(0.02 if n else 1000); "
+        "os.execv(sys.executable, [sys.executable, '-S', '-c', sys.argv[1], sys.argv[1], str(n - 1)])"
     )
-    for _ in range(8):
-        with process(code) as one:
-            until = time.monotonic() + 0.4
-            while time.monotonic() < until:
-                asking.dump(one.pid, timeout=0.02)
-            assert one.poll() is None
+    code = RANK + (
+        f"    print(record.path, flush=True)\n    again = {again!r}\n    os.set_inheritable(record.stacks_fd, True)\n"
+        "    os.execv(sys.executable, [sys.executable, '-S', '-c', again, again, '20'])\n"
+    )
+    sent: list[int] = []
+    with process(code) as one, asking_with(sent) as asking:
+        assert told(one) == "there"
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            asking.dump(one.pid, timeout=0.02)
+        assert (one.poll(), pending(one.pid)) == (None, 0)
+    assert sent == []
 
 
-def test_a_stale_record_of_a_reused_pid_is_not_obeyed(asking: HookStacks) -> None:
-    victim = subprocess.Popen(["sleep", "1000"])
+def test_a_stale_record_of_a_reused_pid_is_not_obeyed() -> None:
+    """The worst victim: it has that very file open, under that number, and no handler."""
+    with process(SLEEPS) as one:
+        data = bytearray(next(SHM.glob(f"mldebug-{one.pid}-*[0-9]")).read_bytes())
+    fd = int.from_bytes(data[76:80], "little")
+    code = OPEN + (
+        "import os; f = open('/proc/self/stat').read().rpartition(')')[2].split(); "
+        f"at = os.open(f'{SHM}/mldebug-{{os.getpid()}}-{{f[19]}}.stacks', os.O_RDWR | os.O_CREAT, 0o600); "
+        f"os.dup2(at, {fd}); " + WAITS
+    )
+    victim = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
+    sent: list[int] = []
     try:
-        with process(SLEEPS) as one:
-            data = bytearray(next(SHM.glob(f"mldebug-{one.pid}-*[0-9]")).read_bytes())
+        assert told(victim) == "there"
         start = int(Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[19])
         data[16:24] = victim.pid.to_bytes(8, "little")
         data[24:32] = start.to_bytes(8, "little")
         forged = SHM / record_name(victim.pid, start)
         forged.write_bytes(data)
         forged.chmod(0o600)
-        try:
+        with asking_with(sent) as asking:
+            with asking._asking.hold(victim.pid) as held:
+                assert held is not None  # everything looks right but the handler
             assert asking.dump(victim.pid) == ()
-        finally:
-            forged.unlink()
-        assert victim.poll() is None
+        assert (victim.poll(), pending(victim.pid)) == (None, 0)
     finally:
         victim.kill()
-        victim.wait(20)
+        victim.communicate(timeout=20)
+        for path in SHM.glob(f"mldebug-{victim.pid}-*"):
+            path.unlink()
+    assert sent == []
 
 
-def test_a_python_that_catches_the_signal_for_itself_is_not_sent_it(asking: HookStacks) -> None:
+def test_a_pid_that_is_another_process_by_now_is_not_asked() -> None:
+    sent: list[int] = []
+    with (
+        process(SLEEPS) as one,
+        asking_with(sent) as asking,
+        asking._asking.hold(one.pid) as held,
+    ):
+        assert held is not None
+        later = held.identity.start_ticks + 1
+        other = msgspec.structs.replace(held.identity, start_ticks=later)
+        assert not asking._asking.ask(held._replace(identity=other), ASK)
+    assert sent == []
+
+
+@pytest.mark.parametrize(("at", "more"), [(16, 1), (24, 1)])
+def test_a_record_of_another_pid_or_start_is_no_invitation(at: int, more: int) -> None:
+    sent: list[int] = []
+    with process(SLEEPS) as one, asking_with(sent) as asking:
+        [path] = SHM.glob(f"mldebug-{one.pid}-*[0-9]")
+        with path.open("r+b") as file:
+            file.seek(at)
+            number = int.from_bytes(file.read(8), "little") + more
+            file.seek(at)
+            file.write(number.to_bytes(8, "little"))
+        assert asking.dump(one.pid) == ()
+    assert sent == []
+
+
+def test_a_record_of_another_user_is_no_invitation() -> None:
+    class Another(Host):
+        def status(self, pid: int) -> Status:
+            found = super().status(pid)
+            return msgspec.structs.replace(found, uid=found.uid + 1)
+
+    sent: list[int] = []
+    with process(SLEEPS) as one, asking_with(sent, Another()) as asking:
+        assert asking.dump(one.pid) == ()
+    assert sent == []
+
+
+@pytest.mark.parametrize("then", ["", "    os.dup2(os.open('/dev/null', os.O_RDWR), fd)\n"])
+def test_a_python_that_catches_the_signal_for_itself_is_not_sent_it(then: str) -> None:
     """A record alone is no invitation: the file of the stacks must be open in that process, too."""
     code = RANK + (
-        "    import signal\n    os.close(record.stacks_fd)\n    hits = []\n"
+        f"    fd = record.stacks_fd\n    os.close(fd)\n{then}"
         "    print(record.path, flush=True)\n    time.sleep(1000)\n"
     )
-    with process(code) as one:
+    sent: list[int] = []
+    with process(code) as one, asking_with(sent) as asking:
         wait_until(lambda: state(one.pid) == "S")
         assert asking.dump(one.pid) == ()
+    assert sent == []
 
 
 def test_who_is_gone_or_has_no_record_gives_nothing(asking: HookStacks) -> None:

@@ -65,6 +65,12 @@ EXPECTED: dict[int, tuple[Kind, dict[str, Any]]] = {
     53: (K.PCIE_NONFATAL, {"device": "0000:3b:00.0"}),
     54: (K.PCIE_FATAL, {"device": "0000:1a:00.0", "process": "mlx5_core"}),
     55: (K.NFS_NOT_RESPONDING, {"device": "nas-1"}),
+    58: (K.GPU_INIT_FAILED, {"device": "0000:4f:00.0", "xid": None}),
+    60: (K.GPU_INIT_FAILED, {"device": ""}),
+    61: (K.PCIE_CONTAINED, {"device": "0000:30:03.0"}),
+    63: (K.PCIE_CONTAINED, {"device": "0000:00:01.0"}),
+    64: (K.NIC_FATAL, {"device": "0000:1a:00.0"}),
+    65: (K.NIC_FATAL, {"device": "0000:1a:00.1"}),
 }  # fmt: skip
 """By the sequence number of the line; lines that stand for no event of their own are not here."""
 

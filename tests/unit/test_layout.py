@@ -104,6 +104,10 @@ def test_make_lists_its_targets_and_ci_is_a_script() -> None:
     assert {"demo", "test", "test-all", "check", "bench"} <= set(words)
     assert os.access(ROOT / ".ci/run", os.X_OK)
     subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True)
+    told = (ROOT / ".ci/run").read_text()
+    assert re.search(
+        r"^export (?:\S+ )*CI=true\b", told, re.MULTILINE
+    )  # the long floods, and no skips
 
 
 def test_the_wheel_holds_the_packages_their_data_and_nothing_else(tmp_path: Path) -> None:

@@ -130,6 +130,23 @@ def test_trainer_dict(line: str, loss: float | None) -> None:
             "      1/100      2.5G      1.2      0.8      1.1    30     640:  34%|███ | 50/147 [00:10<00:20,  4.0it/s]",
             (50, 147, None, 0.25),
         ),
+        ("123it [00:10, 12.5it/s]", (123, None, None, 0.08)),
+        ("0it [00:00, ?it/s]", (0, None, None, None)),
+        ("[rank0]: Training: 7it [01:00:10,  2.00s/it, loss=0.5]", (7, None, 0.5, 2.0)),
+        ("Evaluating: 7it [00:10,  1.00it/s]", (None,) * 4),
+        (
+            "Epoch 0: |          | 3/? [00:01<?, 2.50it/s, v_num=0]",
+            (3, None, None, 0.4),
+        ),
+        (
+            "Epoch 0: |          | 3/? [00:01<00:00, 2.50it/s, v_num=0, train_loss=0.5]",
+            (3, None, 0.5, 0.4),
+        ),
+        ("Validation: |          | 3/? [00:01<00:00, 2.50it/s]", (None,) * 4),
+        ("Sanity Checking: |          | 0/? [00:00<?, ?it/s]", None),
+        ("Resolving data files: 7it [00:10,  1.00it/s]", None),
+        ("exit [00:10, 1.00it/s]", None),
+        ("12.5it [00:10, 1.00it/s]", None),
         ("Map:  12%|█▏ | 12/100 [00:10<01:20, 1.2it/s]", None),
         ("Map (num_proc=4):  12%|█▏ | 3000/10000 [00:10<01:20, 300.2 examples/s]", None),
         ("Downloading shards:  50%|█████ | 1/2 [00:01<00:01,  1.2s/it]", None),
@@ -145,6 +162,32 @@ def test_tqdm_bars_of_training_and_of_other_things(
     assert values("huggingface", line) == expected
 
 
+# --- Keras ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("3/100 ━━━━", (3, 100, None, None)),
+        (
+            " 3/100 ━━━━━━━━━━━━━━━━━━━━ 0s 5ms/step - accuracy: 0.5 - loss: 0.3",
+            (3, 100, 0.3, 0.005),
+        ),
+        ("[rank0]: 3/100 ━╸━━ 1:05 2s/step - loss: nan", (3, 100, math.nan, 2.0)),
+        (" 3/100 [>.............] - ETA: 1:05 - loss: 0.3", (3, 100, 0.3, None)),
+        ("100/100 [=====] - 2s 20ms/step - loss: 0.3 - val_loss: 9", (100, 100, 0.3, 0.02)),
+        ("3/Unknown 1s 5ms/step - loss: 0.3", (3, None, 0.3, 0.005)),
+        ("   ━━━━━━ 12.3/45.6 MB 5.0 MB/s eta 0:00:01", None),
+        ("Downloading 3/10 ━━━━", None),
+        ("3/10 of them", None),
+        ("[1/5] 3/10 [100]", None),
+    ],
+)
+def test_keras_bars(line: str, expected: tuple[object, ...] | None) -> None:
+    found = values("keras", line)
+    assert str(found) == str(expected)  # nan is no other nan
+
+
 # --- plain ---------------------------------------------------------------------------------------
 
 
@@ -153,6 +196,12 @@ def test_tqdm_bars_of_training_and_of_other_things(
     [
         ("step 12 loss 0.5", (12, None, 0.5, None)),
         ("step 12 loss nan", None),
+        ("eval step 3/100 loss 0.5", (None, None, None, None)),
+        ("[eval] iter 3 acc=0.5", (None, None, None, None)),
+        ("val_step=3", (None, None, None, None)),
+        ("test step 3/100", (None, None, None, None)),
+        ("[test]: step 3 loss 0.5", (3, None, 0.5, None)),
+        ("smoke-test step 3 loss 0.5", (3, None, 0.5, None)),
         ("step 12", (12, None, None, None)),
         ("rank 3 step 12", (12, None, None, None)),
         ("global_step=12", (12, None, None, None)),
@@ -315,6 +364,9 @@ def test_no_line_makes_a_format_slow(format_: LogFormat) -> None:
     for word in [
         *WORDS,
         "iteration 1/ 2 |",
+        "| 3/? [",
+        "1it [",
+        "1/2 ━",
         "epoch 1 ",
         "step 1 ",
         "{'epoch': 1",
@@ -391,6 +443,30 @@ def test_the_epoch_and_the_place_in_an_evaluation(name: str, line: str, place: s
     record = parse(name, line)
     assert record is not None
     assert record.place == place
+
+
+@pytest.mark.parametrize(
+    ("line", "shape", "bare"),
+    [
+        ("step 12 tokens=3", "step", True),
+        ("[rank3]: 2024-05-01 12:00:00,123 INFO step 12 tokens=3", "info step", True),
+        ("gpu util: step 4: util=0.0", "gpu util step", True),
+        ("gpu util: step 5 of 10", "gpu util step", False),
+        ("step 12 loss nan", "step", False),
+        ("step 12 val_loss=0.5", "step", False),
+        ("Step 12 Acc: 75.0", "step", False),
+        ("step=10, skipped=0, lr=[1e-5]", "step", False),
+        ("step 12 colr=0.5", "step", True),
+        ("epoch 3 step 12", "epoch step", False),
+        ("Epoch 3 [120/5000]", "epoch", False),
+    ],
+)
+def test_the_shape_of_a_line_and_what_vouches_for_its_count(
+    line: str, shape: str, bare: bool
+) -> None:
+    record = parse("plain", line)
+    assert record is not None
+    assert (record.shape, record.bare) == (shape, bare)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,137 @@ def test_what_goes_on_is_movement(told: Told, lines: list[str]) -> None:
     assert told.longest(*lines, first=12) <= 3
 
 
+COUNTERS = {
+    "a reader that waits": [
+        f"waiting for shard: iteration {n}, elapsed: {n * 5}" for n in range(200)
+    ],
+    "a poller of GPUs": [f"gpu util: step {n}: util=0.0" for n in range(200)],
+    "a queue": [f"[rank3] data queue empty, iter {n}" for n in range(200)],
+    "one that has come far": [f"io: step {n} pending=3" for n in range(5000, 5200)],
+    "one without a word": [f"[io] step {n} pending=3" for n in range(200)],
+    "all of them": [
+        line
+        for n in range(70)
+        for line in (
+            f"heartbeat thread: {n} uploads queued",
+            f"gpu util: step {n}: util=0.0",
+            f"[rank3] data queue empty, iter {n}",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("lines", COUNTERS.values(), ids=COUNTERS)
+def test_another_thread_that_counts_is_no_movement(told: Told, lines: list[str]) -> None:
+    assert told.longest(*lines) == 2 * MINUTE
+    assert told.progress.step == 59
+    told.say("step 60 loss 0.5")
+    assert (told.pulse.quiet, told.progress.step) == (0, 60)
+
+
+def test_another_thread_that_counts_beside_a_loop_which_tells_no_loss() -> None:
+    told = Told()
+    for step in range(50, 60):
+        told.say(f"it {step}/1000")
+    assert told.longest(*COUNTERS["a queue"]) == 2 * MINUTE
+    assert told.progress.step == 59
+
+
+def test_another_thread_that_counts_was_the_last_to_speak_before_us() -> None:
+    progress = LogProgress()
+    records = LogParser(create_all("logs")).feed(
+        b"".join(b"step %d loss %f\n" % (n, 60 / n) for n in range(50, 60))
+        + b"".join(b"gpu util: step %d: util=0\n" % n for n in range(5))
+    )
+    progress.arrive(records[-1], 5.0, "a", tuple(records[:-1]))
+    assert (progress.moved_at, progress.step) == (5.0, 59)
+
+
+ANOTHER_PHASE = {
+    "an evaluation": [f"eval step {n}/200" for n in range(200)],
+    "that tells no total": [f"[eval] step {n} tokens=512" for n in range(200)],
+    "that tells how well": [f"held-out data: step {n} accuracy=0.{n:03}" for n in range(200)],
+    "short ones, one after the other": [f"eval step {n % 5}/5 loss {n / 200}" for n in range(200)],
+    "epochs": [f"Epoch {n}/500" for n in range(200)],
+    "the same in other words": [f"phase two: step {n} tokens=512" for n in range(60, 260)],
+    "with what the run needs": [
+        f"eta {'1 day' if n < 99 else 'soon'}, step {n} loss 0.5 mem {n}{'MiB' if n % 9 else 'GiB'}"
+        for n in range(60, 260)
+    ],
+}
+
+
+@pytest.mark.parametrize("lines", ANOTHER_PHASE.values(), ids=ANOTHER_PHASE)
+def test_a_phase_with_lines_of_its_own_is_movement(told: Told, lines: list[str]) -> None:
+    assert told.longest(*lines) <= 1
+
+
+def test_the_step_of_an_evaluation_is_not_that_of_the_run(told: Told) -> None:
+    for lines in (range(5), range(60, 63), range(5)):
+        train = lines.start > 0
+        for n in lines:
+            told.say(f"step {n} loss {60 / n}" if train else f"eval step {n}/5 loss 0.9")
+            assert told.pulse.quiet == 0
+    assert (told.progress.step, told.progress.loss) == (62, 60 / 62)
+
+
+def test_another_loop_takes_the_step_over_when_it_stays(told: Told) -> None:
+    steps = []
+    for n in range(12):
+        told.say(f"fine-tuning: iter {n}/500 loss {n}.5")
+        steps.append(told.progress.step)
+    assert steps == [59] * 7 + [7, 8, 9, 10, 11]
+    told.say("step 60 loss 0.5")
+    assert told.progress.step == 60
+
+
+FROM_THE_START = {
+    "two kinds in turn": ["step {n} loss 0.5", "micro: batches seen, iter {more} tokens=512"],
+    "one kind, unusual": ["[rank3] data queue empty, iter {n}"],
+    "bare ones": ["trainer: step {n} tokens=512"],
+}
+
+
+@pytest.mark.parametrize("lines", FROM_THE_START.values(), ids=FROM_THE_START)
+def test_what_a_log_says_from_the_start_is_movement(lines: list[str]) -> None:
+    told = Told()
+    said = [line.format(n=n, more=n * 7) for n in range(150) for line in lines]
+    assert told.longest(*said, seconds=150) == 0
+
+
+def test_a_loop_behind_a_bar_of_the_start_up_is_movement() -> None:
+    told = Told()
+    for n in range(50):
+        told.say(f"{n}%|#| {n}/50 [00:10<00:10, 5.00it/s]")
+    assert told.longest(*(f"step {n} tokens=512" for n in range(200))) == 0
+
+
+def test_a_restarted_job_may_have_another_log_format(told: Told) -> None:
+    told.progress.restart()
+    assert told.longest(*(f"trainer: step {n} tokens=512" for n in range(200))) == 0
+    assert told.progress.step == 119
+
+
+DICTS = {
+    "a constant loss": [
+        f"{{'loss': 0.0, 'grad_norm': {n}.5, 'learning_rate': 1e-05, 'epoch': 0.01}}"
+        for n in range(200)
+    ],
+    "one that is no number": [
+        f"{{'loss': nan, 'grad_norm': nan, 'learning_rate': {n}e-08, 'epoch': 0.01}}"
+        for n in range(200)
+    ],
+    "numbers as text": [
+        f"{{'loss': '1.2', 'grad_norm': '{n}.0', 'epoch': '0.01'}}" for n in range(200)
+    ],
+}
+
+
+@pytest.mark.parametrize("lines", DICTS.values(), ids=DICTS)
+def test_any_new_number_in_a_dict_is_movement(lines: list[str]) -> None:
+    assert Told().longest(*lines) == 0
+
+
 def test_a_rounded_loss_without_a_step_comes_back() -> None:
     """A pattern of the user's may tell nothing else."""
     progress = LogProgress()

@@ -48,6 +48,21 @@ def test_the_cuts_do_not_matter(cuts: list[int]) -> None:
     assert (it.bytes, it.lines, it.binary, it.oversized) == (len(data), 5, 0, 0)
 
 
+@pytest.mark.parametrize(
+    "bar",
+    [
+        "%dit [00:10, 12.1it/s]",
+        "Epoch 0: |          | %d/? [00:01<?, 2.50it/s, v_num=0]",
+        "Epoch 0:  12%%|#   | %d/100 [00:01<00:09, 2.50it/s, v_num=0]",
+        "\x1b[1m%d/100\x1b[0m \x1b[32m━━━\x1b[0m\x1b[37m━━━━━\x1b[0m \x1b[1m0s\x1b[0m 5ms/step - loss: 0.3",
+    ],
+)
+def test_a_bar_that_is_drawn_again_in_one_line(bar: str) -> None:
+    it = parser()
+    found = [record for n in range(3, 9) for record in it.feed(f"\r{bar % n}".encode())]
+    assert steps(found + it.feed(b"\n")) == [3, 4, 5, 6, 7, 8]
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(

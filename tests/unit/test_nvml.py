@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def test_every_look_asks_every_gpu_for_what_is_cheap_and_one_for_its_energy(
     per_gpu, dear = [FIELDS, UTILIZATION], [FIELDS, UTILIZATION, FIELDS]  # power; and energy
     for recording, turns in (("training", per_gpu + dear), ("hang-sleep", dear + per_gpu)):
         fake.play(recording)
-        wanted = ["nvmlDeviceGetCount_v2", *turns, "nvmlEventSetWait_v2"]
+        wanted = ["nvmlEventSetWait_v2", "nvmlDeviceGetCount_v2", *turns]
         assert asked(fake, reader) == wanted
 
 
@@ -458,6 +459,23 @@ def test_the_margin_is_asked_for_by_turns_and_told_at_every_read(
     fake.set("nvmlDeviceGetMarginTemperature 0", 7)
     told = [first(reader.full()) for _ in range(10)]
     assert [one.temperature_margin_celsius for one in told] == [30] * 3 + [7] * 7
+    assert [one.temperature_margin_before_celsius for one in told] == [None] * 3 + [30] * 4 + [
+        7
+    ] * 3
+
+
+def test_a_margin_that_is_nearly_used_up_is_asked_for_again_at_the_next_read(
+    tmp_path: Path, start: Start
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    told = []
+    for margin in (30, 30, 30, 30, 0, 0, 28, 28):  # asked by turns at the first and the fifth
+        fake.set("nvmlDeviceGetMarginTemperature 0", margin)
+        gpu = first(reader.full())
+        health = {one.component: one for one in gpu_health(gpu, None, 0.0, LIMITS)}
+        told.append(health["gpu_temperature"].reason_code)
+    assert told == [""] * 5 + ["too_hot"] + [""] * 2
 
 
 def test_averages_need_two_reads_and_no_sleep(tmp_path: Path, start: Start, clock: Clock) -> None:
@@ -927,6 +945,73 @@ def test_a_gpu_that_would_block_whoever_asks_is_left_alone(
     assert len(reader.watch().gpus) == 2
 
 
+def within(seconds: float, read: Callable[[], object]) -> bool:
+    """Does it come back in time? What hangs is left behind."""
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("first", ["watch", "full"])
+def test_an_xid_is_heard_before_its_gpu_is_asked(tmp_path: Path, start: Start, first: str) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    reader.full()
+    fake.raise_event(0, 31)
+    fake.raise_event(1, 119)
+    for function in (UTILIZATION, FIELDS):
+        fake.block(function, 1)
+    try:
+        assert within(5.0, getattr(reader, first)), "it asked a GPU that hangs"
+        looks = [reader.watch() for _ in range(2)] if first == "full" else []
+    finally:
+        fake.release()
+    if first == "full":
+        assert [event.xid for event in looks[0].events] == [31, 119]
+        assert looks[1].events == ()
+    assert reader.watch().events == ()
+    assert [gone.code for gone in reader.full().lost] == ["xid_119"]
+
+
+def test_an_xid_counts_anew_for_a_gpu_that_is_left_alone_already(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.fail(999, device=1)
+    reader.watch()  # it is left alone for 5 s
+    for wait in (1, 59):
+        fake.release()
+        clock.now += wait
+        fake.raise_event(1, 119)
+        assert [gone.code for gone in reader.watch().lost] == ["xid_119"]
+    clock.now += 59
+    assert [gpu.index for gpu in reader.watch().gpus] == [0]
+    clock.now += 1
+    assert len(reader.watch().gpus) == 2
+
+
+def test_a_new_start_touches_no_gpu_that_an_xid_forbids(
+    tmp_path: Path, start: Start, clock: Clock
+) -> None:
+    fake = FakeNvml(tmp_path)
+    reader = start(fake)
+    reader.watch()
+    fake.raise_event(1, 119)
+    fake.lose(0)
+    fake.count_calls()
+    reader.watch()
+    assert "nvmlInitWithFlags" not in fake.calls()  # no GPU answers, and that is why
+    fake.release()
+    fake.reload_driver()
+    clock.now += 6
+    assert [gone.code for gone in reader.watch().lost] == ["xid_119"]
+    assert "nvmlInitWithFlags" in fake.calls()
+
+
 def test_gpus_that_are_all_left_alone_are_not_touched_by_a_new_start(
     tmp_path: Path, start: Start, clock: Clock
 ) -> None:
@@ -940,6 +1025,7 @@ def test_gpus_that_are_all_left_alone_are_not_touched_by_a_new_start(
     clock.now += 30
     assert len(reader.full().lost) == 2
     assert set(fake.calls()) <= {
+        "nvmlEventSetWait_v2",
         "nvmlDeviceGetCount_v2",
         "nvmlSystemGetDriverVersion",
         "nvmlSystemGetNVMLVersion",

@@ -172,6 +172,19 @@ def test_the_late_answer_to_one_question_is_not_taken_for_the_next(bench: Bench)
     assert seen[0].gpus[0].utilization_ratio == pytest.approx(0.33)
 
 
+def test_an_event_in_an_answer_that_came_too_late_is_told_with_the_next(bench: Bench) -> None:
+    gpus = bench.impatient()
+    bench.fake.raise_event(1, 48)
+    bench.fake.block("nvmlDeviceGetUtilizationRates")
+    with pytest.raises(GpuBlockedError):
+        gpus.watch()
+    bench.fake.release()
+    seen: list[NodeWatch] = []
+    wait_until(lambda: _answers(lambda: seen.append(gpus.watch())))
+    assert [(one.xid, one.index) for one in seen[0].events] == [(48, 1)]
+    assert gpus.watch().events == ()
+
+
 def test_a_child_that_hangs_outside_the_kernel_is_replaced_in_the_end(bench: Bench) -> None:
     gpus = bench.impatient()
     pid = pid_of(gpus)

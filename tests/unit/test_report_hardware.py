@@ -100,7 +100,7 @@ def test_what_was_known_at_the_end_is_in_the_report_of_the_end() -> None:
 
 def test_a_report_of_an_earlier_version_is_read() -> None:
     stored = msgspec.json.decode(msgspec.json.encode(reported()))
-    del stored["hardware"]
+    del stored["hardware"], stored["xid_catalogue"]
     assert msgspec.convert(stored, Report).hardware == ()
 
 
@@ -109,3 +109,22 @@ def test_a_storm_is_bounded() -> None:
     lines = reported(*many).hardware
     assert len(lines) == 20
     assert "Xid 0," in lines[-1]
+
+
+def test_a_report_says_which_catalogue_judged_its_xids() -> None:
+    one = msgspec.structs.replace(XID, catalogue="2026-11-21")
+    report = reported(one, KILL)
+
+    assert report.xid_catalogue == "2026-11-21"
+    assert "  What the Xids mean: catalogue 2026-11-21" in list(report_lines(report))
+    assert "<dt>Xid catalogue</dt><dd>2026-11-21</dd>" in render_html(report)
+    older = msgspec.structs.replace(one, words="Xid 64", at=AT - 4900, catalogue="2026-01-01")
+    assert reported(one, older).xid_catalogue == "2026-01-01, 2026-11-21"
+
+
+def test_a_report_without_an_xid_names_no_catalogue() -> None:
+    """Nor does one whose Xid is not told: of nobody in particular, and hours ago."""
+    far = msgspec.structs.replace(XID, rank=None, catalogue="2026-11-21")
+
+    assert reported(KILL).xid_catalogue == reported(far).xid_catalogue == ""
+    assert not [line for line in report_lines(reported(KILL)) if "catalogue" in line]

@@ -15,6 +15,7 @@ from mldebug.stall.signals import Decision, Look, RankLook, Stage
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.node import Node
+from mldebug_agents.orders import Order
 from mldebug_agents.runs import Run, no_training, run_state, unjudged
 from mldebug_agents.sources.ranks import Discovery
 
@@ -94,6 +95,6 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     capturer = SimpleNamespace(capture=lambda *_: taken)
     node: Any = SimpleNamespace(bench=SimpleNamespace(capturer=lambda _: capturer))
     decision = Decision(stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0)
-    _, told = Node._capture(node, (job, Discovery(), decision))
+    _, told = Node._capture(node, Order(job, Discovery(), decision))
     assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
-    assert Node._capture(node, (job, Discovery(), None)) == ("j", taken)
+    assert Node._capture(node, Order(job, Discovery())) == ("j", taken)

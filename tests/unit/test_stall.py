@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from mldebug.stall.signals import Stage
-from plots import CHATTY, chat, grow, ramp, restart, trained, unlogged
+from plots import CHATTY, chat, ramp, restart, trained, unlogged
 from traces import (
     BLIND,
     COMPILES,
@@ -165,8 +165,42 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         (173, 178),
         "rank 0 sleeps",
     ),
+    "steps of 400 s are blamed before NCCL gives up": (
+        lambda: trained(8000, every=400).play(1200, {3: SLEEPS}),
+        {},
+        (8449, 8451),
+        "no step for 450 s",
+    ),
+    "checkpoint that grows for ever": (
+        lambda: trained().play(1200, {0: SAVES}, others=SPINS),
+        {},
+        (509, 511),
+        "no step for 450 s (usual gap 1 s); 3 ranks wait in all_reduce; rank 0 has written 360 GB and moves (saves)",
+    ),
+    "a debug log that grows for ever, nobody knows by whom": (
+        lambda: trained().play(1200, {0: WORKS._replace(writes=2e6)}, others=SPINS),
+        {"timeout": 15.0},
+        (509, 511),
+        "rank 0 has written 0.9 GB and moves (runs evaluate",
+    ),
+    "a debug log of a rank that sleeps": (
+        lambda: trained().play(60, {3: SLEEPS._replace(io=2e6, writes=2e6)}, others=SPINS),
+        {"timeout": 15.0},
+        (74, 76),
+        "rank 3 sleeps",
+    ),
+    "a debug log of ranks that wait": (
+        lambda: trained().play(60, SPINS._replace(io=2e6, writes=2e6)),
+        {"timeout": 15.0},
+        (74, 76),
+        "4 ranks wait in all_reduce",
+    ),
     "checkpoint that stops to grow": (
-        lambda: grow(trained(), 60, {0: SAVES}).play(60, {0: SLEEPS._replace(state="D")}),
+        lambda: (
+            trained()
+            .play(60, {0: SAVES}, others=SPINS)
+            .play(60, {0: SLEEPS._replace(state="D")}, others=SPINS)
+        ),
         {"timeout": 15.0},
         (133, 136),
         "rank 0 sleeps",
@@ -176,6 +210,36 @@ SPEAKS: dict[str, tuple[Callable[[], Run], dict[str, object], tuple[float, float
         {},
         (119, 123),
         "no rank has moved for 60 s (no progress signal); 3 ranks wait",
+    ),
+    "no signal, a checkpoint that grows for ever": (
+        lambda: unlogged().play(60, TRAINS).play(700, {0: SAVES}, others=SPINS),
+        {},
+        (508, 545),  # samples are up to a minute apart
+        "rank 0 has written",
+    ),
+    "no signal, other nodes, all wait: before NCCL gives up": (
+        lambda: unlogged(elsewhere=True).play(60, TRAINS).play(700, SPINS),
+        {},
+        (508, 516),
+        "4 ranks wait in all_reduce",
+    ),
+    "no signal, other nodes, one sleeps here: 60 s": (
+        lambda: unlogged(elsewhere=True).play(60, TRAINS).play(120, {3: SLEEPS}),
+        {},
+        (119, 123),
+        "rank 3 sleeps",
+    ),
+    "no signal, other nodes, one exited here: 60 s": (
+        lambda: unlogged(elsewhere=True).play(60, TRAINS).play(120, {3: EXITED}, others=SPINS),
+        {},
+        (119, 123),
+        "rank 3 has exited",
+    ),
+    "no signal, other nodes, a number is obeyed": (
+        lambda: unlogged(elsewhere=True).play(60, TRAINS).play(120, SPINS),
+        {"timeout": 15.0},
+        (74, 78),
+        "4 ranks wait in all_reduce",
     ),
     "no signal, spinning on idle GPUs": (
         lambda: unlogged().play(60, ONE_LINE).play(120, SPINS),

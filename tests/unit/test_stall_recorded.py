@@ -107,35 +107,66 @@ def test_train_evaluate_checkpoint_and_slow_input_are_silent(
     assert story.opened == [], story.first(Stage.BLAMED).sentence
 
 
-def phase(name: str, wanted: str) -> list[Look]:
+def phase(name: str, wanted: str, **parts: bool) -> list[Look]:
     """The looks of the first phase of that name, with the training before it."""
     times = [*phases(name), (float("inf"), "")]
     index = next(i for i, (_, found) in enumerate(times) if found == wanted)
-    return [look for look in looks(name) if look.at < times[index + 1][0] - 1]
+    return [look for look in looks(name, **parts) if look.at < times[index + 1][0] - 1]
 
 
 @pytest.mark.parametrize("wanted", ["evaluate", "checkpoint", "slow_input"])
 def test_a_healthy_phase_that_goes_on_for_five_minutes(wanted: str) -> None:
     """Evaluation keeps its GPUs at work; the checkpoint's rank and the slow input's steps go on moving."""
-    before = phase("sleep", wanted)
-    last = before[-8:]  # a whole period of slow input
-    longer = list(before)
-    for lap in range(1, 36):
-        longer += [_again(look, before[-9], last[-1], lap) for look in last]
-
-    story = watch(longer, blind=False, timeout=15.0, busy_timeout=400.0)
+    story = watch(_longer(phase("sleep", wanted)), blind=False, timeout=15.0, busy_timeout=400.0)
 
     assert story.opened == [], story.first(Stage.BLAMED).sentence
     assert Stage.CONFIRMED in story.stages
 
 
+@pytest.mark.parametrize("timeout", [10.0, 15.0, "auto"])
+def test_a_checkpoint_may_outlast_the_patience_with_busy_ranks(timeout: float | str) -> None:
+    longer = _longer(phase("sleep", "checkpoint"))
+
+    assert watch(longer, blind=False, timeout=timeout, busy_timeout=20.0).opened == []
+
+
+def test_bytes_that_nobody_may_read_leave_a_checkpoint_a_busy_rank() -> None:
+    longer = _longer(phase("sleep", "checkpoint", checkpoint=False))
+
+    assert len(watch(longer, blind=False, timeout=15.0, busy_timeout=120.0).opened) == 1
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_without_a_log_a_wait_for_the_checkpoint_of_another_node_is_captured_and_silent(
+    elsewhere: bool,
+) -> None:
+    here = [
+        msgspec.structs.replace(look, ranks=look.ranks[1:], elsewhere=elsewhere)
+        for look in _longer(phase("sleep", "checkpoint", log=False))
+    ]
+
+    story = watch(here, blind=False)
+
+    began = next(at for at, name in phases("sleep") if name == "checkpoint") - here[0].at
+    assert bool(story.opened) == (not elsewhere)
+    assert began + 55 <= story.captured[0] <= began + 75
+
+
+def _longer(before: list[Look]) -> list[Look]:
+    """Its last seconds go on for about five minutes."""
+    last = before[-8:]  # a whole period of slow input
+    laps = (_again(look, before[-9], last[-1], lap) for lap in range(1, 36) for look in last)
+    return [*before, *laps]
+
+
 def _again(look: Look, before: Look, last: Look, lap: int) -> Look:
-    """The same second once more, `lap` rounds later: counters go on, logs and checkpoints do not."""
+    """The same second once more, `lap` rounds later: counters go on, logs do not."""
     ranks = tuple(
         msgspec.structs.replace(
             rank,
             switches=rank.switches + lap * (end.switches - start.switches),
             io_bytes=rank.io_bytes + lap * (end.io_bytes - start.io_bytes),
+            written_bytes=rank.written_bytes + lap * (end.written_bytes - start.written_bytes),
         )
         for rank, start, end in zip(look.ranks, before.ranks, last.ranks, strict=True)
     )

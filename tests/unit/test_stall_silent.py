@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plots import LIGHT, chat, grow, irregular, restart, trained, unlogged
+from plots import LIGHT, chat, irregular, restart, save_in_pieces, trained, unlogged
 from traces import (
     BLIND,
     COMPILES,
@@ -25,6 +25,16 @@ from traces import (
     watch,
 )
 
+BURSTS = WORKS._replace(phase="checkpoint_save", cpu=0.2, switches=100.0, io=1e6)
+ON_GPU = SPINS._replace(device=True, phase="evaluate")
+
+
+def slow(run: Run, timeout: float = 1800.0) -> Run:
+    """Its collectives may take so long."""
+    run.backend, run.collective_timeout = "gloo", timeout
+    return run
+
+
 # --- it must be silent: trace, settings, whether a capture was kept ------------------------------------
 
 SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
@@ -35,12 +45,56 @@ SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
         False,
     ),
     "a growing checkpoint": (
-        lambda: grow(trained(), 900, {0: SAVES}).train(30),
+        lambda: trained().play(440, {0: SAVES}, others=SPINS).train(30),
+        {"timeout": 15.0, "busy_timeout": 20.0},
+        False,
+    ),
+    "a growing checkpoint, auto": (
+        lambda: trained().play(440, {0: SAVES}, others=SPINS).train(30),
+        {},
+        False,
+    ),
+    "a growing checkpoint of 20 min where collectives may last so long": (
+        lambda: trained(backend="gloo").play(1200, {0: SAVES}, others=SPINS).train(30),
         {"timeout": 15.0},
         False,
     ),
+    "a checkpoint in pieces, 12 s of fsync behind each": (
+        lambda: save_in_pieces(trained(), 440, 13).train(30),
+        {"timeout": 15.0, "busy_timeout": 20.0},
+        False,
+    ),
+    "a checkpoint between short sleeps, always seen in one": (
+        lambda: (
+            trained()
+            .play(440, {0: SLEEPS._replace(io=5e6, writes=5e6, switches=5.0)}, others=SPINS)
+            .train(30)
+        ),
+        {"timeout": 15.0, "busy_timeout": 20.0},
+        False,
+    ),
+    "a growing checkpoint of all ranks, one is through early": (
+        lambda: trained().play(440, {3: SPINS}, others=SAVES).train(30),
+        {"timeout": 15.0},
+        False,
+    ),
+    "a growing checkpoint, never a log": (
+        lambda: unlogged().play(60, TRAINS).play(440, {0: SAVES}, others=SPINS).play(60, TRAINS),
+        {},
+        False,
+    ),
+    "a checkpoint of another node, no log here": (
+        lambda: unlogged(elsewhere=True).play(120, TRAINS).play(430, SPINS).play(60, TRAINS),
+        {},
+        True,
+    ),
+    "log lines 10 min apart on NCCL": (
+        lambda: trained(6000, every=600).play(3000, WAITS, every=lambda _: 600.0),
+        {},
+        True,
+    ),
     "a checkpoint nobody can see grow": (
-        lambda: trained().play(60, {0: SAVES}, others=SPINS).train(30),
+        lambda: trained().play(60, {0: SAVES._replace(writes=0)}, others=SPINS).train(30),
         {"timeout": 15.0},
         True,
     ),
@@ -75,6 +129,26 @@ SILENT: dict[str, tuple[Callable[[], Run], dict[str, object], bool]] = {
         lambda: trained().play(240, {0: WORKS}).train(30),
         {},
         True,
+    ),
+    "rank 0 says for 20 min that it evaluates": (
+        lambda: slow(trained()).play(1200, {0: WORKS._replace(phase="evaluate")}).train(30),
+        {},
+        True,
+    ),
+    "rank 0 says for 40 min that it saves": (
+        lambda: slow(trained(), 3600.0).play(2400, {0: BURSTS}).train(30),
+        {},
+        True,
+    ),
+    "all say for 40 min that they evaluate, in one line on GPUs": (
+        lambda: slow(trained(), 3600.0).play(2400, ON_GPU).train(30),
+        {},
+        True,
+    ),
+    "no log, rank 0 says for 20 min that it evaluates": (
+        lambda: slow(unlogged()).play(1200, {0: WORKS._replace(phase="evaluate")}).play(30, TRAINS),
+        {},
+        False,
     ),
     "one rank compiles for 40 s": (
         lambda: trained().play(40, {1: COMPILES}).train(30),

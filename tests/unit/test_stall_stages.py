@@ -6,11 +6,15 @@ import pytest
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Stage
 from mldebug.stall.watch import StallWatch
-from plots import trained
+from plots import trained, unlogged
 from traces import (
+    SAVES,
     SLEEPS,
     SPINS,
+    TRAINS,
+    WAITS,
     WORKS,
+    Run,
     watch,
 )
 
@@ -145,6 +149,129 @@ def test_busy_is_blamed_before_the_evidence_dies(
     story = watch(run.play(1500, {0: WORKS}).looks, timeout=200.0)
 
     assert story.opened == pytest.approx([60 + expected], abs=1)
+
+
+# --- what a rank says it does --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "checkpoint_save", "checkpoint_load", "compile"])
+@pytest.mark.parametrize(
+    ("backend", "told", "expected"), [("nccl", None, 450), ("gloo", None, 1350), ("nccl", 900.0, 675)]
+)  # fmt: skip
+def test_who_says_why_it_makes_no_step_is_blamed_before_the_evidence_dies(
+    phase: str, backend: str, told: float | None, expected: float
+) -> None:
+    run = trained()
+    run.backend, run.collective_timeout = backend, told
+    story = watch(run.play(1500, {0: WORKS._replace(phase=phase)}).looks)
+
+    assert story.opened == pytest.approx([60 + expected], abs=1)
+
+
+@pytest.mark.parametrize("phase", [None, "data_wait", "warm up"])
+def test_another_phase_gives_no_patience(phase: str | None) -> None:
+    story = watch(trained().play(600, {0: WORKS._replace(phase=phase)}).looks)
+
+    assert story.opened == pytest.approx([60 + 300], abs=1)
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "checkpoint_save", "checkpoint_load", "compile"])
+def test_a_hang_inside_of_a_phase_is_blamed_at_the_timeout(phase: str) -> None:
+    """It says what it does, and does not move."""
+    for stuck in (SLEEPS, SLEEPS._replace(state="D")):
+        story = watch(trained().play(120, {3: stuck._replace(phase=phase)}).looks)
+        assert story.opened == pytest.approx([60 + 30], abs=1)
+        assert story.first(Stage.BLAMED).suspects == (3,)
+
+
+def test_a_sleeper_is_blamed_at_the_timeout_whatever_phase_its_waiters_are_in() -> None:
+    waits = WAITS._replace(phase="evaluate")
+    story = watch(trained().play(120, {3: SLEEPS}, others=waits).looks)
+
+    assert story.opened == pytest.approx([60 + 30], abs=1)
+    assert story.first(Stage.BLAMED).suspects == (3,)
+
+
+def test_a_phase_that_ended_gives_no_patience() -> None:
+    run = trained().play(200, {0: WORKS._replace(phase="evaluate")}).play(400, {0: WORKS})
+
+    assert watch(run.looks).opened == pytest.approx([60 + 300], abs=1)
+
+
+def test_who_freezes_after_it_has_moved_in_its_phase_is_blamed() -> None:
+    """The save began well and hangs since."""
+    saves = WORKS._replace(phase="checkpoint_save")
+    stuck = SLEEPS._replace(phase="checkpoint_save", state="D")
+    run = trained().play(320, {0: saves}).play(100, {0: stuck})
+
+    (opened,) = watch(run.looks).opened
+    assert 60 + 320 < opened <= 60 + 320 + 30
+
+
+def test_a_busy_timeout_set_by_hand_is_obeyed_in_any_phase() -> None:
+    run = trained().play(600, {0: WORKS._replace(phase="evaluate")})
+
+    assert watch(run.looks, busy_timeout=120.0).opened == pytest.approx([60 + 120], abs=1)
+
+
+def test_a_number_is_obeyed_though_the_evidence_dies_before() -> None:
+    run = trained()
+    run.collective_timeout = 100.0
+
+    assert watch(run.play(400, {3: SLEEPS}).looks, timeout=200.0).opened == pytest.approx(
+        [260], abs=1
+    )
+
+
+@pytest.mark.parametrize(("steps", "blamed"), [(3, 240), (60, 24)])
+def test_auto_ends_before_the_evidence_dies(steps: int, blamed: int) -> None:
+    """As long as nothing is known of the rhythm, there is at least a capture."""
+    run = trained(steps)
+    run.collective_timeout = 32.0
+    story = watch(run.play(400, {3: SLEEPS}).looks)
+
+    assert story.captured[0] == pytest.approx(steps - 1 + 24, abs=1)
+    assert story.opened == pytest.approx([steps - 1 + blamed], abs=1)
+    assert "a collective may end the job after 32 s" in story.first(Stage.BLAMED).why_timeout
+
+
+def test_whose_usual_gap_outlasts_a_collective_is_captured_early_and_blamed_late() -> None:
+    hung = trained(6000, every=600).play(1200, {3: SLEEPS})
+    story = watch(hung.looks)
+
+    assert story.opened == pytest.approx([5999 + 900], abs=1)
+    assert next(at for at in story.captured if at > 6000) == pytest.approx(5999 + 450, abs=1)
+    early = next(one for at, one in story.said if at > 6000 and one.stage is Stage.CONFIRMED)
+    assert early.sentence.endswith("; blamed at 900 s")
+
+
+def test_steps_that_outlast_short_collectives_are_not_captured_each() -> None:
+    run = Run()
+    run.collective_timeout = 30.0
+
+    story = watch(run.train(1800, every=60, does=WAITS).looks)
+
+    assert story.opened == []
+    assert len(story.captured) == 1  # before the rhythm was known
+
+
+def test_a_wait_for_another_node_is_captured_each_time() -> None:
+    run = unlogged(elsewhere=True).play(60, TRAINS)
+    for _ in range(2):
+        run.play(200, SPINS).play(120, TRAINS)
+    story = watch(run.looks)
+
+    assert story.opened == []
+    assert len(story.captured) == 2
+    confirmed = story.first(Stage.CONFIRMED).sentence
+    assert "4 ranks wait in all_reduce; blamed at 450 s" in confirmed
+
+
+def test_what_a_rank_has_written_is_told_while_it_saves() -> None:
+    story = watch(trained().play(100, {0: SAVES}, others=SPINS).looks)
+
+    told = [one.sentence for _, one in story.said if one.stage is Stage.SUSPECT]
+    assert told[-1] == "no step for 100 s (usual gap 1 s): rank 0 has written 80 GB"
 
 
 # --- words ---------------------------------------------------------------------------------------------

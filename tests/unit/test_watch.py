@@ -20,6 +20,7 @@ from mldebug.config import Agent, Config, load_config
 from mldebug.logparser import LogParser
 from mldebug.model import Gap
 from mldebug.rooms import create_all
+from mldebug.stall.stillness import Ranks
 from mldebug_agents.capturing.pyspy import Dump
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
@@ -430,6 +431,46 @@ def test_activity_counts_all_threads_and_tells_the_main_one_apart(
     assert found is not None
     assert (found.state, found.io_bytes > 0, found.switches >= 0) == ("S", True, True)
     assert 5000 <= found.written_bytes <= found.io_bytes
+
+
+SAVES = """
+import time
+with open({path!r}, 'wb', buffering=0) as file:
+    while True: file.seek(0); file.write(bytes({size})); time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(("size", "saves"), [(1 << 20, True), (1 << 10, False)])
+def test_a_real_checkpoint_is_seen_to_grow_and_a_log_is_not(
+    tmp_path: Path, start: Callable[..., "subprocess.Popen[bytes]"], size: int, saves: bool
+) -> None:
+    """The whole way: /proc/PID/io, the looks at the rank, what the decision makes of them."""
+    code = SAVES.format(path=str(tmp_path / "file"), size=size)
+    rank = start(code, world(0, 1, MASTER_PORT=29703))
+    wait_until(lambda: (tmp_path / "file").exists())
+    seen = Ranks()
+    with Workbench(Config(agent=Agent(state_dir=tmp_path))) as bench:
+        looks = Watch(bench)
+        for now in range(1, 4):
+            seen.see(job_of(looks.look(), rank.pid).look, now)
+            time.sleep(1.0)
+    assert (seen.saved_at(3, 10) > 0) == saves
+    assert [trail.grown > 0 for trail in seen.savers] == [True] * saves
+
+
+def test_a_look_tells_whether_the_run_goes_on_at_other_nodes(
+    tmp_path: Path, reader: Reader
+) -> None:
+    def seen(folder: Path, size: int) -> bool:
+        node = Node(folder)
+        for rank, pid in enumerate(node.pids):
+            here = world(rank, size, MASTER_ADDR="10.0.0.1", MASTER_PORT=29500, LOCAL_WORLD_SIZE=3)
+            node.rank(rank, pid, environ=here)
+        (job,) = watch(Bench(node.host(), reader)).look().jobs
+        return job.look.elsewhere
+
+    assert not seen(tmp_path / "one", 3)
+    assert seen(tmp_path / "many", 16)
 
 
 def test_what_a_child_copies_counts_for_the_rank_above_it(

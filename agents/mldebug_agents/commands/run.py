@@ -15,6 +15,8 @@ from mldebug.redact import clean
 
 HOOK = "mldebug_training"
 FOLDER = "startup"
+PIPE, CALLS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,8 +25,13 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option("--print-env", is_flag=True, help="Print the lines for a Slurm script or a pod.")
+@click.option(
+    "--nccl-pipe",
+    metavar="PREFIX",
+    help="Have NCCL make the FIFO PREFIX<rank>.pipe for its Flight Recorder, too. The hook does not need it.",
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
-def command(print_env: bool, words: tuple[str, ...]) -> None:
+def command(print_env: bool, nccl_pipe: str | None, words: tuple[str, ...]) -> None:
     """Start a job whose ranks tell their steps: mldebug run -- torchrun train.py
 
     Each rank says what step it has reached and what it does besides, and can be asked for its stacks without ptrace.
@@ -33,10 +40,12 @@ def command(print_env: bool, words: tuple[str, ...]) -> None:
     folder = hook_folder()
     if print_env:
         click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
+        for name, value in pipe_settings(nccl_pipe).items():
+            click.echo(f"{name}=${{{name}:-{shlex.quote(value)}}}; export {name}")
         return
     if not words or not words[0]:
         raise UsageError("no job was named", "mldebug run -- torchrun train.py")
-    become(words, {**os.environ, **environment(os.environ, folder)})
+    become(words, {**pipe_settings(nccl_pipe), **os.environ, **environment(os.environ, folder)})
 
 
 def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -44,6 +53,11 @@ def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
     told = old.get("PYTHONPATH", "")  # an empty entry in it is the current folder
     paths = [path for path in told.split(":") if path != str(folder)] if told else []
     return {"PYTHONPATH": ":".join([str(folder), *paths])}
+
+
+def pipe_settings(prefix: str | None) -> dict[str, str]:
+    """Of PyTorch, for the FIFO of legacy NCCL; what the user has set stays. Nothing without a prefix."""
+    return {PIPE: prefix, CALLS: RECORDED} if prefix else {}
 
 
 def hook_folder() -> Path:

@@ -37,6 +37,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost i
 RESTART_PAUSE = 60.0  # seconds between two new starts because no GPU answers
 HANDS_OFF = (79, 119, 120)  # Xids after which calls hang: off the bus, firmware does not answer
 HANDS_OFF_PAUSE = 60.0
+XID_CODE = "xid_"  # begins the code of a GPU that is left alone because of one
+MAX_HEARD = 4096  # events that wait for a look
 FORBIDDEN = in_words(INSUFFICIENT_RIGHTS)
 
 
@@ -66,6 +68,7 @@ class Nvidia:
         self._lost: dict[int, _Lost] = {}
         self._seen: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
         self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
+        self._heard: list[GpuEvent] = []  # before a read, and not told yet
 
     @cached_property
     def _gpm(self) -> Gpm:
@@ -84,7 +87,7 @@ class Nvidia:
         started, cpu = self._clock(), time.process_time()
         self._looks += 1
         found: list[GpuWatch] = self._restarting(lambda: self._all(self._read_watch))
-        events = self._drain()
+        events, self._heard = tuple(self._heard), []
         return NodeWatch(
             at=time.time(),
             gpus=tuple(found),
@@ -95,7 +98,7 @@ class Nvidia:
         )
 
     def full(self) -> NodeGpus:
-        """Read everything."""
+        """Read everything. What the driver told by itself before it is told by the next look."""
         started, cpu = self._clock(), time.process_time()
         found: list[GpuReading] = self._restarting(
             lambda: self._all(lambda ask: read_full(ask, self._gpm, self._clock))
@@ -135,38 +138,44 @@ class Nvidia:
         try:
             self._library.start()
             found = read()
-            silent = any(not one.told.code.startswith("xid_") for one in self._lost.values())
+            silent = self._lost and not any(map(self._alone, self._lost.values()))
             if found or not silent or self._clock() < self._next_restart:
                 return found
         except DriverGoneError:
             pass  # that is what the restart is for; where it does not help, the read below raises
         self._next_restart = self._clock() + RESTART_PAUSE
         self._library.restart()
-        self._lost.clear()
+        self._lost = {index: one for index, one in self._lost.items() if self._alone(one)}
         return read()
 
     def _all(self, read: Callable[[Ask], T]) -> list[T]:
+        self._listen()
         count = self._library.count()
         if count != self._count:  # numbers may have moved
             self._at.clear()
         self._count = count
         found = [self._one(index, read) for index in range(self._count)]
         self._lost = {index: one for index, one in self._lost.items() if index < self._count}
+        self._events.join(self._library.devices())
         return [one for one in found if one is not None]
 
-    def _drain(self) -> tuple[GpuEvent, ...]:
-        """What was told since the last read. A GPU whose driver or bus is in trouble is left alone from here on."""
-        self._events.join(self._library.devices())
-        told = self._events.drain()
-        for event in told:
-            if event.xid in HANDS_OFF and event.index not in self._lost:
-                self._lose(
-                    event.index,
-                    f"Xid {event.xid}: it is left alone for now",
-                    f"xid_{event.xid}",
-                    HANDS_OFF_PAUSE,
-                )
-        return told
+    def _listen(self) -> None:
+        """Hear what was told since the last read, and before a GPU is touched whose driver or bus is in trouble."""
+        heard = self._events.drain()
+        self._heard = [*self._heard, *heard][-MAX_HEARD:]
+        for event in heard:
+            if event.xid in HANDS_OFF:
+                self._leave_alone(event.index, event.xid)
+
+    def _leave_alone(self, index: int, xid: int) -> None:
+        """Touch it no more for a while from now on, whatever was said of it before."""
+        before = self._lost.get(index)
+        pause = max(HANDS_OFF_PAUSE, before.pause if before else 0.0)
+        self._put_aside(index, f"Xid {xid}: it is left alone for now", f"{XID_CODE}{xid}", pause)
+
+    def _alone(self, lost: _Lost) -> bool:
+        """Is it one that an Xid forbids to touch now?"""
+        return lost.told.code.startswith(XID_CODE) and self._clock() < lost.until
 
     def _one(self, index: int, read: Callable[[Ask], T]) -> T | None:
         lost = self._lost.get(index)
@@ -192,10 +201,13 @@ class Nvidia:
             code=UNLISTED,
         )
 
-    def _lose(self, index: int, reason: str, code: str, first: float = FIRST_PAUSE) -> None:
-        """Leave it alone for a while: a GPU in trouble is not helped by questions."""
+    def _lose(self, index: int, reason: str, code: str) -> None:
+        """Leave it alone ever longer: a GPU in trouble is not helped by questions."""
         before = self._lost.get(index)
-        pause = min(LONGEST_PAUSE, before.pause * 2) if before else first
+        pause = min(LONGEST_PAUSE, before.pause * 2) if before else FIRST_PAUSE
+        self._put_aside(index, reason, code, pause)
+
+    def _put_aside(self, index: int, reason: str, code: str, pause: float) -> None:
         seen = self._seen.get(self._at.get(index, "")) or LostGpu(index=index, reason="")
         told = msgspec.structs.replace(seen, reason=reason, code=code)
         self._lost[index] = _Lost(told, self._clock() + pause, pause)

@@ -4,7 +4,6 @@ Belongs to the main loop's thread.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -14,19 +13,20 @@ from mldebug.gpus.readings import NodeWatch
 from mldebug.gpus.sentences import sentence
 from mldebug.gpus.signs import GpuSign, RankSign, sign_of
 from mldebug.model import Role
-from mldebug.stall.signals import Look, RankLook
+from mldebug.stall.signals import RankLook
+from mldebug.stall.writes import Writes
 from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.jobwatch import JobLook
 
 MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
 
 
-class _Before(NamedTuple):
-    """A look: what the next one is compared with."""
+class _Before(msgspec.Struct):
+    """What the next look at a run is compared with."""
 
-    at: float
-    step: int | None
-    written: dict[int, int]  # by rank; only where readable
+    looked: bool = False
+    step: int | None = None
+    writes: dict[int, Writes] = {}  # by rank
 
 
 class Levels:
@@ -71,8 +71,7 @@ class Levels:
         before = self._prints.get(look.job.id)
         if before is not None and before.at >= watch.at:
             return before  # nothing new was read since
-        ranks = _rank_signs(look, self._before.get(look.job.id))
-        self._before[look.job.id] = _Before(look.look.at, look.step, _written(look.look))
+        ranks = _rank_signs(look, self._before.setdefault(look.job.id, _Before()))
         signs = tuple(_signs(ranks, watch, joined))
         if not signs:
             self._prints.pop(look.job.id, None)
@@ -96,32 +95,25 @@ def _decoded(stored: bytes) -> RunLevels:
         return RunLevels()
 
 
-def _rank_signs(seen: JobLook, before: _Before | None) -> dict[int, RankSign]:
+def _rank_signs(seen: JobLook, before: _Before) -> dict[int, RankSign]:
     """What is known of each rank beside its GPU. Steps are the job's: where it makes one, all its ranks do."""
     stepping = None
-    if before is not None and seen.step is not None:
+    if before.looked and seen.step is not None:
         stepping = seen.step != before.step
+    before.looked, before.step = True, seen.step
     return {
         one.rank: RankSign(
             rank=one.rank,
             stepping=stepping,
-            written_bytes_per_second=_rate(one, seen.look.at, before),
+            written_bytes_per_second=_rate(one, seen.look.at, before.writes),
             waiting=None if one.role is None else one.role is Role.WAITING,
         )
         for one in seen.look.ranks
     }
 
 
-def _written(look: Look) -> dict[int, int]:
-    return {one.rank: one.written_bytes for one in look.ranks if one.written_bytes > 0}
-
-
-def _rate(rank: RankLook, now: float, before: _Before | None) -> float | None:
-    """Bytes a second since the look before; None where one of the two counters could not be read, or began anew."""
-    if before is None or now <= before.at or rank.rank not in before.written:
-        return None
-    grown = rank.written_bytes - before.written[rank.rank]
-    return grown / (now - before.at) if grown >= 0 else None
+def _rate(rank: RankLook, now: float, known: dict[int, Writes]) -> float | None:
+    return known.setdefault(rank.rank, Writes()).take(now, rank.written_bytes)
 
 
 def _signs(ranks: Mapping[int, RankSign], watch: NodeWatch, joined: Joined) -> Iterator[GpuSign]:

@@ -5,7 +5,7 @@ where it belongs to the user of the rank, nobody else may write it, and it has t
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -21,6 +21,11 @@ from mldebug_agents.reader import Reader
 PAUSE = 0.02  # seconds between two looks whether they have answered
 MAX_ASKED = 256  # ranks of one node at once; each takes a descriptor
 WHAT = "Flight Recorder"
+_WHY = {
+    "nccl": "TORCH_FR_BUFFER_SIZE is 0, or PyTorch is older than 2.5",
+    "nccl2": "its recorder was never seen running",
+    "gloo": "PyTorch records them since 2.13",
+}
 
 
 class Answers(msgspec.Struct, frozen=True):
@@ -58,7 +63,8 @@ class HookFlight:
                 for rank, why in told.items()
                 if isinstance(why, str)
             ]
-        return Answers({n: one for n, one in told.items() if not isinstance(one, str)}, tuple(gaps))
+        flights = {n: one for n, one in told.items() if not isinstance(one, str)}
+        return Answers(flights, (*gaps, *_silent(flights)))
 
     def _sent(self, one: Hooked, start_ticks: int) -> bool:
         """False where it cannot be asked, or its pid belongs to somebody else by now."""
@@ -92,3 +98,11 @@ class HookFlight:
             return parse_file(piece.data)
         except ValueError as error:
             return f"its answer is not believed: {error}"
+
+
+def _silent(flights: Mapping[int, FlightRecord]) -> Iterator[Gap]:
+    """A recorder that holds nothing of the calls that were made."""
+    for rank, one in flights.items():
+        for backend in one.silent:
+            why = f"that of {backend} holds none of its calls: {_WHY.get(backend, 'it is switched off, or not known')}"
+            yield Gap(what=WHAT, reason=why, rank=rank)

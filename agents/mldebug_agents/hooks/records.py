@@ -1,15 +1,17 @@
 """The records that training processes keep in shared memory: found by the pid and start that the process itself sees.
 
 A record is believed only where it is a regular file of the very user that runs the process, which nobody else may write.
+That there is none is an answer: an untouched job. That it could not be read is none, and has its reason.
 """
 
+import errno
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from mldebug.heartbeat import SIZE, Heartbeat, TornError, parse_record, record_name, said
+from mldebug.heartbeat import RECORD, SIZE, Heartbeat, TornError, parse_record, record_name, said
 from mldebug.model import Gap, RankIdentity, Said
-from mldebug_agents.answers import Piece
+from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 
@@ -20,6 +22,9 @@ SOON, LATER = (
 )  # seconds until a process without a record is asked again: a young one, an old one
 YOUNG = 300.0
 TRIES = 3
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH)
+_WRITING = "it was being written whenever it was read"
+_BROKEN = "its process has ended while it was being written"
 
 
 class Heartbeats:
@@ -32,7 +37,7 @@ class Heartbeats:
         self._reader = reader
         self._clock = clock
         self._without: dict[tuple[int, int], float] = {}  # (pid, start) -> when to ask again
-        self.refused: dict[int, str] = {}  # pid -> why its record is not believed
+        self.refused: dict[int, str] = {}  # pid -> why its record is not read, or not believed
 
     def read(self, ranks: Iterable[RankIdentity]) -> dict[int, Heartbeat]:
         """Rank -> what its process says of itself now; who says nothing is absent."""
@@ -48,7 +53,7 @@ class Heartbeats:
         if self._clock() < self._without.get(key, 0.0):
             return None
         beat = self._believed(rank)
-        if beat is None:
+        if beat is None and self.refused.get(rank.pid) != _WRITING:
             age = self._host.clock() - rank.started_at
             self._without[key] = self._clock() + (SOON if age < YOUNG else LATER)
         return beat
@@ -60,6 +65,7 @@ class Heartbeats:
         for _ in range(TRIES):
             piece = self._reader.read_from(path, 0, max_bytes=SIZE + 1)
             if not isinstance(piece, Piece):
+                self._unread(rank.pid, piece)
                 return None
             try:
                 check_owner(piece, rank.uid)
@@ -69,17 +75,26 @@ class Heartbeats:
             except ValueError as error:
                 self.refused[rank.pid] = str(error)
                 return None
+        self.refused[rank.pid] = _WRITING if self._lives(rank) else _BROKEN
         return None
+
+    def _unread(self, pid: int, why: Unreadable) -> None:
+        if why.errno not in _ABSENT:
+            self.refused[pid] = f"it could not be read: {why.reason}"
+
+    def _lives(self, rank: RankIdentity) -> bool:
+        stat = self._host.brief(rank.pid)
+        return stat is not None and stat.state not in "ZX" and stat.start_ticks == rank.start_ticks
 
 
 def read_said(
     host: Host, reader: Reader, ranks: Sequence[RankIdentity]
 ) -> tuple[dict[int, Said], tuple[Gap, ...]]:
-    """Rank -> what it says now, asked once; who says nothing is absent, and who is not believed is a gap."""
+    """Rank -> what it says now, asked once; who says nothing is absent, and who is not read or not believed is a gap."""
     source = Heartbeats(host, reader)
     found = source.read(ranks)
     gaps = [
-        Gap(what="the hook's record", reason=source.refused[one.pid], rank=one.rank, pid=one.pid)
+        Gap(what=RECORD, reason=source.refused[one.pid], rank=one.rank, pid=one.pid)
         for one in ranks
         if one.pid in source.refused
     ]

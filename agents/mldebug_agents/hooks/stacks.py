@@ -3,6 +3,10 @@
 Who may be asked, and how: `mldebug_agents.hooks.asking`. The second signal has C code walk the frames without the interpreter
 lock, which may end a process whose Python runs. So it is sent only where the first was taken and not answered, and no thread
 of the process runs: there the lock is held by C code that sleeps. C code that computes with it leaves us without an answer.
+
+The hook writes at the front of its file again when half of it is used. So a smaller position is news as well as a larger one;
+but where it only moved, somebody else may have asked at the same moment. What counts is an answer that is whole, between two
+lines with its number, in the part of the file that was written since the question.
 """
 
 import re
@@ -16,7 +20,7 @@ from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.asking import Asking, Hooked
 from mldebug_agents.reader import Reader
 
-MAX_TEXT = 256 << 10
+MAX_TEXT = 256 << 10  # the room of its file: beyond it nobody is forced, or it would grow
 PAUSE = 0.02  # seconds between two looks whether it has written
 PATIENCE = 2.0  # seconds for an answer, and again when it is forced
 MAX_FORCED = 4096  # processes that are remembered
@@ -24,6 +28,7 @@ QUIET = 3  # looks without more, after which it has written all
 _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
 )
+_WHOLE = re.compile(r"^Stacks (\d+):\n((?:(?!Stacks \d).*\n)*?)End of stacks \1\.$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 
@@ -48,10 +53,10 @@ class HookStacks:
         for number in (ask, ask - 1):
             if not self._asking.ask(one, number):
                 return ()
-            after = self._written(one, timeout)
-            if after > one.position:
+            text = self._by_force(one, timeout) if number != ask else self._answer(one, timeout)
+            if text:
                 self._note(one.key, forced=number != ask)
-                return self._read(one, after)
+                return parse_faulthandler(text, one.pid, one.beat.main_thread)
             if self._asking.pends(one.pid, ask) and one.key not in self._forced:
                 return ()  # not even taken: the machine is slow, or the process is; nothing is known to be stuck
             if number == ask and not self._may_force(one):
@@ -59,7 +64,8 @@ class HookStacks:
         return ()
 
     def _may_force(self, one: Hooked) -> bool:
-        return self._asking.stuck(one) and self._asking.position(one) == one.position
+        room = one.position < MAX_TEXT
+        return room and self._asking.stuck(one) and self._asking.position(one) == one.position
 
     def _note(self, key: tuple[int, int], *, forced: bool) -> None:
         """Whose listener still waits for the lock since an earlier question cannot take the next one."""
@@ -68,30 +74,57 @@ class HookStacks:
         elif not forced:
             self._forced.discard(key)
 
-    def _read(self, one: Hooked, after: int) -> tuple[ThreadStack, ...]:
-        size = min(MAX_TEXT, after - one.position)
-        path = self._asking.path(one, STACKS)
-        piece = self._reader.read_from(path, one.position, max_bytes=size)
-        text = piece.data.decode(errors="replace") if isinstance(piece, Piece) else ""
-        return parse_faulthandler(text, one.pid, one.beat.main_thread)
+    def _answer(self, one: Hooked, timeout: float) -> str:
+        """What it has written since the question, as soon as that is whole; "" where it never is."""
+        deadline, last = time.monotonic() + timeout, one.position
+        while time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            now = self._position(one)
+            if now == last:
+                continue
+            text, last = whole_answer(self._text(one, now)), now
+            if text is not None:
+                return text
+        return ""
 
-    def _written(self, one: Hooked, timeout: float) -> int:
+    def _by_force(self, one: Hooked, timeout: float) -> str:
+        """The same of C code, which says no end: it is quiet then."""
         before = one.position
         deadline, last, same = time.monotonic() + timeout, before, 0
         while time.monotonic() < deadline and same < QUIET:
             time.sleep(PAUSE)
-            now = self._asking.position(one) or before
-            same = same + 1 if now == last and now > before else 0
+            now = self._position(one)
+            same = same + 1 if now == last != before else 0
             last = now
-        return last
+        text = self._text(one, last) if last != before else ""
+        return whole_answer(text) or text
+
+    def _position(self, one: Hooked) -> int:
+        now = self._asking.position(one)
+        return one.position if now is None else now
+
+    def _text(self, one: Hooked, now: int) -> str:
+        """What was written since the question: where it stands before that, it has begun at the front since."""
+        begin = one.position if now > one.position else 0
+        path = self._asking.path(one, STACKS)
+        piece = self._reader.read_from(path, begin, max_bytes=min(MAX_TEXT, now - begin))
+        return piece.data.decode(errors="replace") if isinstance(piece, Piece) else ""
+
+
+def whole_answer(text: str) -> str | None:
+    """The last answer of the hook in it that is whole; None where there is none."""
+    found = [match[2] for match in _WHOLE.finditer(text)]
+    return found[-1] if found else None
 
 
 def parse_faulthandler(text: str, pid: int, main: int) -> tuple[ThreadStack, ...]:
-    """Read what `faulthandler` writes; `main` is its number of the main thread, which comes first and gets the pid."""
+    """Read what `faulthandler` writes once; `main` is its number of the main thread, which comes first and gets the pid."""
     found: list[tuple[int, str, list[Frame]]] = []
     for line in text.splitlines():
         if match := _THREAD.match(line):
             is_main = (number := int(match[1], 16)) == main
+            if any(one[0] == (pid if is_main else number) for one in found):
+                break  # from here on it is what somebody else has asked for
             name = MAIN_THREAD if is_main else clean(match[2] or "", 64)
             found.append((pid if is_main else number, name, []))
         elif found and (match := _FRAME.match(line)):

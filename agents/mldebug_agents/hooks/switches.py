@@ -1,13 +1,12 @@
 """Which folder a job asks for its switches: its ranks have named it beside their records, whoever runs them."""
 
 import os
-import stat
 
 from mldebug.heartbeat import record_name
 from mldebug.model import Job, RankIdentity
 from mldebug.switches import MAX_BYTES, SUFFIX, parse_announcement
 from mldebug_agents.answers import Piece
-from mldebug_agents.hooks.records import FOLDER
+from mldebug_agents.hooks.records import FOLDER, check_owner
 from mldebug_agents.hooks.switchroom import Order, Owner
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -30,14 +29,13 @@ def _announced(rank: RankIdentity, host: Host, reader: Reader) -> str:
     name = record_name(rank.namespace_pid or rank.pid, rank.start_ticks) + SUFFIX
     path = f"{host.root_of(rank.pid)}{FOLDER}/{name}"
     piece = reader.read_from(path, 0, max_bytes=MAX_BYTES)
-    if not isinstance(piece, Piece) or not _its_own(piece, rank.uid):
+    if not isinstance(piece, Piece):
+        return ""
+    try:
+        check_owner(piece, rank.uid)
+    except ValueError:
         return ""
     return parse_announcement(piece.data)
-
-
-def _its_own(piece: Piece, uid: int) -> bool:
-    """Could nobody else have written it?"""
-    return piece.uid == uid and not piece.mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _owner(rank: RankIdentity, host: Host) -> Owner:

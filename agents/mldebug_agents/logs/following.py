@@ -20,7 +20,7 @@ FIRST_LOOK = 256 << 10  # bytes from the end in which the last record before our
 MAX_NEWS = 4 << 20  # bytes parsed in one poll; of more only the end
 CHUNK = 512 << 10
 NO_RECORD = 50  # lines without one, after which it is said
-EARLIER = 32  # records before our time that are worth knowing
+EARLIER = 2000  # records before our time; a thread may have told the last thousand in a hang
 SEAM = 64  # bytes before our place that must still be the same
 
 

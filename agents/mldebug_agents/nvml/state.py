@@ -10,6 +10,8 @@ from mldebug_agents.nvml.fields import Values
 _MEMORY_V2 = 0x02000028
 _CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
 _MARGIN_TURN = 4  # full reads: every 2 minutes as shipped; it takes 1.5 ms, all other heat nothing
+_CLOSE = 5.0  # degrees: what is nearer is asked at every full read
+_MARGINS = "temperature margins"
 _THRESHOLDS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 
 
@@ -37,12 +39,7 @@ def heat(ask: Ask, values: Values) -> dict[str, Any]:
     return {
         "temperature_celsius": ask("temperature", "nvmlDeviceGetTemperature", 0, to=sane.celsius),
         "memory_temperature_celsius": ask.convert("memory_temperature", memory, sane.celsius),
-        "temperature_margin_celsius": ask.seldom(
-            "temperature_margin",
-            "nvmlDeviceGetMarginTemperature",
-            to=sane.celsius,
-            every=_MARGIN_TURN,
-        ),
+        **_margin(ask),
         "temperature_limits_celsius": _known(
             {
                 name: ask.keep(
@@ -51,6 +48,19 @@ def heat(ask: Ask, values: Values) -> dict[str, Any]:
                 for name, number in _THRESHOLDS.items()
             }
         ),
+    }
+
+
+def _margin(ask: Ask) -> dict[str, Any]:
+    """The last two answers: remembered between their turns, but one that is nearly used up is asked for again at once."""
+    known: tuple[float, ...] = ask.device.kept.get(_MARGINS, ())
+    if not known or known[0] <= _CLOSE or ask.device.turn(ask.device.index, _MARGIN_TURN):
+        now = ask("temperature_margin", "nvmlDeviceGetMarginTemperature", to=sane.celsius)
+        known = () if now is None else (now, *known[:1])
+        ask.device.kept[_MARGINS] = known
+    return {
+        "temperature_margin_celsius": known[0] if known else None,
+        "temperature_margin_before_celsius": known[1] if len(known) > 1 else None,
     }
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from mldebug.errors import MldebugError
-from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.gpus.readings import GpuEvent, NodeGpus, NodeWatch
 from mldebug_agents.gpuchild import stuck
 from mldebug_agents.gpuchild.budget import WINDOW, CrashBudget, died_too_often
 from mldebug_agents.gpuchild.errors import (
@@ -68,13 +68,16 @@ class Gpus:
         self._number = 0
         self._asked_at: float | None = None  # while an answer is owed
         self._answered = False  # by this child, at least once
+        self._late: tuple[GpuEvent, ...] = ()  # of looks for whose answer nobody waited any more
         self._budget = CrashBudget()
         self.restarts = 0  # children that replaced one that had died or was ended
         self._rest = Rest(clock)
 
     def watch(self) -> NodeWatch:
         """Read what moves. Raises one of the errors above; none of them lasts for ever."""
-        return _given(self._ask("watch").watch)
+        told = _given(self._ask("watch").watch)
+        late, self._late = self._late, ()
+        return msgspec.structs.replace(told, events=(*late, *told.events)) if late else told
 
     def full(self) -> NodeGpus:
         """Read everything. Raises as `watch` does."""
@@ -232,7 +235,8 @@ class Gpus:
             return
         try:
             worker.socket.settimeout(LATE)
-            self._receive()
+            if (look := self._receive().watch) is not None:  # events are told once
+                self._late += look.events
         except TimeoutError:
             if not stuck.may_be_ended(self._host, worker, self._waited()):
                 raise stuck.blocked(self._host, worker, self._waited()) from None

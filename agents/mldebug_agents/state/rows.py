@@ -55,9 +55,10 @@ def ends_of_all(found: Found) -> dict[str, Ends]:
 
 
 def processes(incident: Incident | None, ends: Ends | None) -> set[Process]:
-    """Those of a run that an earlier agent knew, as far as its captures and its ends tell."""
+    """Those of a run that an earlier agent knew, as far as it, its captures and its ends tell."""
     captures = incident.captures if incident else ()
     seen = [rank for capture in captures for rank in capture.job.ranks]
+    seen += incident.job.ranks if incident and incident.job else ()
     seen += ends.identities if ends else ()
     return {(rank.pid, rank.start_ticks) for rank in seen}
 
@@ -71,7 +72,8 @@ def renamed(row: Row, job: Job) -> Row:
         if ending is not None:
             told = msgspec.structs.replace(ending.job, id=job.id)
             ending = msgspec.structs.replace(ending, job=told)
-        incident = msgspec.structs.replace(incident, job_id=job.id, ending=ending)
+        told_job = incident.job and msgspec.structs.replace(incident.job, id=job.id)
+        incident = msgspec.structs.replace(incident, job_id=job.id, job=told_job, ending=ending)
     return Row(memory=memory, incident=incident)
 
 

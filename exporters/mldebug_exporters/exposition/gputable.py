@@ -97,7 +97,8 @@ _many("power_watts", "Power drawn: averaged over a second, and at the moment", "
 _one("power_limit_watts", "Power limit that is in force", lambda g: g.power_limit_watts)
 _one("power_limit_default_watts", "Power limit as the board was made",
      lambda g: g.power_limit_default_watts)  # fmt: skip
-_one("energy_joules_total", "Energy used since the driver was loaded", lambda g: g.energy_joules)
+_one("energy_joules_total", "Energy used since the driver was loaded, as it was up to a minute before the read:"
+     " rate() needs a window of 2 minutes or more", lambda g: g.energy_joules)  # fmt: skip
 _many("temperature_celsius", "Temperature", "sensor",
       lambda g: {"core": g.temperature_celsius, "memory": g.memory_temperature_celsius})  # fmt: skip
 _one("temperature_margin_celsius", "How much warmer the GPU may get before its clocks are cut",

@@ -6,42 +6,34 @@ from collections.abc import Iterator
 import msgspec
 
 from mldebug.snapshot import RunState, Snapshot
-from mldebug_exporters.exposition.families import Family, Importance, Sample
+from mldebug_exporters.exposition.families import Importance, Sample
+from mldebug_exporters.metrics.runs import run_gauge
 
 PHASES = ("checkpoint_save", "checkpoint_load", "compile", "data_wait", "evaluate")
 OTHER = "other"  # a job may give its phases any name
 ABSENT = "while no rank of the run has the hook, and when the run has ended"
 
 
-def _family(name: str, told: str, absent: str, *labels: str) -> Family:
-    return Family(
-        name=f"mldebug_run_{name}",
-        kind="gauge",
-        help=told,
-        labels=("run", *labels),
-        absent=absent,
-        importance=Importance.DETAIL if labels else Importance.RUN,
-    )
-
-
-HOOKED = _family("ranks_hooked", "Ranks on this node that have the hook.", ABSENT)
-LEAST = _family(
+HOOKED = run_gauge("ranks_hooked", "Ranks on this node that have the hook.", ABSENT)
+LEAST = run_gauge(
     "step_min",
     "Step of the rank on this node that is least far: who is behind for long keeps the others waiting.",
     "before the first step, and while no rank of the run has the hook",
 )
-MOST = _family("step_max", "Step of the rank on this node that is furthest.", LEAST.absent)
-PHASE = _family(
+MOST = run_gauge("step_max", "Step of the rank on this node that is furthest.", LEAST.absent)
+PHASE = run_gauge(
     "ranks_by_phase",
     "Ranks on this node by what they do besides stepping, at the last look; `other` are phases that the job has named itself.",
     ABSENT,
     "phase",
+    importance=Importance.DETAIL,
 )
-VALUE = _family(
+VALUE = run_gauge(
     "scalar",
     "Values of the last step that the lowest rank on this node told: mldebug_training.heartbeat(step, loss=…); at most 16.",
     "while no rank tells any, and what is not finite",
     "name",
+    importance=Importance.DETAIL,
 )
 
 

@@ -17,7 +17,8 @@ UNTOLD = "until a log or a hook of the run tells one, and when the run has ended
 RUNS = Family(name="mldebug_runs", kind="gauge", help="Training runs on this node.")
 
 
-def _family(name: str, told: str, absent: str = GONE, *labels: str, **more: Importance) -> Family:
+def run_gauge(name: str, told: str, absent: str = GONE, *labels: str, **more: Importance) -> Family:
+    """One gauge of each run."""
     importance = more.get("importance", Importance.RUN)
     return Family(
         name=f"mldebug_run_{name}",
@@ -37,42 +38,42 @@ INFO = Family(
     absent=GONE,
     importance=Importance.RUN,
 )
-UP = _family(
+UP = run_gauge(
     "up",
     "1 while no incident of the run is open, 0 while one is: 1 means not known to be stalled. A run that has ended has"
     " no sample, so an alert on 0 ends with the run.",
 )
-MOVED = _family(
+MOVED = run_gauge(
     "progress_timestamp_seconds",
     "Unix time at which the run last made progress: a new step or record in its log or of its hooks; without either, the"
     " last sign that its processes moved.",
     "until the run is watched (a lone process that never told a step is not), and when it has ended",
 )
-QUIET = _family(
+QUIET = run_gauge(
     "progress_age_seconds",
     "Seconds since the run made progress, at the last look; alerts are better built on time() - the timestamp.",
     MOVED.absent,
 )
-LIMIT = _family(
+LIMIT = run_gauge(
     "stall_timeout_seconds",
     "Silence that counts as a stall at present.",
     "while no timeout runs: the job starts, ends, or is not watched",
 )
-ATTEMPT = _family("attempt", "Elastic restarts of the run by its launcher so far.")
-WORLD = _family("world_size", "Ranks of the run on all nodes.")
-RANKS = _family("ranks", "Ranks with a process on this node.")
-LOST = _family("ranks_lost", "Ranks that should be on this node and are gone.")
-STEP = _family(
+ATTEMPT = run_gauge("attempt", "Elastic restarts of the run by its launcher so far.")
+WORLD = run_gauge("world_size", "Ranks of the run on all nodes.")
+RANKS = run_gauge("ranks", "Ranks with a process on this node.")
+LOST = run_gauge("ranks_lost", "Ranks that should be on this node and are gone.")
+STEP = run_gauge(
     "step",
     "Last step that the run's log told; it falls with a new epoch. Without one the step of the furthest rank's hook.",
     UNTOLD,
 )
-LOSS = _family(
+LOSS = run_gauge(
     "loss",
     "Last loss that the run's log told, else its hook; NaN and +Inf are what a log said.",
     UNTOLD,
 )
-PACE = _family(
+PACE = run_gauge(
     "last_step_duration_seconds",
     "Last duration of a step that the run's log told, else what its hooks measured.",
     UNTOLD,
@@ -103,14 +104,14 @@ SKIPPED = Family(
     absent=LOG.absent,
     importance=Importance.DETAIL,
 )
-STAGE = _family(
+STAGE = run_gauge(
     "stage",
     "State set: 1 for how far the suspicion has come, 0 for the other stages.",
     GONE,
     "stage",
     importance=Importance.DETAIL,
 )
-CLASSES = _family(
+CLASSES = run_gauge(
     "ranks_by_class",
     "Ranks by what the last stack sample shows them in.",
     "while nobody is suspected: no stacks are sampled then",

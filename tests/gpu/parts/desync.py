@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu.hanging import claims, story
+from gpu.claims import claims, load_claims
+from gpu.hanging import story
 
 PLAN = "train:15,broadcast"
 STATES = {
@@ -13,10 +14,12 @@ STATES = {
     ("broadcast", 0): "unknown",  # both spin: a collective and an endless kernel look the same
     ("broadcast", 1): "unknown",
 }
+SPINS = ("spinning", ("collective_wait", "compute_spin"))
+LOADS = {("broadcast", 0): SPINS, ("broadcast", 1): SPINS}
 
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """One job, one report."""
     told = story(folder, PLAN)
     yield "story", told
-    yield "claims", claims(told, STATES, [])
+    yield "claims", [*claims(told, STATES, []), *load_claims(told, LOADS)]

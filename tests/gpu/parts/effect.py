@@ -1,7 +1,7 @@
 """What the agent does to a training step: blocks with the agent awake and stopped, as tests/bench/effect.py has them.
 
-The agent looks ten times as often as it is shipped, so what is measured lies above what a user sees. Its full reads come as
-often as shipped.
+The agent's watch looks come ten times as often as shipped, so what those do is measured above what a user sees of them. Its
+full reads come as often as shipped.
 """
 
 import statistics

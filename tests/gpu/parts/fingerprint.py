@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu.hanging import claims, story
+from gpu.claims import claims, sentence_claims
+from gpu.hanging import story
 
 PLAN = "train:18,evaluate:10,train:6,checkpoint:10,train:6,sleep"
 STATES = {
@@ -16,10 +17,11 @@ STATES = {
     ("sleep", 0): "collective_wait",
     ("sleep", 1): "never_arrived",
 }
+WORDS = (("checkpoint", "GPU 0 does nothing while its rank writes a file"),)  # checkpointing
 
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """One job, one report."""
     told = story(folder, PLAN)
     yield "story", told
-    yield "claims", claims(told, STATES, [1])
+    yield "claims", [*claims(told, STATES, [1]), *sentence_claims(told, WORDS)]

@@ -1,5 +1,10 @@
-"""Every metric of ours beside nvidia-smi in the same second: without load, and in training."""
+"""Every metric of ours beside nvidia-smi in the same second: without load, and in training.
 
+It fails where one value differs, or where the energy counter tells another power than the driver's average; not before all is
+told.
+"""
+
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,36 +15,56 @@ import msgspec
 
 from gpu import smi, world
 from gpu.compare import table
+from gpu.timing import energies
 from mldebug.gpus.counting import Counters
 from mldebug.gpus.readings import NodeGpus
 from mldebug_agents.gpus.nvidia import Nvidia
+from mldebug_agents.nvml.energy import Energy
 
 WINDOW = 1.0  # seconds: for the averages, and for the unit of the clock event counters
+SPAN = float(os.environ.get("MLDEBUG_GPU_SPAN", "10"))  # seconds between two answers on energy
+NEAR = 0.1  # by what share of the average the power by energy may be off
+Told = tuple[NodeGpus, dict[int, Energy]]  # a read, and each GPU's answer on its energy
 
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """One table for each load."""
     with world.reader() as (reader, _):
-        yield "idle", one_table(reader)
+        idle = one_table(reader)
+        yield "idle", idle
     with world.job(folder, "--ddp") as job, world.reader() as (reader, _):
         job.wait_for_step(100)
-        yield "training", one_table(reader)
+        training = one_table(reader)
+        yield "training", training
+    wrong = {"idle": disagreements(idle), "training": disagreements(training)}
+    assert not any(wrong.values()), wrong
 
 
-def one_table(reader: Nvidia) -> dict[str, Any]:
-    """Rows, the seconds between our two reads, and the power by the energy counter."""
+def disagreements(told: Mapping[str, Any]) -> list[str]:
+    """Values that differ, and GPUs whose power by energy is far from their average."""
+    rows = [one for one in told["rows"] if one["verdict"] == "differs"]
+    found = [f"GPU {one['gpu']} {one['metric']} {one['labels']}".strip() for one in rows]
+    powers = enumerate(told["energy"])
+    return found + [f"GPU {index} power by energy" for index, one in powers if one["near"] is False]
+
+
+def one_table(reader: Nvidia, span: float = SPAN) -> dict[str, Any]:
+    """Rows, the seconds between our two reads, and the power by the energy counter over a longer time."""
     counters = Counters()
     for _ in range(2):
         counters.take(reader.full())
         time.sleep(WINDOW)
     before = counters.take(reader.full())
+    begin = before, energies(reader)
     told = smi.read(world.ask_smi("-q", "-x"))
     after = counters.take(reader.full())
     rows = table(before, _with_links(told), after)
+    time.sleep(span)
+    end = reader.full(), energies(reader)
     return {
         "rows": msgspec.to_builtins(rows),
         "seconds": round(after.at - before.at, 3),
-        "energy": [_by_energy(before, after, index) for index in range(len(after.gpus))],
+        "energy": [by_energy(begin, end, index) for index in range(len(after.gpus))],
         "unreadable": {one.index: one.unreadable for one in after.gpus if one.unreadable},
         "unsupported": {one.index: one.unsupported for one in after.gpus},
     }
@@ -54,9 +79,16 @@ def _with_links(told: dict[str, dict[smi.Key, smi.Value]]) -> Mapping[str, Mappi
     return {uuid: one | links.get(uuid, {}) for uuid, one in told.items()}
 
 
-def _by_energy(before: NodeGpus, after: NodeGpus, index: int) -> dict[str, float | None]:
-    first, second = before.gpus[index], after.gpus[index]
-    if first.energy_joules is None or second.energy_joules is None or after.at <= before.at:
-        return {"watts": None, "average": second.power_average_watts}
-    mean = (second.energy_joules - first.energy_joules) / (after.at - before.at)
-    return {"watts": round(mean, 2), "average": second.power_average_watts}
+def by_energy(begin: Told, end: Told, index: int) -> dict[str, Any]:
+    """Watts between two answers, the mean of the averages that were told beside them, and whether the two are near."""
+    (before, asked), (after, again) = begin, end
+    averages = [one.gpus[index].power_average_watts for one in (before, after)]
+    known = [one for one in averages if one is not None]
+    average = sum(known) / len(known) if known else None
+    first, last = asked.get(index), again.get(index)
+    if first is None or last is None or first.joules is None or last.joules is None or last.at <= first.at:  # fmt: skip
+        return {"watts": None, "average": average, "seconds": None, "near": None}
+    seconds = last.at - first.at
+    watts = (last.joules - first.joules) / seconds
+    near = None if average is None else abs(watts - average) <= NEAR * average
+    return {"watts": round(watts, 2), "average": average, "seconds": round(seconds, 2), "near": near}  # fmt: skip

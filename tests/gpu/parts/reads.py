@@ -43,4 +43,7 @@ def _told(cost: Cost) -> dict[str, Any]:
         "cpu_ms": cost.cpu,
         "wall_ms_of_8": wall,
         "cpu_ms_of_8": cpu,
+        "asked_energy": cost.asked,
+        "energy_ms": cost.energy,
+        "first_ms": cost.first,
     }

@@ -40,5 +40,5 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
 def tail(text: str) -> list[str]:
     """Its last line, and what each test said of itself."""
     lines = [line for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if re.search(r"after the timeout:|^(FAILED|ERROR)", line)]
+    said = [line for line in lines if re.search(r"after the timeout:|^(FAILED|ERROR|E  )", line)]
     return [line[:400] for line in (*said, *lines[-3:])]

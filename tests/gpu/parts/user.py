@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gpu import world
+from gpu.readonce import DENY
 
 WHO = "MLDEBUG_TEST_USER"  # an ordinary user who may run this Python
 SKIP = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -29,6 +30,7 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
             one.chmod(0o755 if one.is_dir() else 0o644)
         mine = read(copy, None)
         theirs = read(copy, ordinary() if os.geteuid() == 0 else None)
+        denied = denying(copy)
     yield "users", [mine["uid"], theirs["uid"]]
     for kind in ("watch", "full"):
         first, second = _names(mine[kind]), _names(theirs[kind])
@@ -43,15 +45,32 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "unreadable", [_unreadable(one["full"]) for one in (mine, theirs)]
     yield "gaps", [[gap["what"] for gap in one["full"].get("gaps", ())] for one in (mine, theirs)]
     yield "events", [one["events"] for one in (mine, theirs)]
+    yield "deny_writable_code", denied if isinstance(denied, str) else _missing(mine, denied)
 
 
-def read(copy: Path, uid: int | None) -> dict[str, Any]:
+def denying(copy: Path) -> dict[str, Any] | str:
+    """The same read where writable code is denied, or why there is none."""
+    try:
+        return read(copy, None, DENY)
+    except AssertionError as error:
+        return str(error)
+
+
+def _missing(mine: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return sorted(
+        f"{kind} {name}"
+        for kind in ("watch", "full")
+        for name in _names(mine[kind]) - _names(other[kind])
+    )
+
+
+def read(copy: Path, uid: int | None, *options: str) -> dict[str, Any]:
     """What `gpu.readonce` prints as that user; raises with what it says."""
     who: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
     env = world.environment(copy)
     rest = [one for one in env["PYTHONPATH"].split(os.pathsep) if one not in world.SOURCES]
     env["PYTHONPATH"] = os.pathsep.join([str(copy), *rest])
-    argv = [sys.executable, "-m", "gpu.readonce"]
+    argv = [sys.executable, "-m", "gpu.readonce", *options]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=copy, env=env, check=False, **who)  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
     found: dict[str, Any] = msgspec.json.decode(done.stdout)

@@ -1,4 +1,4 @@
-"""The driver's own events: the set registers. An Xid cannot be made on purpose without harm; the fake library raises those."""
+"""The driver's own events: the set registers. None is raised here: `xid13` does that, where it is named, and the fake library."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,5 +15,5 @@ def run(folder: Path) -> Iterator[tuple[str, Any]]:
         yield "events_at_first_watch", len(reader.watch().events)
     yield (
         "note",
-        "no Xid was raised on real GPUs: nothing safe does; the tests raise them in the fake library",
+        "this part raises no Xid: `xid13` does, where it is named; the tests raise them in the fake library",
     )

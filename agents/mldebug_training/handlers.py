@@ -1,0 +1,51 @@
+"""The recorder of one backend by PyTorch's handler `fr_trace_json`, called in this process: no server, no socket, no thread.
+
+`nccl2`, what "nccl" means from PyTorch 2.15 on, keeps a recorder of its own, which no other call reaches. Written from
+PyTorch's source and **not seen running**: older versions have the handler and take no notice of the backend's name, so what
+is no call of this backend is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HANDLER = "fr_trace_json"
+APART = ("nccl2",)  # backends whose recorder is their own
+
+
+def recorded_by(backend: str) -> bytes:
+    """Its answer, JSON; b"" where this PyTorch has no such handler, or it refuses. Raises whatever PyTorch does."""
+    bindings = getattr(sys.modules.get("torch._C"), "_distributed_c10d", None)
+    find = getattr(bindings, "_get_handler", None)
+    if find is None:
+        return b""
+    answer: dict[str, Any] = {}
+
+    class Request(bindings._Request):  # type: ignore[name-defined,misc]
+        def body(self) -> bytes:
+            return b""
+
+        def get_param(self, name: str) -> str:
+            return backend if name == "backend" else ""
+
+    class Response(bindings._Response):  # type: ignore[name-defined,misc]
+        def set_content(self, content: Any, content_type: str) -> None:
+            answer["content"] = content
+
+        def set_status(self, status: int) -> None:
+            answer["status"] = status
+
+    find(HANDLER)(Request(), Response())
+    content = answer.get("content", b"") if answer.get("status", 200) == 200 else b""
+    return content.encode() if isinstance(content, str) else bytes(content)
+
+
+def only_of(backend: str, dump: dict[str, Any]) -> dict[str, Any]:
+    """The dump without calls of other backends."""
+    calls = dump.get("entries") or []
+    own = [one for one in calls if str(one.get("profiling_name")).startswith(f"{backend}:")]
+    return {**dump, "entries": own}

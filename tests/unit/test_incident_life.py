@@ -1,0 +1,306 @@
+"""An incident whose capture does not come is told all the same; a capture that fails or is refused is tried again."""
+
+import logging
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import mldebug_agents.incidents as module
+import samples
+from mldebug.config import Agent, Config, Stall
+from mldebug.errors import EvidenceError
+from mldebug.incident import Incident
+from mldebug.model import NodeCapture, Verdict
+from mldebug.report.html import render_html
+from mldebug.report.text import report_lines
+from mldebug.reportmodel import Report
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Decision, Stage
+from mldebug.stall.watch import StallWatch
+from mldebug_agents.incidents import Incidents
+from mldebug_agents.life.notify import Notifier
+from mldebug_agents.node import Node
+from mldebug_agents.orders import Order, Orders
+from mldebug_agents.runner import Result, Worker
+from mldebug_agents.runs import Run
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.state.rows import Row, processes, renamed
+from mldebug_agents.workbench import Workbench
+
+SENTENCE = "no step for 62 s (usual gap 1.1 s); rank 3 sleeps in slow_data_loader"
+BLAMED = Decision(
+    stage=Stage.BLAMED, sentence=SENTENCE, open=True, capture=True, key="j/0/7", timeout=30.0
+)
+
+
+class Books:
+    """Stands in for the ledger: what was kept, and each report as it was written."""
+
+    def __init__(self, *found: tuple[str, Incident]) -> None:
+        self.rows = {name: Row(memory=watch().memory(), incident=told) for name, told in found}
+        self.kept: list[Incident | None] = []
+        self.reports: list[Report] = []
+        self.archive = self
+
+    def keep(self, job_id: str, memory: object, incident: Incident | None) -> None:
+        self.kept.append(incident)
+
+    def earlier_incident(self, job_id: str) -> Incident | None:
+        return self.rows[job_id].incident if job_id in self.rows else None
+
+    def found(self) -> dict[str, Row]:
+        return dict(self.rows)
+
+    def forget(self, job_id: str) -> None:
+        del self.rows[job_id]
+
+    def forget_others(self, present: object) -> None:
+        """There are none."""
+
+    def report(self, report_id: str, work: Callable[[], None]) -> None:
+        work()
+
+    def save(self, report: Report, html: str, evidence: object, owner_uid: int = 0) -> None:
+        assert html.rstrip().endswith("</html>")
+        self.reports.append(report)
+
+    def prune(self) -> None:
+        """Nothing is too old."""
+
+
+def watch() -> StallWatch:
+    return StallWatch(StallSettings())
+
+
+def evidence() -> NodeCapture:
+    return samples.sleeping().captures[0]
+
+
+def opened() -> tuple[Books, Incidents, Run]:
+    """An incident whose capture is under way."""
+    books = Books()
+    incidents = Incidents(books)  # type: ignore[arg-type]
+    run = Run(evidence().job, watch())
+    incidents.open(run, BLAMED)
+    assert run.incident is not None
+    return books, incidents, run
+
+
+@pytest.mark.parametrize("state", ["ended", "recovered"])
+def test_an_incident_that_closes_before_its_capture_is_told_and_counted(state: Any) -> None:
+    books, incidents, run = opened()
+    assert run.incident is not None
+    told = run.incident.id
+    incidents.close(run, state, "all ranks are gone")
+    (report,) = books.reports
+    assert (report.id, report.state) == (told, state)
+    assert report.diagnosis.verdict is Verdict.UNKNOWN
+    assert report.diagnosis.culprits == ()
+    assert report.diagnosis.summary.startswith("No step for 62 s (usual gap 1.1 s); rank 3 sleeps")
+    before = "the job ended" if state == "ended" else "the job moved again"
+    assert report.gaps[0].reason == f"the capture did not come back before {before}"
+    assert report.diagnosis.evidence[0].startswith("the stall lasted ")
+    assert [one.rank for one in report.ranks] == list(range(8))
+    assert dict(incidents.counts) == {"stall/unknown": 1}
+    assert incidents.last_report == {"stall/unknown": told}
+    assert books.kept[-1] is None
+    assert "did not come back" in " ".join(report_lines(report, 80))
+    assert "did not come back" in render_html(report)
+
+
+def test_one_that_was_captured_is_counted_once() -> None:
+    books, incidents, run = opened()
+    incidents.captured(run, evidence())
+    incidents.close(run, "ended", "all ranks are gone")
+    assert dict(incidents.counts) == {"stall/rank_waiting": 1}
+    assert books.reports[-1].state == "ended"
+    assert books.reports[-1].diagnosis.culprits[0].rank == 3
+
+
+def test_an_agent_that_was_killed_before_the_capture_leaves_an_incident_that_the_next_one_tells() -> (
+    None
+):
+    books, _, run = opened()
+    stored = msgspec.json.decode(msgspec.json.encode(books.kept[-1]), type=Incident)
+    again = Books((run.job.id, stored))
+    later = Incidents(again)  # type: ignore[arg-type]
+    later.settle(set())
+    (report,) = again.reports
+    assert (report.id, report.state) == (stored.id, "ended")
+    assert report.job.name == run.job.name
+    assert dict(later.counts) == {"stall/unknown": 1}
+    assert again.rows == {}
+
+
+def test_an_incident_of_an_earlier_version_knows_no_job_and_is_told_too() -> None:
+    bare = Incident(id="20261121T055041Z-j", key="j/0/1", job_id="j", detected_at=1e9)
+    books = Books(("j", bare))
+    Incidents(books).settle(set())  # type: ignore[arg-type]
+    (report,) = books.reports
+    assert report.ranks == ()
+    assert report.job.id == "j"
+
+
+def test_a_run_is_known_again_by_an_incident_without_capture() -> None:
+    books, _, run = opened()
+    incident = books.kept[-1]
+    assert incident is not None
+    assert (run.job.ranks[0].pid, run.job.ranks[0].start_ticks) in processes(incident, None)
+    other = msgspec.structs.replace(run.job, id="other")
+    again = renamed(Row(memory=watch().memory(), incident=incident), other).incident
+    assert again is not None
+    assert again.job is not None
+    assert (again.job_id, again.job.id) == ("other", "other")
+
+
+# --- orders ----------------------------------------------------------------------------------------
+
+
+class Bench:
+    """A worker that takes as many orders as it has room."""
+
+    def __init__(self, room: int = 9) -> None:
+        self.room = room
+        self.orders: list[Order] = []
+
+    def put(self, order: Order) -> bool:
+        if len(self.orders) >= self.room:
+            return False
+        self.orders.append(order)
+        return True
+
+
+def asked(room: int = 9) -> tuple[Books, Incidents, Run, Orders, Bench]:
+    books, incidents, run = opened()
+    bench = Bench(room)
+    orders = Orders(bench.put, incidents)
+    orders.ask(run, Order(run.job, Discovery(), BLAMED))
+    return books, incidents, run, orders, bench
+
+
+def test_a_capture_that_fails_is_tried_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    books, incidents, run, orders, bench = asked()
+    with caplog.at_level(logging.WARNING):
+        orders.failed(run, bench.orders[-1], EvidenceError("no\x1b[31m py-spy"))
+    assert "capture failed: EvidenceError: no" in caplog.text
+    assert [one.again for one in bench.orders] == [False, True]
+    assert bench.orders[-1].told is BLAMED
+    assert books.reports == []
+    incidents.captured(run, evidence())
+    assert books.reports[-1].diagnosis.culprits[0].rank == 3
+    assert [one.what for one in books.reports[-1].gaps] == ["native stack"]
+
+
+def test_one_that_fails_twice_is_a_gap_and_the_incident_is_told_without_it() -> None:
+    books, incidents, run, orders, bench = asked()
+    for _ in range(2):
+        orders.failed(run, bench.orders[-1], OSError("no room"))
+    assert len(bench.orders) == 2
+    (report,) = books.reports
+    assert report.state == "open"
+    assert report.gaps[0].reason == "it failed twice: OSError: no room"
+    assert "no capture: it failed twice: OSError: no room" in report.timeline[-1].what
+    incidents.captured(run, evidence())  # the one of half a minute later
+    incidents.close(run, "ended", "all ranks are gone")
+    assert dict(incidents.counts) == {"stall/unknown": 1}
+    last = books.reports[-1]
+    assert last.diagnosis.culprits[0].rank == 3
+    assert "it failed twice: OSError: no room" in [one.reason for one in last.gaps]
+
+
+def test_a_capture_that_hangs_does_not_keep_the_report_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    books, incidents, run, orders, _ = asked()
+    orders.look(run, Discovery())
+    assert books.reports == []
+    monkeypatch.setattr(module, "PATIENCE", -1.0)
+    for _ in range(3):
+        orders.look(run, Discovery())
+    (report,) = books.reports
+    assert report.gaps[0].reason == "the capture has not come back yet"
+    incidents.close(run, "ended", "all ranks are gone")
+    assert dict(incidents.counts) == {"stall/unknown": 1}
+
+
+def test_an_order_that_is_refused_is_a_gap_and_tried_at_the_next_look() -> None:
+    books, incidents, run, orders, bench = asked(room=0)
+    for _ in range(3):
+        orders.look(run, Discovery())
+    assert run.incident is not None
+    assert len(run.incident.gaps) == 1
+    bench.room = 1
+    now = Discovery(gaps=evidence().gaps)
+    orders.look(run, now)
+    assert bench.orders == [Order(run.job, now, BLAMED)]
+    orders.look(run, now)
+    assert len(bench.orders) == 1
+    incidents.captured(run, evidence())
+    assert "put off to the next look" in books.reports[-1].gaps[-1].reason
+
+
+def test_what_failed_before_the_incident_is_told_in_it() -> None:
+    books = Books()
+    incidents = Incidents(books)  # type: ignore[arg-type]
+    run, bench = Run(evidence().job, watch()), Bench(room=0)
+    Orders(bench.put, incidents).ask(run, Order(run.job, Discovery()))
+    assert books.kept == []
+    incidents.open(run, BLAMED)
+    incidents.close(run, "ended", "all ranks are gone")
+    assert "put off to the next look" in books.reports[-1].gaps[0].reason
+
+
+def test_a_run_that_is_gone_is_not_captured_again() -> None:
+    _, _, run, orders, bench = asked()
+    orders.failed(None, bench.orders[-1], OSError("no such process"))
+    assert len(bench.orders) == 1
+    orders.forget(run)
+    orders.look(run, Discovery())
+    assert len(bench.orders) == 1
+
+
+def test_the_node_tries_a_capture_that_raises_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Order] = []
+
+    def fails(_: Node, order: Order) -> None:
+        tries.append(order)
+        raise OSError("no room")
+
+    monkeypatch.setattr(Node, "_capture", fails)
+    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
+    with Workbench(config) as bench:
+        ledger = Ledger(config.agent.state_dir, bench.spawner, retry=0.01)
+        ledger.start(5)
+        node = Node(config, bench, ledger, lambda _: None, Notifier({}))
+        run = node.runs[evidence().job.id] = Run(evidence().job, watch())
+        node._decide(run, BLAMED)
+        for _ in range(2):
+            result = node._inbox.get(timeout=5)
+            assert result is not None
+            node._handle(result)
+        ledger.close(5)
+    assert [one.again for one in tries] == [False, True]
+    assert run.incident is not None
+    assert [one.reason for one in run.incident.gaps] == ["it failed twice: OSError: no room"]
+    assert run.judgement is not None
+
+
+def test_a_worker_says_that_it_takes_no_more_and_gives_an_error_back_with_its_order() -> None:
+    inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+    idle = Worker("none", print, inbox, 1.0, hands=0)
+    taken = [idle.order(number) for number in range(70)]
+    assert taken == [True] * 64 + [False] * 6
+    worker = Worker("capture", lambda order: 1 // order, inbox, 1.0)
+    assert worker.order(0)
+    result = inbox.get(timeout=5)
+    assert result is not None
+    assert (result.worker, result.order, result.value) == ("capture", 0, None)
+    assert isinstance(result.error, ZeroDivisionError)
+    assert worker.state().success is False
