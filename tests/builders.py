@@ -70,7 +70,7 @@ def process(
     )
 
 
-def still(samples: int = 8, span: float = 2.0, cpu: float = 0.0) -> Movement:
+def still(samples: int = 8, span: float = 2.0, cpu: float = 0.0, switches: int = 0) -> Movement:
     """Watched, and nothing moved."""
     return Movement(
         samples=samples,
@@ -79,6 +79,7 @@ def still(samples: int = 8, span: float = 2.0, cpu: float = 0.0) -> Movement:
         same_function=True,
         cpu_ratio=cpu,
         process_cpu_ratio=cpu,
+        switches=switches,
     )
 
 

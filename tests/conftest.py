@@ -1,4 +1,4 @@
-"""What all tests share: golden files with one switch to update them."""
+"""What all tests share: golden files with one switch to update them, and the options."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +12,10 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--update-golden`."""
+    """Add `--update-golden` and `--each-job-once`."""
     parser.addoption("--update-golden", action="store_true", help="write what the tests get")
+    once = "real jobs that two users run: each by one of them in turns; and a third of those that nobody may attach to"
+    parser.addoption("--each-job-once", action="store_true", help=once)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from mldebug.folding import fold_ranks
 from mldebug.judging.classes import FUTEX_WAITS
+from mldebug.judging.subject import FUTEX_SWITCHES
 from mldebug.model import (
     ClassifiedRank,
     Confidence,
@@ -140,7 +141,7 @@ def _slept_anew(rank: ClassifiedRank, move: Movement) -> bool:
     on_futex = (
         state is not None and state.main is not None and FUTEX_WAITS.fullmatch(state.main.wchan)
     )
-    return move.switches > (1 if on_futex else max(2, 2 * move.span_seconds))
+    return move.switches > (FUTEX_SWITCHES if on_futex else max(2, 2 * move.span_seconds))
 
 
 def _groups_of(process: ProcessCapture) -> int:

@@ -190,7 +190,7 @@ def _backward(subject: Subject) -> Classification | None:
             site=subject.at,
             why=facts,
         )
-    if not classes.FUTEX_WAITS.fullmatch(subject.thread.wchan):
+    if not subject.on_futex:
         return None
     doing = f"waits inside backward at {subject.at}"
     return Classification(
@@ -287,7 +287,7 @@ def _by_activity(subject: Subject) -> Classification:
         return _loosely(subject, "busy", Role.BUSY, "runs")
     if holder is not None and holder is not subject.stack:
         return _gil(subject)
-    if classes.FUTEX_WAITS.fullmatch(subject.thread.wchan) and is_user(subject.frames[0]):
+    if subject.on_futex and is_user(subject.frames[0]):
         return _loosely(subject, "futex", Role.UNCLEAR, "waits for a lock, or for other ranks, in")
     polls = classes.POLL_WAITS.fullmatch(wait_channel(subject.thread))
     words = "waits for a descriptor (a socket, a pipe) in" if polls else "does nothing in"

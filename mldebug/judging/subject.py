@@ -1,5 +1,6 @@
 """One process under examination: its capture, and the few facts that every sign asks for."""
 
+from mldebug.judging.classes import FUTEX_WAITS
 from mldebug.model import Frame, ProcessCapture, ThreadStack, ThreadState
 from mldebug.stacks import principal, python_frames, site
 
@@ -7,6 +8,8 @@ BUSY_CPU = 0.1
 """Share of one core above which a process computes; on a crowded node a loop gets no more."""
 SOME_CPU = 0.02
 """More than a wait that polls now and then uses."""
+FUTEX_SWITCHES = 1
+"""A wait on a futex does not wake up by itself; once, a signal or a neighbour may wake it."""
 
 
 class Subject:
@@ -40,7 +43,14 @@ class Subject:
     def asleep(self) -> bool:
         """True unless samples show that its thread left the one wait in which it was seen."""
         move = self.movement
-        return move is None or (move.same_frames and move.switches == 0)
+        return move is None or (
+            move.same_frames and move.switches <= (FUTEX_SWITCHES if self.on_futex else 0)
+        )
+
+    @property
+    def on_futex(self) -> bool:
+        """True where the kernel saw its thread wait for a lock, a condition or another thread."""
+        return FUTEX_WAITS.fullmatch(self.thread.wchan) is not None
 
     @property
     def still(self) -> bool:

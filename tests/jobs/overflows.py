@@ -81,10 +81,9 @@ def main() -> None:
     finally:
         (folder / f"losses.{rank}").write_text(json.dumps(losses))
     mldebug_training.rank_print("done", losses[-1])
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # PyTorch 2.13 can deadlock on the GIL where a DDP model outlives its gloo group
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,28 @@ from pathlib import Path
 import pytest
 
 from processes.harness import User, build_fake_cuda, folder_for
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `--each-job-once` says, always the same."""
+    if not config.getoption("--each-job-once"):
+        return
+    out = _second_times(items)
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in out]
+
+
+def _second_times(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of each test that both users run, the one whose turn it is not; of those without rights, two thirds."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if "user" in getattr(item, "fixturenames", ()):
+            groups.setdefault(re.sub("as_is|ordinary", "", item.nodeid), []).append(item)
+    pairs = [group for group in groups.values() if len(group) == 2]
+    alone = [one for (one, *more) in groups.values() if not more and "unattached" in one.nodeid]
+    out = [group[number % 2] for number, group in enumerate(pairs)]
+    return out + [item for number, item in enumerate(alone) if number % 3]
 
 
 @pytest.fixture(scope="session", params=["as_is", "ordinary"])

@@ -36,7 +36,8 @@ from mldebug_agents.state import keeping
 from mldebug_agents.state.ledger import Ledger
 
 SHORT_ONES = 2  # per life: more would be pruned
-LONGEST = 0.35  # seconds of work before the kill
+WORDS = 3  # a life is killed after up to so many of its words, however slow the machine is...
+LONGEST = 0.2  # ...and up to so many seconds more
 CAPTURE = 0.05  # seconds that a capture of a short one takes at most
 AT_THE_END = "at the end"
 VALIDATOR = jsonschema.Draft202012Validator(report_schema())
@@ -128,7 +129,6 @@ class Killer:
         self.promised: dict[str, str] = {}  # report id -> the last that was told of it
         self.stalls: set[str] = set()
         self.wrong: list[str] = []
-        self.times: list[float] = []
 
     def round(self, number: int) -> None:
         """One life and one death."""
@@ -153,14 +153,14 @@ class Killer:
         self.look(f"round {number}")
 
     def _listen(self, heard: int, pid: int) -> bytes:
-        """Until it answers, and then a random while."""
-        ready, _, _ = select.select([heard], [], [], 30)
-        words = os.read(heard, 65536) if ready else b""
+        """Until it has said some words, and then a random while."""
+        words, wanted, last = b"", 1 + self.chance.randrange(WORDS), time.monotonic() + 30
+        while words.count(b"\n") < wanted and (left := last - time.monotonic()) > 0:
+            if select.select([heard], [], [], left)[0]:
+                words += os.read(heard, 65536)
         if not words:
             self.wrong.append(f"life {pid} did not begin: {os.waitpid(pid, os.WNOHANG)}")
-        pause = self.chance.uniform(0, LONGEST)
-        self.times.append(pause)
-        time.sleep(pause)
+        time.sleep(self.chance.uniform(0, LONGEST))
         return words
 
     def _kill(self, pid: int) -> None:
@@ -223,7 +223,6 @@ class Killer:
             "open": still_open,
             "unseen": sum(self._unseen(one.id) for one in entries),
             "litter": len(list((self.state_dir / "reports").glob(".tmp-*"))),
-            "work": sum(self.times),
         }
 
     def _unseen(self, name: str) -> bool:

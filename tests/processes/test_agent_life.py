@@ -611,6 +611,7 @@ MOMENTS = (2.0, 4.0)  # seconds from that hang to the kill: about its blame, its
 DURABLE = 0.5  # seconds after which an id that was told has to survive
 
 
+@pytest.mark.timeout(900)
 def test_no_report_is_lost_or_torn_when_the_writer_is_killed(tmp_path: Path) -> None:
     rounds = ROUNDS - ROUNDS // 5
     argv = [sys.executable, "-m", "processes.killed", str(tmp_path), str(rounds), "20261121"]
