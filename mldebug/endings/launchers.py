@@ -6,7 +6,7 @@ A job can write such lines itself, so they only add to what the kernel told, or 
 |---|---|---|
 | torchrun | `failed (exitcode: …) local_rank: … (pid: …)` | the first failing rank of each attempt |
 | Open MPI | `rank 1 … exited on signal 9`, `The first process to do so was: … Exit code: 3` | the first failing rank |
-| srun | `task 1: Killed`, one line for each task | the first is the failing one; after `Terminating` all others follow |
+| srun | `task 1: Killed`, one line for each task | the first is the failing one; after `Terminating` all others follow, after `Job step aborted` all |
 | deepspeed | `[…] exits with return code = -9` | cited only: the code of the first, which is not named |
 | hydra | `BAD TERMINATION … PID … EXIT CODE …` | cited only: it names the lowest rank with any status, its own victims included, and mixes the bits of all statuses |
 """
@@ -40,7 +40,7 @@ _MPIRUN = re.compile(
 _FIRST = re.compile(r"^ *Process name: \[(?:\[\d+,\d+\]|[^\],]{1,80}),(?P<rank>\d{1,7})\]")
 _CODE = re.compile(r"^ *Exit code: +(?P<code>\d{1,3})\s*$")
 _ENDING = re.compile(
-    r"srun: .{0,60}Terminating StepId=|srun: Force Terminated|srun: forcing job termination"
+    r"srun: .{0,60}Terminating StepId=|srun: Force Terminated|srun: forcing job termination|srun: Job step aborted"
 )
 _TOLD_SRUN = re.compile(r"srun: forcing job termination")
 _TOLD_HYDRA = re.compile(

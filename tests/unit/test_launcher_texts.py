@@ -157,6 +157,10 @@ def test_a_rank_that_somebody_told_to_end_is_named_by_its_number() -> None:
     ("name", "outside"),
     [
         ("sbatch-scancel", "the scheduler cancelled it"),
+        (
+            "scancel-late",
+            "the scheduler cancelled it",
+        ),  # a task was gone before slurmstepd said why
         ("srun-sigterm", "srun was told to end"),
         ("hydra-sigint", "mpiexec was told to pass on Ctrl-C"),
         ("openmpi-sigusr1", "mpirun passed on signal 10"),

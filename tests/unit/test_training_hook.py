@@ -363,6 +363,9 @@ def stale(path: Path) -> Heartbeat:
 # --- what it costs -------------------------------------------------------------------------------
 
 
+BARE_STEP = 21.0  # microseconds of this SGD where the budget of 20 was measured
+
+
 def test_a_step_costs_microseconds(tmp_path: Path) -> None:
     """Of a real SGD, with the hook among PyTorch's and without, in turns."""
     pytest.importorskip("torch")
@@ -372,7 +375,8 @@ def test_a_step_costs_microseconds(tmp_path: Path) -> None:
     )
     told = json.loads(done.stdout)
     assert told["hooks"] == 1
-    assert 0 < told["more"] < 20
+    slowness = max(1.0, told["bare"] / BARE_STEP)  # a crowded machine is slow with and without us
+    assert 0 < told["least"] < 20 * slowness, told
 
 
 def test_start_up_costs_little(site: Path) -> None:
