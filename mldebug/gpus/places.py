@@ -25,12 +25,12 @@ def located(told: _Read, slots: Iterable[str]) -> _Read:
     """
     if all(one.bus_id for one in told.lost):
         return told
-    ordered = sorted(map(_as_nvml, slots))
+    ordered = sorted(map(as_nvml, slots))
     answering = {one.index: one.bus_id for one in told.gpus}
     lost = {one.index for one in told.lost}
     if len(told.gpus) + len(told.lost) != len(ordered) or answering.keys() | lost != set(range(len(ordered))):  # fmt: skip
         return told
-    if any(_as_nvml(address) != ordered[index] for index, address in answering.items()):
+    if any(as_nvml(address) != ordered[index] for index, address in answering.items()):
         return told
     places = (
         one if one.bus_id else msgspec.structs.replace(one, bus_id=ordered[one.index])
@@ -39,7 +39,10 @@ def located(told: _Read, slots: Iterable[str]) -> _Read:
     return msgspec.structs.replace(told, lost=tuple(places))
 
 
-def _as_nvml(address: str) -> str:
+def as_nvml(address: str) -> str:
+    """A PCI address as NVML writes it: `00000000:3B:00.0`; "" stays so."""
+    if not address:
+        return ""
     domain, _, rest = address.upper().partition(":")
     return f"{domain:0>8}:{rest}"
 

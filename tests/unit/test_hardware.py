@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mldebug.gpus.handsoff import HandsOff
 from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu, RankProcess
 from mldebug.gpus.readings import (
     LOST,
@@ -70,6 +71,7 @@ class Source:
 
     def __init__(self, *answers: NodeGpus | NodeWatch | Exception) -> None:
         self.answers = list(answers)
+        self.asked: list[tuple[HandsOff, ...]] = []
 
     def _next(self) -> Any:
         answer = self.answers.pop(0)
@@ -77,11 +79,13 @@ class Source:
             raise answer
         return answer
 
-    def watch(self) -> NodeWatch:
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
+        self.asked.append(hands_off)
         told: NodeWatch = self._next()
         return told
 
-    def full(self) -> NodeGpus:
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
+        self.asked.append(hands_off)
         told: NodeGpus = self._next()
         return told
 

@@ -1,20 +1,26 @@
 """The main loop's side of the GPUs: when the agent lets go of them by itself, and when it takes them up again."""
 
+import contextlib
 import math
 import queue
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hung import wait_until
 from mldebug.config import Config
-from mldebug.gpus.readings import GpuReading, NodeGpus, NodeWatch
+from mldebug.gpus.handsoff import HandsOff
+from mldebug.gpus.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
 from mldebug.health.components import State
 from mldebug.model import Gap, Job, NodeCapture, RankIdentity
 from mldebug.snapshot import Snapshot
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.gpuchild.errors import GpusReleasedError
-from mldebug_agents.hardware.board import Hardware
+from mldebug_agents.hardware import board as module
+from mldebug_agents.hardware.board import LISTEN, Hardware
 from mldebug_agents.hardware.desk import FOR_RESET
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder
 from mldebug_agents.host import Host
@@ -30,12 +36,15 @@ class Source:
 
     def __init__(self) -> None:
         self.asked: list[float] = []
+        self.forbidden: list[tuple[HandsOff, ...]] = []
         self.released_seconds = 0.0
 
-    def watch(self) -> NodeWatch:
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
+        self.forbidden.append(hands_off)
         raise GpusReleasedError("not here")
 
-    def full(self) -> NodeGpus:
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
+        self.forbidden.append(hands_off)
         raise GpusReleasedError("not here")
 
     def release(self, seconds: float) -> None:
@@ -76,12 +85,14 @@ class Board:
     """A board with its source, and what it is told."""
 
     def __init__(self, root: Path) -> None:
+        self.root, self.interval = root, 5.0
         self.source = Source()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._config = Config()
         bench: Any = type("Bench", (), {})()
         bench.host, bench.reader, bench.node = Host(str(root)), FakeReader({}), "n1"
         ledger: Any = Ledger()
-        self.hardware = Hardware.of(bench, ledger, queue.SimpleQueue(), self.source)
+        self.hardware = Hardware.of(bench, ledger, self.inbox, self.source)
         self.runs: dict[str, Any] = {HERE: Run()}
 
     def told(self, full: NodeGpus) -> None:
@@ -97,7 +108,7 @@ class Board:
         self.hardware.told(result, [run.job for run in self.runs.values()], {}, self._config)
 
     def turn(self) -> None:
-        self.hardware.turn(self.runs, 5.0, looked=False)
+        self.hardware.turn(self.runs, self.interval, looked=False)
 
     def shown(self) -> Snapshot:
         return self.hardware.show(Snapshot(node="n1", at=1.0, started_at=0.0))
@@ -180,3 +191,84 @@ def test_a_reset_that_was_done_ends_the_complaint(board: Board) -> None:
 def test_the_end_of_the_agent_is_no_release(board: Board) -> None:
     board.source.released_seconds = math.inf
     assert board.shown().gpus_released_until is None
+
+
+# --- the kernel's log before the GPUs -------------------------------------------------------------------
+
+
+XID = "NVRM: Xid (PCI:0000:41:00): {}, pid=7, name=python\n"
+
+
+def xid(number: int, ago: float = 0.5) -> str:
+    return f"3,{number},{int((time.monotonic() - ago) * 1e6)},-;{XID.format(number)}"
+
+
+def log(board: Board) -> Path:
+    path = Path(board.root) / "dev" / "kmsg"
+    path.parent.mkdir()
+    path.write_text("")
+    return path
+
+
+def go_on(board: Board) -> None:
+    """As the main loop does: what workers say, then a turn."""
+    with contextlib.suppress(queue.Empty):
+        board.hardware.told(board.inbox.get(timeout=0.2), [], {}, Config())
+    board.turn()
+
+
+def asked(board: Board, reads: int = 2) -> list[list[tuple[str, int]]]:
+    """What the first reads were forbidden to touch."""
+    wait_until(lambda: go_on(board) or len(board.source.forbidden) >= reads)  # type: ignore[func-returns-value]
+    return [[(one.bus_id, one.xid) for one in some] for some in board.source.forbidden]
+
+
+def test_the_kernel_s_log_is_read_before_the_gpus_are_asked_in_the_same_turn(board: Board) -> None:
+    """Both reads of the very first turn know what stands in it."""
+    log(board).write_text(xid(119))
+    assert asked(board) == [[("0000:41:00.0", 119)]] * 2
+
+
+def test_an_xid_that_came_since_the_last_turn_counts_in_the_next(board: Board) -> None:
+    path = log(board)
+    assert asked(board) == [[], []]
+    with path.open("a") as file:
+        file.write(xid(79, ago=0.0))
+    board.hardware._due = 0.0  # the next turn has come
+    assert asked(board, 3)[2] == [("0000:41:00.0", 79)]
+
+
+def test_a_long_log_is_read_to_its_end_before_the_gpus_are_asked(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than one round reads; the newest line is the last."""
+    monkeypatch.setattr(module, "LISTEN", 30.0)
+    micros = int(time.monotonic() * 1e6)
+    lines = [f"6,{number},{micros},-;usb 1-1: new device\n" for number in range(1, 25_001)]
+    log(board).write_text("".join(lines) + f"3,30000,{micros},-;{XID.format(119)}")
+    assert asked(board) == [[("0000:41:00.0", 119)]] * 2
+
+
+def test_a_kernel_log_that_cannot_be_read_changes_nothing(board: Board) -> None:
+    began = time.monotonic()
+    assert asked(board) == [[], []]
+    assert time.monotonic() - began < LISTEN
+    assert [gap.what for gap in board.shown().gaps] == ["kernel log"]
+
+
+def test_a_kernel_log_that_is_not_read_in_time_does_not_keep_the_gpus_waiting(board: Board) -> None:
+    board.hardware.workers["kernel"]._work = lambda _: threading.Event().wait(60)  # type: ignore[attr-defined]
+    began = time.monotonic()
+    assert asked(board) == [[], []]
+    assert LISTEN <= time.monotonic() - began < 10 * LISTEN
+
+
+def test_a_gpu_that_is_left_alone_is_a_gap_in_status_and_report(board: Board) -> None:
+    lost = LostGpu(index=1, bus_id="00000000:41:00.0", reason="Xid 119", code="xid_119")
+    news = GpuNews(watch=NodeWatch(at=2.0, lost=(lost,)))
+    capture = NodeCapture(
+        node="n1", job=Job(id=HERE, name="train", launcher="torchrun"), taken_at=1.0
+    )
+    board.hardware.told(Result("gpus", GpuOrder(), news, None), [], {}, Config())
+    for told in (board.shown().gaps, board.hardware.capture(capture).gaps):
+        assert [one.what for one in told] == ["GPU 1 (00000000:41:00.0)"]

@@ -420,3 +420,22 @@ def test_fake_answers_and_remembers() -> None:
     fake = FakeSpawner(lambda argv: Completed(argv=argv, returncode=0, stdout=b"x"))
     assert fake.run(["a", "b"], timeout=1).stdout == b"x"
     assert fake.calls == [("a", "b")]
+
+
+SHARES = """
+import gc, re, pathlib
+from mldebug_agents.commands import agent
+from mldebug_agents.spawn import Spawner
+with Spawner():
+    gc.collect()
+    told = pathlib.Path("/proc/self/smaps_rollup").read_text()
+    print(*re.findall(r"^(?:Shared|Private)_Dirty: +(\\d+)", told, re.M))
+"""
+
+
+def test_what_the_agent_holds_when_it_forks_stays_shared_with_its_children() -> None:
+    """A collection writes to every object that it looks at, and so to nearly every page."""
+    argv = [sys.executable, "-c", SHARES]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
+    shared, private = map(int, done.stdout.split())
+    assert shared > 2 * private, f"{shared} KiB are shared and {private} are not"

@@ -4,12 +4,13 @@ A second reader beside an agent that does not answer could hang where it hangs, 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
 
 from mldebug.errors import MldebugError
+from mldebug.gpus.handsoff import HandsOff
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.model import Gap, Job, RankIdentity
 from mldebug.snapshot import Snapshot
@@ -90,22 +91,30 @@ class AgentEye:
 class OwnEye:
     """Reads the GPUs itself. `status` is what the node was known to be without an agent."""
 
-    def __init__(self, gpus: GpuSource, holders: Holders, node: str, version: str) -> None:
+    def __init__(
+        self,
+        gpus: GpuSource,
+        holders: Holders,
+        node: str,
+        version: str,
+        forbidden: Callable[[], tuple[HandsOff, ...]] = tuple,
+    ) -> None:
+        """`forbidden`: GPUs that must not be asked now."""
         self.seen = Observed(read_by="mldebug support-bundle")
-        self._gpus = gpus
+        self._gpus, self._forbidden = gpus, forbidden
         self._reads = GpuReads(self, holders)
         self._status = Snapshot(node=node, at=time.time(), started_at=time.time(), version=version)
         self._full_at = -FULL_EVERY
         self._resting = ""
 
-    def watch(self) -> NodeWatch:
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
         """As `GpuSource` has it; keeps the read as it is."""
-        self.seen.watch.append(told := self._gpus.watch())
+        self.seen.watch.append(told := self._gpus.watch(hands_off))
         return told
 
-    def full(self) -> NodeGpus:
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
         """As `GpuSource` has it; keeps the read as it is, its counters too."""
-        self.seen.full.append(told := self._gpus.full())
+        self.seen.full.append(told := self._gpus.full(hands_off))
         return told
 
     def look(self, jobs: tuple[Job, ...]) -> None:
@@ -132,7 +141,7 @@ class OwnEye:
         jobs: tuple[Job, ...],
     ) -> None:
         try:
-            source = self._reads(GpuOrder(ranks))
+            source = self._reads(GpuOrder(ranks, self._forbidden()))
             if source.full is None and source.watch is None:
                 self._resting = "no GPU library: no GPU here, or no driver"
             joined = {id: {one.rank: one.uuid for one in told.ranks} for id, told in source.joined.items()}  # fmt: skip

@@ -1,5 +1,6 @@
 """Records one node for a while into the files of a bundle: looks only, attaches to nobody, starts nothing that stays."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import msgspec
 
 from mldebug import __version__
 from mldebug.config import effective_yaml
+from mldebug.kernellog.handsoff import hands_off
 from mldebug.model import Job
 from mldebug_agents.bundle import facts, layout
 from mldebug_agents.bundle.folder import Folder
@@ -18,7 +20,7 @@ from mldebug_agents.capturing.pyspy import find_binary
 from mldebug_agents.doctor.checks import World, examine
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.serving.client import Inquiry, inquire
-from mldebug_agents.sources.kernellog import sees_kernel_pids
+from mldebug_agents.sources.kernellog import KernelLogSource, sees_kernel_pids
 from mldebug_agents.workbench import Workbench
 
 OWN_PACE = 1.0  # seconds between two watch reads of our own
@@ -106,7 +108,18 @@ class Recorder:
 
     def _look_ourselves(self) -> Observed:
         bench = self._bench
-        eye = OwnEye(bench.gpus, Holders(bench.host, bench.reader), bench.node, __version__)
+        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+        eye = OwnEye(
+            bench.gpus,
+            Holders(bench.host, bench.reader),
+            bench.node,
+            __version__,
+            lambda: hands_off(kernel.read().bursts, time.time()),
+        )
+        with contextlib.closing(kernel):
+            return self._look_with(eye)
+
+    def _look_with(self, eye: OwnEye) -> Observed:
         until = time.monotonic() + self._seconds
         while True:
             eye.look(tuple(self._jobs.values()))

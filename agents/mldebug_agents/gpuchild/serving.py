@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from mldebug.gpus.handsoff import HandsOff
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.rooms import load
 from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
@@ -26,6 +27,10 @@ class Vendor(Protocol):
 
     def full(self) -> NodeGpus:
         """Read everything."""
+        ...
+
+    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
+        """Touch none of these GPUs for as long as each says, from now on."""
         ...
 
     def close(self) -> None:
@@ -53,6 +58,7 @@ def answer(request: Request, vendors: dict[str, Vendor]) -> Reply:
     number = request.number
     try:
         vendor = _vendor(request, vendors)
+        vendor.leave_alone(request.hands_off)
         if request.wanted == "watch":
             return Reply(number=number, watch=vendor.watch())
         return Reply(number=number, full=vendor.full())

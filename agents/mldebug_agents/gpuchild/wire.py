@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from mldebug.gpus.handsoff import HandsOff
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 
 NAME = "gpus"  # of the worker that the process starter forks
@@ -22,6 +23,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Wanted
     vendor: str
     options: msgspec.Raw = msgspec.Raw(b"{}")
+    hands_off: tuple[HandsOff, ...] = ()  # touch none of these
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,6 +16,8 @@ import msgspec
 
 from mldebug.config import Config
 from mldebug.endings.facts import Ending
+from mldebug.gpus.handsoff import HandsOff
+from mldebug.gpus.handsoff import gaps as gaps_of
 from mldebug.gpus.readings import NodeGpus
 from mldebug.gpus.releasing import wants_release
 from mldebug.health.components import BAD, Health
@@ -23,6 +25,7 @@ from mldebug.health.faults import faults_of_events, gpus_by_address
 from mldebug.health.noderules import node_health
 from mldebug.kernellog.counts import GpuName, KernelCounts, named
 from mldebug.kernellog.facts import KernelEvent
+from mldebug.kernellog.handsoff import hands_off
 from mldebug.kernellog.joining import RankEvent, join
 from mldebug.kernellog.nvml import xid_of_nvml
 from mldebug.kernellog.owners import gpu_owners, process_owners
@@ -53,6 +56,7 @@ from mldebug_agents.workbench import Workbench
 log = logging.getLogger("mldebug")
 
 GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
+LISTEN = 2.0  # seconds at most in which the kernel's log is read before the GPUs are asked
 FULL_EVERY = 30.0  # seconds between two full reads of the GPUs
 FULL_SOON = 5.0  # the same where a run has begun
 TRIES = 12  # full reads after which a rank whose GPU is not known has none
@@ -93,6 +97,8 @@ class Hardware:
         self._tries: dict[str, int] = {}  # full reads since a run was found
         self._full_at = -FULL_EVERY
         self._due = self._store_due = 0.0
+        self._unheard = 0  # reads of the kernel's log that have not come back
+        self._ask_by: float | None = None  # the GPUs are asked then, or as soon as the log is read
 
     @classmethod
     def of(cls, bench: Workbench, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
@@ -118,10 +124,13 @@ class Hardware:
             log.warning("GPUs: taken up again: a new run may use them")
         if now >= self._due:
             self._due = now + interval
-            self._order_gpus(runs, now)
+            self._ask_by = now + LISTEN if self._ask_by is None else self._ask_by
             self._order_kernel()
         elif self._kernel is not None and self._kernel.behind:
             self._order_kernel()
+        if self._ask_by is not None and (now >= self._ask_by or not self._unheard):
+            self._ask_by = None
+            self._order_gpus(runs, now)
         if now >= self._store_due and looked and self._memory.opened:
             self._store_due = now + STORE_EVERY
             self._levels.keep_only(runs.keys())
@@ -131,12 +140,18 @@ class Hardware:
     def _order_gpus(self, runs: Mapping[str, Run], now: float) -> None:
         if self.workers["gpus"].busy:
             return
-        self.workers["gpus"].order(GpuOrder())
+        apart = self._hands_off()
+        self.workers["gpus"].order(GpuOrder(hands_off=apart))
         begun = self._begun(runs)
         if now >= self._full_at + (FULL_SOON if begun else FULL_EVERY):
             self._full_at = now
             self._tries = {one: self._tries.get(one, 0) + 1 for one in runs}
-            self.workers["gpus"].order(GpuOrder({one: run.job.ranks for one, run in runs.items()}))
+            ranks = {one: run.job.ranks for one, run in runs.items()}
+            self.workers["gpus"].order(GpuOrder(ranks, apart))
+
+    def _hands_off(self) -> tuple[HandsOff, ...]:
+        """GPUs of which the kernel says that whoever asks them may not come back."""
+        return hands_off(self._kernel.bursts, self._now()) if self._kernel else ()
 
     def _begun(self, runs: Mapping[str, Run]) -> list[str]:
         """Runs whose ranks may soon open their GPUs: a rank does so some time after it is found."""
@@ -148,7 +163,7 @@ class Hardware:
 
     def _order_kernel(self) -> None:
         if not self.workers["kernel"].busy:
-            self.workers["kernel"].order(self.take_xids())
+            self._unheard += self.workers["kernel"].order(self.take_xids())
 
     def take_xids(self) -> tuple[KernelEvent, ...]:
         """Xids that the GPUs have told since the last call, for whoever reads the kernel's log."""
@@ -158,6 +173,7 @@ class Hardware:
     def told(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]], config: Config) -> None:  # fmt: skip
         """A worker has answered, or failed."""
         limits, wanted = config.health.thresholds, config.health.gpus
+        self._unheard -= result.worker == "kernel" and self._unheard > 0
         if isinstance(result.value, GpuNews):
             self._gpus.told(result.value, limits, wanted if isinstance(wanted, int) else None)
             self._release_for_reset(result.value.full, {job.id for job in jobs})
@@ -227,7 +243,7 @@ class Hardware:
             capture,
             faults=self._faults(job_id),
             devices=self._levels.sentence(job_id),
-            gaps=(*capture.gaps, *self._lost()),
+            gaps=(*capture.gaps, *self._missed()),
         )
 
     def ending(self, ending: Ending) -> Ending:
@@ -270,10 +286,11 @@ class Hardware:
     def _gaps(self) -> tuple[Gap, ...]:
         full = self._gpus.full
         kernel = self._kernel.gap if self._kernel else None
-        return (*((kernel,) if kernel else ()), *self._lost(), *(full.gaps if full else ()))
+        return (*((kernel,) if kernel else ()), *self._missed(), *(full.gaps if full else ()))
 
-    def _lost(self) -> tuple[Gap, ...]:
-        return (self._kernel.loss,) if self._kernel and self._kernel.loss else ()
+    def _missed(self) -> tuple[Gap, ...]:
+        loss = (self._kernel.loss,) if self._kernel and self._kernel.loss else ()
+        return (*loss, *gaps_of(self._gpus.lost()))
 
     def _counts(self) -> KernelCounts | None:
         if self._kernel is None:

@@ -11,7 +11,7 @@ import msgspec
 from mldebug.gpus.expected import ExpectedGpus, GpuCount
 from mldebug.gpus.joining import Joined
 from mldebug.gpus.places import remembering
-from mldebug.gpus.readings import GpuEvent, GpuReading, NodeGpus, NodeWatch, ecc_count
+from mldebug.gpus.readings import GpuEvent, GpuReading, LostGpu, NodeGpus, NodeWatch, ecc_count
 from mldebug.health.components import Health
 from mldebug.health.faults import as_sure, faults_of_count, faults_of_memory
 from mldebug.health.gpurules import gpu_health
@@ -75,6 +75,11 @@ class GpuBoard:
     def events(self) -> tuple[GpuEvent, ...]:
         """What the driver told at the last watch read."""
         return self.watch.events if self.watch else ()
+
+    def lost(self) -> tuple[LostGpu, ...]:
+        """GPUs that did not answer at the last read."""
+        newest = self.watch or self.full
+        return newest.lost if newest else ()
 
     def faults(self, job_id: str) -> tuple[Fault, ...]:
         """GPUs that are missing, and memory that failed, under the ranks of a run."""

@@ -20,6 +20,7 @@ from mldebug.health.components import Health
 from mldebug.health.faults import gpus_by_address
 from mldebug.health.gpurules import gpu_health
 from mldebug.health.noderules import node_health
+from mldebug.kernellog.handsoff import hands_off
 from mldebug.kernellog.joining import RankEvent, join
 from mldebug.kernellog.owners import gpu_owners, process_owners
 from mldebug.model import Gap, Job
@@ -31,6 +32,7 @@ from mldebug_agents.sources.kernellog import KernelNews, sees_kernel_pids
 from mldebug_agents.sources.ranks import Child, Discovery
 from mldebug_agents.workbench import Workbench
 
+LISTEN = 1.0  # seconds at most in which the kernel's log is read before the GPUs are asked
 T = TypeVar("T")
 
 
@@ -100,7 +102,9 @@ class OnceLooked:
         if told is not None and (stuck := _blocked(told)):
             self._parts.append(GpuPart(gap=stuck))  # a second reader would hang in the same place
         elif told is None or not (told.gpus_released_until or (not self._alone and _knows(told))):
-            for part in read_gpus(self._bench, self._found.jobs, self._between):
+            news = self._kernel.within(min(LISTEN, self._seconds / 4)) or KernelNews()
+            apart = hands_off(news.bursts, time.time())
+            for part in read_gpus(self._bench, self._found.jobs, self._between, apart):
                 self._parts.append(part)
         return True
 

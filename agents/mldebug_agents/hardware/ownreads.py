@@ -7,6 +7,7 @@ from functools import partial
 import msgspec
 
 from mldebug.errors import MldebugError
+from mldebug.gpus.handsoff import HandsOff
 from mldebug.model import Gap, Job
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads
@@ -25,14 +26,22 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     gap: Gap | None = None
 
 
-def read_gpus(bench: Workbench, jobs: Sequence[Job], between: float = 0.0) -> Iterator[GpuPart]:
-    """What moves, then everything, once or twice; each time all that is known. Never raises for what a driver does."""
+def read_gpus(
+    bench: Workbench,
+    jobs: Sequence[Job],
+    between: float = 0.0,
+    hands_off: tuple[HandsOff, ...] = (),
+) -> Iterator[GpuPart]:
+    """What moves, then everything, once or twice; each time all that is known. Never raises for what a driver does.
+
+    `hands_off`: GPUs that must not be asked.
+    """
     holders = Holders(bench.host, bench.reader)
     reads = GpuReads(bench.gpus, holders, partial(gpu_slots, bench.host))
-    order = GpuOrder({job.id: job.ranks for job in jobs})
+    order = GpuOrder({job.id: job.ranks for job in jobs}, hands_off)
     part = GpuPart()
     try:
-        part = GpuPart(watch=reads(GpuOrder()))
+        part = GpuPart(watch=reads(GpuOrder(hands_off=hands_off)))
         if part.watch.watch is None:
             yield GpuPart(no_library=True)
             return

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from mldebug.gpus.counting import Counters
+from mldebug.gpus.handsoff import HandsOff, placed
 from mldebug.gpus.joining import Joined, join
 from mldebug.gpus.places import located, named, with_lost
 from mldebug.gpus.readings import NodeGpus, NodeWatch
@@ -23,12 +24,12 @@ VIEW = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # what narrows what t
 class GpuSource(Protocol):
     """Who reads GPUs: `sources.gpus.Gpus`, or a recording."""
 
-    def watch(self) -> NodeWatch:
-        """Read what moves."""
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
+        """Read what moves, and touch none of those."""
         ...
 
-    def full(self) -> NodeGpus:
-        """Read everything."""
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
+        """Read everything, and touch none of those."""
         ...
 
 
@@ -36,6 +37,7 @@ class GpuOrder(NamedTuple):
     """What to read; for a full read the ranks of each job that is here, by its id."""
 
     ranks: Mapping[str, tuple[RankIdentity, ...]] | None = None  # None: only what moves
+    hands_off: tuple[HandsOff, ...] = ()  # GPUs that must not be asked now
 
 
 class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,16 +63,19 @@ class GpuReads:
 
     def __call__(self, order: GpuOrder) -> GpuNews:
         """Read what is wanted."""
+        hands_off = placed(order.hands_off, self._slots()) if order.hands_off else ()
         try:
             if order.ranks is None:
-                watch = self._gpus.watch()
+                watch = self._gpus.watch(hands_off)
                 return GpuNews(watch=located(watch, self._slots()) if watch.lost else watch)
-            return self._full(order.ranks)
+            return self._full(order.ranks, hands_off)
         except NoGpuLibraryError:
             return GpuNews()
 
-    def _full(self, ranks: Mapping[str, tuple[RankIdentity, ...]]) -> GpuNews:
-        full = self._counters.take(self._gpus.full())
+    def _full(
+        self, ranks: Mapping[str, tuple[RankIdentity, ...]], hands_off: tuple[HandsOff, ...]
+    ) -> GpuNews:
+        full = self._counters.take(self._gpus.full(hands_off))
         full = located(full, self._slots()) if full.lost else full
         everybody = [one for job in ranks.values() for one in job]
         holders = {one.pid: one for one in self._holders.look(everybody)}

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from mldebug.errors import MldebugError
+from mldebug.gpus.handsoff import HandsOff
 from mldebug.gpus.readings import GpuEvent, NodeGpus, NodeWatch
 from mldebug_agents.gpuchild import stuck
 from mldebug_agents.gpuchild.budget import WINDOW, CrashBudget, died_too_often
@@ -73,15 +74,15 @@ class Gpus:
         self.restarts = 0  # children that replaced one that had died or was ended
         self._rest = Rest(clock)
 
-    def watch(self) -> NodeWatch:
-        """Read what moves. Raises one of the errors above; none of them lasts for ever."""
-        told = _given(self._ask("watch").watch)
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
+        """Read what moves, and touch none of those. Raises one of the errors above; none of them lasts for ever."""
+        told = _given(self._ask("watch", hands_off).watch)
         late, self._late = self._late, ()
         return msgspec.structs.replace(told, events=(*late, *told.events)) if late else told
 
-    def full(self) -> NodeGpus:
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
         """Read everything. Raises as `watch` does."""
-        return _given(self._ask("full").full)
+        return _given(self._ask("full", hands_off).full)
 
     @property
     def blocked_seconds(self) -> float:
@@ -156,22 +157,26 @@ class Gpus:
 
     # --- one question ------------------------------------------------------------------------------
 
-    def _ask(self, wanted: Wanted) -> Reply:
+    def _ask(self, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> Reply:
         try:
             with self._lock:
                 self._leave_now()
                 self._rest.check()
                 self._take_late_answer()
-                return self._judge(self._question(self._ready(), wanted))
+                return self._judge(self._question(self._ready(), wanted, hands_off))
         finally:
             self._obey()
 
-    def _question(self, worker: Worker, wanted: Wanted) -> Reply:
+    def _question(self, worker: Worker, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> Reply:
         if self._rest.wished:  # since the child was forked: there was none to hang up on
             raise released()
         self._number += 1
         request = Request(
-            number=self._number, wanted=wanted, vendor=self._vendor, options=self._options
+            number=self._number,
+            wanted=wanted,
+            vendor=self._vendor,
+            options=self._options,
+            hands_off=hands_off,
         )
         patience = self._patience()
         self._asked_at = self._clock()

@@ -53,6 +53,8 @@ class Request(msgspec.Struct, omit_defaults=True):
 def fork_helper(control: socket.socket, workers: Workers) -> int:
     """Fork the helper, which serves `control` until its other end closes. Returns its pid; raises OSError."""
     main = os.getpid()
+    gc.collect()
+    gc.freeze()  # a collection writes to each object that it looks at, and its page would be shared no longer
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, _MUTED
     )  # a Ctrl-C must not hit a helper half made

@@ -1,0 +1,344 @@
+"""GPUs that the kernel's log forbids to touch: which, for how long, and that nobody asks them, whatever child reads."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fakenvml.library import FakeNvml
+from hung import wait_until
+from mldebug.config import Config
+from mldebug.gpus.expected import ExpectedGpus
+from mldebug.gpus.handsoff import CODE, PAUSE, HandsOff, gaps, placed
+from mldebug.gpus.readings import LostGpu
+from mldebug.kernellog.events import parse_line
+from mldebug.kernellog.facts import KernelEvent
+from mldebug.kernellog.folding import fold
+from mldebug.kernellog.handsoff import hands_off
+from mldebug_agents.gpuchild import serving
+from mldebug_agents.gpuchild.wire import NAME
+from mldebug_agents.gpus import nvidia
+from mldebug_agents.hardware import once
+from mldebug_agents.hardware.once import OnceLooked
+from mldebug_agents.host import Host
+from mldebug_agents.nvml.library import Library
+from mldebug_agents.sources.gpus import Gpus
+from mldebug_agents.sources.kernellog import KernelNews
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.workbench import Workbench
+
+SOON = 20.0  # seconds in which a read that asks nobody who hangs has come back
+NUMBERS = itertools.count(1)
+NOW = 1_795_240_000.0
+FIRST, SECOND = "0000:40:00.0", "0000:41:00.0"
+SLOTS = (SECOND, FIRST)  # a folder has no order
+EVERYTHING = ("DeviceGetHandleByIndex_v2", "DeviceGetUUID", "DeviceGetPciInfo_v3", "DeviceGetUtilizationRates", "DeviceGetPowerUsage", "DeviceGetFieldValues")  # fmt: skip
+
+
+def said(text: str, ago: float = 1.0) -> KernelEvent:
+    event = parse_line(f"3,{next(NUMBERS)},{int((NOW - ago) * 1e6)},-;{text}")
+    assert event is not None, text
+    return event
+
+
+def told(*texts: str, ago: float = 1.0) -> tuple[HandsOff, ...]:
+    return hands_off(fold(said(text, ago) for text in texts), NOW)
+
+
+def forbid(address: str = SECOND, seconds: float = PAUSE, xid: int = 119) -> HandsOff:
+    return HandsOff(bus_id=address, xid=xid, seconds=seconds)
+
+
+# --- what the kernel says ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "xid"),
+    [
+        ("NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 79),
+        ("NVRM: Xid (0000:41:00): 119, pid=7, name=python, Timeout waiting for RPC from GSP!", 119),
+        ("NVRM: Xid (PCI:00000000:41:00.0): 120, pid=7, name=python, GSP task timeout", 120),
+        ("NVRM: Xid (PCI:0000:41:00 GPU-I:05): 119, pid=7, name=python, Timeout waiting for RPC", 119),
+        ("NVRM: GPU 0000:41:00.0: GPU has fallen off the bus.", 79),
+        ("NVRM: The NVIDIA GPU 0000:41:00.0\\x0aNVRM: (PCI ID: 10de:2335) installed in this system has\\x0aNVRM: fallen off the bus and is not responding to commands.", 79),
+    ],
+)  # fmt: skip
+def test_an_address_in_any_spelling_of_the_kernel(text: str, xid: int) -> None:
+    assert told(text) == (HandsOff(bus_id=SECOND, xid=xid, seconds=PAUSE - 1.0),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid (PCI:0000:41:00): 31, pid=7, name=python, Ch 1",
+        "NVRM: Xid (PCI:0000:41:00): 1190, pid=7, name=python",
+        "NVRM: Xid: 79, Ch 00000001",
+        "nvidia-nvswitch0: SXid (PCI:0000:41:00.0): 119, Non-fatal, Link 29 egress",
+    ],
+)
+def test_nothing_else_forbids_a_gpu(text: str) -> None:
+    assert told(text) == ()
+
+
+@pytest.mark.parametrize(
+    ("ago", "left"),
+    [(0.0, PAUSE), (59.0, 1.0), (60.0, None), (7200.0, None), (-3.0, PAUSE), (-3600.0, None)],
+)
+def test_it_lasts_a_minute_and_a_clock_that_was_set_back_makes_it_no_longer(
+    ago: float, left: float | None
+) -> None:
+    found = told("NVRM: Xid (PCI:0000:41:00): 119, pid=7, name=python", ago=ago)
+    assert [one.seconds for one in found] == ([] if left is None else [left])
+
+
+def test_each_gpu_once_and_from_its_last_line_on() -> None:
+    line = "NVRM: Xid (PCI:0000:{}:00): 119, pid=7, name=python"
+    events = [said(line.format(bus), ago) for bus, ago in (("41", 50.0), ("40", 40.0), ("41", 10.0))]  # fmt: skip
+    found = hands_off(fold(events), NOW)
+    assert [(one.bus_id, one.seconds) for one in found] == [(FIRST, 20.0), (SECOND, 50.0)]
+
+
+def test_a_place_is_that_among_all_gpus_of_the_driver() -> None:
+    at = placed((forbid(SECOND), forbid("0000:99:00.0")), SLOTS)
+    assert [(one.place, one.of) for one in at] == [(1, 2), (None, 2)]
+
+
+def test_the_gap_names_the_gpu_and_until_when() -> None:
+    left = LostGpu(index=1, bus_id="00000000:41:00.0", reason="Xid 119", code=f"{CODE}119")
+    (gap,) = gaps((left, LostGpu(index=0, reason="GPU is lost", code="gpu_is_lost")))
+    assert (gap.what, gap.reason) == ("GPU 1 (00000000:41:00.0)", "Xid 119")
+
+
+# --- the reader ----------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    made = FakeNvml(tmp_path)
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.table"))
+    made.grow(2)
+    made.set("nvmlDeviceGetPciInfo_v3 0", "00000000:40:00.0", 0, 0x40, 0)
+    made.set("nvmlDeviceGetPciInfo_v3 1", "00000000:41:00.0", 0, 0x41, 0)
+    return made
+
+
+@pytest.fixture
+def reader(fake: FakeNvml, clock: Clock) -> Iterator[nvidia.Nvidia]:
+    it = nvidia.Nvidia(Library(fake.library), clock)
+    yield it
+    fake.release()
+    it.close()
+
+
+def hang(fake: FakeNvml, device: int) -> None:
+    """Whoever asks this GPU anything does not come back."""
+    for name in EVERYTHING:
+        fake.block(f"nvml{name}", device)
+
+
+def within(seconds: float, read: Callable[[], object]) -> bool:
+    """Does it come back in time? What hangs is left behind."""
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def obeys(reader: nvidia.Nvidia, *these: HandsOff) -> tuple[list[int], list[LostGpu]]:
+    """Which GPUs it reads, and what it says of the others."""
+    reader.leave_alone(these)
+    look = reader.watch()
+    return [one.index for one in look.gpus], list(look.lost)
+
+
+@pytest.mark.parametrize("read", ["watch", "full"])
+def test_a_gpu_that_was_read_before_is_left_alone_until_its_time_is_over(
+    fake: FakeNvml, reader: nvidia.Nvidia, clock: Clock, read: str
+) -> None:
+    reader.watch()
+    hang(fake, 1)
+    reader.leave_alone((forbid(seconds=20.0),))
+    assert within(SOON, getattr(reader, read)), "it asked a GPU that hangs"
+    (lost,) = reader.watch().lost
+    assert (lost.index, lost.uuid, lost.bus_id) == (1, "GPU-1", "00000000:41:00.0")
+    assert lost.code == "xid_119"
+    assert "left alone until" in lost.reason
+    fake.release()
+    clock.now += 19.0
+    assert obeys(reader)[0] == [0], "that nobody forbids it any more does not shorten it"
+    clock.now += 1.0
+    assert obeys(reader) == ([0, 1], [])
+
+
+def test_one_that_was_never_asked_is_found_by_its_place(
+    fake: FakeNvml, reader: nvidia.Nvidia
+) -> None:
+    """A child that was just started knows no address, and asking for one is asking the GPU."""
+    hang(fake, 1)
+    reader.leave_alone(placed((forbid(xid=79),), SLOTS))
+    assert within(SOON, reader.watch), "it asked a GPU that hangs"
+    (lost,) = reader.watch().lost
+    assert (lost.index, lost.uuid, lost.bus_id, lost.code) == (1, "", "00000000:41:00.0", "xid_79")
+
+
+def test_one_that_failed_before_it_told_its_address_is_found_by_its_place(
+    fake: FakeNvml, reader: nvidia.Nvidia, clock: Clock
+) -> None:
+    fake.fail(999, device=1)
+    assert [one.code for one in obeys(reader)[1]] == ["unknown"]
+    assert [one.code for one in obeys(reader, *placed((forbid(),), SLOTS))[1]] == ["xid_119"]
+    fake.release()
+    clock.now += 59.0
+    assert obeys(reader)[0] == [0]
+
+
+def test_a_place_among_others_than_the_driver_lists_forbids_nobody(reader: nvidia.Nvidia) -> None:
+    """In a container that was given two of four GPUs, the second of four may be none of them."""
+    four = (*SLOTS, "0000:20:00.0", "0000:60:00.0")
+    assert obeys(reader, *placed((forbid("0000:20:00.0"), forbid()), four))[0] == [0, 1]
+
+
+def test_a_place_that_was_wrong_is_given_up_when_the_gpu_answers_elsewhere(
+    fake: FakeNvml, reader: nvidia.Nvidia
+) -> None:
+    fake.set("nvmlDeviceGetPciInfo_v3 0", "00000000:41:00.0", 0, 0x41, 0)  # the row is reversed
+    fake.set("nvmlDeviceGetPciInfo_v3 1", "00000000:40:00.0", 0, 0x40, 0)
+    obeys(reader, *placed((forbid(),), SLOTS))
+    seen, lost = obeys(reader, *placed((forbid(),), SLOTS))
+    assert seen == [1]
+    assert [(one.index, one.bus_id) for one in lost] == [(0, "00000000:41:00.0")]
+
+
+def test_a_gpu_that_is_not_here_changes_nothing(reader: nvidia.Nvidia) -> None:
+    stranger = placed((forbid("0000:99:00.0"),), SLOTS)
+    assert obeys(reader, *stranger) == ([0, 1], [])
+    assert obeys(reader, *stranger) == ([0, 1], [])
+
+
+def test_an_xid_that_both_tell_is_not_told_anew_at_each_look(
+    fake: FakeNvml, reader: nvidia.Nvidia, clock: Clock
+) -> None:
+    reader.watch()
+    fake.raise_event(1, 119)
+    first = obeys(reader, forbid(seconds=55.0))[1]
+    clock.now += 5.0
+    assert obeys(reader, forbid(seconds=50.0))[1] == first
+    clock.now += 30.0
+    obeys(reader, forbid(seconds=60.0))  # the driver complains on
+    clock.now += 59.0
+    assert obeys(reader)[0] == [0]
+
+
+def test_numbers_that_moved_when_a_gpu_was_taken_out_forbid_nobody_else(
+    fake: FakeNvml, reader: nvidia.Nvidia
+) -> None:
+    fake.grow(3)
+    fake.set("nvmlDeviceGetPciInfo_v3 2", "00000000:42:00.0", 0, 0x42, 0)
+    reader.watch()
+    assert obeys(reader, forbid(FIRST))[0] == [1, 2]
+    for key in [key for key in fake.table if key.startswith(("nvmlDevice", "field", "gpm"))]:
+        words = key.split()
+        if len(words) > 1 and words[1] in ("0", "1"):  # what was number 1 is number 0 now
+            moved = " ".join((words[0], str(int(words[1]) + 1), *words[2:]))
+            fake.table[key] = fake.table.get(moved, fake.table[key])
+    fake.set("nvmlDeviceGetCount_v2 -1", 2)
+    fake.reload_driver()
+    seen, lost = obeys(reader, *placed((forbid(FIRST),), ("0000:41:00.0", "0000:42:00.0")))
+    assert seen == [0, 1]
+    assert [(one.bus_id, one.code) for one in lost] == [("00000000:40:00.0", "missing")]
+
+
+def test_one_that_is_left_alone_is_not_missing(reader: nvidia.Nvidia) -> None:
+    expected = ExpectedGpus()
+    expected.look(reader.full())
+    for _ in range(3):
+        reader.leave_alone((forbid(),))
+        count = expected.look(reader.full())
+        assert (count.missing, len(count.silent)) == ((), 1)
+
+
+# --- the child, and whoever orders ------------------------------------------------------------------
+
+
+@pytest.fixture
+def child(fake: FakeNvml) -> Iterator[Gpus]:
+    with Spawner({NAME: serving.serve}) as spawner:
+        options = nvidia.Options(library=fake.library)
+        it = Gpus(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
+        yield it
+        fake.release()
+        it.close()
+
+
+def test_the_real_child_leaves_it_alone_from_its_first_read_on(fake: FakeNvml, child: Gpus) -> None:
+    hang(fake, 1)
+    these = placed((forbid(),), SLOTS)
+    assert [one.index for one in child.watch(these).gpus] == [0]
+    assert [one.index for one in child.full(these).gpus] == [0]
+    assert [one.code for one in child.watch().lost] == ["xid_119"]
+    assert (child.restarts, child.blocked_seconds) == (0, 0.0)
+
+
+def test_a_child_that_replaces_another_leaves_it_alone_as_well(fake: FakeNvml, child: Gpus) -> None:
+    assert [one.index for one in child.watch().gpus] == [0, 1]
+    before = child.pid
+    child.release(0)
+    hang(fake, 1)
+    assert [one.index for one in child.watch(placed((forbid(),), SLOTS)).gpus] == [0]
+    assert child.pid != before
+
+
+def test_two_agents_on_one_node_read_the_same_and_let_go_each_for_itself(
+    fake: FakeNvml, child: Gpus
+) -> None:
+    with Spawner({NAME: serving.serve}) as spawner:
+        options = nvidia.Options(library=fake.library)
+        other = Gpus(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
+        told = [one.full().gpus for one in (child, other)]
+        assert [[gpu.uuid for gpu in gpus] for gpus in told] == [["GPU-0", "GPU-1"]] * 2
+        assert [one.index for one in other.watch((forbid(),)).gpus] == [0]
+        assert [one.index for one in child.watch().gpus] == [0, 1], "only the other was told"
+        other.release(600)
+        wait_until(other.let_go)
+        assert [one.index for one in child.watch().gpus] == [0, 1]
+
+
+def test_a_command_without_an_agent_reads_the_kernel_s_log_first(
+    tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"3,1,{int(time.time() * 1e6)},-;NVRM: Xid (PCI:0000:41:00): 119, pid=7, name=python"
+    event = parse_line(line)
+    assert event is not None
+    monkeypatch.setattr(once, "read_kernel", lambda *_: KernelNews(bursts=fold([event])))
+    with Workbench(Config()) as bench:
+        bench.gpus.close()
+        options = nvidia.Options(library=fake.library)
+        bench.gpus = Gpus(bench.spawner, bench.host, options=options)
+        bench.gpus.watch()  # it has no driver's folder to count in
+        hang(fake, 1)
+        try:
+            seen = OnceLooked(bench, Discovery(), SOON).take()
+        finally:
+            fake.release()
+    assert seen.gpu_gap is None
+    assert seen.gpus is not None
+    assert [one.code for one in seen.gpus.lost] == ["xid_119"]
