@@ -31,7 +31,7 @@ test-system: $(STAMP) ## the unit, its rights, and the package on a booted Debia
 
 test-frameworks: $(STAMP) ## small trainings with transformers, Lightning, DeepSpeed, Megatron (installs them: 250 MB)
 	DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt --group frameworks
-	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/test_frameworks.py $(ARGS)
+	MLDEBUG_TEST_FRAMEWORKS=1 $(RUN) -m pytest tests/processes/test_frameworks.py tests/processes/test_frameworks_ranks.py $(ARGS)
 
 check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff check .

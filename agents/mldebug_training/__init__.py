@@ -6,6 +6,8 @@ itself are imported when it asks for them.
 
 from __future__ import annotations
 
+from mldebug_training.interrupted import pass_on
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -66,7 +68,8 @@ def phase(name: str) -> Phase | Silence:
         from mldebug_training.phases import Phase
 
         return Phase(name)
-    except Exception:  # another system than Linux, a Python that lacks what it takes
+    except Exception as error:  # another system than Linux, a Python that lacks what it takes
+        pass_on(error)
         from mldebug_training.silent import Silence
 
         return Silence()
@@ -88,5 +91,5 @@ def heartbeat(step: int, **scalars: float) -> None:
         if record is not None and scalars:
             record.write_scalars(of_scalars(scalars))
         own.beat(number)
-    except Exception:
-        pass
+    except Exception as error:
+        pass_on(error)

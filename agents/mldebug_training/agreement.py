@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 GROUP = 600.0  # seconds that an exchange lives: ranks come to a step, and so begin it, at different times
-NAP = 0.005  # seconds, the longest between two looks
-_met = 0  # groups that this process has met for
+NAP, LONG_NAP = 0.005, 0.1  # seconds, the longest between two looks
+_met = 0  # times that this process has met the others
 
 
 class LateError(RuntimeError):
@@ -72,6 +72,11 @@ class Agreement:
         work.wait()
         return tuple(int(one) for one in self._numbers.tolist())
 
+    def meet(self, timeout: float) -> None:
+        """Wait until all ranks have come here, too: all of them learn that, or none does. Raises LateError."""
+        if size() > 1:
+            _meet(sys.modules["torch.distributed"], timeout, LONG_NAP)
+
 
 def clock() -> int:
     """How many collectives the job has made in its main group: the same in all ranks at one step. 0: unknown."""
@@ -82,29 +87,29 @@ def clock() -> int:
         return 0
 
 
-def _meet(dist: Any, timeout: float) -> None:
+def _meet(dist: Any, timeout: float, nap: float = NAP) -> None:
     """Wait at the job's store until all ranks are here, or until one gives up: all learn the same. Raises LateError."""
     global _met
     _met += 1
     store, key = dist.distributed_c10d._get_default_store(), f"mldebug/switches/{_met}"
     answer = [f"{key}/answer"]
     everyone = store.add(f"{key}/came", 1) == dist.get_world_size()
-    if everyone or not _until(lambda: store.check(answer), timeout):
+    if everyone or not _until(lambda: store.check(answer), timeout, nap):
         if store.add(f"{key}/decided", 1) == 1:
             store.set(answer[0], "all" if everyone else "late")
         _until(lambda: store.check(answer), timeout)
     if not store.check(answer) or store.get(answer[0]) != b"all":
-        raise LateError("another rank did not come to its first poll in time")
+        raise LateError("another rank did not come to this poll in time")
 
 
-def _until(ready: Callable[[], bool], timeout: float) -> bool:
+def _until(ready: Callable[[], bool], timeout: float, nap: float = NAP) -> bool:
     """Wait for it, and no longer."""
     deadline, pause = time.monotonic() + timeout, 0.0001
     while not ready():
         if time.monotonic() > deadline:
             return False
         time.sleep(pause)
-        pause = min(2 * pause, NAP)
+        pause = min(2 * pause, nap)
     return True
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 
 from mldebug_training.frames import fault_of, render, sentence, underflow_of
+from mldebug_training.interrupted import pass_on
 from mldebug_training.printing import own_rank, write_lines
 
 TYPE_CHECKING = False
@@ -65,7 +66,8 @@ class Findings:
         """
         try:
             fault = self._look(batch, frames, last)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             return
         if fault is not None and self.on_found == "raise":
             raise OverflowFoundError(f"batch {batch}: {sentence(fault)}", fault)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from mldebug_training.interrupted import pass_on
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,5 +79,5 @@ def after_import(name: str, then: Then) -> None:
 def _quietly(then: Then, module: ModuleType) -> None:
     try:
         then(module)
-    except Exception:
-        pass
+    except Exception as error:
+        pass_on(error)

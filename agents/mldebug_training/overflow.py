@@ -15,6 +15,7 @@ from itertools import islice
 
 from mldebug_training.findings import Findings
 from mldebug_training.frames import Frame, Row
+from mldebug_training.interrupted import pass_on
 from mldebug_training.measuring import MAX_LEAVES, Measures, leaves
 from mldebug_training.modules import Hook, in_backward, in_capture, named, refuse_compiled
 from mldebug_training.printing import own_rank, write_lines
@@ -131,7 +132,8 @@ class OverflowDetector:
             return
         try:
             self._note(name, module, args, kwargs, output)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             return
         if self._each or self._measures.count > MAX_WAITING:
             self.end_batch()
@@ -173,8 +175,8 @@ class OverflowDetector:
                     self.end_batch
                 )
                 self._asked = True
-        except Exception:
-            pass
+        except Exception as error:
+            pass_on(error)
 
 
 def detect_overflow(value: Any, name: str) -> str:
@@ -191,5 +193,6 @@ def detect_overflow(value: Any, name: str) -> str:
             text = f"mldebug: {row.label} holds {row.numbers.fault}"
             write_lines(text, rank=own_rank(), file=sys.stderr)
         return bad[0].numbers.fault if bad else ""
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return ""

@@ -13,6 +13,7 @@ import stat
 import sys
 import time
 
+from mldebug_training.interrupted import pass_on
 from mldebug_training.ranks import rank_and_size
 from mldebug_training.writing import write_all
 
@@ -55,7 +56,8 @@ def rank_print(
         if only is not None and rank is not None and rank not in chosen:
             return True
         return write_lines(sep.join(map(_text, values)), rank=rank, file=file, wait=wait)
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return False
 
 
@@ -64,7 +66,8 @@ def write_lines(text: str, *, rank: int | None, file: Any = None, wait: float = 
     prefix = "" if rank is None else f"[rank {rank}] "
     try:
         return _lines.write(text, prefix, sys.stdout if file is None else file, wait)
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         _lines.dropped += text.count("\n") + 1
         return False
 
@@ -87,20 +90,21 @@ def pieces(text: str, prefix: str) -> Iterator[bytes]:
 
 
 def _parts(line: bytes, prefix: bytes) -> Iterator[bytes]:
-    room = PIECE - len(prefix) - 1
-    while len(line) > room:
-        cut = room
+    room, begin = PIECE - len(prefix) - 1, 0
+    while len(line) - begin > room:
+        cut = begin + room
         while line[cut] & 0xC0 == 0x80:  # inside a character
             cut -= 1
-        yield prefix + line[:cut] + b"\n"
-        line = line[cut:]
-    yield prefix + line + b"\n"
+        yield prefix + line[begin:cut] + b"\n"
+        begin = cut
+    yield prefix + line[begin:] + b"\n"
 
 
 def _text(value: object) -> str:
     try:
         return str(value)
     except Exception as error:
+        pass_on(error)
         return f"<{type(value).__name__} that cannot be printed: {type(error).__name__}>"
 
 

@@ -12,6 +12,7 @@ from _thread import get_ident
 
 from mldebug_training import ranks, stacks
 from mldebug_training.flight import Flight, collective_timeout
+from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import FOLDER, Record, remove, short, sweep
 
@@ -112,8 +113,8 @@ class Process:
         try:
             record.phase, record.phase_ns = phase
             record.write()
-        except Exception:  # closed meanwhile, by the end of the process
-            pass
+        except Exception as error:  # closed meanwhile, by the end of the process
+            pass_on(error)
 
     def close(self) -> None:
         """Take the record away; what the agent has read it keeps."""
@@ -131,7 +132,8 @@ class Process:
         try:
             sweep(self._folder)
             record = Record(self._folder)
-        except Exception:  # no /dev/shm, a full one, no /proc
+        except Exception as error:  # no /dev/shm, a full one, no /proc
+            pass_on(error)
             return None
         _quietly(self._arm, record)
         _quietly(record.write)
@@ -160,8 +162,8 @@ def _quietly(does: Callable[..., None], *args: object, **more: object) -> None:
     """Do it; whatever is broken, the process goes on, or ends, as without us."""
     try:
         does(*args, **more)
-    except Exception:
-        pass
+    except Exception as error:
+        pass_on(error)
 
 
 def _name(phase: object) -> bytes:

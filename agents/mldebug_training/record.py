@@ -34,6 +34,7 @@ true: it checks the owner, the length, the magic, pid and start.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import binascii
 import fcntl
 import os
@@ -42,6 +43,7 @@ import threading
 import time
 
 from mldebug_training.ownfile import OwnFile, shared
+from mldebug_training.signals import Shield
 
 FOLDER = "/dev/shm"  # noqa: S108 - created exclusively, never followed
 PREFIX = "mldebug-"
@@ -156,7 +158,8 @@ def reserve(path: str, size: int) -> int:
     """Create a file that nobody else has, with room for all of it: a full /dev/shm says so here, not by SIGBUS later."""
     fd = _locked(path)
     try:
-        os.posix_fallocate(fd, 0, size)
+        with Shield(_signal.SIGXFSZ):  # beyond the job's limit of a file's size
+            os.posix_fallocate(fd, 0, size)
     except OSError:
         remove(path)
         os.close(fd)

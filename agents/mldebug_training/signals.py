@@ -20,7 +20,47 @@ _OURS = (
     _signal.SIG_IGN,
 )  # in Python's own table, where faulthandler writes nothing
 
+_FAULTS = frozenset(
+    getattr(_signal, f"SIG{name}") for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP")
+)  # a thread's own
+
 _blocked: list[int] = []  # `ask` of the family that is blocked
+
+
+class Closed:
+    """`with Closed():` A thread that is started inside takes no signal which is meant for the job.
+
+    A job that waits for one (`sigwait`, signalfd) blocks it in the threads that it knows: the kernel would hand it to ours,
+    where its default action ends the process.
+    """
+
+    def __enter__(self) -> None:
+        self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+        try:
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _FAULTS)
+        except BaseException:  # a handler of the job was due
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
+
+
+class Shield:
+    """`with Shield(SIGPIPE):` Where the job has given the signal its default action, which ends the process, this thread does not get it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> None:
+        self._up = _signal.getsignal(self._number) == _signal.SIG_DFL
+        if self._up:
+            self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (self._number,))
+
+    def __exit__(self, *_: object) -> None:
+        if self._up:
+            _signal.sigtimedwait((self._number,), 0)
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
 
 
 def free_signal() -> int:
@@ -48,6 +88,17 @@ def block() -> None:
     if ask:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, family(ask))
         at_fork(ask)
+
+
+def reopen(ask: int) -> None:
+    """Give the job back what was closed at the start and is not of the family that was chosen since; 0: all of it.
+
+    It has taken one of them for itself meanwhile.
+    """
+    early = family(_blocked[0]) if _blocked else ()
+    unused = [number for number in early if not ask or number not in family(ask)]
+    if unused:
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, unused)
 
 
 def at_fork(ask: int) -> None:

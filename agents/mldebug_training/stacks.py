@@ -25,9 +25,18 @@ import signal
 import sys
 import threading
 
+from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import remove, reserve
-from mldebug_training.signals import all_closed, at_fork, family, free_signal, is_ours
+from mldebug_training.signals import (
+    Closed,
+    all_closed,
+    at_fork,
+    family,
+    free_signal,
+    is_ours,
+    reopen,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,15 +60,17 @@ def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
     that C code started before. It would take what is meant for ours.
     """
     ask = free_signal()
+    reopen(ask)
     if not ask:
         return 0, -1
     before = signal.pthread_sigmask(signal.SIG_BLOCK, family(ask))
     try:
         if all_closed(ask):
             return ask, _listening(ask, path, tell_flight)
-    except Exception:  # no thread, no room, a faulthandler without its half
-        pass
+    except Exception as error:  # no thread, no room, a faulthandler without its half
+        pass_on(error)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    reopen(0)
     return 0, -1
 
 
@@ -70,7 +81,8 @@ def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
         _catch(ask, fd)
         ready = _thread.allocate_lock()
         ready.acquire()
-        _thread.start_new_thread(_listen, (ask, OwnFile(fd), tell_flight, ready))
+        with Closed():
+            _thread.start_new_thread(_listen, (ask, OwnFile(fd), tell_flight, ready))
     except Exception:
         remove(path + SUFFIX)
         os.close(fd)

@@ -11,6 +11,7 @@ import functools
 import sys
 
 from mldebug_training.imports import after_import
+from mldebug_training.interrupted import pass_on
 from mldebug_training.process import Process, own
 
 TYPE_CHECKING = False
@@ -47,8 +48,8 @@ class Steps:
             self._round = {id(optimizer)}
             self._tell(self.step + 1)
             self._moved = True
-        except Exception:
-            pass
+        except Exception as error:
+            pass_on(error)
 
     def counted(self, step: int) -> None:
         """A framework has made a step in its own way, and this is its number."""
@@ -134,8 +135,8 @@ def _if_number(tell: Callable[[int], None], count: Callable[[], Any]) -> None:
         step = count()
         if isinstance(step, int) and step > 0:
             tell(step)
-    except Exception:
-        pass
+    except Exception as error:
+        pass_on(error)
 
 
 def _innermost(outer: Any, optimizer: Any = None, *_: Any, **__: Any) -> Any:

@@ -15,6 +15,8 @@ import time
 from mldebug_training import agreement
 from mldebug_training.agreement import Agreement
 from mldebug_training.asked import Asked
+from mldebug_training.flight import collective_timeout
+from mldebug_training.interrupted import pass_on
 from mldebug_training.phases import Phase
 from mldebug_training.switchfiles import KILL, SAVE, choose
 from mldebug_training.switchwatch import Watch
@@ -41,7 +43,7 @@ _RANKS = 2**32
 _FAR = (
     2**62
 )  # more than any count; what is left of it is the lowest count, as the highest is agreed
-START = 600.0  # seconds that `at_start` waits for the others: nothing trains yet
+START = 600.0  # seconds that `at_start` waits for the others, as nothing trains yet, and whoever saves or ends, at most
 STEADY = 2  # times that the counts of all ranks were the same, after which they have to be
 
 
@@ -98,6 +100,7 @@ class Switches:
             return self._finish(START)
         except Exception as error:
             self._give_up(error)
+            pass_on(error)
             return None
 
     def poll(self) -> str | None:
@@ -108,6 +111,7 @@ class Switches:
             return self._poll()
         except Exception as error:
             self._give_up(error)
+            pass_on(error)
             return None
 
     def saving(self) -> Saving:
@@ -167,6 +171,7 @@ class Switches:
             self._due = self._begun[0] + max(1, pace)
         if kind == NOTHING:
             return None
+        self._agreement.meet(self._patience())
         mine = rank == agreement.rank()
         self.reason = f"rank {rank}: {self._own[1] if mine else _WORDS[kind]}"
         if kind == SAVE_SWITCH:
@@ -178,6 +183,14 @@ class Switches:
                 self._watch.obeyed(token)
         self._ended = kind != SAVE_SWITCH
         return KILL if self._ended else SAVE
+
+    @staticmethod
+    def _patience() -> float:
+        """Seconds that what was agreed waits until all ranks are at this poll, where one saves or evaluates alone before it.
+
+        One that has missed it would go on alone, and hang: it waits in the job's own collectives then, which have to outlive that.
+        """
+        return min(START, collective_timeout() / 2 or START)
 
     def _measure(self) -> int:
         """Tell the limit how long the loop takes; returns how many steps there may be to the next agreement."""
@@ -219,6 +232,7 @@ class Switches:
         try:
             return str((self._why() if self._why else None) or "")[:300]
         except Exception as error:
+            pass_on(error)
             self._say(f"the reason to stop cannot be asked: {type(error).__name__}: {error}")
             return ""
 

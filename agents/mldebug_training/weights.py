@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 
+from mldebug_training.interrupted import pass_on
 from mldebug_training.measuring import Measures
 from mldebug_training.modules import named
 from mldebug_training.printing import own_rank
@@ -36,7 +37,8 @@ def dump_weights(model: Any, folder: str, tag: str, **coordinates: int) -> str:
             file.writelines(_lines(model))
         os.replace(f"{path}.new", path)
         return path
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return ""
 
 

@@ -14,6 +14,8 @@ import stat
 import threading
 import time
 
+from mldebug_training.signals import Closed, Shield
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +40,7 @@ def write_all(fd: int, pieces: Sequence[bytes], until: float) -> int:
 
 def _each(fd: int, pieces: Sequence[bytes], until: float | None) -> int:
     """`until` None: the descriptor blocks, and that is fine."""
-    with _NoPipeSignal():
+    with Shield(signal.SIGPIPE):
         for count, piece in enumerate(pieces):
             if not _one(fd, piece, until):
                 return count
@@ -76,22 +78,9 @@ def _by_thread(fd: int, pieces: Sequence[bytes], until: float) -> int:
             os.close(mine)
 
     thread = threading.Thread(target=work, name="mldebug-print", daemon=True)
-    thread.start()
+    with Closed():
+        thread.start()
     thread.join(max(0.01, until - time.monotonic()))
     if thread.is_alive():
         _left_behind.append(thread)
     return done[0] if done else 0
-
-
-class _NoPipeSignal:
-    """Where the job has given SIGPIPE its default action, which ends the process, this thread does not get it."""
-
-    def __enter__(self) -> None:
-        self._shield = signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
-        if self._shield:
-            self._before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGPIPE,))
-
-    def __exit__(self, *_: object) -> None:
-        if self._shield:
-            signal.sigtimedwait((signal.SIGPIPE,), 0)
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)

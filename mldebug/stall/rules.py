@@ -70,9 +70,10 @@ def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watc
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
     if started and pulse.has_rhythm:
         timeout, patience = _by_rhythm(settings, look, pulse)
-        busy = max(patience, _busy_limit(settings, look, timeout))
-        device = _device_limit(look, pulse, busy)
         window = _window(timeout, watched)
+        says_why = _says_why(ranks, pulse.now, window)
+        busy = max(patience, _busy_limit(settings, look, timeout, says_why))
+        device = _device_limit(pulse, busy, says_why)
         return Rule("progress", timeout, window, busy, device, patience, dies)
     if not started and (pulse.tells or ranks.any_class(STARTING)):
         timeout = Timeout(settings.init_timeout, "before the first step")
@@ -80,7 +81,8 @@ def choose(settings: StallSettings, look: Look, pulse: Pulse, ranks: Ranks, watc
     timeout = _without_signal(settings, pulse)
     others = settings.timeout == "auto" and look.elsewhere
     patience = max(timeout.seconds, dies) if others else timeout.seconds
-    busy = _busy_limit(settings, look, timeout)
+    says_why = _says_why(ranks, pulse.now, timeout.seconds)
+    busy = _busy_limit(settings, look, timeout, says_why)
     return Rule("stillness", timeout, timeout.seconds, busy, patience=patience, saving_limit=dies)
 
 
@@ -166,16 +168,23 @@ def _without_signal(settings: StallSettings, pulse: Pulse) -> Timeout:
     return pulse.gaps.widen(Timeout(NO_SIGNAL, "no progress signal"))
 
 
-def _busy_limit(settings: StallSettings, look: Look, timeout: Timeout) -> float:
+def _says_why(ranks: Ranks, now: float, window: float) -> bool:
+    """Whether a busy rank says itself why it makes no step. What a rank says that waits for it excuses nobody."""
+    standing = ranks.standing(now, window)
+    works = standing.busy or standing.blind  # who is blind may be computing
+    return any(trail.last.phase in LEGITIMATE for trail in works)
+
+
+def _busy_limit(settings: StallSettings, look: Look, timeout: Timeout, says_why: bool) -> float:
     told = settings.busy_timeout
     patience = max(BUSY_FACTOR * timeout.seconds, BUSY_LEAST) if told == "auto" else told
-    if told == "auto" and any(rank.phase in LEGITIMATE for rank in look.ranks):
-        patience = math.inf  # it says itself why it makes no step
+    if told == "auto" and says_why:
+        patience = math.inf
     return max(timeout.seconds, min(patience, BEFORE_EVIDENCE_DIES * look.evidence_lives))
 
 
-def _device_limit(look: Look, pulse: Pulse, busy_limit: float) -> float:
-    if any(rank.phase in LEGITIMATE for rank in look.ranks):
+def _device_limit(pulse: Pulse, busy_limit: float, says_why: bool) -> float:
+    if says_why:
         return math.inf
     return max(busy_limit, DEVICE_LIMIT, SURVIVED * pulse.gaps.memory.longest)
 

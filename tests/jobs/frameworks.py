@@ -53,6 +53,7 @@ class Line(torch.nn.Module):
 
 
 def weights(model: torch.nn.Module) -> float:
+    assert all(one.numel() for one in model.parameters())
     return round(sum(float(one.detach().double().abs().sum()) for one in model.parameters()), 9)
 
 
@@ -266,15 +267,15 @@ def transformers() -> dict[str, Any]:
 def lightning_trainer(folder: str, **more: Any) -> Any:
     import lightning
 
-    return lightning.Trainer(
-        default_root_dir=folder, accelerator="cpu", devices=1, logger=False, max_epochs=2,
-        enable_progress_bar=False, enable_model_summary=False, **more,
-    )  # fmt: skip
+    common: dict[str, Any] = {
+        "default_root_dir": folder, "accelerator": "cpu", "devices": 1, "logger": False, "max_epochs": 2,
+        "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
+    return lightning.Trainer(**common | more)
 
 
-@job
-def lightning() -> dict[str, Any]:
-    """Lightning: accumulation, an evaluation each epoch, a checkpoint, then on from there."""
+def lightning_module() -> Any:
+    """Lightning's word for a model that knows how it is trained."""
     import lightning as package
 
     class Module(package.LightningModule):
@@ -291,7 +292,13 @@ def lightning() -> dict[str, Any]:
         def configure_optimizers(self) -> Any:
             return adam(self.line)
 
-    module = Module()
+    return Module()
+
+
+@job
+def lightning() -> dict[str, Any]:
+    """Lightning: accumulation, an evaluation each epoch, a checkpoint, then on from there."""
+    module = lightning_module()
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning_trainer(folder, accumulate_grad_batches=ACCUMULATE)
         trainer.fit(module, loader(), loader())
@@ -330,11 +337,13 @@ def gan() -> dict[str, Any]:
     return {"loop": trainer.global_step, "weights": weights(module)}
 
 
-def deepspeed(stage: int) -> dict[str, Any]:
-    """DeepSpeed: accumulation, two groups of parameters, its checkpoint."""
+def deepspeed_engine(model: Line, stage: int) -> Any:
+    """DeepSpeed's word for a model, its optimizer and their step: accumulation, two groups of parameters."""
     import deepspeed as package
 
-    model = Line()
+    package.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+        False  # its own instead of gloo, compiled here
+    )
     package.init_distributed(dist_backend="gloo")
     groups = [{"params": list(one.parameters())} for one in (model.first, model.second)]
     config = {
@@ -348,6 +357,20 @@ def deepspeed(stage: int) -> dict[str, Any]:
     engine, *_ = package.initialize(
         model=model, optimizer=torch.optim.AdamW(groups, lr=0.01), config=config
     )
+    return engine
+
+
+def deepspeed_whole(model: Line) -> Any:
+    """While this holds, parameters that are sharded are whole: without it their tensors are empty."""
+    import deepspeed as package
+
+    return package.zero.GatheredParameters(list(model.parameters()))
+
+
+def deepspeed(stage: int) -> dict[str, Any]:
+    """DeepSpeed: accumulation, two groups of parameters, its checkpoint."""
+    model = Line()
+    engine = deepspeed_engine(model, stage)
     with tempfile.TemporaryDirectory() as folder:
         for batch in loader():
             engine.backward(engine(**batch)["loss"])
@@ -357,9 +380,10 @@ def deepspeed(stage: int) -> dict[str, Any]:
         for batch in loader():
             engine.backward(engine(**batch)["loss"])
             engine.step()
-    done = engine.global_steps
+    with deepspeed_whole(model):
+        learned = weights(model)
     torch.distributed.destroy_process_group()
-    return {"loop": done, "weights": weights(model)}
+    return {"loop": engine.global_steps, "weights": learned}
 
 
 for _stage in range(4):
@@ -404,13 +428,13 @@ def megatron() -> dict[str, Any]:
     return {"loop": done, "weights": weights(model)}
 
 
-def main() -> None:
-    """Train, then tell."""
+def outcome(train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What came of a training, and what the hook told meanwhile."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with watched():
-        result = JOBS[sys.argv[1]]()
+        result = train()
     told, phases = [], []
     for step, _, phase in SEEN:
         if not told or told[-1] != step:
@@ -419,8 +443,8 @@ def main() -> None:
             phases.append(phase)
     beats = SEEN[-1][1] if SEEN else 0
     left = SEEN[-1][2] if SEEN else ""
-    print(json.dumps({**result, "told": told, "beats": beats, "phases": phases, "left": left}))
+    return {**result, "told": told, "beats": beats, "phases": phases, "left": left}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(outcome(JOBS[sys.argv[1]])))

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ def main() -> None:
     options = arguments()
     rank = int(os.environ["RANK"])
     announce(options, "started", rank, str(os.getpid()))
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=options.collectives))
     switches = None if options.without else make(options, rank)
     if switches and (action := switches.at_start()):
         tell(options, rank, f"start {action} {switches.reason}")
@@ -66,6 +67,12 @@ def train(
         announce(options, "step", rank, str(step))
         if switches is None or (rank in options.seldom and step % 3):
             continue
+        if step == options.stop_at:
+            announce(options, "reason", rank, "enough")
+        if rank == 0 and step == options.stop_at + 1:
+            time.sleep(options.alone)
+        if rank in options.miss and step == options.stop_at + 1:
+            continue
         action = switches.poll()
         if action:
             tell(options, rank, f"{step} {action} {switches.reason}")
@@ -105,6 +112,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", type=float, default=0.0)
     parser.add_argument("--timeout", type=float, default=60.0)
     parser.add_argument("--every", type=int, default=None)
+    parser.add_argument("--collectives", type=float, default=1800.0, help="seconds that they live")
+    parser.add_argument("--stop-at", type=int, default=-2, help="the step at which all ask to stop")
+    parser.add_argument(
+        "--alone", type=float, default=0.0, help="seconds of rank 0 before the next"
+    )
+    parser.add_argument(
+        "--miss", type=int, nargs="*", default=[], help="ranks that miss the next poll"
+    )
     parser.add_argument("--without", action="store_true", help="no switches at all")
     parser.add_argument(
         "--seldom", type=int, nargs="*", default=[], help="ranks that ask less often"

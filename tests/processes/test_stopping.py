@@ -185,6 +185,29 @@ def test_a_rank_that_asks_less_often_costs_the_switches_and_not_the_training(pla
         assert weights.startswith("59 ")
 
 
+@pytest.mark.parametrize("missing", ["0", "1"])
+def test_a_poll_missed_in_the_very_round_of_a_kill_costs_the_switches_and_not_the_training(
+    place: Path, missing: str
+) -> None:
+    """Who polls would end, and the other one wait for it in the next step for ever."""
+    at = ("--stop-at", "20", "--miss", missing, "--collectives", "30")
+    often = ("--folder", str(place), "--every", "1", "--steps", "60")
+    with stopping(*often, *at, ranks=2) as job:
+        assert job.end_code(150) == 0
+        assert [job.actions(rank) for rank in job.everyone] == [[], []]
+        assert "the switches are off, the training goes on" in job.tail()
+        (weights,) = job.weights()
+        assert weights.startswith("59 ")
+
+
+def test_who_works_alone_before_its_poll_is_waited_for(place: Path) -> None:
+    """Longer than a poll waits otherwise."""
+    options = ("--folder", str(place), "--every", "1", "--timeout", "2", "--alone", "6")
+    with stopping(*options, "--stop-at", "20", ranks=2) as job:
+        assert job.agreed(1) == [("21", "kill")]
+        assert job.end_code() == 0
+
+
 def test_a_folder_that_hangs_stops_no_step(tmp_path: Path) -> None:
     with ExitStack() as stack:
         file, server = stack.enter_context(fuse_mount(tmp_path, User()))

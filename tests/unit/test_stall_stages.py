@@ -8,12 +8,15 @@ from mldebug.stall.signals import Stage
 from mldebug.stall.watch import StallWatch
 from plots import trained, unlogged
 from traces import (
+    BLIND,
+    ONE_LINE,
     SAVES,
     SLEEPS,
     SPINS,
     TRAINS,
     WAITS,
     WORKS,
+    Does,
     Run,
     watch,
 )
@@ -190,6 +193,40 @@ def test_a_sleeper_is_blamed_at_the_timeout_whatever_phase_its_waiters_are_in() 
 
     assert story.opened == pytest.approx([60 + 30], abs=1)
     assert story.first(Stage.BLAMED).suspects == (3,)
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "checkpoint_save", "checkpoint_load", "compile"])
+@pytest.mark.parametrize("waits", [WAITS, SPINS, BLIND])
+def test_the_phase_of_a_waiter_gives_no_patience_to_who_is_busy(phase: str, waits: Does) -> None:
+    """They wait in their save for one that trains."""
+    story = watch(trained().play(600, {0: WORKS}, others=waits._replace(phase=phase)).looks)
+    assert story.opened == pytest.approx([60 + 300], abs=1)
+    assert story.first(Stage.BLAMED).suspects == (0,)
+
+
+def test_without_a_log_the_phase_of_a_waiter_gives_no_patience_either() -> None:
+    waits = WAITS._replace(phase="checkpoint_save")
+    (opened,) = watch(unlogged().play(900, {0: WORKS}, others=waits).looks).opened
+
+    (expected,) = watch(unlogged().play(900, {0: WORKS}).looks).opened
+    assert opened == pytest.approx(expected, abs=1)
+
+
+def test_the_phase_of_a_waiter_excuses_no_device() -> None:
+    """A kernel that never ends, beside ranks that wait in their save."""
+    run = trained()
+    run.backend, run.collective_timeout = "gloo", 7200.0
+    waits = WAITS._replace(phase="checkpoint_save")
+    story = watch(run.play(3000, {0: ONE_LINE}, others=waits).looks)
+
+    assert story.opened == pytest.approx([60 + 300], abs=1)
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "compile"])
+def test_who_may_be_computing_on_an_unreadable_device_is_believed(phase: str) -> None:
+    run = trained().play(400, BLIND._replace(phase=phase)).train(30)
+
+    assert watch(run.looks).opened == []
 
 
 def test_a_phase_that_ended_gives_no_patience() -> None:

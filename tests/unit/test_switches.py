@@ -383,6 +383,38 @@ class Seat:
         self.begun = False
         return tuple(max(column) for column in zip(*told.values(), strict=True))
 
+    def meet(self, timeout: float) -> None:
+        """All ranks of these tests poll equally often."""
+
+
+class Missing(Seat):
+    """The agreement of a rank that waits in vain: another one has missed this very poll."""
+
+    def meet(self, timeout: float) -> None:
+        raise agreement.LateError("another rank did not come to this poll in time")
+
+
+@pytest.mark.parametrize("seen", [Seen(kill=1), Seen(save=5)])
+def test_a_poll_missed_where_all_would_obey_turns_the_switches_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seen: Seen
+) -> None:
+    table = Table(1)
+    monkeypatch.setattr(agreement, "size", lambda: 2)
+    one, watch = switches(every=1)
+    one._agreement = Missing(table, 0)  # type: ignore[assignment]
+    watch.seen = seen
+    assert [one.poll() for _ in range(4)] == [None] * 4
+    assert watch.taken == []
+    assert "did not come to this poll in time" in capsys.readouterr().err
+
+
+def test_who_waits_for_all_to_obey_gives_up_before_the_collectives_of_the_job_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for told, waits in ((600.0, 300.0), (20.0, 10.0), (1e6, 600.0), (0.0, 600.0)):
+        monkeypatch.setattr("mldebug_training.switches.collective_timeout", lambda told=told: told)
+        assert Switches._patience() == waits
+
 
 EVENTS = st.lists(
     st.tuples(
