@@ -18,7 +18,7 @@ from mldebug.redact import clean
 from mldebug.rooms import load, names, summary
 
 GROUPS = {
-    "Find the culprit": ("dump", "diagnose", "reports"),
+    "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports"),
     "Look at this node": ("agent", "status", "gpus", "doctor", "support-bundle"),
     "Try and set up": ("demo", "run", "switch", "check-config"),
 }
@@ -30,7 +30,7 @@ Exit codes:
   2  wrong usage or config
   3  a permission or a tool is missing
 """
-VERB_WIDTH = 14
+VERB_WIDTH = 15
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 REPORT_IT = "this is a bug: please report it with what `mldebug --debug …` prints"

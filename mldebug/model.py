@@ -235,6 +235,21 @@ class Collective(Noun, frozen=True, kw_only=True):
     done: bool = False
     created_at: float = 0.0  # unix, when it was called
     timeout: float = 0.0  # seconds that it may take; 0: not told
+    state: str = ""  # scheduled, started, completed, as the recorder spells it; "": not told
+    frames: tuple[Frame, ...] = ()  # where it was called, innermost first; of a raw dump alone
+
+
+class Transfer(Noun, frozen=True, kw_only=True):
+    """One send or receive that is not done, as Flight Recorder saw it on one rank."""
+
+    op: str  # send, recv
+    peer: int  # its number in the group
+    group: str  # name
+    description: str = ""
+    members: str = ""  # of the group: global ranks, folded; "" where they are not known
+    sequence: int = 0  # number of the rank's own transfer in the group, from 1
+    created_at: float = 0.0
+    frames: tuple[Frame, ...] = ()
 
 
 class FlightGroup(Noun, frozen=True, kw_only=True):
@@ -255,6 +270,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     version: str = ""
     groups: tuple[FlightGroup, ...] = ()
     sends: tuple[str, ...] = ()  # point-to-point calls that are not done: "recv 3<-2"
+    transfers: tuple[Transfer, ...] = ()  # the same, taken apart
     silent: tuple[str, ...] = ()  # backends that have made calls of which no recorder tells
 
 

@@ -44,8 +44,10 @@ def read_bytes(file: Path) -> bytes:
             os.close(folder)
     except OSError as error:
         raise unreadable(file, error) from error
-    with open(handle, "rb") as stream:
-        return _read_bounded(stream.fileno(), file)
+    try:
+        return _read_bounded(handle, file)
+    finally:
+        os.close(handle)
 
 
 def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:

@@ -43,7 +43,7 @@ class View:
     @cached_property
     def members(self) -> frozenset[int]:
         """Global ranks."""
-        return _members(self.folded)
+        return members_of(self.folded)
 
     @cached_property
     def pending(self) -> dict[int, Collective]:
@@ -59,8 +59,14 @@ class View:
 
     def call(self, rank: int, sequence: int) -> Collective | None:
         """One call of one rank; None where it has not come so far or it is forgotten."""
-        calls = self.by_rank[rank].calls
-        return next((one for one in calls if one.sequence == sequence), None)
+        return self._calls[rank].get(sequence)
+
+    @cached_property
+    def _calls(self) -> dict[int, dict[int, Collective]]:
+        return {
+            rank: {call.sequence: call for call in reversed(group.calls)}
+            for rank, group in self.by_rank.items()
+        }
 
 
 class Hang(NamedTuple):
@@ -125,19 +131,38 @@ def _hang(view: View) -> Hang | None:
     sequence = majority((call.sequence for call in view.pending.values()), half)
     if sequence is None:
         return None
-    made = {rank: view.call(rank, sequence) for rank in view.by_rank}
-    calls = {rank: call for rank, call in made.items() if call is not None}
-    model = _model(calls, half)
-    differs = {rank: one for rank, one in calls.items() if model and _kind(one) != _kind(model)}
+    found = vote(view, sequence)
     there = {rank for rank, call in view.pending.items() if call.sequence == sequence}
     return Hang(
         view=view,
-        call=model or next(iter(calls.values())),
-        waiting=tuple(sorted(there - differs.keys())),
+        call=found.model or next(iter(found.calls.values())),
+        waiting=tuple(sorted(there - found.differs.keys())),
         behind=_behind(view, sequence),
-        differs=differs,
-        split=model is None,
+        differs=found.differs,
+        split=found.model is None,
     )
+
+
+class Vote(NamedTuple):
+    """One call of a group as its members made it. `model` is that of the majority, None where there is none."""
+
+    calls: dict[int, Collective]
+    model: Collective | None
+    differs: dict[int, Collective]  # from the model
+
+    @property
+    def split(self) -> bool:
+        """Were there several, and none with a majority?"""
+        return self.model is None and len(set(map(_kind, self.calls.values()))) > 1
+
+
+def vote(view: View, sequence: int) -> Vote:
+    """Compare one call of all members that answered and still remember it."""
+    made = {rank: view.call(rank, sequence) for rank in view.by_rank}
+    calls = {rank: call for rank, call in made.items() if call is not None}
+    model = _model(calls, len(view.members) / 2)
+    differs = {rank: one for rank, one in calls.items() if model and _kind(one) != _kind(model)}
+    return Vote(calls, model, differs)
 
 
 def _behind(view: View, sequence: int) -> dict[int, Collective | None]:
@@ -242,7 +267,8 @@ def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _members(folded: str) -> frozenset[int]:
+def members_of(folded: str) -> frozenset[int]:
+    """The ranks of a folded set; none where it is damaged."""
     try:
         return frozenset(unfold(folded))
     except UsageError:  # stored evidence, damaged

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from mldebug.flight.claims import ROOTED
 from mldebug.flight.votes import (
     Hang,
     View,
@@ -34,8 +35,6 @@ from mldebug.model import (
     Verdict,
 )
 
-ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
-"""Whose members leave at different times: who still waits in an earlier one may be a victim."""
 UNRECORDED = frozenset(("point_to_point", "init", "store", "destroy"))
 """Classes of waits for others that are in no recorder, or not on every backend."""
 RECORDED = frozenset(("collective", "backward_wait", "device_sync"))

@@ -13,7 +13,18 @@ from pathlib import Path
 
 from bench.table import OUT, read, show
 
-NAMES = ("run", "watch", "latency", "effect", "hook", "hookeffect", "logs", "kernellog", "scrape")
+NAMES = (
+    "run",
+    "watch",
+    "latency",
+    "effect",
+    "hook",
+    "hookeffect",
+    "logs",
+    "kernellog",
+    "flight",
+    "scrape",
+)
 
 
 def main() -> None:

@@ -1,0 +1,194 @@
+"""Who waits for whom, from the recorders alone: every pending call as a claim on the ranks that have to come."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mldebug.flight.entries import MAX_SENDS
+from mldebug.flight.votes import View, Wait, members_of, oldest_pending, waits
+from mldebug.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
+
+ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+"""Whose members leave at different times: who still waits in an earlier one may be a victim."""
+
+
+class Claim(NamedTuple):
+    """Ranks that wait in one call, and what they wait for.
+
+    `late`: members that have not called it. `slow`: members that have, but whose GPU is not as far. `absent`: members without a
+    dump, of which nothing is known. `forgot`: members whose recorders hold no call of the group any more. `finished`: members for which it is done.
+    """
+
+    view: View
+    what: str  # "all_reduce 4", "recv 2 from rank 3"
+    sequence: int
+    members: frozenset[int]
+    waiting: tuple[int, ...]
+    late: tuple[int, ...] = ()
+    slow: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+    forgot: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    created_at: float = 0.0
+    frames: tuple[Frame, ...] = ()
+    rooted: bool = False
+    transfer: bool = False
+
+    @property
+    def on(self) -> tuple[int, ...]:
+        """The ranks that surely hold it up."""
+        return (*self.late, *self.slow)
+
+    @property
+    def most(self) -> bool:
+        """Does a majority of all members wait in it?"""
+        return 2 * len(self.waiting) > len(self.members)
+
+
+def claims(seen: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
+    """All claims, that of most ranks first."""
+    found = [_collective(wait, records) for wait in waits(seen)]
+    found += _transfers(records)
+    return tuple(sorted(found, key=lambda one: (-len(one.waiting), one.created_at, one.waiting)))
+
+
+def _collective(wait: Wait, records: Mapping[int, FlightRecord]) -> Claim:
+    view, sequence = wait.view, wait.call.sequence
+    rooted = wait.call.op in ROOTED
+    finished = tuple(rank for rank in view.by_rank if _has_finished(view, rank, sequence))
+    joined = bool(finished) and not rooted  # it ends for nobody before all have come
+    unheard = () if joined else sorted(view.members - view.by_rank.keys())
+    idle = [rank for rank in unheard if rank in records and not records[rank].groups]
+    late = [rank for rank in wait.missing if rank not in wait.ranks] + idle
+    return Claim(
+        view=view,
+        what=f"{wait.call.op} {sequence}",
+        sequence=sequence,
+        members=view.members,
+        waiting=wait.ranks,
+        late=() if joined else tuple(sorted(late)),
+        slow=() if joined else _slow(wait),
+        absent=tuple(rank for rank in unheard if rank not in records),
+        forgot=tuple(rank for rank in unheard if rank in records and rank not in idle),
+        finished=finished,
+        created_at=wait.call.created_at,
+        frames=wait.call.frames,
+        rooted=rooted,
+    )
+
+
+def _has_finished(view: View, rank: int, sequence: int) -> bool:
+    call = view.call(rank, sequence)
+    return call.done if call is not None else view.by_rank[rank].completed >= sequence
+
+
+def _slow(wait: Wait) -> tuple[int, ...]:
+    """Who has called it and is not as far with it as those who wait: in an earlier call, or not started where most have."""
+    view, sequence = wait.view, wait.call.sequence
+    earlier = {
+        rank
+        for rank, call in view.pending.items()
+        if call.sequence < sequence <= view.by_rank[rank].enqueued
+    }
+    there = {rank: call.state for rank, call in view.pending.items() if call.sequence == sequence}
+    started = [rank for rank, state in there.items() if state == "started"]
+    if 2 * len(started) > len(view.members):
+        earlier |= {rank for rank, state in there.items() if state == "scheduled"}
+    return tuple(sorted(earlier))
+
+
+# --- sends and receives --------------------------------------------------------------------------
+
+
+def _transfers(records: Mapping[int, FlightRecord]) -> Iterable[Claim]:
+    for rank, record in sorted(records.items()):
+        for one in record.transfers:
+            numbered = sorted(members_of(one.members))
+            if rank in numbered and one.peer < len(numbered):
+                yield from _transfer(rank, numbered, one, records)
+
+
+def _transfer(
+    rank: int, numbered: list[int], one: Transfer, records: Mapping[int, FlightRecord]
+) -> Iterable[Claim]:
+    """None where the other side may have come, but has more under way than its record holds."""
+    peer, own = numbered[one.peer], numbered.index(rank)
+    theirs = records[peer].transfers if peer in records else ()
+    wanted = "recv" if one.op == "send" else "send"
+    met = any((it.op, it.peer, it.group) == (wanted, own, one.group) for it in theirs)
+    if not met and len(theirs) >= MAX_SENDS:
+        return
+    yield Claim(
+        view=View(
+            FlightGroup(name=one.group, description=one.description, members=one.members), {}
+        ),
+        what=f"{one.op} {one.sequence} {'to' if one.op == 'send' else 'from'} rank {peer}",
+        sequence=one.sequence,
+        members=frozenset((rank, peer)),
+        waiting=(rank,),
+        late=(peer,) if peer in records and not met else (),
+        absent=() if peer in records else (peer,),
+        created_at=one.created_at,
+        frames=one.frames,
+        transfer=True,
+    )
+
+
+# --- chains --------------------------------------------------------------------------------------
+
+
+class Chains:
+    """All claims together: whom everybody waits for in the end."""
+
+    def __init__(self, found: Iterable[Claim]) -> None:
+        self.claims = tuple(found)
+        self._of: dict[int, list[Claim]] = {}
+        for claim in self.claims:
+            for rank in claim.waiting:
+                self._of.setdefault(rank, []).append(claim)
+
+    def of(self, rank: int) -> list[Claim]:
+        """The claims in which a rank waits."""
+        return self._of.get(rank, [])
+
+    def next(self, rank: int) -> frozenset[int]:
+        """For whom a rank surely waits."""
+        found: set[int] = set()
+        for claim in self.of(rank):
+            found.update(claim.late if rank in claim.slow else claim.on)
+        return frozenset(found - {rank})
+
+    @property
+    def sinks(self) -> tuple[int, ...]:
+        """For whom others wait, and who surely wait for nobody."""
+        targets = {rank for claim in self.claims for rank in claim.on}
+        return tuple(sorted(rank for rank in targets if not self.next(rank)))
+
+    def on(self, rank: int) -> list[Claim]:
+        """The claims that a rank holds up, that of most ranks first."""
+        return [claim for claim in self.claims if rank in claim.on]
+
+    def circle(self) -> tuple[int, ...]:
+        """Ranks of which each waits for the next and the last for the first; empty where nobody surely waits."""
+        start = min((rank for rank in self._of if self.next(rank)), default=None)
+        path: list[int] = []
+        while start is not None and start not in path:
+            path.append(start)
+            start = min((one for one in self.next(start) if self.next(one)), default=None)
+        if start is None:
+            return ()
+        found = path[path.index(start) :]
+        turn = found.index(min(found))
+        return (*found[turn:], *found[:turn])
+
+
+def waits_only_here(records: Mapping[int, FlightRecord], rank: int, members: str) -> bool:
+    """Does a rank wait in groups of these members alone, so that it is no victim of others?"""
+    record = records[rank]
+    others = (group for group in record.groups if group.members != members)
+    return not record.sends and all(oldest_pending(group) is None for group in others)
+
+
+def where(rank: int, claim: Claim) -> Collective | None:
+    """What a rank called last in the group of a claim."""
+    group = claim.view.by_rank.get(rank)
+    return group.calls[-1] if group and group.calls else None

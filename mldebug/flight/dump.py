@@ -1,0 +1,162 @@
+"""One rank's Flight Recorder as PyTorch dumps it: the pickle of NCCL, of gloo and of nccl2, and their JSON.
+
+Versions 2.4 (PyTorch 2.6), 2.9 (2.8) and 2.10 (2.9 and newer) have the fields that are read here. JSON has no frames, 0 for
+a missing time and text for the numbers of `pg_status`; a pickle of an idle process has no `entries`. `pg_config` of gloo names
+no group: then the members are not known (`filled` of `mldebug.flight.folder` guesses them).
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from mldebug.flight.entries import Entry, Known, make_record
+from mldebug.flight.plain import load_plain
+from mldebug.folding import MAX_RANK, fold_ranks
+from mldebug.model import FlightRecord
+from mldebug.redact import clean
+
+MAX_BYTES = 64 << 20
+KEEP = 128  # calls of one group: the oldest that are not finished, and the newest
+MAX_KEPT = 16_384  # entries of one dump that are looked at closely
+MAX_SIZES = 200_000  # tensors of all these entries
+MAX_FRAMES = 32
+NO_BACKEND = "?"  # of a process that has called nothing at all
+FIELDS = frozenset(Entry.__struct_fields__)
+_ENTRIES = list[Entry]
+
+Raw = dict[str, Any]
+
+
+def parse_dump(data: bytes) -> FlightRecord:
+    """Take one dump apart, whatever spelling it has. Raises ValueError with the reason."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has {len(data):,} bytes, more than {MAX_BYTES:,}")
+    raw = load_plain(data)
+    if not isinstance(raw, dict) or not raw.keys() & {"entries", "pg_status", "pg_config"}:
+        raise ValueError("it is no dump of a Flight Recorder: no entries, no pg_status")
+    try:
+        return _record(raw)
+    except (msgspec.MsgspecError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
+
+
+def _record(raw: Raw) -> FlightRecord:
+    entries = raw.get("entries") or []
+    if not isinstance(entries, list) or not all(type(one) is dict for one in entries):
+        raise TypeError("its entries are no list of calls")
+    kept = msgspec.convert(_small(_few(entries)), type=_ENTRIES, strict=False)
+    told = _named(dict(_told(raw.get("pg_config"))), kept)
+    whole = not entries or entries[0].get("record_id") == 0
+    return make_record(
+        str(raw.get("version", ""))[:64], [kept], _with_unused(told, kept, whole), keep=KEEP
+    )
+
+
+# --- which entries are kept ------------------------------------------------------------------------
+
+
+def _few(entries: list[Raw]) -> list[Raw]:
+    """Of each group the oldest calls that are not finished and the newest, in their order, the newest entry last."""
+    half = KEEP // 2
+    found: list[Raw] = []
+    newest: dict[Any, int] = {}
+    pending: dict[Any, list[Raw]] = {}
+    for entry, done in _settled(entries):
+        owner = entry.get("pg_id"), bool(entry.get("is_p2p"))
+        count = newest[owner] = newest.get(owner, 0) + 1
+        if count <= half or not done:
+            place = found if count <= half else pending.setdefault(owner, [])
+            place.append(entry if entry.get("retired") is done else {**entry, "retired": done})
+    older = [one for waiting in pending.values() for one in waiting[-half:]]
+    few = [*older, *found][:MAX_KEPT]
+    return sorted(few, key=_number)
+
+
+def _number(entry: Raw) -> int:
+    number = entry.get("record_id")
+    return number if type(number) is int else 0
+
+
+def _settled(entries: list[Raw]) -> Iterable[tuple[Raw, bool]]:
+    """The newest first, each with whether it has ended.
+
+    NCCL never marks the members of a batch as ended, but calls of one group on one stream end in their order: all collectives,
+    and sends and receives of one kind between two ranks. The end of a batch carries its members' number. What NCCL has retired
+    and not completed has run into its timeout; gloo only ever retires.
+    """
+    ended: set[tuple[Any, ...]] = set()
+    for entry in reversed(entries):
+        name, done = entry.get("profiling_name"), entry.get("state") == "completed"
+        if not (type(name) is str and name.startswith("nccl")):
+            yield entry, done or bool(entry.get("retired"))
+            continue
+        p2p = bool(entry.get("is_p2p"))
+        stream = entry.get("pg_id"), p2p, name if p2p else ""
+        batch = entry.get("pg_id"), p2p, entry.get("p2p_seq_id" if p2p else "collective_seq_id")
+        if done:
+            ended.update((batch, stream) if name.endswith(":coalesced") else (stream,))
+        yield entry, done or stream in ended or batch in ended
+
+
+def _small(entries: list[Raw]) -> list[Raw]:
+    """The fields that are read. A pickle may name one long list many times, so all of them together are bounded."""
+    if sum(len(one.get("input_sizes") or ()) for one in entries) > MAX_SIZES:
+        raise TypeError(f"its calls have more than {MAX_SIZES:,} tensors")
+    found = []
+    for one in entries:
+        small = {name: one[name] for name in FIELDS & one.keys() if one[name] is not None}
+        small["input_sizes"] = [size[:MAX_FRAMES] for size in small.get("input_sizes", ())]
+        small["input_dtypes"] = small.get("input_dtypes", ())[:8]
+        small["frames"] = small.get("frames", ())[:MAX_FRAMES]
+        found.append(small)
+    return found
+
+
+# --- groups ----------------------------------------------------------------------------------------
+
+
+def _told(config: object) -> Iterable[tuple[str, Known]]:
+    """The groups whose members the dump tells."""
+    for name, one in list(config.items())[:4096] if isinstance(config, dict) else ():
+        if type(name) is str and len(name) <= 400 and isinstance(one, dict):
+            yield name, Known(str(one.get("desc", ""))[:400], _members(one.get("ranks")))
+
+
+def _named(told: dict[str, Known], kept: list[Entry]) -> dict[str, Known]:
+    """Gloo gives its only group no name; where there are several it tells nothing."""
+    nameless = told.pop("", None)
+    names = {one.process_group for one in kept}
+    if nameless is None or told or len(names) != 1 or not nameless.members:
+        return told
+    ((name, description),) = names
+    return {name: nameless._replace(description=description)}
+
+
+def _members(ranks: object) -> str:
+    """`0-3` of the text `[0, 1, 2, 3]`, or of such a list; "" of anything else."""
+    if isinstance(ranks, list) and len(ranks) <= MAX_RANK:
+        ranks = str(ranks) if all(type(one) is int for one in ranks) else ""
+    return _folded(ranks) if isinstance(ranks, str) and len(ranks) < 8 * MAX_RANK else ""
+
+
+@lru_cache(maxsize=1024)
+def _folded(text: str) -> str:
+    if not re.fullmatch(r"\[\d{1,6}(?:, ?\d{1,6})*+\]", text, re.ASCII):
+        return ""
+    return fold_ranks(map(int, text[1:-1].split(",")))
+
+
+def _with_unused(told: dict[str, Known], kept: list[Entry], whole: bool) -> dict[str, Known]:
+    """A group without an entry has called nothing, if the recorder has forgotten none."""
+    backends = {one.owner[1] for one in kept} or {NO_BACKEND}
+    used = {one.process_group[0] for one in kept if not one.is_p2p}
+    if not whole or len(backends) > 1:
+        return told
+    (backend,) = backends
+    return {
+        name: one if name in used else one._replace(calls=0, backend=backend)
+        for name, one in told.items()
+    }

@@ -1,0 +1,125 @@
+"""A folder of Flight Recorder dumps, one file for each rank, whose name ends in the rank.
+
+`nccl_trace_rank_3`, `host-17.cluster_fr_3.pickle`, `trace3.json`: the last number of the name, before its ending, is the rank.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.errors import EvidenceError, MldebugError
+from mldebug.flight.dump import parse_dump
+from mldebug.folding import MAX_RANK
+from mldebug.model import FlightRecord
+from mldebug.redact import clean
+from mldebug.storage import read_bytes, unreadable
+
+MAX_FILES = 20_000
+WAY_OUT = (
+    "give the folder with one dump for each rank, whose names end in the rank: trace_0, trace_1 …"
+)
+_NAME = re.compile(
+    r"(?P<before>.*?)(?P<rank>\d+)(?:\.(?:pickle|pkl|pt|json|bin|dump|trace))?", re.DOTALL
+)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A file that tells nothing, and why."""
+
+    file: str
+    rank: int | None
+    reason: str
+
+
+class Folder(NamedTuple):
+    """What the dumps of a folder tell."""
+
+    records: dict[int, FlightRecord]
+    problems: tuple[Problem, ...] = ()
+    ignored: int = 0  # files whose names end in no number
+
+
+class _Named(NamedTuple):
+    name: str
+    before: str
+    rank: int
+
+
+def read_folder(directory: Path) -> Folder:
+    """Read every dump of the folder itself. EvidenceError, AccessError: it cannot be read, or holds no dump at all."""
+    names = _names(directory)
+    found = [one for name in names if (one := _named(name))]
+    chosen, problems = _one_each(found)
+    records: dict[int, FlightRecord] = {}
+    for one in chosen:
+        try:
+            records[one.rank] = parse_dump(read_bytes(directory / one.name))
+        except (ValueError, OSError, MldebugError) as error:
+            problems.append(_problem(one, _reason(error, directory / one.name)))
+    if not records:
+        raise _nothing(directory, problems)
+    problems.sort(key=lambda one: one.file)
+    return Folder(records, tuple(problems), len(names) - len(found))
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    if len(names) > MAX_FILES:
+        raise EvidenceError(
+            f"{directory} holds {len(names):,} files, more than {MAX_FILES:,}", WAY_OUT
+        )
+    return names
+
+
+def _named(name: str) -> _Named | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    digits = match["rank"].lstrip("0")[:10] or "0"
+    return _Named(name, match["before"], int(digits) if digits.isascii() else MAX_RANK + 1)
+
+
+def _one_each(found: list[_Named]) -> tuple[list[_Named], list[Problem]]:
+    """One file for each rank: of several the one that is named as most others are."""
+    alike = Counter(one.before for one in found)
+    chosen: dict[int, _Named] = {}
+    problems: list[Problem] = []
+    for one in sorted(found, key=lambda one: (-alike[one.before], one.name)):
+        if one.rank > MAX_RANK:
+            problems.append(
+                _problem(one._replace(rank=-1), "its name ends in no rank: the number is too large")
+            )
+        elif one.rank in chosen:
+            other = clean(chosen[one.rank].name, 80)
+            problems.append(_problem(one, f"left out: {other} is of the same rank"))
+        else:
+            chosen[one.rank] = one
+    return sorted(chosen.values(), key=lambda one: one.rank), problems
+
+
+def _problem(one: _Named, reason: str) -> Problem:
+    return Problem(clean(one.name, 120), one.rank if one.rank >= 0 else None, reason)
+
+
+def _reason(error: Exception, path: Path) -> str:
+    """Without the path, which stands beside it."""
+    told = error.message if isinstance(error, MldebugError) else str(error)
+    if isinstance(error, OSError):
+        told = f"it cannot be read: {error.strerror}"
+    return clean(told.removeprefix(f"cannot read {path}: ").replace(f"{path} ", "it "), 300)
+
+
+def _nothing(directory: Path, problems: Iterable[Problem]) -> EvidenceError:
+    first = next(iter(problems), None)
+    if first is None:
+        return EvidenceError(f"{directory} holds no file whose name ends in a rank", WAY_OUT)
+    return EvidenceError(
+        f"no dump of {directory} can be read; {first.file}: {first.reason}", WAY_OUT
+    )
