@@ -202,6 +202,11 @@ def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:
     return msgspec.structs.replace(rank, is_=waits)
 
 
+def roles(capture: NodeCapture) -> dict[int, Role]:
+    """By rank, what its class says about its part in a stall."""
+    return {rank.rank: rank.is_.role for rank in _classified((capture,))}
+
+
 def wants_native(capture: NodeCapture) -> tuple[int, ...]:
     """Ranks whose native stack would decide something: one representative of each group that Python leaves unclear.
 

@@ -272,6 +272,7 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     sends: tuple[str, ...] = ()  # point-to-point calls that are not done: "recv 3<-2"
     transfers: tuple[Transfer, ...] = ()  # the same, taken apart
     silent: tuple[str, ...] = ()  # backends that have made calls of which no recorder tells
+    way: str = ""  # how it was had, a `mldebug.flight.ways.Kind`; "": by the hook
 
 
 class Said(Noun, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ from socket import socket
 import msgspec
 
 from mldebug_agents.spawn import Worker
-from mldebug_agents.starting.reading import ANSWER, Refusal
+from mldebug_agents.starting.reading import ANSWER
+from mldebug_agents.starting.refusals import Refusal
 
 _REASONS = {
     errno.EACCES: "permission denied",
@@ -23,6 +24,11 @@ _REFUSALS = {
     Refusal.NOT_REGULAR: "not a regular file",
     Refusal.TOO_LARGE: "larger than allowed",
     Refusal.NO_SUCH_LINE: "no such line",
+    Refusal.NOT_A_FIFO: "not a FIFO",
+    Refusal.NOT_THEIRS: "not of the rank's user",
+    Refusal.NOT_A_SOCKET: "not a socket",
+    Refusal.OTHER_PROCESS: "another process listens there",
+    Refusal.NO_WORKER_SERVER: "no worker server answers there, or it refuses",
 }
 _CHUNK = 1 << 18
 

@@ -44,6 +44,9 @@ from mldebug_agents.sources.ranks import Child
 MAX_CHILDREN = 64
 FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
+MoreFlights = Callable[[NodeCapture, Callable[[], float]], NodeCapture]
+"""Adds Flight Recorders to a capture; is told how to ask for the seconds until its deadline."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How a capture is taken; the `capture` section of the config says the same to people."""
@@ -67,8 +70,9 @@ class Capturer:
         *,
         sleep: Callable[[float], None] = time.sleep,
         flights: Callable[[Sequence[RankIdentity], float], Answers] = lambda *_: Answers(),
+        more_flights: MoreFlights = lambda taken, _: taken,
     ) -> None:
-        """`flights` asks ranks for their Flight Recorders, for so many seconds at most."""
+        """`flights` asks ranks for their Flight Recorders, for so many seconds at most; `more_flights` tries other ways."""
         self.host = host
         self.reader = reader
         self.pyspy = pyspy
@@ -76,6 +80,7 @@ class Capturer:
         self.settings = settings or Settings()
         self.sleep = sleep
         self.flights = flights
+        self.more_flights = more_flights
 
     def capture(
         self,
@@ -92,6 +97,7 @@ class Capturer:
             session.seen.watch(pool, self.settings.watch)
             session.ask_flights()
             taken = session.node_capture(taken_at, remarks, gaps)
+            taken = self.more_flights(taken, session.left)
             native = Native(self.host, self.pyspy, self.settings.native, session.left)
             taken = native.add(pool, taken)
         duration = round(time.monotonic() - started, 3)

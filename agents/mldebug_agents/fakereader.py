@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from mldebug_agents.answers import Answer, Unreadable, judge
 from mldebug_agents.reader import Reader
-from mldebug_agents.starting.reading import FILE_ID, Operation, Refusal, Refused, pick_line
+from mldebug_agents.starting.reading import FILE_ID, Operation, pick_line
+from mldebug_agents.starting.refusals import Refusal, Refused
 
 
 class FakeReader(Reader):

@@ -15,6 +15,7 @@ from typing import Protocol, Self
 from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode
 from mldebug_agents.spawn import Worker
 from mldebug_agents.starting.reading import FILE_ID, MAX_SOURCE, REQUEST, Operation
+from mldebug_agents.starting.touching import ASKED_FOR, Question
 
 __all__ = ["Piece", "Reader", "Tail", "Unreadable"]
 
@@ -138,6 +139,20 @@ class Reader:
     def executable(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path is a regular file that this user may execute; links are followed."""
         return _truth(self._ask_one(Operation.EXECUTABLE, path, timeout=timeout))
+
+    def poke(self, path: str, uid: int, timeout: float = TIMEOUT) -> Unreadable | None:
+        """Write one byte into a FIFO that belongs to this user; None where that was done. Never waits for who reads it."""
+        answer = self._ask_one(Operation.POKE, path, line=uid, timeout=timeout)
+        return answer if isinstance(answer, Unreadable) else None
+
+    def ask_server(self, place: str, question: Question, *, max_bytes: int) -> bytes | Unreadable:
+        """Ask a worker server: the path of its socket below `/proc/PID/root`, or `tcp:PORT` on the loopback interface."""
+        timeout = 3 * ASKED_FOR  # its own deadline comes first
+        return _data(
+            self._ask_one(
+                Operation.ASK, place, limit=max_bytes, line=int(question), timeout=timeout
+            )
+        )
 
     def _ask_one(
         self, operation: Operation, path: str, *, limit: int = 0, line: int = 0, timeout: float

@@ -10,6 +10,7 @@ from mldebug.logparser import LogParser
 from mldebug.rooms import create_all, load
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
+from mldebug_agents.flights.collecting import Collector
 from mldebug_agents.gpuchild import serving, wire
 from mldebug_agents.hooks import switchroom
 from mldebug_agents.hooks.asking import Asking
@@ -43,6 +44,7 @@ class Workbench:
         asking = Asking(self.host, self.reader)
         self._hook = HookStacks(asking, self.reader)
         self._flight = HookFlight(asking, self.reader)
+        self.flights = Collector(self.host, self.reader)
         self.pyspy = self._py_spy(config)
         self._log_formats = create_all("logs")
         self._own_formats = {
@@ -71,7 +73,13 @@ class Workbench:
             deadline=wanted.deadline,
         )
         return Capturer(
-            self.host, self.reader, self.pyspy, self.node, settings, flights=self._flight.ask
+            self.host,
+            self.reader,
+            self.pyspy,
+            self.node,
+            settings,
+            flights=self._flight.ask,
+            more_flights=self.flights.add,
         )
 
     def _py_spy(self, config: Config) -> PySpy:

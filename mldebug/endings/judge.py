@@ -25,6 +25,7 @@ from mldebug.endings.alike import (
     stopped_by_signal,
 )
 from mldebug.endings.facts import Ending, exit_signal, words_of_status
+from mldebug.endings.flights import with_flights
 from mldebug.endings.gpufaults import with_gpu_fault
 from mldebug.endings.outcomes import Outcome, abnormal, nobody, status_words
 from mldebug.endings.seen import KILL, Seen, Way, is_about, see
@@ -35,7 +36,7 @@ SOON = 5.0  # seconds in which the peers of a rank that left must notice, for it
 
 def judge_ending(ending: Ending) -> Outcome:
     """Say how an attempt ended. Names a rank only where order, words or its GPU single it out."""
-    return with_gpu_fault(_judge(ending), ending)
+    return with_flights(with_gpu_fault(_judge(ending), ending), ending)
 
 
 def _judge(ending: Ending) -> Outcome:

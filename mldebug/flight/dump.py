@@ -19,6 +19,7 @@ from mldebug.model import FlightRecord
 from mldebug.redact import clean
 
 MAX_BYTES = 64 << 20
+MAX_DUMP = 8 << 20  # from a living job: 2,000 calls with their stacks have 0.27 MB
 KEEP = 128  # calls of one group: the oldest that are not finished, and the newest
 MAX_KEPT = 16_384  # entries of one dump that are looked at closely
 MAX_SIZES = 200_000  # tensors of all these entries

@@ -218,9 +218,17 @@ class Flights:
 
     def evidence(self) -> tuple[str, ...]:
         """Who waits in what, and for whom: a few sentences for any verdict."""
-        return tuple(
-            f"{SOURCE}: {self._wait_words(wait)}" for wait in waits(self._views)[:MAX_LINES]
-        )
+        told = [f"{SOURCE}: {self._wait_words(wait)}" for wait in waits(self._views)[:MAX_LINES]]
+        return (*told, *self._ways())
+
+    def _ways(self) -> Iterator[str]:
+        """How those were had that the hook did not tell."""
+        by_way: dict[str, list[int]] = {}
+        for rank, record in self._case.flights.items():
+            if record.way:
+                by_way.setdefault(record.way, []).append(rank)
+        for way, ranks in by_way.items():
+            yield f"{SOURCE} of {ranks_text(ranks)}: by the {way}"
 
     def _wait_words(self, wait: Wait) -> str:
         """With the members of a group that is not the whole job."""

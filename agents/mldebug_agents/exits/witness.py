@@ -60,6 +60,7 @@ class Witness:
         fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.known]
         notes.known.update(one.pid for one in fresh)
         self._find_error_files(fresh, notes)
+        self._bench.flights.meet(job.ranks[:MAX_RANKS])
         for one in fresh:
             counter = oom_counter(self._bench.host, one.pid)
             if counter:
@@ -93,6 +94,7 @@ class Witness:
             words=launcher_words(lines),
             errors=own_errors(outputs) | self._error_files(notes),
             shared_error=last_error(shared, SHARED, shared=True),
+            flights=self._bench.flights.left_behind(self._ended(ending)),
             deaths=deaths,
             oom_kills=more_kills(notes),
             kernel_readable=not doubt,
@@ -103,6 +105,10 @@ class Witness:
             told_to_stop=next(filter(None, (told_to_stop(o.words.every) for o in outputs)), ""),
             gaps=tuple(gaps),
         )
+
+    def _ended(self, ending: Ending) -> list[RankIdentity]:
+        gone = {one.rank for one in ending.exits}
+        return [one for one in ending.identities if one.rank in gone][:MAX_RANKS]
 
     # --- while it lives ----------------------------------------------------------------------------
 

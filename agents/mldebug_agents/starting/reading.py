@@ -19,6 +19,9 @@ import stat
 import struct
 from enum import IntEnum
 
+from mldebug_agents.starting import touching
+from mldebug_agents.starting.refusals import Refusal, Refused
+
 REQUEST = struct.Struct("<BQQQ")
 ANSWER = struct.Struct("<iQQd")
 FILE_ID = struct.Struct(
@@ -30,6 +33,7 @@ MAX_LINE = 400  # characters
 _IN_ROOT = re.compile(rb"(.*?/proc/(?:\d+|self)/root)/(.*)", re.DOTALL)
 _OWN_FILE = re.compile(rb"/proc/(?:\d+|self)/(?:task/\d+/)?[a-z_]+")
 _MAGIC = re.compile(rb".*/proc/(?:\d+|self)(?:/task/\d+)?/fd/\d+", re.DOTALL)
+_OWNER = re.compile(rb".*?/proc/(\d+)/root/", re.DOTALL)
 _PATH = os.O_PATH | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _OPENAT2 = 437  # the same number on every architecture
@@ -49,22 +53,8 @@ class Operation(IntEnum):
     EXECUTABLE = 6
     MEMORY = 7  # of /proc/PID/mem, from the address that stands in for the line
     FROM = 8  # a regular file from the offset that stands in for the line
-
-
-class Refusal(IntEnum):
-    """Why the reader would not read, where the kernel had nothing against it."""
-
-    NOT_REGULAR = -1
-    TOO_LARGE = -2
-    NO_SUCH_LINE = -3
-
-
-class Refused(Exception):  # noqa: N818 - an answer, not a defect
-    """Carries a `Refusal` out of an operation."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.name)
-        self.refusal = refusal
+    POKE = 9  # one byte into a FIFO of the user that stands in for the line
+    ASK = 10  # a worker server, the question that stands in for the line
 
 
 Found = tuple[bytes, int, float]  # data, file size, mtime
@@ -86,6 +76,8 @@ def answer(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
         found = look(operation, path, limit, line)
     except Refused as refused:
         status = int(refused.refusal)
+    except TimeoutError:  # that of a socket has no number
+        status = errno.ETIMEDOUT
     except OSError as error:
         status = error.errno or errno.EIO
     data, size, mtime = found
@@ -98,6 +90,8 @@ def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
         return _exists(path), 0, 0.0
     if operation is Operation.EXECUTABLE:
         return _executable(path), 0, 0.0
+    if operation in (Operation.POKE, Operation.ASK):
+        return _touch(operation, path, limit, line), 0, 0.0
     fd = _open(path)
     try:
         facts = os.fstat(fd)
@@ -208,6 +202,23 @@ def _open(path: bytes) -> int:
         if not stat.S_ISREG(mode):
             raise Refused(Refusal.NOT_REGULAR)
         return os.open(b"/proc/self/fd/%d" % handle, _READ)
+    finally:
+        os.close(handle)
+
+
+def _touch(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
+    """`tcp:PORT` stands for a port of the loopback interface; any other path is held, and nothing opened."""
+    if path.startswith(b"tcp:"):
+        return touching.ask_tcp(int(path[4:]), line, limit)
+    handle = locate(path, follow=False)
+    try:
+        if stat.S_ISLNK(os.fstat(handle).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        if operation is Operation.POKE:
+            touching.poke(handle, line)
+            return b""
+        owner = _OWNER.match(path)
+        return touching.ask_unix(handle, int(owner[1]) if owner else os.getpid(), line, limit)
     finally:
         os.close(handle)
 

@@ -1,0 +1,24 @@
+"""Why the reader child would not do what it was asked, where the kernel had nothing against it."""
+
+from enum import IntEnum
+
+
+class Refusal(IntEnum):
+    """Negative, so that it is never an errno."""
+
+    NOT_REGULAR = -1
+    TOO_LARGE = -2
+    NO_SUCH_LINE = -3
+    NOT_A_FIFO = -4
+    NOT_THEIRS = -5
+    NOT_A_SOCKET = -6
+    OTHER_PROCESS = -7
+    NO_WORKER_SERVER = -8
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a defect
+    """Carries a `Refusal` out of an operation."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.name)
+        self.refusal = refusal

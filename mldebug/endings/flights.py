@@ -1,0 +1,36 @@
+"""What the ranks' own dumps of their Flight Recorders tell of an end: evidence, which names nobody by itself.
+
+PyTorch writes them when a collective has taken too long, and then ends the process.
+"""
+
+import msgspec
+
+from mldebug.endings.facts import Ending
+from mldebug.endings.outcomes import Outcome
+from mldebug.flight.votes import Wait, views, waits
+from mldebug.folding import fold_ranks, shorten_ranks
+
+MAX_LINES = 4
+SOURCE = "Flight Recorder, dumped before the end"
+
+
+def with_flights(outcome: Outcome, ending: Ending) -> Outcome:
+    """The outcome, with who waited for whom as further evidence."""
+    found = waits(views(ending.flights))[:MAX_LINES]
+    if outcome.finding is None or not found:
+        return outcome
+    words = tuple(f"{SOURCE}: {_words(wait)}" for wait in found)
+    told = msgspec.structs.replace(outcome.finding, evidence=(*outcome.finding.evidence, *words))
+    return msgspec.structs.replace(outcome, finding=told)
+
+
+def _words(wait: Wait) -> str:
+    """`ranks 0,2 waited in all_reduce 6 of group 0, which rank 1 had not called`."""
+    head = (
+        f"{_ranks(wait.ranks)} waited in {wait.call.op} {wait.call.sequence} of {wait.view.title}"
+    )
+    return f"{head}, which {_ranks(wait.missing)} had not called" if wait.missing else head
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {shorten_ranks(fold_ranks(ranks))}"

@@ -1,0 +1,232 @@
+"""Worker servers: PyTorch's own, found by the thread that accepts there, and impostors that answer anything."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hung import state, wait_until
+from mldebug.flight.dump import MAX_DUMP
+from mldebug.flight.ways import Kind, Means, plan
+from mldebug.model import FlightRecord, RankIdentity
+from mldebug_agents.answers import Unreadable
+from mldebug_agents.flights.means import Finder
+from mldebug_agents.flights.servers import ask_server
+from mldebug_agents.host import Host
+from mldebug_agents.reader import Reader
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.starting.touching import Question
+
+SERVES = """
+import sys
+import torch, torch.distributed as dist
+from torch._C._distributed_c10d import _WorkerServer
+where, rendezvous = sys.argv[1:]
+dist.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(2))
+group = dist.new_group([0], group_desc="dp")
+dist.broadcast(torch.ones(5), 0, group=group)
+server = _WorkerServer(where, 0) if where == "127.0.0.1" else _WorkerServer(where)
+print("ready", flush=True)
+sys.stdin.read()
+server.shutdown()
+"""
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Spawner() as spawner, Reader(spawner) as it:
+        yield it
+
+
+@contextmanager
+def serving(where: str, folder: Path) -> Iterator[int]:
+    """The pid of a process of gloo with a worker server."""
+    argv = [sys.executable, "-c", SERVES, where, f"file://{folder}/rendezvous"]
+    with subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+        try:
+            yield job.pid
+        finally:
+            job.kill()
+
+
+def known(reader: Reader, pid: int) -> Means:
+    host = Host()
+    found = host.process_state(pid, files=True)
+    assert found is not None
+    one = RankIdentity(rank=0, world_size=1, pid=pid, start_ticks=found.start_ticks)
+    return Finder(host, reader).means(one, found, hooked=False)
+
+
+def signals(pid: int) -> tuple[str, int]:
+    found = Host().process_state(pid)
+    assert found is not None
+    return found.state, found.pending_signals
+
+
+@pytest.mark.parametrize("where", ["unix", "127.0.0.1"])
+def test_a_rank_of_gloo_tells_by_its_worker_server(
+    reader: Reader, tmp_path: Path, where: str
+) -> None:
+    pytest.importorskip("torch")
+    where = str(tmp_path / "server") if where == "unix" else where
+    with serving(where, tmp_path) as pid:
+        wait_until(lambda: known(reader, pid).servers)  # the thread is at its accept
+        means = known(reader, pid)
+        assert means.torch == (2, 13)
+        assert means.backends == {"gloo"}
+        (place,) = means.servers
+        expected = "tcp:" if where == "127.0.0.1" else f"/proc/{pid}/root{where}"
+        assert place.startswith(expected)
+        assert [way.kind for way in plan(means).ways] == [Kind.SERVER]
+        wait_until(lambda: state(pid) == "S")
+        before = signals(pid)
+        told = ask_server(reader, place)
+        assert isinstance(told, FlightRecord), told
+        groups = {group.description: group for group in told.groups}
+        assert (groups["default_pg"].backend, groups["default_pg"].enqueued) == ("gloo", 3)
+        assert [one.op for one in groups["dp"].calls] == ["broadcast"]
+        assert signals(pid) == before
+
+
+def test_a_rank_that_is_stopped_costs_three_seconds_at_most(reader: Reader, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with serving(str(tmp_path / "server"), tmp_path) as pid:
+        wait_until(lambda: known(reader, pid).servers)
+        (place,) = known(reader, pid).servers
+        os.kill(pid, 19)
+        wait_until(lambda: state(pid) == "T")
+        started = time.monotonic()
+        assert "timed out" in str(ask_server(reader, place))
+        assert time.monotonic() - started < 6
+        assert state(pid) == "T"
+        assert reader.stuck == ()
+        assert reader.read_file("/etc/hostname", max_bytes=1 << 16)  # goes on at once
+
+
+def test_a_process_without_such_a_thread_is_never_asked(reader: Reader, tmp_path: Path) -> None:
+    """Its other sockets are those of gloo, of NCCL, of the store: a question there could do harm."""
+    code = (
+        "import socket, sys\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "print('ready', flush=True)\nserver.accept()"
+    )
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=-1) as one:
+        assert one.stdout is not None
+        one.stdout.readline()
+        wait_until(lambda: state(one.pid) == "S")
+        assert known(reader, one.pid).servers == ()
+        one.kill()
+
+
+# --- impostors -----------------------------------------------------------------------------------
+
+LIST = b'HTTP/1.1 200 OK\r\nContent-Length: 17\r\n\r\n["fr_trace_json"]'
+BODY = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+
+
+@contextmanager
+def listening(
+    path: Path, answer: Callable[[socket.socket, bytes], object]
+) -> Iterator[list[bytes]]:
+    """Our own process listens there; what it was asked."""
+    asked: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    try:
+                        asked.append(connection.recv(4096))
+                        answer(connection, asked[-1])
+                    except OSError:
+                        pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield asked
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+
+
+def trace(body: bytes) -> Callable[[socket.socket, bytes], object]:
+    """Answers the list of handlers as it should, and then this."""
+    return lambda connection, asked: connection.sendall(LIST if asked[:3] == b"GET" else body)
+
+
+def flood(connection: socket.socket, asked: bytes) -> None:
+    connection.sendall(BODY % (1 << 40))
+    while True:
+        connection.sendall(bytes(1 << 16))
+
+
+def drip(connection: socket.socket, asked: bytes) -> None:
+    connection.sendall(BODY % 1000)
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+BAD = {
+    "Connection reset": lambda connection, asked: None,
+    "no worker server answers": lambda connection, asked: connection.sendall(b"SSH-2.0\r\n\r\n"),
+    "it refuses": lambda connection, asked: connection.sendall(b"HTTP/1.1 404 No\r\n\r\n"),
+    "or it refuses": lambda connection, asked: connection.sendall(b"\r\n" * 20_000),
+    "no list of handlers": lambda connection, asked: connection.sendall(BODY % 2 + b"{}"),
+    "larger than allowed": flood,
+    "timed out": drip,
+    "not believed": trace(BODY % 4 + b'{"a"'),
+    "not believed: it is not what": trace(BODY % 15 + b'{"entries":[7]}'),
+    "it has no Flight Recorder": lambda connection, asked: connection.sendall(BODY % 2 + b"[]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_an_answer_is_refused_because(reader: Reader, tmp_path: Path, why: str) -> None:
+    path = tmp_path / "server"
+    with listening(path, BAD[why]):
+        started = time.monotonic()
+        told = ask_server(reader, f"/proc/{os.getpid()}/root{path}")
+        assert why in str(told), told
+        assert time.monotonic() - started < 8
+
+
+def test_only_the_rank_itself_is_asked(reader: Reader, tmp_path: Path) -> None:
+    """The path that a job names may be the socket of anybody."""
+    path = tmp_path / "server"
+    other = subprocess.Popen(["sleep", "100"])
+    with listening(path, trace(LIST)) as asked:
+        told = ask_server(reader, f"/proc/{other.pid}/root{path}")
+        other.kill()
+        other.wait(20)
+        assert told == "its worker server: another process listens there"
+    assert b"".join(asked) == b""
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "gone"])
+def test_what_is_no_socket_is_left_alone(reader: Reader, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "server"
+    if kind == "file":
+        path.write_bytes(b"")
+    elif kind == "link":
+        path.symlink_to("/run/nobody")
+    place = f"/proc/{os.getpid()}/root{path}"
+    told = reader.ask_server(place, Question.HANDLERS, max_bytes=MAX_DUMP)
+    assert isinstance(told, Unreadable)
+    why = {"file": "not a socket", "link": "a symbolic link", "gone": "no such file"}[kind]
+    assert why in told.reason
