@@ -19,6 +19,8 @@ SLOW = (
 _NULS = re.compile(rb"\0+")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
 _CLOSED = b"]}|"
+_NCCL = re.compile(r"NCCL (?:WARN|version|INFO (?:NET/|Bootstrap|Using network|NCCL version))")
+MAX_NCCL, MAX_NCCL_LINE = 1024, 600  # lines kept until somebody takes them; characters of one
 
 
 class LogFormat(Protocol):
@@ -52,6 +54,7 @@ class LogParser:
         self._partial = b""
         self._settled = b""
         self._dropping = False
+        self._nccl: list[str] = []
 
     @property
     def slow(self) -> tuple[str, ...]:
@@ -84,6 +87,11 @@ class LogParser:
         record = self._match(_ESCAPES.sub("", line.decode(errors="replace")))
         self.records += record is not None
         return [record] if record else []
+
+    def take_nccl(self) -> list[str]:
+        """Return the lines of NCCL's that tell networks, peers or its version, and forget them; `MAX_NCCL` at most."""
+        taken, self._nccl = self._nccl, []
+        return taken
 
     def resync(self) -> None:
         """Forget the unfinished line and skip what follows up to the next line end: bytes were left out."""
@@ -138,6 +146,9 @@ class LogParser:
             short = [line for line in lines if len(line) <= MAX_LINE]
             self.oversized += len(lines) - len(short)
             lines = short
+        if "NCCL " in text and len(self._nccl) < MAX_NCCL:
+            told = [line[-MAX_NCCL_LINE:] for line in lines if _NCCL.search(line)]
+            self._nccl += told[: MAX_NCCL - len(self._nccl)]
         match = self._match
         return [record for line in lines if (record := match(line)) is not None]
 

@@ -9,6 +9,7 @@ from mldebug.kernellog.counts import KernelCounts
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Noun, Remark, Said
 from mldebug.records import LogCounts, StepTimes
+from mldebug.traps.finding import Trap
 
 
 class RunState(Noun, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class RunState(Noun, frozen=True, kw_only=True):
         int, str
     ] = {}  # rank -> class, of the last stack sample; empty while nobody is suspected
     frames: dict[int, str] = {}  # rank -> last Python frame, of the same sample
+    traps: tuple[Trap, ...] = ()  # known ones that it sits in: never an alarm
     kernel: tuple[str, ...] = ()  # what kernel and driver said against its ranks: the newest 8
     stage: str = "watching"
     sentence: str = ""  # why it is quiet, or not

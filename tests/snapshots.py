@@ -5,6 +5,7 @@ import math
 from mldebug.model import Gap, Said
 from mldebug.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.snapshot import Children, RunState, Snapshot, SourceState
+from mldebug.traps.finding import Trap
 
 AT = 1_795_240_000.0
 REPORT = "20261121T055041Z-7f3a"
@@ -19,6 +20,12 @@ def moving(run: str = "5c01", ranks: int = 4) -> RunState:
         step_times=StepTimes(counts=(0, 0, 0, 7, 1180, 3, *[0] * 6, 1), seconds=1075.25),
         log_counts=LogCounts(lines=1500, records=1200, binary=2, oversized=1, rotations=1, skipped_bytes=4096),
     )  # fmt: skip
+
+
+def trapped(run: str = "e4f0") -> RunState:
+    """A run that sits in two known traps, in one of them twice."""
+    traps = [Trap(name=name, message="m", todo="t", source="s") for name in ("ras_off", "debug_detail", "ras_off")]  # fmt: skip
+    return RunState(id=run, name="train.py", launcher="torchrun", user="ada", traps=tuple(traps))
 
 
 def hooked(run: str = "9d2e", ranks: int = 4) -> RunState:

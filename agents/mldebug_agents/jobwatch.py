@@ -27,6 +27,7 @@ from mldebug.stacks import labels, last_frame, principal, python_frames
 from mldebug.stall.beats import BeatProgress, last_step, scalars, shortest_timeout
 from mldebug.stall.progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
+from mldebug.traps.finding import Trap
 from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.hooks.records import Heartbeats
 from mldebug_agents.logs.places import LogFinder
@@ -56,6 +57,7 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     beats: dict[int, Heartbeat] = {}  # by rank: what its hook says
     classes: dict[int, Classification] = {}  # of a stack sample, by rank
     frames: dict[int, str] = {}  # of the same: the last Python frame
+    traps: tuple[Trap, ...] = ()  # known ones that it sits in: no evidence of a stall
     gaps: tuple[Gap, ...] = ()  # what could not be looked at
 
 
@@ -70,7 +72,7 @@ class JobWatch:
         self._beats = BeatProgress()
         self.progress = LogProgress()
         self.logs = JobLogs(
-            bench.host, bench.reader, hung, bench.log_parser, self.progress, writers
+            bench.host, bench.reader, hung, bench.log_parser, self.progress, writers, bench.node
         )
         self._counters: dict[int, Counters] = {}
         self._below = Below(bench.host)

@@ -17,6 +17,7 @@ from mldebug.pruning import BY_HAND
 from mldebug.report.build import build_report, make_id
 from mldebug.report.html import render_html
 from mldebug.reportmodel import Report, Stall
+from mldebug.traps.finding import remarks
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.sources.ranks import Discovery
@@ -109,7 +110,9 @@ def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OnceL
 def take(bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None) -> Taken:
     """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
     detected = time.time()
-    capture = bench.capturer().capture(job, found.children, found.remarks, found.gaps)
+    traps = bench.traps.of(job, found.programs, read=False)  # it may hang: its settings must do
+    noted = (*found.remarks, *remarks(job, traps))
+    capture = bench.capturer().capture(job, found.children, noted, found.gaps)
     if beside is not None:
         capture = with_hardware(capture, beside.take())
     return write_down(bench, capture, detected)

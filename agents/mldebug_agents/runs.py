@@ -105,6 +105,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         quiet_seconds=round(decision.quiet, 1) if decision else 0.0,
         timeout_seconds=decision.timeout if decision else 0.0,
         why_timeout=decision.why_timeout if decision else "",
+        traps=seen.traps if seen else (),
         step=seen.step if seen else None,
         loss=seen.loss if seen else None,
         said=_said(seen),

@@ -12,6 +12,7 @@ import msgspec
 
 from mldebug.model import Gap, Job
 from mldebug.stall.signals import Look, RankLook
+from mldebug.traps.finding import Trap, remarks
 from mldebug_agents.hooks.records import Heartbeats
 from mldebug_agents.jobwatch import JobLook, JobWatch
 from mldebug_agents.logs.places import LogFinder
@@ -54,9 +55,24 @@ class Watch:
         self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])
         looks = tuple(self._look(job, found, finder, sample=job.id in asked) for job in found.jobs)
+        self.bench.traps.keep(self._jobs)
+        looks = tuple(
+            msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
+        )
         gaps = _few([gap for look in looks for gap in look.gaps])
-        found = msgspec.structs.replace(found, gaps=(*found.gaps, *gaps))
+        notes = [note for one in looks for note in remarks(one.job, one.traps)]
+        found = msgspec.structs.replace(
+            found, gaps=(*found.gaps, *gaps), remarks=(*found.remarks, *notes)
+        )
         return NodeLook(at=started, found=found, jobs=looks, seconds=self.clock() - started)
+
+    def _traps(self, job: Job, found: Discovery) -> tuple[Trap, ...]:
+        """An error in a rule must cost nothing but the finding."""
+        try:
+            return self.bench.traps.of(job, found.programs, self._jobs[job.id].logs.nccl.told())
+        except Exception:
+            log.exception("run %s could not be compared with the known traps", job.id)
+            return ()
 
     def _meet(self) -> JobWatch:
         return JobWatch(self.bench, self._hung, self._writers, self._heartbeats)

@@ -10,6 +10,7 @@ from mldebug.logparser import LogParser
 from mldebug.rooms import create_all, load
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
+from mldebug_agents.discovery.traps import TrapFinder
 from mldebug_agents.flights.collecting import Collector
 from mldebug_agents.gpuchild import serving, wire
 from mldebug_agents.hooks import switchroom
@@ -51,6 +52,7 @@ class Workbench:
             name: load("logs", one.kind).create(one.options) for name, one in config.logs.items()
         }
         self.finder = RankFinder(self.host, self.reader, self.node, create_all("clusters"))
+        self.traps = TrapFinder(self.host, self.reader)
 
     def __enter__(self) -> Self:
         return self

@@ -186,7 +186,9 @@ FILES = {
     "": lambda path: None,
     "it is not complete": lambda path: path.write_bytes(DUMP[:-1]),
     "is not complete": lambda path: path.write_bytes(b""),
-    "it is not believed: it is neither a pickle nor JSON": lambda path: path.write_bytes(b"no pickle."),
+    "it is not believed: it is neither a pickle nor JSON": lambda path: path.write_bytes(
+        b"no pickle."
+    ),
     "it is not believed: it asks for a class": write_pickle,
     "it has 1073741824 bytes, more than": make_sparse,
     "it is older than the rank": make_old,

@@ -29,7 +29,7 @@ from mldebug_exporters.prometheus import (
     groups,
     prefers_openmetrics,
 )
-from snapshots import REPORT, hooked, moving, snapshot, stalled
+from snapshots import REPORT, hooked, moving, snapshot, stalled, trapped
 
 ASKS_FOR_OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 Golden = Callable[[str, str], None]
@@ -60,7 +60,7 @@ def values(seen: Snapshot, name: str) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.parametrize(("name", "accept"), [("plain", ""), ("openmetrics", ASKS_FOR_OPENMETRICS)])
 def test_the_exposition_is_as_recorded(name: str, accept: str, golden: Golden) -> None:
-    golden(f"metrics-{name}.txt", text(snapshot(moving(), stalled(), hooked()), accept))
+    golden(f"metrics-{name}.txt", text(snapshot(moving(), stalled(), hooked(), trapped()), accept))
 
 
 def test_promtool_has_nothing_to_say() -> None:

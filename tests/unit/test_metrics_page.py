@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mldebug.rooms import names, summary
 from mldebug_exporters.exposition.reference import page
 from mldebug_exporters.prometheus import Prometheus, groups
-from snapshots import hooked, moving, snapshot, stalled
+from snapshots import hooked, moving, snapshot, stalled, trapped
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 
@@ -27,7 +27,11 @@ def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
 
 
 def test_every_series_of_a_scrape_stands_on_the_page() -> None:
-    told = Prometheus().render(snapshot(moving(), moving(), stalled(), hooked()))[0].decode()
+    told = (
+        Prometheus()
+        .render(snapshot(moving(), moving(), stalled(), hooked(), trapped()))[0]
+        .decode()
+    )
     samples = [one for family in text_string_to_metric_families(told) for one in family.samples]
     rows = dict(re.findall(r"^\| `(\w+)` \|.*?\| ((?:`\w+` ?)*) ?\|", made(), re.MULTILINE))
     assert len(rows) > 30

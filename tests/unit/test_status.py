@@ -14,6 +14,7 @@ from rich.console import Console
 from mldebug.console import print_line
 from mldebug.model import Gap, Job, LostRank, RankIdentity, Remark, Said
 from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug.traps.finding import Trap
 from mldebug_agents.commands.status import Seen, status_lines
 
 NOW = 1_795_240_000.0
@@ -76,6 +77,18 @@ def test_many_remarks_are_cut() -> None:
     assert "… and 12 more" in text
 
 
+def test_known_traps_stand_below_their_job_and_are_no_alarm() -> None:
+    trap = Trap(name="ras_off", message="NCCL_RAS_ENABLE=0\x1b[31m: bad", todo="unset it", source="https://x")  # fmt: skip
+    buffer = io.StringIO()
+    seen = Seen(node="n1", now=NOW, jobs=(job(),), remarks=(), gaps=(), traps={"1a2b3c": (trap,) * 10, "9": (trap,)})  # fmt: skip
+    for line in status_lines(seen):
+        Console(file=buffer, width=80).print(line, soft_wrap=True, highlight=False)
+    text = buffer.getvalue()
+    assert text.count("  known trap: NCCL_RAS_ENABLE=0: bad → unset it\n") == 8
+    assert "  … and 2 more known traps: --json lists them\n" in text
+    assert "incident" not in text
+
+
 def test_names_of_a_job_cannot_paint_the_terminal() -> None:
     text = printed(job(name="[red]x\x1b[2J\u202e", user="a\nb", launcher="\x1b]0;t\x07"))
     assert "[red]x" in text
@@ -86,7 +99,7 @@ def test_status_runs_on_this_node() -> None:
     argv = [sys.executable, "-m", "mldebug", "status", "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    keys = {"node", "now", "jobs", "remarks", "gaps", "agent", "agent_trouble"}
+    keys = {"node", "now", "jobs", "remarks", "gaps", "traps", "agent", "agent_trouble"}
     assert set(json.loads(done.stdout)) == keys
 
 

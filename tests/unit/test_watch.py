@@ -22,6 +22,7 @@ from mldebug.model import Gap
 from mldebug.rooms import create_all
 from mldebug.stall.stillness import Ranks
 from mldebug_agents.capturing.pyspy import Dump
+from mldebug_agents.discovery.traps import TrapFinder
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.reader import Reader
@@ -71,7 +72,9 @@ class Bench:
         self.host = host
         self.reader = reader
         self.pyspy = pyspy or SlowPySpy(0.0)
+        self.node = "n1"
         self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
+        self.traps = TrapFinder(host, reader)
 
     def log_parser(self) -> LogParser:
         """Built-in formats."""

@@ -23,7 +23,9 @@ from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.suggest import typed
+from mldebug.traps.finding import Trap
 from mldebug_agents.serving.nearest import ask_nearest
+from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8
@@ -43,6 +45,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     remarks: tuple[Remark, ...]
     gaps: tuple[Gap, ...]
+    traps: dict[str, tuple[Trap, ...]] = {}  # by id of the job: known ones that it sits in
     agent: Snapshot | None = None  # what the agent of this node says, where one runs
     agent_trouble: str = ""  # why it says nothing, where one is here
 
@@ -66,6 +69,7 @@ def command(as_json: bool, config: Path | None) -> None:
             jobs=jobs_shown(found.jobs, asked.snapshot),
             remarks=tuple(found.remarks),
             gaps=tuple(found.gaps),
+            traps=traps_shown(bench, found, asked.snapshot),
             agent=asked.snapshot,
             agent_trouble=asked.trouble,
         )
@@ -77,6 +81,19 @@ def command(as_json: bool, config: Path | None) -> None:
             print_line(console, line)
     hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def traps_shown(
+    bench: Workbench, found: Discovery, agent: Snapshot | None
+) -> dict[str, tuple[Trap, ...]]:
+    """As the agent knows them, who also reads the logs; of the jobs that it does not watch, as they are found now."""
+    if agent is not None and agent.replay:
+        return {run.id: run.traps for run in agent.runs}
+    traps = {}
+    for job in found.jobs:
+        run = _run_of(job, agent)
+        traps[job.id] = run.traps if run else bench.traps.of(job, found.programs)
+    return traps
 
 
 def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
@@ -109,13 +126,13 @@ def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
     count = f"{len(seen.jobs)} training {'job' if len(seen.jobs) == 1 else 'jobs'}"
     yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
     yield from _agent(seen, config)
-    runs = seen.agent.runs if seen.agent else ()
     events = seen.agent.kernel_events if seen.agent else ()
     for job in seen.jobs:
         yield Text("")
-        run = next((run for run in runs if _is(run, job)), None)
+        run = _run_of(job, seen.agent)
         yield from _job(job, run, seen.now)
         yield from _watched(run, config, events, seen.now)
+        yield from _traps(seen.traps.get(job.id, ()))
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
     yield from _listed("Not seen", _gaps(seen.gaps))
     if seen.agent is not None and seen.agent.replay:
@@ -130,6 +147,17 @@ def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
 def _is(run: RunState, job: Job) -> bool:
     """The agent may know the run by the id that it had before its launcher died."""
     return run.id == job.id or any(run.ranks.get(rank.rank) == rank.pid for rank in job.ranks)
+
+
+def _run_of(job: Job, agent: Snapshot | None) -> RunState | None:
+    return next((run for run in agent.runs if _is(run, job)), None) if agent else None
+
+
+def _traps(traps: Sequence[Trap]) -> Iterator[Text]:
+    for trap in traps[:MAX_LISTED]:
+        yield Text(f"  known trap: {clean(trap.line(), 600)}", style="yellow")
+    if len(traps) > MAX_LISTED:
+        yield Text(f"  … and {len(traps) - MAX_LISTED} more known traps: --json lists them")
 
 
 def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:

@@ -10,14 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from mldebug.redact import clean, redact_argv
+from mldebug.traps.finding import allowed
 from mldebug_agents import procfs
 from mldebug_agents.discovery.claims import Claim, Cluster, script_of
+from mldebug_agents.discovery.programs import Libraries, Program, libraries
 from mldebug_agents.host import Failure, Host, Paths
 from mldebug_agents.procfs import Stat
 
 MAX_BYTES = 8 << 20  # maps of a CUDA process: about 1 MB; environments: at most 6 MB
 MAX_ARGUMENTS = 64
 SETTLING = 30.0  # seconds of a new process in which every look asks whether PyTorch has come
+SEARCHES = 2  # looks at the libraries of a process: the one that finds PyTorch, and the next
 SETTLED_EVERY = 60.0  # seconds between two such questions at most; before that a tenth of its age
 
 _OF_TORCH = (
@@ -50,6 +53,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     namespace_pid: int | None = None
     container: str = ""
     checked_at: float = 0.0
+    settings: dict[str, str] = {}  # of the allow-list for known traps
+    libraries: Libraries = Libraries()
+    searched: int = 0  # times that its libraries were looked for since PyTorch came
 
     @property
     def key(self) -> tuple[int, int]:
@@ -70,6 +76,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     def problem(self) -> str:
         """What is impossible about its claim, "" where nothing is."""
         return self.claim.problem if self.claim and not self.launcher else ""
+
+    @property
+    def program(self) -> Program:
+        """What it has loaded, and its settings."""
+        return Program(libraries=self.libraries, settings=self.settings)
 
     @property
     def claims(self) -> bool:
@@ -190,6 +201,7 @@ class Registry:
             python=python,
             launcher=self._launches(stat.name, argv),
             claim=self._claim(environ, argv) if python else None,
+            settings=_settings(environ) if python else {},
             argv=redact_argv([clean(word) for word in argv[:MAX_ARGUMENTS]]),
             script=clean(script_of(argv), 80),
             helper=any(word.startswith(_HELPERS) for word in argv[1:]),
@@ -216,18 +228,27 @@ class Registry:
         due = {p.stat.pid: p for p in self._cache.values() if self._is_due(p, now)}
         for pid, answers in self._read(due, ("maps",)).items():
             maps = answers["maps"]
-            torch = isinstance(maps, bytes) and procfs.maps_torch(maps)
-            self._keep(msgspec.structs.replace(due[pid], torch=torch, checked_at=now))
+            found = isinstance(maps, bytes) and procfs.maps_torch(maps)
+            one = msgspec.structs.replace(due[pid], torch=due[pid].torch or found, checked_at=now)
+            if found and isinstance(maps, bytes):
+                one = msgspec.structs.replace(one, libraries=libraries(maps))
+            self._keep(msgspec.structs.replace(one, searched=one.searched + one.torch))
 
     def _is_due(self, process: Process, now: float) -> bool:
-        if process.torch or process.claim is None or process.launcher:
+        if process.claim is None or process.launcher:
             return False
+        if process.torch:  # NCCL is mapped a moment after PyTorch, and by few after that
+            return not process.libraries.nccl and process.searched < SEARCHES
         age = now - self._host.started_at(process.stat.start_ticks)
         return age < SETTLING or now - process.checked_at >= min(SETTLED_EVERY, age / 10)
 
 
 def _out_of_question(stat: Stat) -> bool:
     return bool(stat.flags & procfs.KERNEL_THREAD) or stat.state in "ZX"
+
+
+def _settings(environ: bytes | Failure) -> dict[str, str]:
+    return allowed(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
 
 
 def named_python(name: str) -> bool:

@@ -5,7 +5,7 @@ by all jobs until it does.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from mldebug.model import Gap, Job, ProcessState, RankIdentity
 from mldebug.records import LogCounts
 from mldebug.redact import clean
 from mldebug.stall.progress import LogProgress
+from mldebug.traps.nccllog import NcclLog, Ours
 from mldebug_agents.host import Host
 from mldebug_agents.logs.following import LogFollower, LogNews
 from mldebug_agents.logs.places import LogFinder, LogPlace
@@ -52,7 +53,7 @@ class HungMounts:
 
 
 class JobLogs:
-    """Follows the logs of one job. After `look`: `sentence`, `gaps`, `counts`, `gpu` (a rank holds a GPU open)."""
+    """Follows the logs of one job. After `look`: `sentence`, `gaps`, `counts`, `gpu` (a rank holds a GPU open), `nccl`."""
 
     def __init__(
         self,
@@ -62,8 +63,11 @@ class JobLogs:
         parser: Callable[[], LogParser],
         progress: LogProgress,
         writers: Writers,
+        node: str = "",
     ) -> None:
         self.sentence = ""
+        self.nccl = NcclLog()
+        self._ours = Ours(node=node, pids=frozenset())
         self.gaps: tuple[Gap, ...] = ()
         self.gpu = False
         self._host = host
@@ -108,9 +112,12 @@ class JobLogs:
     def _meet(self, job: Job) -> None:
         """Processes that are all new resume from a checkpoint, maybe: known steps are news again."""
         pids = frozenset(rank.pid for rank in job.ranks)
-        if pids and self._pids and not pids & self._pids:
+        anew = bool(pids and self._pids and not pids & self._pids)
+        if anew:
             self._progress.restart()
+            self.nccl = NcclLog()
         self._pids = pids or self._pids
+        self._ours = _ours(self._ours.node, job, () if anew else self._ours.pids)
 
     # --- finding -----------------------------------------------------------------------------------
 
@@ -173,8 +180,11 @@ class JobLogs:
             taken.append((place, news))
         self._share(lone=lone)
         for place, news in taken:
+            said = self._followers[place.path].parser.take_nccl()
             if place.path not in self._shared:
                 self._take(place, news, now)
+                for line in said:
+                    self.nccl.hear(line, self._ours)
         self._failures += len(gaps)
         self.gaps = tuple(gaps.values())
         self.sentence = self._say(gaps)
@@ -196,6 +206,7 @@ class JobLogs:
         shared = frozenset(path for path, file in files.items() if self._writers.shared(self, file))
         if shared - self._shared:
             self._progress.disown()
+            self.nccl = NcclLog()
         self._shared = shared
 
     def _take(self, place: LogPlace, news: LogNews, now: float) -> None:
@@ -220,6 +231,13 @@ class JobLogs:
     def _whose(self, place: LogPlace) -> Iterator[str]:
         if place.path in self._shared:
             yield "not read: another run writes it too"
+
+
+def _ours(node: str, job: Job, known: Collection[int]) -> Ours:
+    """Whose lines of NCCL's are the job's; those of a rank that is gone too."""
+    pids = {pid for rank in job.ranks for pid in (rank.pid, rank.namespace_pid) if pid}
+    elsewhere = job.world_size > len(job.ranks) + len(job.lost)
+    return Ours(node=node, pids=frozenset((*known, *pids)), elsewhere=elsewhere)
 
 
 def _to_ask(ranks: Sequence[RankIdentity]) -> list[RankIdentity]:

@@ -13,6 +13,7 @@ from mldebug_agents.discovery.identity import Process, Registry, named_python
 from mldebug_agents.discovery.jobs import Key, Team, common_parent, find_teams
 from mldebug_agents.discovery.losses import Losses
 from mldebug_agents.discovery.oddities import lies, oddities, unreadable
+from mldebug_agents.discovery.programs import Program
 from mldebug_agents.discovery.seats import Family, Seat, find_seats
 from mldebug_agents.host import Host, Paths
 
@@ -35,6 +36,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[Remark, ...] = ()
     gaps: tuple[Gap, ...] = ()
     children: dict[int, tuple[Child, ...]] = {}
+    programs: dict[int, Program] = {}  # by pid of the rank
 
 
 class _Memory(msgspec.Struct, kw_only=True):
@@ -74,7 +76,13 @@ class RankFinder:
             gaps += more
         remarks = (*lies(processes, family), *oddities(teams))
         jobs.sort(key=lambda job: (job.started_at, job.id))
-        return Discovery(jobs=tuple(jobs), remarks=remarks, gaps=tuple(gaps), children=children)
+        return Discovery(
+            jobs=tuple(jobs),
+            remarks=remarks,
+            gaps=tuple(gaps),
+            children=children,
+            programs={pid: processes[pid].program for pid in seated if pid in processes},
+        )
 
     def _recall(self, team: Team, family: Family) -> _Memory:
         memory = self._memory.get(team.key) or _Memory(id=_job_id(self._node, team, family))

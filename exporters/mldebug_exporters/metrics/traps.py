@@ -1,0 +1,42 @@
+"""Known traps that the runs on this node sit in: versions, settings, log lines."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+
+TRAPS = Family(
+    name="mldebug_run_known_traps",
+    kind="gauge",
+    help="How often a known trap is found in the run: mostly once, more often where ranks run different versions. The names"
+    " stand in known-traps.md. Not an alarm: most such runs go well.",
+    labels=("run", "trap"),
+    absent="while the run does not sit in that trap, or nothing is known of it; and when the run has ended",
+    importance=Importance.DETAIL,
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class TrapMetrics:
+    """One sample for each run and trap."""
+
+    families = (TRAPS,)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """The traps of each run."""
+        for run in snapshot.runs:
+            counts: dict[str, int] = {}
+            for trap in run.traps:
+                counts[trap.name] = counts.get(trap.name, 0) + 1
+            for name, count in counts.items():
+                yield Sample(TRAPS, (run.id, name), count)
+
+
+def create(options: Options) -> TrapMetrics:
+    """Build the group."""
+    return TrapMetrics()

@@ -1,0 +1,268 @@
+"""The rules for known traps: what each is found by, and what must stay silent."""
+
+import msgspec
+import pytest
+
+from mldebug.model import Job, RankIdentity
+from mldebug.traps.facts import Facts, NodeFacts, Software
+from mldebug.traps.finding import MAX_TRAPS, RULES, SETTINGS, Ran, allowed, find_traps, remarks
+from mldebug.traps.nccllog import NcclSaid
+from mldebug.traps.version import Span, Version, parse_version
+
+PLAIN = NodeFacts(machine="x86_64")
+ARM = NodeFacts(machine="aarch64")
+RDMA = NodeFacts(machine="x86_64", rdma=("mlx5_0", "mlx5_1"))
+AMD = NodeFacts(machine="x86_64", iommu=True, kernel_arguments=("BOOT_IMAGE=/vmlinuz", "quiet"))
+FOREIGN = NcclSaid(interfaces={"eth0": "10.0.0.5", "docker0": "172.17.0.1"})
+SOCKETS = NcclSaid(networks=("Socket",), interfaces={"eth0": "10.0.0.5"})
+
+
+def job(ranks: int = 8, world: int = 8) -> Job:
+    """A job with that many ranks on this node."""
+    here = tuple(RankIdentity(rank=rank, world_size=world, pid=100 + rank) for rank in range(ranks))
+    return Job(id="1a2b", name="train.py", launcher="torchrun", world_size=world, ranks=here)
+
+
+def found(
+    torch: str = "",
+    nccl: str = "",
+    *,
+    world: int = 8,
+    rocm: bool = False,
+    node: NodeFacts = PLAIN,
+    said: NcclSaid | None = None,
+    **settings: str,
+) -> dict[str, str]:
+    """Names and messages of the traps of a job whose eight ranks all run the same."""
+    runs = Software(torch=torch, nccl=nccl, rocm=rocm)
+    ran = [Ran(rank=rank, software=runs, settings=settings) for rank in range(8)]
+    return {trap.name: trap.message for trap in find_traps(job(world=world), ran, node, said)}
+
+
+# --- versions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("2.6.0", Version((2, 6, 0))),
+        ("2.6", Version((2, 6, 0))),
+        ("2.6.0+cu124", Version((2, 6, 0), local="cu124")),
+        ("2.13.0a0+gitabc", Version((2, 13, 0), early=True, local="gitabc")),
+        ("2.6.0a0+ecf3bae40a.nv25.01", Version((2, 6, 0), early=True, local="ecf3bae40a.nv25.01")),
+        ("2.7.0.dev20250301+cu126", Version((2, 7, 0), early=True, local="cu126")),
+        ("2.7.0rc3", Version((2, 7, 0), early=True)),
+        ("2.6.0.post1", Version((2, 6, 0))),
+        ("2.21.5", Version((2, 21, 5))),
+        ("", None),
+        ("unknown", None),
+        ("2", None),
+        ("2.6.0 and more", None),
+        ("2.6.0\x1b[31m", None),
+        ("².6.0", None),
+        ("9" * 5000, None),
+    ],
+)  # fmt: skip
+def test_a_version_is_read_or_not_known(text: str, version: Version | None) -> None:
+    assert parse_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("2.5.1", False), ("2.6.0", True), ("2.6.1+cu124", True), ("2.7.0", True), ("2.7.1", False), ("2.13.0", False),
+        ("2.6.0a0+git1", False), ("2.7.0a0+git1", True), ("2.7.1rc1", False), ("", False),
+    ],
+)  # fmt: skip
+def test_a_span_holds_what_is_surely_in_it(text: str, held: bool) -> None:
+    assert Span("torch", (2, 6, 0), (2, 7, 1)).holds(parse_version(text)) is held
+
+
+# --- what each rule is found by ------------------------------------------------------------------
+
+CAUGHT = [
+    ("torch_device_id_hang", found("2.7.0", "2.26.2")),
+    ("torch_device_id_hang", found("2.7.0.post1+cu126", "2.26.5")),
+    ("nccl_abort_hang", found("2.8.0", "2.25.1")),
+    ("torch_no_debug_pipe", found("2.15.0", "2.30.7")),
+    ("torch_no_debug_pipe", found("2.15.0", "2.30.7", TORCH_DIST_USE_NCCL2="1")),
+    ("nccl_in_process_restart", found("2.9.0", "2.28.3")),
+    ("nccl_in_process_restart", found("2.9.0", "2.28.8")),
+    ("nccl_2_29_2_hang", found("2.10.0", "2.29.2")),
+    ("nccl_arm_hang", found("2.10.0", "2.28.9", node=ARM, world=16)),
+    ("nccl_launch_blocking_hang", found("1.13.1", "2.14.3", CUDA_LAUNCH_BLOCKING="1")),
+    ("nccl_nonblocking_hang", found("2.8.0", "2.26.5", TORCH_NCCL_USE_COMM_NONBLOCKING="1")),
+    ("launch_blocking", found("2.8.0", "2.27.3", CUDA_LAUNCH_BLOCKING="1")),
+    ("launch_blocking", found(CUDA_LAUNCH_BLOCKING=" 1 ")),
+    ("error_handling_off", found(TORCH_NCCL_ASYNC_ERROR_HANDLING="0")),
+    ("error_handling_off", found(NCCL_ASYNC_ERROR_HANDLING="0")),
+    ("monitoring_off", found(TORCH_NCCL_ENABLE_MONITORING="false")),
+    ("no_dump_at_timeout", found(TORCH_NCCL_DUMP_ON_TIMEOUT="0")),
+    ("flight_recorder_off", found(TORCH_FR_BUFFER_SIZE="0")),
+    ("flight_recorder_off", found(TORCH_NCCL_TRACE_BUFFER_SIZE="0")),
+    ("blocking_wait", found(TORCH_NCCL_BLOCKING_WAIT="1")),
+    ("ras_off", found(NCCL_RAS_ENABLE="0")),
+    ("debug_detail", found(TORCH_DISTRIBUTED_DEBUG="detail")),
+    ("fast_paths_off", found(NCCL_P2P_DISABLE="1")),
+    ("fast_paths_off", found(NCCL_SHM_DISABLE="1")),
+    ("rdma_switched_off", found(node=RDMA, world=16, NCCL_IB_DISABLE="1")),
+    ("rdma_switched_off", found(node=RDMA, world=16, NCCL_NET="Socket")),
+    ("interface_set_to_local", found(world=16, NCCL_SOCKET_IFNAME="lo")),
+    ("interface_set_to_local", found(world=16, NCCL_SOCKET_IFNAME="=docker0,virbr0")),
+    ("interface_set_to_local", found(world=16, GLOO_SOCKET_IFNAME="lo")),
+    ("amd_iommu", found("2.8.0+rocm6.4", rocm=True, node=AMD)),
+    ("sockets_beside_rdma", found(node=RDMA, world=16, said=SOCKETS)),
+    ("interface_of_one_node", found(world=16, said=FOREIGN)),
+    ("peer_refused", found(said=NcclSaid(peers={"refused": ("10.148.3.247",)}))),
+    ("rdma_path_broken", found(said=NcclSaid(peers={"broken": ("10.2.0.5",)}))),
+    ("peer_closed", found(said=NcclSaid(peers={"closed": ("node-3",)}))),
+]
+HEALTHY = [
+    ("nothing is known", found()),
+    ("a CPU build", found("2.7.0+cpu")),
+    ("today's versions", found("2.13.0+cu130", "2.30.7", node=RDMA, world=16)),
+    ("before it came", found("2.6.0+cu124", "2.21.5")),
+    ("fixed", found("2.7.1", "2.26.2")),
+    ("the way out is taken", found("2.7.0", "2.26.2", TORCH_NCCL_USE_COMM_NONBLOCKING="0")),
+    ("the old backend", found("2.15.0", "2.30.7", TORCH_DIST_USE_NCCL2="0")),
+    ("before its release", found("2.15.0a0+git12", "2.30.7")),
+    ("a vendor's build at the edge", found("2.7.0a0+7c8ec84dab.nv25.03", "2.26.2")),
+    ("NCCL before and after", found("2.9.0", "2.28.2") | found("2.9.0", "2.28.9")),
+    ("x86", found("2.10.0", "2.28.9", world=16)),
+    ("ARM on one node", found("2.10.0", "2.28.9", node=ARM)),
+    ("switched the right way", found(
+        CUDA_LAUNCH_BLOCKING="0", TORCH_NCCL_ASYNC_ERROR_HANDLING="1", TORCH_NCCL_ENABLE_MONITORING="1",
+        TORCH_NCCL_DUMP_ON_TIMEOUT="1", TORCH_FR_BUFFER_SIZE="2000", TORCH_NCCL_BLOCKING_WAIT="0", NCCL_RAS_ENABLE="1",
+        TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_P2P_DISABLE="0", NCCL_IB_DISABLE="0", NCCL_SOCKET_IFNAME="",
+    )),
+    ("what PyTorch takes first counts", found(TORCH_NCCL_ASYNC_ERROR_HANDLING="1", NCCL_ASYNC_ERROR_HANDLING="0")),
+    ("no RDMA to use", found(world=16, NCCL_IB_DISABLE="1", said=SOCKETS)),
+    ("one node needs no network", found(node=RDMA, NCCL_IB_DISABLE="1", said=SOCKETS)),
+    ("one node may use lo", found(NCCL_SOCKET_IFNAME="lo", said=FOREIGN)),
+    ("left out, not chosen", found(world=16, NCCL_SOCKET_IFNAME="^docker0,lo")),
+    ("one of them leads out", found(world=16, NCCL_SOCKET_IFNAME="lo,eth0")),
+    ("names that only begin so", found(world=16, NCCL_SOCKET_IFNAME="loc0") | found(world=16, NCCL_SOCKET_IFNAME="docker")),
+    ("RDMA is used", found(node=RDMA, world=16, said=NcclSaid(networks=("IB",)))),
+    ("two communicators differ", found(node=RDMA, world=16, said=NcclSaid(networks=("IB", "Socket")))),
+    ("a tamed IOMMU", found(rocm=True, node=msgspec.structs.replace(AMD, kernel_arguments=("iommu=pt",)))),
+    ("kernel arguments not known", found(rocm=True, node=NodeFacts(iommu=True))),
+    ("an IOMMU without ROCm", found("2.8.0+cu128", "2.27.3", node=AMD)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "told"), CAUGHT)
+def test_a_trap_is_found_alone(name: str, told: dict[str, str]) -> None:
+    assert list(told) == [name]
+
+
+def test_two_traps_at_once_are_both_told_in_the_order_of_the_rules() -> None:
+    told = found("2.7.0", "2.26.2", TORCH_NCCL_USE_COMM_NONBLOCKING="1", NCCL_RAS_ENABLE="0")
+    assert list(told) == ["torch_device_id_hang", "nccl_nonblocking_hang", "ras_off"]
+
+
+@pytest.mark.parametrize(("why", "told"), HEALTHY)
+def test_a_healthy_job_is_left_in_peace(why: str, told: dict[str, str]) -> None:
+    assert not told, why
+
+
+def test_every_rule_has_a_case_a_way_out_and_a_source() -> None:
+    assert {rule.name for rule in RULES} == {name for name, _ in CAUGHT}
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule.source.startswith("https://")
+        assert rule.wrong
+        assert rule.todo
+        assert rule.spans or rule.seen
+        assert set(rule.reads) <= set(SETTINGS)
+
+
+def test_a_rule_reads_no_setting_that_is_not_on_the_list() -> None:
+    class Spy(dict[str, str]):
+        """Notes what is asked for."""
+
+        asked: set[str] = set()
+
+        def __contains__(self, name: object) -> bool:
+            self.asked.add(str(name))
+            return True
+
+        def get(self, name: str, default: object = None) -> str:  # type: ignore[override]
+            self.asked.add(name)
+            return "1"
+
+        def __getitem__(self, name: str) -> str:
+            self.asked.add(name)
+            return "1"
+
+    said = NcclSaid(networks=("Socket",))
+    versions = [(2, 7, 0), (2, 15, 0)], [(2, 14, 3), (2, 26, 2), (2, 30, 7)]
+    for torch in versions[0]:
+        for nccl in versions[1]:
+            facts = Facts(
+                torch=Version(torch), nccl=Version(nccl), settings=Spy(), several_nodes=True, node=RDMA, said=said
+            )  # fmt: skip
+            for rule in RULES:
+                rule.tell(facts)
+    assert Spy.asked <= set(SETTINGS)
+    assert len(Spy.asked) > 10
+
+
+# --- a whole job ---------------------------------------------------------------------------------
+
+
+def test_many_ranks_in_one_trap_are_one_finding() -> None:
+    runs = Software(torch="2.7.0+cu126", nccl="2.26.2")
+    (trap,) = find_traps(
+        job(64, 64), [Ran(rank=rank, software=runs) for rank in range(64)], NodeFacts()
+    )
+    assert trap.ranks == tuple(range(64))
+    assert trap.message == (
+        "PyTorch 2.7.0 and NCCL 2.26.2: a job that gives device_id to init_process_group may hang in any collective"
+    )
+    assert trap.line().endswith("leave device_id out")
+    assert "\n" not in trap.line()
+
+
+def test_where_only_some_ranks_sit_in_it_they_are_named() -> None:
+    old, new = Software(torch="2.7.0", nccl="2.26.2"), Software(torch="2.8.0", nccl="2.27.3")
+    ran = [Ran(rank=rank, software=old if rank in (2, 5) else new) for rank in range(8)]
+    (trap,) = find_traps(job(), ran, NodeFacts())
+    assert trap.message.startswith("ranks 2,5: PyTorch 2.7.0")
+
+
+def test_what_differs_from_rank_to_rank_is_bounded() -> None:
+    ran = [Ran(rank=rank, settings={"NCCL_SOCKET_IFNAME": "lo," * rank + "lo"}) for rank in range(64)]  # fmt: skip
+    assert len(find_traps(job(64, 128), ran, NodeFacts())) == MAX_TRAPS
+
+
+def test_the_loaded_library_counts_before_the_log() -> None:
+    said = NcclSaid(version="2.29.2")
+    assert list(found("2.9.0", "", said=said)) == ["nccl_2_29_2_hang"]
+    assert not found("2.9.0", "2.29.3", said=said)
+
+
+def test_of_an_environment_only_the_list_is_kept_and_harmless() -> None:
+    kept = allowed({"NCCL_NET": "So\x1b[31mcket\n" + "x" * 500, "AWS_SECRET_ACCESS_KEY": "k"})
+    assert list(kept) == ["NCCL_NET"]
+    assert kept["NCCL_NET"].startswith("Socket ")
+    assert len(kept["NCCL_NET"]) == 80
+
+
+def test_a_peer_is_told_with_its_host_where_that_is_known() -> None:
+    peers = {"refused": ("10.148.3.247", "10.148.3.9", "10.148.3.8", "10.1.1.1", "10.1.1.2")}
+    said = NcclSaid(peers=peers, hosts={"10.148.3.247": "r10i6n5"})
+    node = NodeFacts(hosts={"10.148.3.9": "r10i6n6", "10.148.3.247": "stale"})
+    told = found(said=said, node=node)["peer_refused"]
+    assert told.startswith(
+        "its log says: connection refused by 10.148.3.247 (r10i6n5), 10.148.3.9 (r10i6n6), 10.148.3.8, 10.1.1.1 and 1 more: "
+    )
+
+
+def test_a_report_gets_them_as_notes_that_belong_to_their_ranks() -> None:
+    ran = [Ran(rank=rank, settings={"NCCL_RAS_ENABLE": "0"}) for rank in (1, 2)]
+    (note,) = remarks(job(), find_traps(job(), ran, NodeFacts()))
+    assert (note.kind, note.pids) == ("trap_ras_off", (101, 102))
+    everybody = [Ran(rank=rank, settings={"NCCL_RAS_ENABLE": "0"}) for rank in range(800)]
+    (many,) = remarks(job(800, 800), find_traps(job(800, 800), everybody, NodeFacts()))
+    assert len(many.pids) == 32
+    assert note.message.startswith("known trap: ranks 1-2: NCCL_RAS_ENABLE=0: NCCL answers nobody")
