@@ -12,6 +12,7 @@ from mldebug.folding import fold_ranks
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
+from mldebug.judging.ras import ras_evidence
 from mldebug.model import (
     Classification,
     ClassifiedRank,
@@ -54,7 +55,8 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
     )
     groups, group_of = _groups(case)
     devices = tuple(capture.devices for capture in captures if capture.devices)
-    diagnosis = conclude(case, _findings(case), devices)
+    ras = () if case.moved else ras_evidence(captures)
+    diagnosis = conclude(case, _findings(case), (*ras, *devices))
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),
@@ -244,10 +246,10 @@ def _findings(case: Case) -> list[Finding]:
     ]
 
 
-def conclude(case: Case, findings: list[Finding], devices: tuple[str, ...] = ()) -> Diagnosis:
+def conclude(case: Case, findings: list[Finding], beside: tuple[str, ...] = ()) -> Diagnosis:
     """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named.
 
-    `devices`: what the GPUs did, a sentence for each node; evidence beside the rest.
+    `beside`: what NCCL and the GPUs say, in sentences; evidence beside the rest.
     """
     precedence = list(Verdict)
     best = min(
@@ -258,7 +260,7 @@ def conclude(case: Case, findings: list[Finding], devices: tuple[str, ...] = ())
         culprits=best.culprits,
         confidence=best.confidence,
         summary=best.summary[:1].upper() + best.summary[1:],
-        evidence=(*best.evidence, *Flights(case).evidence(), *devices),
+        evidence=(*best.evidence, *Flights(case).evidence(), *beside),
         next_steps=best.next_steps,
     )
 

@@ -47,6 +47,7 @@ class RankIdentity(Noun, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()  # redacted
     namespace_pid: int | None = None  # pid inside its own pid namespace, when that differs
     container: str = ""
+    nccl_ras: str = ""  # NCCL_RAS_ADDR; "off": NCCL_RAS_ENABLE is 0; "": neither is set
 
 
 class LostRank(Noun, frozen=True, kw_only=True):
@@ -275,6 +276,63 @@ class FlightRecord(Noun, frozen=True, kw_only=True):
     way: str = ""  # how it was had, a `mldebug.flight.ways.Kind`; "": by the hook
 
 
+class NcclRank(Noun, frozen=True, kw_only=True):
+    """One rank of a communicator, as NCCL RAS tells it. `rank` counts inside this communicator."""
+
+    rank: int
+    host: str = ""  # an address; "": not told
+    pid: int | None = None  # in its own pid namespace
+    gpu: int | None = None  # its CUDA device
+    status: str = ""  # running, initializing, finalized, aborted, error 3; "": not told
+    counts: dict[str, int] = {}  # function -> how many the host has launched; those of 0 left out
+
+
+class NcclAbsent(Noun, frozen=True, kw_only=True):
+    """A process that NCCL RAS got no data of. `rank` counts inside its communicator; None: of none in particular."""
+
+    rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+    gpu: int | None = None
+    unresponsive: bool = False  # it did not answer; else it answers, and has left the communicator
+    dead: bool = False  # RAS has given it up
+
+
+class NcclLevel(Noun, frozen=True, kw_only=True):
+    """So many ranks have launched so many of one function."""
+
+    function: str  # AllReduce
+    count: int
+    ranks: int
+
+
+class NcclCommunicator(Noun, frozen=True, kw_only=True):
+    """One communicator. `ranks` may be few of many: `levels` and the sums are of all that answered."""
+
+    key: str  # all the hashes that it is known by
+    size: int = 0  # 0: not told
+    answered: int = 0
+    launched: int | None = None  # sum over ranks and functions; None: not told
+    furthest: int = 0  # the most that one rank has launched
+    ranks: tuple[NcclRank, ...] = ()
+    absent: tuple[NcclAbsent, ...] = ()
+    absent_count: int = 0
+    levels: tuple[NcclLevel, ...] = ()  # of the functions whose counts differ
+
+
+class NcclRas(Noun, frozen=True, kw_only=True):
+    """What one process of a job answered of all of them. Counts are launches by the host: nothing says what completed."""
+
+    version: str  # of NCCL: 2.28.9
+    form: str = "json"  # text: only what differs is told, so equal counts are not known
+    communicators: tuple[NcclCommunicator, ...] = ()
+    absent: tuple[NcclAbsent, ...] = ()  # processes, where no communicator is told
+    seconds: float = 0.0  # that it took to collect
+    timeouts: int = 0  # processes that were too slow
+    own: tuple[str, ...] = ()  # addresses of the network that was asked from
+    left_out: int = 0  # communicators
+
+
 class Said(Noun, frozen=True, kw_only=True):
     """What the hook in a rank's process says of itself at one moment. Ages are seconds."""
 
@@ -331,6 +389,7 @@ class NodeCapture(Noun, frozen=True, kw_only=True):
     remarks: tuple[Remark, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
     devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict
+    ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
     gaps: tuple[Gap, ...] = ()
     versions: dict[str, str] = {}
 

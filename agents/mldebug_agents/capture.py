@@ -38,6 +38,9 @@ from mldebug_agents.hooks.flight import Answers
 from mldebug_agents.hooks.records import read_said
 from mldebug_agents.host import Host
 from mldebug_agents.logs.tail import log_of, read_log
+from mldebug_agents.ras.asking import RasReply
+from mldebug_agents.ras.beside import Beside
+from mldebug_agents.ras.client import DEADLINE as RAS_TIMEOUT
 from mldebug_agents.reader import Reader, Unreadable
 from mldebug_agents.sources.ranks import Child
 
@@ -71,8 +74,9 @@ class Capturer:
         sleep: Callable[[float], None] = time.sleep,
         flights: Callable[[Sequence[RankIdentity], float], Answers] = lambda *_: Answers(),
         more_flights: MoreFlights = lambda taken, _: taken,
+        ras: Callable[[Job, float], RasReply] | None = None,
     ) -> None:
-        """`flights` asks ranks for their Flight Recorders, for so many seconds at most; `more_flights` tries other ways."""
+        """`flights` asks ranks for their Flight Recorders, `ras` a job's NCCL RAS, for so many seconds at most; `more_flights` tries other ways."""
         self.host = host
         self.reader = reader
         self.pyspy = pyspy
@@ -81,6 +85,7 @@ class Capturer:
         self.sleep = sleep
         self.flights = flights
         self.more_flights = more_flights
+        self.ras = ras
 
     def capture(
         self,
@@ -92,6 +97,7 @@ class Capturer:
         """Capture one job: all ranks and their children, in parallel, within the deadline."""
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
+        ras = Beside(self.ras, job, min(RAS_TIMEOUT, self.settings.deadline))
         with ThreadPoolExecutor(self.workers()) as pool:
             session.seen.look(pool)
             session.seen.watch(pool, self.settings.watch)
@@ -100,6 +106,8 @@ class Capturer:
             taken = self.more_flights(taken, session.left)
             native = Native(self.host, self.pyspy, self.settings.native, session.left)
             taken = native.add(pool, taken)
+        told, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
+        taken = msgspec.structs.replace(taken, ras=told, gaps=(*taken.gaps, *refused))
         duration = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(taken, duration_seconds=duration)
 
@@ -141,6 +149,12 @@ class _Session:
     def left(self) -> float:
         """Seconds until the deadline."""
         return self.started + self.c.settings.deadline - time.monotonic()
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Has any of the processes a GPU open?"""
+        states = filter(None, self.seen.states.values())
+        return any(file.kind == "gpu" for state in states for file in state.files)
 
     def ask_flights(self) -> None:
         """The Flight Recorders of all ranks at once, last: what they then wait in, they waited in all the while."""

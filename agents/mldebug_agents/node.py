@@ -34,6 +34,8 @@ from mldebug_agents.life.reloading import needs_restart, stuck_remarks
 from mldebug_agents.life.usage import Usage
 from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
+from mldebug_agents.ras.asking import RasReply
+from mldebug_agents.raswatch import RasOrder, RasWatch
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, run_state, unjudged
 from mldebug_agents.sources.ranks import Discovery
@@ -44,6 +46,7 @@ from mldebug_agents.workbench import Workbench
 log = logging.getLogger("mldebug")
 
 LOOK_DEADLINE, CAPTURE_DEADLINE, CONFIG_DEADLINE, EXITS_DEADLINE = 20.0, 60.0, 10.0, 20.0
+RAS_DEADLINE = 10.0
 AT_ONCE = 4  # jobs captured at the same time
 GLANCE = 1.0  # seconds that a capture watches: the run has been watched for long when it is taken
 BEAT = 1.0  # seconds between two turns of the loop without a message
@@ -80,7 +83,9 @@ class Node:
             "watch": Worker("watch", self._watch.look, self._inbox, LOOK_DEADLINE),
             "capture": Worker("capture", self._capture, self._inbox, CAPTURE_DEADLINE, AT_ONCE),
             "exits": Worker("exits", lambda work: work(), self._inbox, EXITS_DEADLINE),
+            "ras": Worker("ras", self._ask_ras, self._inbox, RAS_DEADLINE, AT_ONCE),
         }
+        self._ras = RasWatch(self._workers["ras"].order)
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
         self.gpu_desk = self._hardware.desk
         self._config = Worker(
@@ -148,6 +153,7 @@ class Node:
         if result is not None:
             self._handle(result)
         self.endings.turn()
+        self._ras.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self._reread()
         if not any(run.incident for run in self.runs.values()):
@@ -172,6 +178,8 @@ class Node:
         elif result.worker in self._hardware.workers:
             jobs = [run.job for run in self.runs.values()]
             self._hardware.told(result, jobs, self.found.children, self.config)
+        elif result.worker == "ras":
+            self._ras.told(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._orders.failed(run, result.order, result.error)
@@ -237,7 +245,8 @@ class Node:
             run = self.runs.get(one.job.id) or self._meet(one.job)
             run.see(one)
             self.endings.follow(run, look.found.children)
-            self._see(run, self._hardware.complete(self.endings.complete(one)))
+            one = self._ras.complete(self.endings.complete(one))
+            self._see(run, self._hardware.complete(one))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
@@ -298,6 +307,10 @@ class Node:
         return job.id, msgspec.structs.replace(
             taken, quiet_seconds=told.quiet, usual_gap_seconds=told.usual_gap
         )
+
+    def _ask_ras(self, order: RasOrder) -> RasReply:
+        """In the worker: the sums of all launches of one job."""
+        return self.bench.ras.ask(order.job, whole=False)
 
     def _capture_now(self, run: Run) -> None:
         """A rank has ended and others live on, or an incident of before has no capture: what do they do?"""

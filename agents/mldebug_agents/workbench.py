@@ -18,6 +18,8 @@ from mldebug_agents.hooks.asking import Asking
 from mldebug_agents.hooks.flight import HookFlight
 from mldebug_agents.hooks.stacks import HookStacks
 from mldebug_agents.host import Host
+from mldebug_agents.ras import asking
+from mldebug_agents.ras.client import RasClient
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.sources.ranks import RankFinder
@@ -37,14 +39,16 @@ class Workbench:
                 keeper.NAME: keeping.serve,
                 wire.NAME: serving.serve,
                 switchroom.NAME: switchroom.serve,
+                asking.NAME: asking.serve,
             }
         )
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.gpus = Gpus(self.spawner, self.host)
-        asking = Asking(self.host, self.reader)
-        self._hook = HookStacks(asking, self.reader)
-        self._flight = HookFlight(asking, self.reader)
+        self.ras = RasClient(self.spawner, self.host)
+        hooked = Asking(self.host, self.reader)
+        self._hook = HookStacks(hooked, self.reader)
+        self._flight = HookFlight(hooked, self.reader)
         self.flights = Collector(self.host, self.reader)
         self.pyspy = self._py_spy(config)
         self._log_formats = create_all("logs")
@@ -75,13 +79,10 @@ class Workbench:
             deadline=wanted.deadline,
         )
         return Capturer(
-            self.host,
-            self.reader,
-            self.pyspy,
-            self.node,
-            settings,
+            *(self.host, self.reader, self.pyspy, self.node, settings),
             flights=self._flight.ask,
             more_flights=self.flights.add,
+            ras=lambda job, seconds: self.ras.ask(job, seconds=seconds),
         )
 
     def _py_spy(self, config: Config) -> PySpy:

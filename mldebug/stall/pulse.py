@@ -9,11 +9,11 @@ import math
 import msgspec
 
 from mldebug.stall.gaps import GapMemory, Gaps
-from mldebug.stall.signals import RHYTHM, STEPS, Look, Progress, ProgressKind
+from mldebug.stall.signals import STEPS, Look, Progress, ProgressKind
 
 UNSEEN = 3.0
 BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
-COUNTED = (ProgressKind.RECORD, ProgressKind.LOG_GROWTH)
+COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
 """Counts since the agent came: after its restart they begin anew."""
 
 
@@ -101,13 +101,13 @@ class Pulse:
 
     @property
     def has_rhythm(self) -> bool:
-        """Whether any signal tells of steps, records, beats or collectives."""
-        return any(kind in self.memory.values for kind in RHYTHM)
+        """Whether any signal tells of steps, records or beats."""
+        return any(kind in self.memory.values for kind in STEPS)
 
     @property
     def tells(self) -> bool:
-        """Whether there is any signal at all, a log for one."""
-        return bool(self.memory.values)
+        """Whether there is any signal of the job's own, a log for one."""
+        return any(kind != ProgressKind.RAS for kind in self.memory.values)
 
     def started(self, look: Look) -> bool:
         """Whether this attempt has made its first step."""
@@ -163,11 +163,11 @@ class Pulse:
         latest = max(signal.at for signal in moved)
         when = memory.now - min(max(0.0, at - latest), self._most)
         pause = max(0.0, when - memory.progressed)
-        rhythm = [signal for signal in moved if signal.kind in RHYTHM]
+        rhythm = [signal for signal in moved if signal.kind in STEPS]
         if learn and memory.heard and rhythm:
             self.gaps.add(pause / max(1, *(signal.events for signal in rhythm)))
         memory.heard = True
-        memory.stepped = memory.stepped or any(signal.kind in STEPS for signal in moved)
+        memory.stepped = memory.stepped or bool(rhythm)
         memory.beats += bool(rhythm)
         memory.progressed = max(memory.progressed, when)
         memory.progressed_at = max(memory.progressed_at, min(latest, at))

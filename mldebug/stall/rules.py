@@ -2,12 +2,13 @@
 
 | the run | the clock | speaks after |
 |---|---|---|
-| tells steps, records, beats or collectives, and has started | time without progress | `timeout` |
+| tells steps, records or beats, and has started | time without progress | `timeout` |
 | has not made its first step | all ranks frozen; who indexes or compiles is not | `init_timeout` |
 | tells nothing at all | all ranks frozen | 60 s; 240 s while a log grows that nobody can read |
 | tells nothing here, goes on at other nodes | all ranks wait for others | 0.75 x the collective's own timeout |
 
-Activity never delays the first clock. An incident opens when nobody moves; while somebody moves and others stand, at the
+A collective that is launched begins every clock anew, and that none is launched proves nothing: work in a CUDA graph is
+not counted. Activity never delays the first clock. An incident opens when nobody moves; while somebody moves and others stand, at the
 smaller of `busy_timeout` and 0.75 x the collective's own timeout, before torch kills the job and the evidence with it.
 That caps every automatic timeout: a capture is kept then. Who is usually quiet for longer (a log line every ten minutes)
 is not blamed within its usual gap. A checkpoint that grows is a job that moves, up to the same moment: whoever still waits

@@ -21,13 +21,12 @@ class ProgressKind(StrEnum):
     STEP = "step"
     RECORD = "record"  # a training record in the job's log
     HEARTBEAT = "heartbeat"
-    RAS = "ras"  # collective counts of NCCL RAS or Flight Recorder
+    RAS = "ras"  # launches of collectives, as NCCL counts them: begins the clock anew, and is none itself
     LOG_GROWTH = "log_growth"  # any line of any thread: the weakest
 
 
 STEPS = (ProgressKind.STEP, ProgressKind.RECORD, ProgressKind.HEARTBEAT)
-RHYTHM = (*STEPS, ProgressKind.RAS)
-"""The kinds whose gaps are the run's own rhythm."""
+"""The kinds whose gaps are the run's own rhythm. Launches are none: those of a CUDA graph are not counted."""
 
 
 class Progress(Noun, frozen=True, kw_only=True):

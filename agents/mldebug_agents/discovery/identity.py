@@ -16,6 +16,7 @@ from mldebug_agents.discovery.claims import Claim, Cluster, script_of
 from mldebug_agents.discovery.programs import Libraries, Program, libraries
 from mldebug_agents.host import Failure, Host, Paths
 from mldebug_agents.procfs import Stat
+from mldebug_agents.ras.address import setting
 
 MAX_BYTES = 8 << 20  # maps of a CUDA process: about 1 MB; environments: at most 6 MB
 MAX_ARGUMENTS = 64
@@ -51,6 +52,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     network: str = ""  # network and pid namespace
     namespace: str = ""
     namespace_pid: int | None = None
+    nccl_ras: str = ""  # of `RankIdentity`
     container: str = ""
     checked_at: float = 0.0
     settings: dict[str, str] = {}  # of the allow-list for known traps
@@ -202,6 +204,7 @@ class Registry:
             launcher=self._launches(stat.name, argv),
             claim=self._claim(environ, argv) if python else None,
             settings=_settings(environ) if python else {},
+            nccl_ras=_ras_setting(environ) if python else "",
             argv=redact_argv([clean(word) for word in argv[:MAX_ARGUMENTS]]),
             script=clean(script_of(argv), 80),
             helper=any(word.startswith(_HELPERS) for word in argv[1:]),
@@ -241,6 +244,10 @@ class Registry:
             return not process.libraries.nccl and process.searched < SEARCHES
         age = now - self._host.started_at(process.stat.start_ticks)
         return age < SETTLING or now - process.checked_at >= min(SETTLED_EVERY, age / 10)
+
+
+def _ras_setting(environ: bytes | Failure) -> str:
+    return setting(procfs.parse_environ(environ)) if isinstance(environ, bytes) else ""
 
 
 def _out_of_question(stat: Stat) -> bool:

@@ -153,6 +153,7 @@ class RankFinder:
             argv=process.argv,
             namespace_pid=inside if inside != seat.pid else None,
             container=process.container,
+            nccl_ras=process.nccl_ras,
         )
 
 

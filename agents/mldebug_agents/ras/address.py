@@ -1,0 +1,66 @@
+"""Where a job's NCCL RAS listens. The job chose that, so only this node is ever asked, and no name is looked up.
+
+NCCL's own rule: `NCCL_RAS_ADDR` as `HOST:PORT` or `[IPV6]:PORT`, else `localhost:28028`.
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mldebug.redact import clean
+
+DEFAULT = "localhost:28028"
+OFF = "off"
+_LOOPBACKS = ("127.0.0.1", "::1")
+_ANY = {"0.0.0.0": ("127.0.0.1",), "::": _LOOPBACKS}  # noqa: S104 - what a job listens on
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([\w.-]{1,255})):(\d{1,5})", re.ASCII)
+_PROBE = 9  # a port; no packet is sent
+
+
+class Place(NamedTuple):
+    """One address to try."""
+
+    host: str
+    port: int
+
+
+def setting(environ: Mapping[str, str]) -> str:
+    """What a rank's environment says of NCCL RAS, for `RankIdentity.nccl_ras`."""
+    if environ.get("NCCL_RAS_ENABLE", "").strip() == "0":
+        return OFF
+    return clean(environ.get("NCCL_RAS_ADDR", "").strip(), 100)
+
+
+def places(told: str) -> tuple[Place, ...]:
+    """The addresses to try, in order. Raises ValueError in words where none may be asked."""
+    match = _ADDRESS.fullmatch(told or DEFAULT)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise ValueError(f"NCCL_RAS_ADDR is {told!r}, which is no address and port")
+    hosts = _hosts(match[1] or match[2])
+    return tuple(Place(host, int(match[3])) for host in hosts)
+
+
+def _hosts(name: str) -> Iterable[str]:
+    if name.lower() in ("localhost", "localhost.localdomain", "ip6-localhost"):
+        return _LOOPBACKS
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        raise ValueError(
+            f"NCCL_RAS_ADDR names {name}: only addresses and localhost are asked"
+        ) from None
+    return _ANY.get(str(address), (str(address),))
+
+
+def is_own(host: str) -> bool:
+    """Whether this address is one of the network namespace that we are in: then it is also the source of its packets."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, _PROBE))
+            name: tuple[str, int] = probe.getsockname()
+    except OSError:
+        return False
+    return ipaddress.ip_address(name[0].partition("%")[0]) == ipaddress.ip_address(host)

@@ -1,0 +1,130 @@
+"""NCCL RAS as evidence: which ranks do not answer, and which have launched fewer collectives than the others.
+
+Evidence beside the verdict, never the verdict itself: counts are launches by the host.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from mldebug.folding import fold_ranks
+from mldebug.model import (
+    NcclAbsent,
+    NcclCommunicator,
+    NcclLevel,
+    NcclRank,
+    NcclRas,
+    NodeCapture,
+)
+from mldebug.ras.judge import at_level, behind, differs
+from mldebug.ras.places import Place, global_ranks, home, world_places
+
+SOURCE = "NCCL RAS"
+MAX_LINES = 4
+MAX_PLACES = 4
+
+
+def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
+    """A few sentences; of several nodes' answers the fullest speaks."""
+    told = [one for one in captures if one.ras is not None]
+    best = max(told, key=_fullness, default=None)
+    if best is None or best.ras is None:
+        return ()
+    names = Names.of(best, best.ras)
+    lines = dict.fromkeys(_lines(best.ras, names))
+    return tuple(f"{SOURCE}: {line}" for line in list(lines)[:MAX_LINES])
+
+
+def _fullness(capture: NodeCapture) -> int:
+    return sum(one.answered for one in capture.ras.communicators) if capture.ras else -1
+
+
+class Names(msgspec.Struct, frozen=True):
+    """How to call the ranks of one answer."""
+
+    world_size: int
+    known: dict[Place, int]  # what discovery knows of this node
+    ranks: dict[Place, int]  # that, and what follows for the others
+
+    @classmethod
+    def of(cls, taken: NodeCapture, told: NcclRas) -> "Names":
+        """The ranks of this node are known; those of others follow where a communicator is that of all."""
+        job, seen = taken.job, [one.identity for one in taken.ranks]
+        pids = {one.namespace_pid or one.pid: one.rank for one in seen}
+        pids |= {one.pid: one.rank for one in job.lost if one.pid is not None}
+        host = home(told, pids)
+        known = {(host, pid): rank for pid, rank in pids.items()} if host else {}
+        found = global_ranks(told, job.world_size, known)
+        return cls(job.world_size, known, {**found, **known})
+
+    def is_world(self, one: NcclCommunicator) -> bool:
+        """Are its ranks the global ones?"""
+        return bool(world_places(one, self.world_size, self.known))
+
+    def call(self, one: NcclCommunicator, rows: Sequence[NcclRank | NcclAbsent]) -> str:
+        """`ranks 1,3`, or where it is not known which these are: `process 986 on 192.0.2.2`."""
+        numbers = {self._number(one, row) for row in rows}
+        if rows and None not in numbers:
+            text = fold_ranks(sorted(number for number in numbers if number is not None))
+            return f"rank{'s' if len(numbers) > 1 else ''} {text}"
+        places = [_place(row) for row in rows[:MAX_PLACES]]
+        more = f" and {len(rows) - MAX_PLACES} more" if len(rows) > MAX_PLACES else ""
+        return ", ".join(places) + more
+
+    def _number(self, one: NcclCommunicator, row: NcclRank | NcclAbsent) -> int | None:
+        if row.pid is not None and (row.host, row.pid) in self.ranks:
+            return self.ranks[row.host, row.pid]
+        return row.rank if self.is_world(one) else None
+
+
+def _place(row: NcclRank | NcclAbsent) -> str:
+    if row.pid is None:
+        return f"its member {row.rank}"
+    return f"process {row.pid} on {row.host or 'an unknown host'}"
+
+
+def _lines(told: NcclRas, names: Names) -> Iterator[str]:
+    ordered = sorted(told.communicators, key=lambda one: -one.size)
+    for one in ordered:
+        yield from _absent(one, one.absent, names)
+    yield from _absent(NcclCommunicator(key=""), told.absent, names)
+    for one in ordered:
+        yield from _counts(one, names)
+
+
+def _absent(one: NcclCommunicator, absent: Sequence[NcclAbsent], names: Names) -> Iterator[str]:
+    dead = [row for row in absent if row.dead]
+    silent = [row for row in absent if row.unresponsive and not row.dead]
+    left = [row for row in absent if not row.unresponsive and not row.dead]
+    for rows, singular, plural in (
+        (dead, "is taken for dead by NCCL", "are taken for dead by NCCL"),
+        (silent, "does not answer: stopped, gone, or out of reach", "do not answer: stopped, gone, or out of reach"),
+        (left, f"has left the communicator of {one.size}", f"have left the communicator of {one.size}"),
+    ):  # fmt: skip
+        if rows:
+            yield f"{names.call(one, rows)} {singular if len(rows) == 1 else plural}"
+
+
+def _counts(one: NcclCommunicator, names: Names) -> Iterator[str]:
+    among = "" if names.is_world(one) else f" in a communicator of {one.size}"
+    found = behind(one)
+    if found is not None:
+        who = (
+            names.call(one, found.ranks)
+            if len(found.ranks) == found.many
+            else f"{found.many} ranks"
+        )
+        verb = "has" if found.many == 1 else "have"
+        rest = one.answered - found.many
+        others = f"{rest} other{'s' if rest > 1 else ''}"
+        yield f"{who} {verb} launched {found.count} {found.function}{among}, the {others} up to {found.most}"
+    elif parts := [_most(one, level, names) for level in differs(one)]:
+        yield f"calls are out of step{among}: {', '.join(parts)}"
+    elif one.launched and not one.absent_count and names.is_world(one):
+        yield f"all {one.answered} ranks answer and have launched the same {one.furthest} collectives"
+
+
+def _most(one: NcclCommunicator, level: NcclLevel, names: Names) -> str:
+    rows = at_level(one, level)
+    who = names.call(one, rows) if len(rows) == level.ranks else f"{level.ranks} ranks"
+    return f"{who} launched the most {level.function} ({level.count})"

@@ -1,0 +1,70 @@
+"""Which processes an answer of NCCL RAS speaks of: is it our job's, and which global ranks are they?
+
+A rank is known by its host, an address, and its pid, a number of its own pid namespace: on the nodes of a job that runs in
+containers all pids may be the same, so the host counts.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+from mldebug.model import NcclAbsent, NcclCommunicator, NcclRank, NcclRas
+
+Place = tuple[str, int]  # host, pid
+
+
+def home(told: NcclRas, pids: Collection[int]) -> str:
+    """The address under which the processes with these pids are told, "" where they are not, or nobody can say.
+
+    One of our own addresses; where none of those is told, the only host that has all these pids.
+    """
+    by_host: dict[str, set[int]] = defaultdict(set)
+    for host, pid in _places(told):
+        by_host[host].add(pid)
+    wanted = set(pids)
+    ours = [host for host in by_host if host in told.own]
+    if ours:
+        best = max(ours, key=lambda host: len(by_host[host] & wanted))
+        return best if by_host[best] & wanted else ""
+    fitting = [host for host, there in by_host.items() if wanted and wanted <= there]
+    return fitting[0] if len(fitting) == 1 else ""
+
+
+def _places(told: NcclRas) -> Iterable[Place]:
+    for one in told.communicators:
+        yield from ((row.host, row.pid) for row in one.ranks if row.pid is not None)
+        yield from ((row.host, row.pid) for row in one.absent if row.pid is not None)
+    yield from ((row.host, row.pid) for row in told.absent if row.pid is not None)
+
+
+def global_ranks(told: NcclRas, world_size: int, known: Mapping[Place, int]) -> dict[Place, int]:
+    """Host and pid -> global rank, from the communicators of all ranks; empty where they contradict what is known.
+
+    `known` are ranks of which something else tells: none of them may differ, and at least one must agree.
+    """
+    found: dict[Place, int] = {}
+    for one in told.communicators:
+        places = world_places(one, world_size, known)
+        if any(found.get(place, rank) != rank for place, rank in places.items()):
+            return {}
+        found |= places
+    return found
+
+
+def world_places(
+    one: NcclCommunicator, world_size: int, known: Mapping[Place, int]
+) -> dict[Place, int]:
+    """Those of one communicator, whose own ranks are the global ones; empty where that cannot be shown."""
+    if one.size != world_size:
+        return {}
+    found: dict[Place, int] = {}
+    twice: set[Place] = set()
+    rows: tuple[NcclRank | NcclAbsent, ...] = (*one.ranks, *one.absent)
+    for row in rows:
+        if row.pid is not None and row.rank is not None:
+            place = row.host, row.pid
+            twice |= {place} & found.keys()
+            found[place] = row.rank
+    single = {place: rank for place, rank in found.items() if place not in twice}
+    common = single.keys() & known.keys()
+    fits = bool(common) and all(single[place] == known[place] for place in common)
+    return single if fits else {}

@@ -1,0 +1,207 @@
+"""NCCL RAS as NCCL serves it, on real sockets: its conversation, recorded answers, and what may go wrong with it."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+H200 = Path(__file__).parent / "fixtures" / "h200"
+HOST = "192.0.2.2"  # of the recordings
+
+Serve = Callable[["Client"], None]
+
+
+class Client:
+    """One connection, as the server sees it."""
+
+    def __init__(self, link: socket.socket, server: "RasServer") -> None:
+        self.link = link
+        self.server = server
+        self._rest = b""
+
+    def line(self) -> str:
+        """The next command; "" once the other side has hung up."""
+        while b"\n" not in self._rest:
+            more = self.link.recv(4096)
+            if not more:
+                return ""
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\n")
+        self.server.heard.append(line.decode())
+        return line.decode()
+
+    def say(self, text: str | bytes) -> None:
+        """Send it."""
+        self.link.sendall(text.encode() if isinstance(text, str) else text)
+
+
+class RasServer:
+    """Listens at a port of its own choice. `serve` treats one connection; `heard` are all commands in order."""
+
+    def __init__(self, serve: Serve, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.serve = serve
+        self.heard: list[str] = []
+        self.connections = 0
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._door = socket.socket(family, socket.SOCK_STREAM)
+        self._door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._door.bind((host, port))
+        self._door.listen(64)
+        self.port: int = self._door.getsockname()[1]
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._treat, args=(link,), daemon=True).start()
+
+    def _treat(self, link: socket.socket) -> None:
+        with link:
+            try:
+                self.serve(Client(link, self))
+            except OSError:
+                return
+
+
+@contextmanager
+def serving(serve: Serve, **where: Any) -> Iterator[RasServer]:
+    """A server for a while."""
+    server = RasServer(serve, **where)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def recorded(name: str) -> list[tuple[float, str]]:
+    """(time, answer or error) of every question in a one-second recording."""
+    rows = [
+        json.loads(line) for line in (H200 / "signals" / f"{name}.jsonl").read_text().splitlines()
+    ]
+    return [(row["t"], row["ras"]) for row in rows if row.get("ras")]
+
+
+def recorded_text(name: str) -> list[str]:
+    """The answers in text of `hang-NAME`; the file holds two, each after the server's first line as a Python literal."""
+    text = (H200 / f"hang-{name}" / "nccl-ras.txt").read_text()
+    return text.split("b'SERVER PROTOCOL 2\\n'\n")[1:]
+
+
+def answer(
+    counts: dict[int, dict[str, int]],
+    *,
+    pids: dict[int, int] | None = None,
+    host: str = "127.0.0.1",
+    size: int | None = None,
+    missing: dict[int, dict[str, bool]] | None = None,
+    key: str = "0x1",
+) -> dict[str, Any]:
+    """One communicator in NCCL's JSON: rank -> its counts, rank -> how it is missing; the pid of rank n is 100 + n."""
+    pids = pids or {}
+    place = {"cuda_dev": 0, "nvml_dev": 0, "host": host}
+    ranks = [
+        {"rank": n, "pid": pids.get(n, 100 + n), **place, "collective_counts": told}
+        for n, told in counts.items()
+    ]
+    gone = [
+        {"rank": n, "pid": pids.get(n, 100 + n), **place, "status": told}
+        for n, told in (missing or {}).items()
+    ]
+    one = {"hash": key, "secondary_hash": "0x2:0x3", "size": size or len(ranks) + len(gone)}
+    return {
+        "nccl_version": "2.29.2",
+        "communicators": [{**one, "ranks": ranks, "missing_ranks": gone}],
+    }
+
+
+# --- ways to serve -------------------------------------------------------------------------------
+
+
+def speaks(json_answer: str | None, text_answer: str = "", protocol: int = 2) -> Serve:
+    """As NCCL does; without `json_answer`, as before 2.28.7."""
+
+    def serve(client: Client) -> None:
+        json_wanted = False
+        while command := client.line():
+            if command.startswith("CLIENT PROTOCOL"):
+                client.say(f"SERVER PROTOCOL {protocol}\n")
+            elif command == "SET FORMAT json" and json_answer is not None:
+                json_wanted = True
+                client.say("OK\n")
+            elif command.startswith("TIMEOUT"):
+                client.say("OK\n")
+            elif command in ("STATUS", "VERBOSE STATUS"):
+                client.say((json_answer or "") if json_wanted else text_answer)
+                return
+            else:
+                client.say(f"ERROR: Unknown command {command}\n")
+
+    return serve
+
+
+def says(told: Any) -> Serve:
+    """This answer, in JSON."""
+    return speaks(told if isinstance(told, str) else json.dumps(told, indent=2))
+
+
+def silent(client: Client) -> None:
+    """Accepts, as a stopped process does, and never says a word."""
+    while client.line():
+        pass
+
+
+def garbage(client: Client) -> None:
+    """Speaks something else."""
+    client.say("HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def after_handshake(then: Serve) -> Serve:
+    """Goes wrong when it is asked."""
+
+    def serve(client: Client) -> None:
+        while command := client.line():
+            if command.endswith("STATUS"):
+                then(client)
+                return
+            client.say("SERVER PROTOCOL 2\n" if command.startswith("CLIENT") else "OK\n")
+
+    return serve
+
+
+def half(told: str) -> Serve:
+    """The first half of an answer, then the end."""
+    return after_handshake(lambda client: client.say(told[: len(told) // 2]))
+
+
+def floods(total: int) -> Serve:
+    """So many bytes."""
+
+    def flood(client: Client) -> None:
+        for _ in range(total >> 20):
+            client.say(b" " * (1 << 20))
+
+    return after_handshake(flood)
+
+
+def trickles(client: Client) -> None:
+    """A byte now and then, in the middle of its first line."""
+    for byte in b"SERVER PROTOCOL 2 and so on and on":
+        client.say(bytes([byte]))
+        time.sleep(0.2)

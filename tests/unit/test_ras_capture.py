@@ -1,0 +1,109 @@
+"""NCCL RAS from the environment of a real process to the report: found, asked beside the capture, kept, told."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mldebug.config import Agent, Config
+from mldebug.diagnosis import diagnose
+from mldebug.model import Job, NodeCapture, RankIdentity
+from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.node import Node
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.watch import NodeLook
+from mldebug_agents.workbench import Workbench
+from rasserver import RasServer, answer, half, says, serving
+from unit.test_ranks_live import job_when, started
+
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Workbench]:
+    with Workbench(Config()) as one:
+        yield one
+
+
+def captured(bench: Workbench, server: RasServer, **more: object) -> tuple[Job, NodeCapture]:
+    """A job of two ranks, of which one is here."""
+    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "NCCL_RAS_ADDR": server.address}
+    with started(sys.executable, "-c", SLEEP, **{**variables, **more}) as process:
+        job = job_when(bench.finder, process.pid, lambda job: True)
+        found = Discovery(jobs=(job,))
+        server.serve = says(
+            answer({0: {"AllReduce": 9}, 1: {"AllReduce": 8}}, pids={0: process.pid})
+        )
+        return job, bench.capturer(0.0).capture(job, found.children)
+
+
+def test_an_answer_is_kept_and_told(bench: Workbench) -> None:
+    with serving(half("")) as server:
+        job, taken = captured(bench, server)
+    assert job.ranks[0].nccl_ras == server.address
+    assert taken.ras is not None
+    assert taken.ras.communicators[0].levels != ()
+    assert (
+        "NCCL RAS: rank 1 has launched 8 AllReduce, the 1 other up to 9"
+        in diagnose([taken]).diagnosis.evidence
+    )
+    assert [gap for gap in taken.gaps if gap.what == "NCCL RAS"] == []
+
+
+def test_a_job_that_switched_it_off_is_not_asked(bench: Workbench) -> None:
+    with serving(half("")) as server:
+        job, taken = captured(bench, server, NCCL_RAS_ENABLE=0)
+        assert server.connections == 0
+    assert (job.ranks[0].nccl_ras, taken.ras) == ("off", None)
+    (gap,) = [gap for gap in taken.gaps if gap.what == "NCCL RAS"]
+    assert gap.reason == "the job has switched it off (NCCL_RAS_ENABLE=0)"
+
+
+def test_a_capture_of_before_has_no_answer() -> None:
+    """Evidence on disk goes on being read."""
+    plain = NodeCapture(node="n", taken_at=1.0, job=Job(id="j", name="x", launcher="torchrun"))
+    stored = json.loads(msgspec.json.encode(plain))
+    assert "ras" not in stored
+    assert msgspec.convert(stored, NodeCapture).ras is None
+
+
+# --- during the watch ------------------------------------------------------------------------------
+
+
+def test_the_agent_asks_and_its_decision_hears_of_it(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is quiet: two answers whose counts differ, by the real worker, are a sign in the next look."""
+    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""))
+    node = Node(config, bench, Ledger(tmp_path / "state", bench.spawner), lambda _: None)
+    seen: list[JobLook] = []
+    monkeypatch.setattr(node, "_see", lambda run, one: (run.see(one), seen.append(one)))
+    monkeypatch.setattr("mldebug_agents.raswatch.QUIET", 0.0)
+    monkeypatch.setattr("mldebug_agents.raswatch.AT_MOST", float("inf"))
+    with serving(half("")) as server:
+        rank = RankIdentity(
+            rank=0, world_size=1, pid=os.getpid(), uid=os.geteuid(), nccl_ras=server.address
+        )
+        job = Job(id="j", name="train.py", launcher="torchrun", ranks=(rank,))
+        look = NodeLook(at=1.0, found=Discovery(jobs=(job,)), jobs=(quiet(job),))
+        node._looked(look)
+        node.runs["j"].decision = Decision(stage=Stage.SUSPECT, sentence="")
+        for count in (5, 6):
+            server.serve = says(answer({0: {"AllReduce": count}}, pids={0: os.getpid()}))
+            node._ras.turn(node.runs)
+            while (result := node._inbox.get(timeout=20)) is None or result.worker != "ras":
+                pass
+            node._handle(result)
+        node._looked(look)
+    assert [one.kind for one in seen[-1].look.progress] == [ProgressKind.RAS]
+    assert seen[0].look.progress == ()
+
+
+def quiet(job: Job) -> JobLook:
+    return JobLook(job=job, look=Look(at=1.0, run=job.id, backend="nccl"))
