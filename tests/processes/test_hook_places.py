@@ -116,8 +116,8 @@ def test_a_rank_in_a_container_is_found_by_what_it_sees_itself(
             assert not list(Path("/dev/shm").glob("mldebug-1-*"))
             assert list(Path(f"/proc/{pid}/root/dev/shm").glob("mldebug-*-*.stacks"))
         job.hang()
-        told = asked(next(iter(run.ranks.values())))
-        assert "slow_data_loader" in told
+        one = next(iter(run.ranks.values()))
+        wait_for("it to stand there", lambda: "slow_data_loader" in asked(one), 60)
         assert {state_of(pid) for pid in run.ranks.values()} == {"S"}
 
 
