@@ -15,7 +15,10 @@ PREFIX, STACKS, FLIGHT = "mldebug-", ".stacks", ".flight"
 RECORD = "the hook's record"  # as gaps call it
 MAX_SCALARS = 16
 MAX_STEP = 2**53  # beyond it a metric could not hold it
-MAX_SIGNAL = 64
+MIN_SIGNAL, MAX_SIGNAL = (
+    36,
+    64,
+)  # real-time ones, as their two neighbours below; whatever else a record names is not sent
 LEGITIMATE = frozenset({"evaluate", "checkpoint_save", "checkpoint_load", "compile"})
 """Phases in which a job makes no step and nothing is wrong, as long as the rank moves."""
 
@@ -103,6 +106,7 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         data, _STATE_AT
     )
     known = 0 <= step <= MAX_STEP
+    ask = signal if MIN_SIGNAL <= signal <= MAX_SIGNAL else None
     flight, answers, timeout = _FLIGHT.unpack_from(data, _FLIGHT_AT)
     return Heartbeat(
         written_at=_seconds(written, now),
@@ -111,10 +115,10 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         beats=min(beats, MAX_STEP),
         rank=rank if rank >= 0 else None,
         world_size=size if size > 0 else None,
-        signal=signal if 0 < signal <= MAX_SIGNAL else None,
+        signal=ask,
         stacks_fd=fd if fd >= 0 else None,
         main_thread=_NUMBER.unpack_from(data, _MAIN_AT)[0],
-        flight_signal=flight if 0 < flight <= MAX_SIGNAL else None,
+        flight_signal=flight if ask is not None and flight == ask - 2 else None,
         flight_answers=answers,
         collective_timeout=float(timeout) if timeout else None,
         phase=_text(phase),

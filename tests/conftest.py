@@ -1,5 +1,6 @@
 """What all tests share: golden files with one switch to update them, and the options."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what the tests get")
     once = "real jobs that two users run: each by one of them in turns; and a third of those that nobody may attach to"
     parser.addoption("--each-job-once", action="store_true", help=once)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay to the end: the collector need not look at them again (a fifth of the CPU time)."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

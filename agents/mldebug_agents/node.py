@@ -153,7 +153,8 @@ class Node:
         if result is not None:
             self._handle(result)
         self.endings.turn()
-        self._ras.turn(self.runs)
+        if self.config.capture.preview:
+            self._ras.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self._reread()
         if not any(run.incident for run in self.runs.values()):

@@ -78,12 +78,13 @@ class Workbench:
             workers=workers,
             deadline=wanted.deadline,
         )
-        return Capturer(
-            *(self.host, self.reader, self.pyspy, self.node, settings),
-            flights=self._flight.ask,
-            more_flights=self.flights.add,
-            ras=lambda job, seconds: self.ras.ask(job, seconds=seconds),
+        usual = Capturer(
+            *(self.host, self.reader, self.pyspy, self.node, settings), flights=self._flight.ask
         )
+        if wanted.preview:
+            usual.more_flights = self.flights.add
+            usual.ras = lambda job, seconds: self.ras.ask(job, seconds=seconds)
+        return usual
 
     def _py_spy(self, config: Config) -> PySpy:
         return PySpy(self.spawner, str(config.capture.py_spy), self._hook.dump)

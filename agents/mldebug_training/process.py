@@ -100,11 +100,12 @@ class Process:
 
     def leave(self, phase: Phase) -> None:
         """Go back to what is left: the phase around it, or the one of another thread."""
-        for place in range(len(self._phases) - 1, -1, -1):
-            if self._phases[place] is phase:
-                del self._phases[place]
-                self._show(self._phases[-1] if self._phases else _NONE)
-                return
+        try:
+            self._phases.remove(phase)  # by identity, and no other thread comes between
+        except ValueError:
+            return
+        last = self._phases[-1:]
+        self._show(last[0] if last else _NONE)
 
     def _show(self, phase: Phase) -> None:
         record = self._record

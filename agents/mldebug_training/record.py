@@ -241,9 +241,12 @@ def _sweep(path: str) -> None:
 
 
 def _lives(name: str) -> bool:
-    """Is there a process of this pid and start here? One of another pid namespace is not seen."""
+    """Is there another process of this pid and start here? One of another pid namespace is not seen.
+
+    What has our own name and is not ours is of before an exec, which keeps pid and start.
+    """
     pid, _, rest = name[len(PREFIX) :].partition("-")
-    if not pid.isdigit():
+    if not pid.isdigit() or pid == str(os.getpid()):
         return False
     try:
         fields = _stat(pid)

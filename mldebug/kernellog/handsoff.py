@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from mldebug.gpus.handsoff import PAUSE, XIDS, HandsOff
-from mldebug.kernellog.facts import Kind
+from mldebug.kernellog.facts import Kind, Origin
 from mldebug.kernellog.folding import Burst
 from mldebug.kernellog.reading import bus_id
 
@@ -21,6 +21,8 @@ def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:
 
 
 def _of(burst: Burst, now: float) -> Iterator[HandsOff]:
+    if burst.root.origin is Origin.USER_SPACE:  # anybody may have written it
+        return
     xid = next((one for one in burst.xids if one in XIDS), None)
     address = bus_id(burst.root.device)
     left = burst.last_at + PAUSE - now

@@ -60,7 +60,10 @@ def test_another_collective_is_named_without_the_hook(tmp_path: Path) -> None:
     ranks = [start(tmp_path, rank) for rank in range(WORLD)]
     try:
         wait_until(lambda: all(waits(one.pid) for one in ranks), 120)
-        argv = [sys.executable, "-m", "mldebug", "dump", "--json", "--pid", str(ranks[0].pid)]
+        config = tmp_path / "mldebug.yaml"
+        config.write_text("capture: {preview: true}")
+        argv = [sys.executable, "-m", "mldebug", "dump", "--json", "--config", str(config)]
+        argv += ["--pid", str(ranks[0].pid)]
         answer = subprocess.run(argv, capture_output=True, timeout=200, check=False)
         report = json.loads(answer.stdout)
         diagnosis = report["diagnosis"]

@@ -39,8 +39,8 @@ SLOTS = (SECOND, FIRST)  # a folder has no order
 EVERYTHING = ("DeviceGetHandleByIndex_v2", "DeviceGetUUID", "DeviceGetPciInfo_v3", "DeviceGetUtilizationRates", "DeviceGetPowerUsage", "DeviceGetFieldValues")  # fmt: skip
 
 
-def said(text: str, ago: float = 1.0) -> KernelEvent:
-    event = parse_line(f"3,{next(NUMBERS)},{int((NOW - ago) * 1e6)},-;{text}")
+def said(text: str, ago: float = 1.0, priority: int = 3) -> KernelEvent:
+    event = parse_line(f"{priority},{next(NUMBERS)},{int((NOW - ago) * 1e6)},-;{text}")
     assert event is not None, text
     return event
 
@@ -82,6 +82,12 @@ def test_an_address_in_any_spelling_of_the_kernel(text: str, xid: int) -> None:
 )
 def test_nothing_else_forbids_a_gpu(text: str) -> None:
     assert told(text) == ()
+
+
+def test_what_a_program_wrote_into_the_kernels_log_forbids_nothing() -> None:
+    line = "NVRM: Xid (PCI:0000:41:00): 79, pid=7, name=python, GPU has fallen off the bus."
+    assert hands_off(fold([said(line)]), NOW)
+    assert not hands_off(fold([said(line, priority=11)]), NOW)
 
 
 @pytest.mark.parametrize(

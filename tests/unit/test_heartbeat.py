@@ -50,17 +50,32 @@ def test_what_is_written_is_what_is_read(record: written.Record) -> None:
     record.rank, record.world_size, record.signal, record.stacks_fd = 3, 8, 63, 17
     record.phase, record.phase_ns = "évaluate".encode(), 2_500_000_000
     record.write_scalars({"loss": 0.25, "lr": 1e-4, "grad": float("inf")})
-    record.write_flight(62, 5)
+    record.write_flight(61, 5)
     record.write_timeout(77.9)
     record.beat(41)
     record.beat(42)
     found = read(record)
     assert (found.step, found.beats, found.rank, found.world_size) == (42, 2, 3, 8)
     assert (found.signal, found.stacks_fd) == (63, 17)
-    assert (found.flight_signal, found.flight_answers, found.collective_timeout) == (62, 5, 77.0)
+    assert (found.flight_signal, found.flight_answers, found.collective_timeout) == (61, 5, 77.0)
     assert (found.phase, found.phase_since) == ("évaluate", 2.5)
     assert found.scalars == {"loss": 0.25, "lr": 1e-4}  # what is not finite says nothing
     assert 0 < found.stepped_at <= found.written_at
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 15, 33, 34, 35, 65])
+def test_a_signal_that_is_not_the_hooks_is_not_believed(
+    record: written.Record, number: int
+) -> None:
+    """Whoever may write the record would have the agent send it."""
+    record.signal = number
+    record.write_flight(max(0, number - 2), 1)
+    record.beat(1)
+    assert (read(record).signal, read(record).flight_signal) == (None, None)
+    record.signal = 50
+    record.write_flight(15, 1)
+    record.beat(2)
+    assert (read(record).signal, read(record).flight_signal) == (50, None)
 
 
 def test_a_new_record_says_nothing_yet(record: written.Record) -> None:

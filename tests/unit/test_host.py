@@ -240,14 +240,14 @@ def test_processes_that_vanish_midway_never_raise() -> None:
     thread.start()
     host, me, looked, last = Host(), os.getpid(), 0, time.monotonic() + 60
     try:
-        while looked < 100 and time.monotonic() < last:
+        while looked < 20 and time.monotonic() < last:
             for pid in host.children().get(me, []):
                 host.process_state(pid, files=True, kernel_stacks=True)
                 looked += 1
     finally:
         done.set()
         thread.join()
-    assert looked >= 100
+    assert looked >= 20
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")

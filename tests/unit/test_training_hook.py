@@ -210,6 +210,47 @@ def test_a_forked_rank_has_a_record_of_its_own(site: Path) -> None:
     assert run(site, code)["apart"] is True
 
 
+def test_a_rank_that_executes_itself_anew_tells_its_new_steps(site: Path) -> None:
+    code = """
+        import sys
+        import mldebug_training
+        from mldebug_training.process import own
+        again = "again" in sys.argv
+        mldebug_training.heartbeat(5 if again else 1000)
+        if not again:
+            os.execv(sys.executable, [sys.executable, sys.argv[1], sys.argv[1], "again"])
+        tell(step=own.record.step, there=os.path.exists(own.record.path))
+    """
+    script = site / "again.py"
+    script.write_text(TELL + textwrap.dedent(code))
+    outer = f"import os, sys; os.execv(sys.executable, [sys.executable, {str(script)!r}, {str(script)!r}])"
+    told = run(site, outer)
+    assert (told["step"], told["there"]) == (5, True)
+
+
+def test_phases_of_many_threads_raise_nothing_and_leave_nothing(site: Path) -> None:
+    code = """
+        import threading, time
+        sys.setswitchinterval(1e-6)
+        from mldebug_training import phase
+        from mldebug_training.process import own
+        own.start()
+        ends, wrong = time.monotonic() + 3, []
+        def work(number):
+            try:
+                while time.monotonic() < ends:
+                    with phase(f"p{number}"):
+                        pass
+            except Exception as error:
+                wrong.append(repr(error))
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        [one.start() for one in threads], [one.join() for one in threads]
+        tell(wrong=wrong, left=len(own._phases))
+    """
+    told = run(site, code)
+    assert (told["wrong"], told["left"]) == ([], 0)
+
+
 def test_a_spawned_worker_has_none_until_it_steps(site: Path) -> None:
     (site / "work.py").write_text(
         "import sys, torch\n"

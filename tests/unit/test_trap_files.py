@@ -69,6 +69,14 @@ def test_libraries_are_found_among_the_mappings(paths: tuple[str, ...], found: L
     assert libraries(maps(*paths)) == found
 
 
+def test_paths_that_are_made_to_be_searched_for_ever_are_not() -> None:
+    """A job may map a file of any name; the search holds the interpreter, so it has to be over in a moment."""
+    hostile = maps(*["/x" + " /" * 2000 for _ in range(200)])
+    began = time.thread_time()
+    assert libraries(hostile) == Libraries()
+    assert time.thread_time() - began < 2, f"{len(hostile)} bytes"
+
+
 @pytest.mark.parametrize(
     ("text", "nccl", "found"),
     [

@@ -15,10 +15,13 @@ from mldebug.traps.facts import Software
 MAX_PATH = 1024
 _DELETED = " (deleted)"
 _TORCH = re.compile(
-    rb" (/[^\n]{1,1000}/torch)/(?:lib/libtorch[a-z_]{0,16}\.so|_C\.[\w.-]{1,60}\.so)(?: \(deleted\))?$",
+    rb"^\S+ \S{4} \S+ \S+ \d+ +(/[^\n]{1,1000}/torch)/(?:lib/libtorch[a-z_]{0,16}\.so|_C\.[\w.-]{1,60}\.so)(?: \(deleted\))?$",
     re.MULTILINE,
 )
-_NCCL = re.compile(rb" (/[^\n]{1,1000}/libnccl\.so[\d.]{0,16}(?: \(deleted\))?)$", re.MULTILINE)
+_NCCL = re.compile(
+    rb"^\S+ \S{4} \S+ \S+ \d+ +(/[^\n]{1,1000}/libnccl\.so[\d.]{0,16}(?: \(deleted\))?)$",
+    re.MULTILINE,
+)
 _NUMBERED = re.compile(r"libnccl\.so\.(\d{1,3}\.\d{1,3}\.\d{1,3})")
 _TOLD = re.compile(r"^__version__(?: {0,2}: {0,2}str)? {0,4}= {0,4}['\"]([^'\"\n]{1,80})['\"]", re.MULTILINE)  # fmt: skip
 _HIP = re.compile(r"^hip\b[^=\n]{0,40}= {0,4}['\"]\d", re.MULTILINE)

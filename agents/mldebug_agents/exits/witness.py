@@ -22,7 +22,7 @@ from mldebug.endings.output import (
     shared_lines,
 )
 from mldebug.endings.words import before_launcher, last_error, take_apart, told_to_stop
-from mldebug.model import Job, LogTail, RankIdentity
+from mldebug.model import FlightRecord, Job, LogTail, RankIdentity
 from mldebug.redact import safe_line
 from mldebug_agents import procfs
 from mldebug_agents.exits.kernel import KernelLog, oom_counter, silence
@@ -60,7 +60,8 @@ class Witness:
         fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.known]
         notes.known.update(one.pid for one in fresh)
         self._find_error_files(fresh, notes)
-        self._bench.flights.meet(job.ranks[:MAX_RANKS])
+        if self._bench.config.capture.preview:
+            self._bench.flights.meet(job.ranks[:MAX_RANKS])
         for one in fresh:
             counter = oom_counter(self._bench.host, one.pid)
             if counter:
@@ -76,6 +77,12 @@ class Witness:
     def forget(self, job_id: str) -> None:
         """A job is over and done with."""
         self._notes.pop(job_id, None)
+
+    def _dumps(self, ending: Ending) -> dict[int, FlightRecord]:
+        """By rank, what PyTorch dumped before the end."""
+        if not self._bench.config.capture.preview:
+            return {}
+        return self._bench.flights.left_behind(self._ended(ending))
 
     def ask(self, ending: Ending) -> Ending:
         """Add all that the job has left behind."""
@@ -94,7 +101,7 @@ class Witness:
             words=launcher_words(lines),
             errors=own_errors(outputs) | self._error_files(notes),
             shared_error=last_error(shared, SHARED, shared=True),
-            flights=self._bench.flights.left_behind(self._ended(ending)),
+            flights=self._dumps(ending),
             deaths=deaths,
             oom_kills=more_kills(notes),
             kernel_readable=not doubt,

@@ -21,7 +21,9 @@ MAX_KNOWN = 4096  # processes
 TRIES = 3  # to learn early what PyTorch a process has; some have none
 SERVER_THREAD = "pt_workerserver"
 BACKENDS = {"pt_nccl_watchdg": "nccl", "pt_nccl2_heartbt": "nccl2", "pt_gloo_runloop": "gloo"}
-_LIBRARY = re.compile(rb" (/[^\n]*)/lib/libtorch(?:_cpu)?\.so")
+_LIBRARY = re.compile(
+    rb"^\S+ \S{4} \S+ \S+ \d+ +(/[^\n]{1,1000})/lib/libtorch(?:_cpu)?\.so$", re.MULTILINE
+)
 _VERSION = re.compile(rb"^__version__ = '(\d{1,3})\.(\d{1,3})", re.MULTILINE)
 _LISTENS = "0A"  # of /proc/net/tcp
 _HERE = ("0100007F", "00000000", "0" * 32, "00000000000000000000000001000000")
