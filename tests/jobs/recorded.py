@@ -3,6 +3,7 @@
 `late`: rank 2 leaves the last call out. `other`: rank 1 makes another one. `none`: nothing is wrong.
 """
 
+import json
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ def main() -> None:
         dist.all_reduce(values, group=pair)
     store = dist.distributed_c10d._get_default_store()
     _last(fault, rank, values)
+    if fault == "none":
+        _settle()
     (folder / "json" / f"trace_{rank}.json").write_bytes(c10d._dump_fr_trace_json())
     (folder / "pickle" / f"node-{rank % 2}_trace_{rank}").write_bytes(c10d._dump_fr_trace())
     store.set(f"done{rank}", "1")
@@ -33,6 +36,16 @@ def main() -> None:
     if rank == 0:
         time.sleep(1)  # it holds the store that the others read last
     os._exit(0)
+
+
+def _settle() -> None:
+    """Until the recorder has noted the end of every call, which it does a moment after the call has returned."""
+    last = time.monotonic() + 60
+    while time.monotonic() < last:
+        entries = json.loads(c10d._dump_fr_trace_json())["entries"]
+        if all(one["retired"] for one in entries):
+            return
+        time.sleep(0.05)
 
 
 def _last(fault: str, rank: int, values: torch.Tensor) -> None:

@@ -462,6 +462,8 @@ def test_each_answer_is_counted_and_takes_the_place_of_the_last(
     torch(_dump_fr_trace_json=lambda: json.dumps(gloo(entry(1))).encode())
     flight = written.Flight(record)
     assert answers(record) == (None, 0)
+    record.signal = 63
+    record.write()
     flight.armed(63)
     flight.tell()
     flight.tell()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config import Agent, Config
+from mldebug.config import Agent, Capture, Config
 from mldebug.diagnosis import diagnose
 from mldebug.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
@@ -27,7 +27,7 @@ SLEEP = "import time; time.sleep(600)"
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Workbench]:
-    with Workbench(Config()) as one:
+    with Workbench(Config(capture=Capture(preview=True))) as one:
         yield one
 
 
@@ -80,7 +80,9 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is quiet: two answers whose counts differ, by the real worker, are a sign in the next look."""
-    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""))
+    config = Config(
+        agent=Agent(state_dir=tmp_path / "state", listen=""), capture=Capture(preview=True)
+    )
     node = Node(config, bench, Ledger(tmp_path / "state", bench.spawner), lambda _: None)
     seen: list[JobLook] = []
     monkeypatch.setattr(node, "_see", lambda run, one: (run.see(one), seen.append(one)))

@@ -410,9 +410,9 @@ BARE_STEP = 21.0  # microseconds of this SGD where the budget of 20 was measured
 def test_a_step_costs_microseconds(tmp_path: Path) -> None:
     """Of a real SGD, with the hook among PyTorch's and without, in turns."""
     pytest.importorskip("torch")
-    env = {**variables(tmp_path), "MLDEBUG_BENCH_ROUNDS": "9"}
+    env = {**variables(tmp_path), "MLDEBUG_BENCH_ROUNDS": "5"}
     done = subprocess.run(
-        [sys.executable, INSIDE], env=env, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, INSIDE], env=env, capture_output=True, text=True, timeout=160, check=True
     )
     told = json.loads(done.stdout)
     assert told["hooks"] == 1
