@@ -104,7 +104,7 @@ def test_nobody_reads_it(reader: Reader, tmp_path: Path) -> None:
     with monitored(tmp_path, how="leaves") as one:
         started = time.monotonic()
         assert ask(reader, one) == "nobody reads its debug FIFO"
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10
 
 
 def link(path: Path) -> None:
