@@ -59,9 +59,8 @@ class Rule(msgspec.Struct, frozen=True):
     window: float  # a rank is frozen when it was so for this long
     busy_limit: float | None  # None: nobody is blamed for being busy
     device_limit: float = math.inf  # quiet for so long, a busy device excuses nobody
-    patience: float = (
-        0.0  # quiet for so long, those who stand are blamed, where that is later than the timeout
-    )
+    # quiet for so long, those who stand are blamed, where that is later than the timeout
+    patience: float = 0.0
     saving_limit: float = math.inf  # quiet for so long, a growing checkpoint excuses nobody
 
 
@@ -152,9 +151,8 @@ def _by_rhythm(settings: StallSettings, look: Look, pulse: Pulse) -> tuple[Timeo
     dies = BEFORE_EVIDENCE_DIES * look.evidence_lives
     usual = pulse.gaps.timeout(dies)
     slow = pulse.gaps.reach(dies)
-    cap = (
-        max(dies, MOST) if slow else dies
-    )  # no capture at every step of a job whose steps outlast its collectives
+    # no capture at every step of a job whose steps outlast its collectives
+    cap = max(dies, MOST) if slow else dies
     if usual.seconds <= cap:
         return usual, usual.seconds
     why = f"at most {cap:.3g} s, as a collective may end the job after {look.evidence_lives:.3g} s"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from clocks import Clock
 from mldebug.errors import MldebugError, ToolError
 from mldebug.model import Culprit
 from mldebug.reportmodel import Report
@@ -17,19 +18,9 @@ from samples import report, sleeping
 PLAN = Plan(fault="sleep", ranks=3, struck=1)
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

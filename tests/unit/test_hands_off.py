@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clocks import Clock
 from fakenvml.library import FakeNvml
 from hung import wait_until
 from mldebug.config import Config
@@ -120,16 +121,6 @@ def test_the_gap_names_the_gpu_and_until_when() -> None:
 
 
 # --- the reader ----------------------------------------------------------------------------------
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

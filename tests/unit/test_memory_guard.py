@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import mldebug_training
+from clocks import Clock
 from mldebug_training.cgroups import limits, meminfo
 from mldebug_training.memory import MemoryGuard
 
@@ -21,13 +22,6 @@ MEMORY = Path("/sys/fs/cgroup")
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 V1_MOUNT = "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 NONE_V1 = 9223372036854771712
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def world(tmp_path: Path, available: int = 50, total: int = 100, **files: str) -> str:
@@ -234,7 +228,7 @@ def test_a_driver_that_fails_is_no_reason_to_stop(
 
 
 def test_it_looks_once_a_second(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     guard = MemoryGuard(0.05, root=world(tmp_path, 4), clock=clock)
     assert guard.check()
     world(tmp_path, 50)

@@ -11,6 +11,7 @@ import msgspec
 import pynvml
 import pytest
 
+from clocks import Clock
 from fakenvml.library import BASIC, RECOVERY, FakeNvml
 from mldebug.gpus.counting import Counters
 from mldebug.gpus.expected import ExpectedGpus
@@ -26,16 +27,6 @@ from mldebug_agents.nvml.library import Library
 
 LIMITS = Thresholds()
 Start = Callable[[FakeNvml], nvidia.Nvidia]
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

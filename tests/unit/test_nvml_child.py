@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from clocks import Clock
 from fakenvml.library import FakeNvml
 from hung import state, wait_until
 from mldebug.errors import MldebugError
@@ -38,16 +39,6 @@ SOON = 0.3  # seconds: a deadline that a test lets pass
 PATIENT = 20.0
 IOCTL, NANOSLEEP = (29, 101) if os.uname().machine == "aarch64" else (16, 35)
 SLOW = "nvmlDeviceGetEnforcedPowerLimit"  # only the full read calls it
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Bench:

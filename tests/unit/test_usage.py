@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from clocks import Clock
 from mldebug_agents.host import Host
 from mldebug_agents.life.usage import EVERY, Usage
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-class Clock:
-    """Time goes on when told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def process(
@@ -54,7 +45,7 @@ def test_children_of_all_threads_and_their_children_are_counted(tmp_path: Path) 
 
 
 def test_the_cpu_of_children_never_falls(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     process(tmp_path, 10, {10: "11"}, (0, 0), 7)
     process(tmp_path, 11, {11: ""}, (500, 0), 3)
     usage = Usage(Host(str(tmp_path)), pid=10, clock=clock)
@@ -77,7 +68,7 @@ def test_the_memory_of_a_child_that_is_stuck_is_not_asked_for(tmp_path: Path) ->
 
 
 def test_they_are_counted_every_few_seconds_only(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     process(tmp_path, 10, {10: ""}, (0, 0), 7)
     usage = Usage(Host(str(tmp_path)), pid=10, clock=clock)
     before = usage.children()
