@@ -348,7 +348,8 @@ def fuse_mount(folder: Path, user: User) -> Iterator[tuple[Path, int]]:
     argv = ["bindfs", "-f", "--no-allow-other", str(source), str(mount)]
     server = subprocess.Popen(argv, **user.popen())
     try:
-        wait_for("the mount", lambda: os.path.ismount(mount) or _mounted(mount), 20)
+        wait_for("the mount", lambda: _mounted(mount) or server.poll() is not None, 20)
+        assert server.poll() is None, f"bindfs ended; may {user.name or 'root'} open /dev/fuse?"
         yield mount / "shard-0", server.pid
     finally:
         for number in (signal.SIGCONT, signal.SIGTERM):
