@@ -31,7 +31,11 @@ print("ready", flush=True)
 dumps = 0
 while True:
     time.sleep(0.05)
-    if how == "leaves" or not (got := os.read(pipe, 128)):
+    try:
+        got = b"" if how == "leaves" else os.read(pipe, 128)
+    except BlockingIOError:  # somebody has opened it and not written yet
+        continue
+    if not got:
         continue
     dumps += 1
     print(f"dump {dumps} for {len(got)} bytes", flush=True)

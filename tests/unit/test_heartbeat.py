@@ -130,6 +130,7 @@ def damaged(record: written.Record, at: int, what: bytes) -> bytes:
         (16, struct.pack("<Q", PID + 1), "record of pid"),
         (24, struct.pack("<Q", 1), "started at 1"),
     ],
+    ids=["magic", "layout", "pid", "start"],
 )
 def test_a_record_of_somebody_else_is_refused(
     record: written.Record, at: int, what: bytes, why: str
@@ -273,7 +274,9 @@ def test_a_record_that_cannot_be_read_is_a_gap_and_none_is_not(
     )
 
 
-@pytest.mark.parametrize(("pid", "why"), [(PID, "being written"), (2**22 + 1, "has ended")])
+@pytest.mark.parametrize(
+    ("pid", "why"), [(PID, "being written"), (2**22 + 1, "has ended")], ids=["lives", "is gone"]
+)
 def test_a_record_that_stays_torn_says_so(record: written.Record, pid: int, why: str) -> None:
     record.beat(5)
     torn = msgspec.structs.replace(piece(record), data=damaged(record, SIZE - 8, bytes(8)))

@@ -82,11 +82,10 @@ def test_a_living_process_keeps_its_record_without_its_lock(tmp_path: Path) -> N
     record.close()
 
 
-@pytest.mark.parametrize(
-    "start", [str(written.start_ticks() + 1), f"{written.start_ticks() + 1}.stacks"]
-)
-def test_an_earlier_process_of_this_pid_is_swept(tmp_path: Path, start: str) -> None:
-    left = tmp_path / f"{written.PREFIX}{os.getpid()}-{start}"
+@pytest.mark.parametrize("suffix", ["", ".stacks"])
+def test_an_earlier_process_of_this_pid_is_swept(tmp_path: Path, suffix: str) -> None:
+    start = written.start_ticks() + 1
+    left = tmp_path / f"{written.PREFIX}{os.getpid()}-{start}{suffix}"
     left.touch()
     written.sweep(str(tmp_path))
     assert not left.exists()
