@@ -12,7 +12,8 @@ from mldebug.folding import fold_ranks
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
-from mldebug.judging.ras import ras_evidence
+from mldebug.judging.join import join
+from mldebug.judging.ras import Voice, ras_evidence, ras_voices
 from mldebug.model import (
     Classification,
     ClassifiedRank,
@@ -56,7 +57,8 @@ def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
     groups, group_of = _groups(case)
     devices = tuple(capture.devices for capture in captures if capture.devices)
     ras = () if case.moved else ras_evidence(captures)
-    diagnosis = conclude(case, _findings(case), (*ras, *devices))
+    voices = () if case.moved else ras_voices(captures)
+    diagnosis = conclude(case, _findings(case), (*ras, *devices), voices)
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),
@@ -246,15 +248,21 @@ def _findings(case: Case) -> list[Finding]:
     ]
 
 
-def conclude(case: Case, findings: list[Finding], beside: tuple[str, ...] = ()) -> Diagnosis:
+def conclude(
+    case: Case,
+    findings: list[Finding],
+    beside: tuple[str, ...] = (),
+    voices: tuple[Voice, ...] = (),
+) -> Diagnosis:
     """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named.
 
-    `beside`: what NCCL and the GPUs say, in sentences; evidence beside the rest.
+    `beside`: what NCCL and the GPUs say, in sentences; evidence beside the rest. `voices`: whom NCCL RAS names.
     """
     precedence = list(Verdict)
     best = min(
         findings, key=lambda finding: precedence.index(finding.verdict), default=None
     ) or _unknown(case)
+    best = join(case, best, voices)
     return Diagnosis(
         verdict=best.verdict,
         culprits=best.culprits,

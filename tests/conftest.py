@@ -19,14 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--each-job-once", action="store_true", help=once)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, real jobs come one after the other: they look at the whole node."""
-    for item in items:
-        if item.get_closest_marker("scenario") or item.get_closest_marker("system"):
-            item.add_marker(pytest.mark.xdist_group("jobs"))
-
-
 def pytest_collection_finish() -> None:
     """Thousands of collected tests stay to the end: the collector need not look at them again (a fifth of the CPU time)."""
     gc.collect()

@@ -205,3 +205,10 @@ def trickles(client: Client) -> None:
     for byte in b"SERVER PROTOCOL 2 and so on and on":
         client.say(bytes([byte]))
         time.sleep(0.2)
+
+
+def drips(client: Client) -> None:
+    """A byte a second, for as long as somebody listens."""
+    for byte in b'{"nccl_version": "2.29.2", "communicators": []}':
+        client.say(bytes([byte]))
+        time.sleep(1.0)

@@ -35,7 +35,8 @@ from mldebug_agents.life.usage import Usage
 from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
 from mldebug_agents.ras.asking import RasReply
-from mldebug_agents.raswatch import RasOrder, RasWatch
+from mldebug_agents.ras.client import GLANCE as RAS_GLANCE
+from mldebug_agents.raswatch import RasWatch, RunToAsk
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, run_state, unjudged
 from mldebug_agents.sources.ranks import Discovery
@@ -309,9 +310,9 @@ class Node:
             taken, quiet_seconds=told.quiet, usual_gap_seconds=told.usual_gap
         )
 
-    def _ask_ras(self, order: RasOrder) -> RasReply:
+    def _ask_ras(self, order: RunToAsk) -> RasReply:
         """In the worker: the sums of all launches of one job."""
-        return self.bench.ras.ask(order.job, whole=False)
+        return self.bench.ras.ask(order.job, whole=False, seconds=RAS_GLANCE)
 
     def _capture_now(self, run: Run) -> None:
         """A rank has ended and others live on, or an incident of before has no capture: what do they do?"""

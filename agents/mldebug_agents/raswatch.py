@@ -33,7 +33,7 @@ REFUSED = 60.0  # seconds until who did not answer is asked again
 CALM = (Stage.WATCHING, Stage.RECOVERED, Stage.ENDED)
 
 
-class RasOrder(NamedTuple):
+class RunToAsk(NamedTuple):
     """Which run is to be asked."""
 
     job: Job
@@ -53,7 +53,7 @@ class RasWatch:
     """`put` hands an order to the worker, and is False where that takes none."""
 
     def __init__(
-        self, put: Callable[[RasOrder], bool], clock: Callable[[], float] = time.monotonic
+        self, put: Callable[[RunToAsk], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._put = put
         self._clock = clock
@@ -69,7 +69,7 @@ class RasWatch:
             if pace is None:
                 memory.progress.forget()
             elif not memory.asked and now >= memory.due:
-                memory.asked = self._put(RasOrder(run.job))
+                memory.asked = self._put(RunToAsk(run.job))
                 memory.due = now + pace
 
     def told(self, result: Result) -> None:

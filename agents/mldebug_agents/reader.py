@@ -145,9 +145,23 @@ class Reader:
         answer = self._ask_one(Operation.POKE, path, line=uid, timeout=timeout)
         return answer if isinstance(answer, Unreadable) else None
 
-    def ask_server(self, place: str, question: Question, *, max_bytes: int) -> bytes | Unreadable:
+    def another(self) -> "Reader":
+        """One with a child and a lock of its own, for a question that may take long. To be given back."""
+        return Reader(self._spawner)
+
+    def take_back(self, other: "Reader") -> None:
+        """Close another one. What is stuck there is killed, and not asked again here before it is gone."""
+        with other._lock, self._lock:
+            for path, (operation, worker) in other._stuck.items():
+                worker.end()
+                self._stuck[path] = operation, worker
+            other._stuck.clear()
+        other.close()
+
+    def ask_server(
+        self, place: str, question: Question, *, max_bytes: int, timeout: float = ASKED_FOR
+    ) -> bytes | Unreadable:
         """Ask a worker server: the path of its socket below `/proc/PID/root`, or `tcp:PORT` on the loopback interface."""
-        timeout = 3 * ASKED_FOR  # its own deadline comes first
         return _data(
             self._ask_one(
                 Operation.ASK, place, limit=max_bytes, line=int(question), timeout=timeout

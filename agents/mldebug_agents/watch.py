@@ -69,7 +69,8 @@ class Watch:
     def _traps(self, job: Job, found: Discovery) -> tuple[Trap, ...]:
         """An error in a rule must cost nothing but the finding."""
         try:
-            return self.bench.traps.of(job, found.programs, self._jobs[job.id].logs.nccl.told())
+            logs = self._jobs[job.id].logs
+            return self.bench.traps.of(job, found.programs, logs.nccl.told(), gpu=logs.gpu)
         except Exception:
             log.exception("run %s could not be compared with the known traps", job.id)
             return ()

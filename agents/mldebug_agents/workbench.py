@@ -7,6 +7,8 @@ from typing import Self
 
 from mldebug.config import Config
 from mldebug.logparser import LogParser
+from mldebug.model import Job
+from mldebug.ras.places import World
 from mldebug.rooms import create_all, load
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
@@ -19,7 +21,7 @@ from mldebug_agents.hooks.flight import HookFlight
 from mldebug_agents.hooks.stacks import HookStacks
 from mldebug_agents.host import Host
 from mldebug_agents.ras import asking
-from mldebug_agents.ras.client import RasClient
+from mldebug_agents.ras.client import GLANCE, RasClient
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.sources.ranks import RankFinder
@@ -55,7 +57,8 @@ class Workbench:
         self._own_formats = {
             name: load("logs", one.kind).create(one.options) for name, one in config.logs.items()
         }
-        self.finder = RankFinder(self.host, self.reader, self.node, create_all("clusters"))
+        clusters = create_all("clusters")
+        self.finder = RankFinder(self.host, self.reader, self.node, clusters, self._ask_world)
         self.traps = TrapFinder(self.host, self.reader)
 
     def __enter__(self) -> Self:
@@ -85,6 +88,12 @@ class Workbench:
             usual.more_flights = self.flights.add
             usual.ras = lambda job, seconds: self.ras.ask(job, seconds=seconds)
         return usual
+
+    def _ask_world(self, some: Job) -> World | None:
+        """Which of these processes is which rank, as NCCL RAS says."""
+        if not self.config.capture.preview:
+            return None
+        return self.ras.ask(some, whole=False, seconds=GLANCE).world
 
     def _py_spy(self, config: Config) -> PySpy:
         return PySpy(self.spawner, str(config.capture.py_spy), self._hook.dump)

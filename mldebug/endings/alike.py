@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mldebug.endings.facts import Ending, exit_code, exit_signal
 from mldebug.endings.seen import Seen, Way
 
-UNWATCHED = ("environment", "single")  # launchers that end nobody when one fails
+UNWATCHED = ("environment", "single", "nccl_ras")  # launchers that end nobody when one fails
 AT_ONCE = 3.0  # seconds in which all end that one Ctrl-C reached
 HEAD_START = 0.5  # seconds of the first before the others, to own the only traceback
 

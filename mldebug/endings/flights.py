@@ -11,17 +11,35 @@ from mldebug.flight.votes import Wait, views, waits
 from mldebug.folding import fold_ranks, shorten_ranks
 
 MAX_LINES = 4
+RECENT = 120.0  # seconds
 SOURCE = "Flight Recorder, dumped before the end"
 
 
 def with_flights(outcome: Outcome, ending: Ending) -> Outcome:
-    """The outcome, with who waited for whom as further evidence."""
-    found = waits(views(ending.flights))[:MAX_LINES]
+    """The outcome, with who waited for whom as further evidence: never a name, and nothing of an earlier hang."""
+    found = waits(views(ending.flights))[:MAX_LINES] if _of_this_end(ending) else ()
     if outcome.finding is None or not found:
         return outcome
     words = tuple(f"{SOURCE}: {_words(wait)}" for wait in found)
     told = msgspec.structs.replace(outcome.finding, evidence=(*outcome.finding.evidence, *words))
     return msgspec.structs.replace(outcome, finding=told)
+
+
+def _of_this_end(ending: Ending) -> bool:
+    """Had a call of these dumps taken too long, and that at most two minutes before the first rank ended?
+
+    PyTorch ends a process when it has dumped. A dump of before, which the job survived, or of a neighbour with the same path says
+    nothing of this end. Where nobody saw when the ranks ended, the limit alone counts.
+    """
+    ended = min((one.at for one in ending.exits if one.at > 0), default=0.0)
+    limits = [
+        call.created_at + call.timeout
+        for record in ending.flights.values()
+        for group in record.groups
+        for call in group.calls
+        if not call.done and call.timeout > 0 and call.created_at > 0
+    ]
+    return any(not ended or 0 <= ended - limit <= RECENT for limit in limits)
 
 
 def _words(wait: Wait) -> str:

@@ -35,6 +35,24 @@ def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
     return tuple(f"{SOURCE}: {line}" for line in list(lines)[:MAX_LINES])
 
 
+class Voice(msgspec.Struct, frozen=True):
+    """What it says of the communicator of all ranks: these are behind or do not answer; none: all are alike."""
+
+    ranks: frozenset[int]
+    words: str
+
+
+def ras_voices(captures: Sequence[NodeCapture]) -> tuple[Voice, ...]:
+    """For a comparison with other sources. Of a part of the ranks none: who is behind there may wait in another part."""
+    told = [one for one in captures if one.ras is not None]
+    best = max(told, key=_fullness, default=None)
+    if best is None or best.ras is None:
+        return ()
+    names = Names.of(best, best.ras)
+    world = [one for one in best.ras.communicators if names.is_world(one)]
+    return tuple(voice for one in world for voice in _voices(one, names))[:MAX_LINES]
+
+
 def _fullness(capture: NodeCapture) -> int:
     return sum(one.answered for one in capture.ras.communicators) if capture.ras else -1
 
@@ -128,3 +146,15 @@ def _most(one: NcclCommunicator, level: NcclLevel, names: Names) -> str:
     rows = at_level(one, level)
     who = names.call(one, rows) if len(rows) == level.ranks else f"{level.ranks} ranks"
     return f"{who} launched the most {level.function} ({level.count})"
+
+
+def _voices(one: NcclCommunicator, names: Names) -> Iterator[Voice]:
+    gone = [row for row in one.absent if row.rank is not None and (row.dead or row.unresponsive)]
+    for words in _absent(one, gone, names):
+        yield Voice(frozenset(row.rank for row in gone if row.rank is not None), words)
+    found = behind(one)
+    if found is not None and len(found.ranks) < found.many:
+        return
+    ranks = frozenset(row.rank for row in found.ranks) if found else frozenset()
+    if found is not None or not gone:
+        yield from (Voice(ranks, words) for words in _counts(one, names) if not differs(one))

@@ -11,13 +11,13 @@ import msgspec
 
 from mldebug.model import NcclAbsent, NcclCommunicator, NcclRank, NcclRas
 from mldebug.ras.rows import communicator
-from mldebug.ras.text import parse_text
+from mldebug.ras.text import MAX_NAME, parse_text
 from mldebug.redact import clean
 
 MAX_BYTES = 32 << 20
 MAX_COMMUNICATORS = 4096
 MAX_RANKS = 262_144  # of all communicators together
-MAX_NAME = 64
+MAX_FUNCTIONS = 64  # of one rank; NCCL has about ten
 
 Whole = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -58,7 +58,7 @@ class _Rank(msgspec.Struct, frozen=True):
     pid: Whole = -1
     cuda_dev: Whole = -1
     status: _Status = _Status()
-    collective_counts: dict[Name, Count] = {}
+    collective_counts: Annotated[dict[Name, Count], msgspec.Meta(max_length=MAX_FUNCTIONS)] = {}
 
 
 class _Absent(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ containers all pids may be the same, so the host counts.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from mldebug.model import NcclAbsent, NcclCommunicator, NcclRank, NcclRas
+from mldebug.model import NcclAbsent, NcclCommunicator, NcclRank, NcclRas, Noun
 
 Place = tuple[str, int]  # host, pid
 
@@ -34,6 +34,42 @@ def _places(told: NcclRas) -> Iterable[Place]:
         yield from ((row.host, row.pid) for row in one.ranks if row.pid is not None)
         yield from ((row.host, row.pid) for row in one.absent if row.pid is not None)
     yield from ((row.host, row.pid) for row in told.absent if row.pid is not None)
+
+
+class World(Noun, frozen=True, kw_only=True):
+    """The communicator of all ranks, as far as an answer tells."""
+
+    key: str
+    size: int
+    ranks: dict[int, int] = {}  # pid -> rank, of the processes that were asked for
+
+
+def world_of(told: NcclRas, pids: Collection[int]) -> World | None:
+    """Which of these processes is which rank; None where that is not certain.
+
+    The communicator must hold every process that the answer speaks of, and each of them once: else it is that of a part, whose
+    numbers are its own, or a process has several GPUs. Two such communicators must agree.
+    """
+    here, everybody = home(told, pids), set(_places(told))
+    wholes = [one for one in told.communicators if {*_members(one)} == everybody]
+    found = [{row: rank for row, rank in _members(one).items() if row[0] == here} for one in wholes]
+    foreign = bool(told.own) and here not in told.own
+    if not here or foreign or told.left_out or not found or any(one != found[0] for one in found):
+        return None
+    first = wholes[0]
+    if not 1 < first.size == len(everybody) or len(set(_members(first).values())) != first.size:
+        return None
+    ranks = {pid: rank for (_, pid), rank in found[0].items() if pid in pids}
+    return World(key=first.key, size=first.size, ranks=ranks)
+
+
+def _members(one: NcclCommunicator) -> dict[Place, int]:
+    rows: tuple[NcclRank | NcclAbsent, ...] = (*one.ranks, *one.absent)
+    return {
+        (row.host, row.pid): row.rank
+        for row in rows
+        if row.pid is not None and row.rank is not None
+    }
 
 
 def global_ranks(told: NcclRas, world_size: int, known: Mapping[Place, int]) -> dict[Place, int]:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from mldebug.model import NcclAbsent, NcclCommunicator, NcclLevel, NcclRank, NcclRas
+from mldebug.ras.rows import MAX_LEVELS
 from mldebug.redact import clean
 
 MAX_LINES = 400_000
 MAX_LINE = 1000
 MAX_TROUBLED = 4096
-MAX_LEVELS = 64
 MAX_NAME = 64
 
 _NUMBER = r"\d{1,18}"

@@ -34,6 +34,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     nccl: Version | None = None  # None where there is none, or its version is not known
     rocm: bool = False
     settings: Mapping[str, str] = {}  # of the allow-list alone
+    gpu: bool | None = None  # a rank of it has a GPU open; None: nobody has looked
     several_ranks: bool = False
     several_nodes: bool = False
     node: NodeFacts = NodeFacts()

@@ -49,11 +49,16 @@ def allowed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_traps(
-    job: Job, ran: Iterable[Ran], node: NodeFacts, said: NcclSaid | None = None
+    job: Job,
+    ran: Iterable[Ran],
+    node: NodeFacts,
+    said: NcclSaid | None = None,
+    gpu: bool | None = None,
 ) -> tuple[Trap, ...]:
-    """The traps of a job, in the order of the rules."""
+    """The traps of a job, in the order of the rules. `gpu`: of `Facts`."""
     found: dict[tuple[str, str], tuple[Rule, list[int]]] = {}
     for facts, ranks in _alike(job, ran, node, said or NcclSaid()):
+        facts = msgspec.structs.replace(facts, gpu=gpu)
         for rule in RULES:
             if told := rule.tell(facts):
                 found.setdefault((rule.name, told), (rule, []))[1].extend(ranks)

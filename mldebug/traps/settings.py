@@ -5,6 +5,7 @@ Only what stood in the environment when the process began can be seen: what a sc
 
 from mldebug.traps.facts import Facts, Rule
 from mldebug.traps.nccllog import is_local
+from mldebug.traps.version import ANY, Span
 from mldebug.traps.versions import LAUNCH
 from mldebug.traps.versions import RULES as OF_VERSIONS
 
@@ -24,6 +25,11 @@ _HANGS = next(rule for rule in OF_VERSIONS if rule.name == "nccl_launch_blocking
 
 def _launch(facts: Facts) -> str:
     return "" if _HANGS.tell(facts) else facts.is_on(LAUNCH)
+
+
+def _ras(facts: Facts) -> str:
+    """PyTorch for CUDA loads NCCL into jobs of gloo, too: those have no GPU open."""
+    return "" if facts.gpu is False else facts.is_off(RAS)
 
 
 def _detail(facts: Facts) -> str:
@@ -119,12 +125,13 @@ RULES = (
     ),
     Rule(
         name="ras_off",
-        when="set to 0",
+        when=f"{RAS} set to 0, a job that uses NCCL",
+        spans=(Span("nccl", (2, 24, 0), ANY),),
         wrong="NCCL answers nobody who asks which ranks lag behind",
         todo=f"unset {RAS}",
         source=NCCL_SETTINGS,
         reads=(RAS,),
-        seen=lambda facts: facts.is_off(RAS),
+        seen=_ras,
     ),
     Rule(
         name="debug_detail",

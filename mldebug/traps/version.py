@@ -40,6 +40,10 @@ def parse_version(text: str) -> Version | None:
     return Version((major, minor, patch), early, local)
 
 
+ANY: Release = (10_000, 0, 0)
+"""Later than every version: no release is well again."""
+
+
 class Span(msgspec.Struct, frozen=True):
     """The versions from `since` on, up to `until`, which is the first that is well again."""
 
@@ -56,7 +60,7 @@ class Span(msgspec.Struct, frozen=True):
     def words(self) -> str:
         """`PyTorch ≥ 2.7.0, < 2.7.1`."""
         since, until = (".".join(map(str, one)) for one in (self.since, self.until))
-        return f"{TITLES[self.of]} ≥ {since}, < {until}"
+        return f"{TITLES[self.of]} ≥ {since}" + ("" if self.until == ANY else f", < {until}")
 
 
 TITLES = {"torch": "PyTorch", "nccl": "NCCL"}

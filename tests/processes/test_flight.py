@@ -53,6 +53,18 @@ def test_off_by_one_on_the_same_line_is_named_by_dump_and_agent(
         assert all(state_of(pid) == "S" for pid in job.ranks.values())
 
 
+def test_of_a_rank_that_sleeps_it_is_said_what_it_left() -> None:
+    with running(Plan("sleep", hook=True)) as job:
+        job.wait_until_stuck()
+        diagnosis = mldebug(job, "dump", "--json", "--pid", str(job.ranks[0])).report["diagnosis"]
+        assert [culprit["rank"] for culprit in diagnosis["culprits"]] == [2], diagnosis
+        assert re.fullmatch(
+            r"Rank 2 left all_reduce (\d+) of group 0 and since then sleeps in .*; "
+            r"ranks 0-1,3 wait in all_reduce \d+ of group 0 at .*",
+            diagnosis["summary"],
+        ), diagnosis
+
+
 def test_without_the_hook_it_stays_unknown() -> None:
     with running(Plan("same_line")) as job:
         job.wait_until_stuck()

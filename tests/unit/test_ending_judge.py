@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from builders import WAITER, capture, process, rank, still
+from flights import call, group
 from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import (
     Ending,
@@ -18,7 +19,15 @@ from mldebug.endings.facts import (
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.written import judgement_of, without_processes
 from mldebug.incident import Incident, add_capture, add_ending, end, judge, write_report
-from mldebug.model import Confidence, Job, LostRank, RankCapture, RankIdentity, Verdict
+from mldebug.model import (
+    Confidence,
+    FlightRecord,
+    Job,
+    LostRank,
+    RankCapture,
+    RankIdentity,
+    Verdict,
+)
 
 LAUNCHER = 90
 OWN = RankError(
@@ -377,3 +386,39 @@ def test_a_capture_of_who_outlived_another_names_them_at_low_only(
 
     assert (told.verdict, told.confidence) == (verdict, confidence)
     assert [culprit.rank for culprit in told.culprits] in (blamed, [])
+
+
+# --- dumps of Flight Recorders -----------------------------------------------------------------------
+
+
+def dumped(created: float, timeout: float) -> dict[int, FlightRecord]:
+    """Rank 0 waits in a call that rank 1 has not made."""
+    hangs = call("all_reduce", 6, at=created)
+    waiting = group(msgspec.structs.replace(hangs, timeout=timeout), ranks=(0, 1))
+    behind = group(call("all_reduce", 5, done=True), ranks=(0, 1))
+    return {0: FlightRecord(groups=(waiting,)), 1: FlightRecord(groups=(behind,))}
+
+
+@pytest.mark.parametrize(
+    ("created", "timeout", "counts"),
+    [
+        (390.0, 600.0, True),
+        (281.0, 600.0, True),
+        (279.0, 600.0, False),
+        (990.0, 600.0, False),
+        (390.0, 0.0, False),
+    ],
+    ids=["10 s before", "119 s before", "121 s before", "not too late yet", "no limit told"],
+)
+def test_a_dump_counts_where_its_call_was_too_late_just_before_the_end(
+    created: float, timeout: float, counts: bool
+) -> None:
+    """Rank 0 ended at 1000.0; an older dump is one that the job survived, or a neighbour's with the same path."""
+    told = msgspec.structs.replace(ending(ABRT, ABRT), flights=dumped(created, timeout))
+    plain = judge_ending(ending(ABRT, ABRT)).finding
+    found = judge_ending(told).finding
+    assert plain is not None
+    assert found is not None
+    words = "Flight Recorder, dumped before the end: rank 0 waited in all_reduce 6 of group 0, which rank 1 had not called"
+    assert found.evidence == (*plain.evidence, *([words] if counts else []))
+    assert (found.culprits, found.confidence) == (plain.culprits, plain.confidence)

@@ -24,6 +24,7 @@ from mldebug_agents.exits.known import (
     past,
     with_exits,
 )
+from mldebug_agents.exits.pidfds import ProcessExit
 from mldebug_agents.exits.stories import Stories
 from mldebug_agents.host import Host
 from mldebug_agents.incidents import Incidents
@@ -364,6 +365,32 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
     exits = (msgspec.structs.replace(LEFT, status=9),)
     endings.told(Ending(job=one.job, identities=RANKS, exits=exits))
     assert told == [final]
+
+
+def test_a_process_that_turns_out_to_be_a_rank_of_another_job_leaves_no_end_behind() -> None:
+    """NCCL RAS tells its rank once the ranks have met: until then it was a job of its own."""
+    teller = Teller(Books())
+    endings = Endings(
+        None,  # type: ignore[arg-type]
+        Pidfds(),  # type: ignore[arg-type]
+        lambda _: True,
+        teller.stories,
+        lambda *_: None,
+    )
+    whole = Run(job(0, 1, 2), StallWatch(StallSettings()))
+    first = whole.job.ranks[0]
+    alone = Run(
+        msgspec.structs.replace(whole.job, id="alone", launcher="single", ranks=(first,)),
+        StallWatch(StallSettings()),
+    )
+    for one in (alone, whole):
+        one.seen = JobLook(job=one.job, look=Look(at=0.0))
+        endings.follow(one, {})
+    endings.over(alone)
+    assert "alone" not in endings._jobs
+    gone = ProcessExit(pid=first.pid, start_ticks=first.start_ticks, at=0.0, moment=1, status=9)
+    endings.exited(gone)
+    assert list(endings.exits(whole.job.id)) == [0]
 
 
 @pytest.mark.parametrize("restarts", [(), (1,), (2,), (1, 2, 3)])

@@ -18,10 +18,10 @@ from mldebug.flight.ways import Kind, Means, plan
 from mldebug.model import FlightRecord, RankIdentity
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.flights.means import Finder
-from mldebug_agents.flights.servers import ask_server
+from mldebug_agents.flights.servers import SECONDS, ask_server, ask_servers
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.spawn import Spawner, Worker
 from mldebug_agents.starting.touching import Question
 
 SERVES = """
@@ -99,7 +99,7 @@ def test_a_rank_of_gloo_tells_by_its_worker_server(
         assert signals(pid) == before
 
 
-def test_a_rank_that_is_stopped_costs_three_seconds_at_most(reader: Reader, tmp_path: Path) -> None:
+def test_a_rank_that_is_stopped_costs_two_seconds_at_most(reader: Reader, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with serving(str(tmp_path / "server"), tmp_path) as pid:
         wait_until(lambda: known(reader, pid).servers)
@@ -110,7 +110,7 @@ def test_a_rank_that_is_stopped_costs_three_seconds_at_most(reader: Reader, tmp_
         assert "timed out" in str(ask_server(reader, place))
         assert time.monotonic() - started < 6
         assert state(pid) == "T"
-        assert reader.stuck == ()
+        wait_until(lambda: reader.stuck == ())  # its child is dead
         assert reader.read_file("/etc/hostname", max_bytes=1 << 16)  # goes on at once
 
 
@@ -204,6 +204,59 @@ def test_an_answer_is_refused_because(reader: Reader, tmp_path: Path, why: str) 
         told = ask_server(reader, f"/proc/{os.getpid()}/root{path}")
         assert why in str(told), told
         assert time.monotonic() - started < 8
+
+
+def test_whoever_reads_meanwhile_does_not_wait(reader: Reader, tmp_path: Path) -> None:
+    """The question to a job that is silent holds up nobody who looks at the node."""
+    asked, release = threading.Event(), threading.Event()
+
+    def hold(connection: socket.socket, _: bytes) -> None:
+        asked.set()
+        release.wait(20)
+
+    path = tmp_path / "server"
+    with listening(path, hold):
+        place = f"/proc/{os.getpid()}/root{path}"
+        asking = threading.Thread(target=ask_server, args=(reader, place))
+        asking.start()
+        assert asked.wait(20)
+        assert reader.read_file("/etc/hostname", max_bytes=1 << 16)
+        assert asking.is_alive()
+        release.set()
+        asking.join(20)
+
+
+def test_a_child_that_does_not_come_back_is_not_followed_by_another(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs in the kernel outlives its kill: the same place is left alone until it is gone."""
+    release, gone = threading.Event(), threading.Event()
+    monkeypatch.setattr(Worker, "gone", lambda _: gone.is_set())
+    path = tmp_path / "server"
+    with listening(path, lambda *_: release.wait(30)) as asked:
+        place = f"/proc/{os.getpid()}/root{path}"
+        told = [ask_server(reader, place, 0.5) for _ in range(3)]
+        gone.set()
+        release.set()
+    assert "timed out" in str(told[0])
+    assert told[1:] == ["its worker server: an earlier question has not come back"] * 2
+    assert len(asked) == 1
+    assert reader.stuck == ()
+
+
+def test_many_that_never_answer_cost_no_more_than_one(reader: Reader, tmp_path: Path) -> None:
+    release = threading.Event()
+    path = tmp_path / "server"
+    with listening(path, lambda *_: release.wait(30)):
+        places = {rank: [f"/proc/{os.getpid()}/root{path}"] * 2 for rank in range(8)}
+        started = time.monotonic()
+        told = ask_servers(reader, places)
+        took = time.monotonic() - started
+        release.set()
+    assert sorted(told) == list(range(8))
+    assert all("timed out" in str(one) for one in told.values())
+    assert took < SECONDS + 3, "not the eight times two questions of 2 s"
+    assert ask_servers(reader, places, 0.0) == {}
 
 
 def test_only_the_rank_itself_is_asked(reader: Reader, tmp_path: Path) -> None:

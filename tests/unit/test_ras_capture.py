@@ -3,31 +3,37 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from hung import wait_until
 from mldebug.config import Agent, Capture, Config
 from mldebug.diagnosis import diagnose
 from mldebug.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
+from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.node import Node
+from mldebug_agents.manual import write_down
+from mldebug_agents.node import GLANCE, Node
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.watch import NodeLook
 from mldebug_agents.workbench import Workbench
-from rasserver import RasServer, answer, half, says, serving
+from monitored import library
+from rasserver import RasServer, after_handshake, answer, drips, half, says, serving
 from unit.test_ranks_live import job_when, started
 
 SLEEP = "import time; time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Workbench]:
-    with Workbench(Config(capture=Capture(preview=True))) as one:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+    state = Agent(state_dir=tmp_path_factory.mktemp("state"))
+    with Workbench(Config(agent=state, capture=Capture(preview=True))) as one:
         yield one
 
 
@@ -54,6 +60,48 @@ def test_an_answer_is_kept_and_told(bench: Workbench) -> None:
         in diagnose([taken]).diagnosis.evidence
     )
     assert [gap for gap in taken.gaps if gap.what == "NCCL RAS"] == []
+
+
+SERVES = """
+import ctypes, mmap, socket, sys, threading, time
+mapped = open(sys.argv[1], "rb")
+held = mmap.mmap(mapped.fileno(), 0, access=mmap.ACCESS_READ)
+door = socket.socket(socket.AF_UNIX)
+door.bind(sys.argv[2])
+door.listen()
+def serve():
+    ctypes.CDLL(None).prctl(15, b"pt_workerserver", 0, 0, 0)
+    taken = door.accept()
+    time.sleep(600)
+threading.Thread(target=serve).start()
+"""
+
+
+def test_a_report_waits_for_nobody_who_is_slow(bench: Workbench, tmp_path: Path) -> None:
+    """RAS says a byte a second, the worker server never a word: the report is there in the 5 s that it may take."""
+    argv = (sys.executable, "-c", SERVES, str(library(tmp_path, "2.13.0")), f"{tmp_path}/server")
+    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}
+    with (
+        serving(after_handshake(drips)) as server,
+        started(*argv, **variables, NCCL_RAS_ADDR=server.address) as one,
+    ):
+        wait_until(lambda: "pt_workerserver" in _waits(one.pid))
+        job = job_when(bench.finder, one.pid, lambda job: True)
+        began = time.monotonic()
+        taken = bench.capturer(GLANCE).capture(job, {})
+        report = write_down(bench, taken, time.time()).report
+        took = time.monotonic() - began
+        assert server.connections > 0
+    reasons = [gap.reason for gap in report.gaps]
+    assert "no answer in time" in reasons
+    assert any("its worker server: timed out" in one for one in reasons)
+    assert took < 5.0
+
+
+def _waits(pid: int) -> list[str]:
+    """The threads of a process that wait for a connection."""
+    state = Host().process_state(pid)
+    return [one.name for one in state.threads if one.syscall.startswith("accept")] if state else []
 
 
 def test_a_job_that_switched_it_off_is_not_asked(bench: Workbench) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -81,7 +82,7 @@ def order(server: RasServer, seconds: float = 3.0, **more: Any) -> RasOrder:
 def test_the_conversation_is_the_one_that_nccl_knows(client: RasClient) -> None:
     with serving(says(GOOD)) as server:
         reply = client.ask(job(server))
-        assert server.heard == ["CLIENT PROTOCOL 2", "TIMEOUT 2", "SET FORMAT json", "STATUS"]
+        assert server.heard == ["CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
     assert reply.error == ""
     assert reply.told is not None
     assert [rank.counts for rank in reply.told.communicators[0].ranks] == [
@@ -197,6 +198,51 @@ def test_a_process_of_another_user_is_not_believed(client: RasClient) -> None:
         reply = client.ask(job(server, uid=NOBODY))
         assert server.heard == ["CLIENT PROTOCOL 2"]
     assert reply.error == f"a process of another user (uid {os.geteuid()}) answers there"
+
+
+@pytest.mark.skipif(not ROOT, reason="needs a second user")
+@pytest.mark.parametrize("told", ["127.0.0.1:{}", "[::ffff:127.0.0.1]:{}", "[::1]:{}"])
+def test_a_listener_of_ipv6_is_no_way_around_that(client: RasClient, told: str) -> None:
+    """It takes IPv4 connections, too, and the kernel lists those in the table of IPv6."""
+    with serving(says(GOOD), host="::") as server:
+        address = told.format(server.port)
+        assert client.ask(job(address)).told is not None
+        reply = client.ask(job(address, uid=NOBODY))
+    assert reply.error == f"a process of another user (uid {os.geteuid()}) answers there"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
+def test_a_connection_that_no_process_holds_is_nobodys_and_not_roots(host: str) -> None:
+    """Before it is accepted and after it is closed the kernel tells user 0: who says all at once and closes is not believed."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=":" in host) as server:
+        link = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
+        assert owner(link) is None
+        accepted, _ = server.accept()
+        assert owner(link) == os.geteuid()
+        accepted.close()
+        assert owner(link) is None
+        link.close()
+
+
+def test_what_nobody_owns_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "owner", partial(owner, folder=tmp_path))
+    with serving(says(GOOD)) as server:
+        reply = carry_out(order(server))
+    assert reply == RasReply(error="the kernel does not tell whose process answers there")
+
+
+def test_an_excuse_is_cut_and_cleaned(client: RasClient) -> None:
+    """A name of a field is the peer's own choice, and stands in the reason."""
+    bad = json.dumps(GOOD).replace('"AllReduce": 6', '"\\u001b[2J' + "x" * 390 + '": "y"')
+    with serving(speaks(bad)) as server:
+        reply = client.ask(job(server))
+    assert reply.error.startswith("its answer is not believed: it is no answer of NCCL RAS")
+    assert reply.error.isprintable()
+    assert len(reply.error) <= asking.MAX_REASON
+    told = carry_out(RasOrder(told="\x1b[2J" + "x" * 900, pids=(), uid=0, seconds=1.0)).error
+    assert told.isprintable()
+    assert len(told) <= asking.MAX_REASON
 
 
 # --- where to ask ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.ras.address import OFF
 from mldebug_agents.ras.asking import RasReply
-from mldebug_agents.raswatch import HEALTHY, QUIET, REFUSED, RasOrder, RasWatch
+from mldebug_agents.raswatch import HEALTHY, QUIET, REFUSED, RasWatch, RunToAsk
 from mldebug_agents.runner import Result
 from rasserver import answer, recorded
 from recordings import looks, phases
@@ -62,10 +62,10 @@ class Desk:
     def __init__(self) -> None:
         self.now = 1000.0
         self.asked: list[float] = []
-        self.orders: queue.SimpleQueue[RasOrder] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[RunToAsk] = queue.SimpleQueue()
         self.watch = RasWatch(self._put, lambda: self.now)
 
-    def _put(self, order: RasOrder) -> bool:
+    def _put(self, order: RunToAsk) -> bool:
         self.asked.append(self.now)
         self.orders.put(order)
         return True

@@ -166,9 +166,9 @@ def test_ranks_in_containers_of_their_own_are_read_each_but_not_without_end(tmp_
 
 def test_at_hang_time_nothing_is_read(tmp_path: Path) -> None:
     reader, one = Counting(files(str(tmp_path), 100)), job()
-    programs = {100: Program(libraries=LOADED, settings={"NCCL_RAS_ENABLE": "0"})}
+    programs = {100: Program(libraries=LOADED, settings={"TORCH_NCCL_ENABLE_MONITORING": "0"})}
     finder = TrapFinder(shared(tmp_path, 1), reader)
-    assert [trap.name for trap in finder.of(one, programs, read=False)] == ["ras_off"]
+    assert [trap.name for trap in finder.of(one, programs, read=False)] == ["monitoring_off"]
     assert reader.asked == 0
     assert len(finder.of(one, programs)) == 2
     asked = reader.asked

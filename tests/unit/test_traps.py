@@ -31,12 +31,13 @@ def found(
     rocm: bool = False,
     node: NodeFacts = PLAIN,
     said: NcclSaid | None = None,
+    gpu: bool | None = None,
     **settings: str,
 ) -> dict[str, str]:
     """Names and messages of the traps of a job whose eight ranks all run the same."""
     runs = Software(torch=torch, nccl=nccl, rocm=rocm)
     ran = [Ran(rank=rank, software=runs, settings=settings) for rank in range(8)]
-    return {trap.name: trap.message for trap in find_traps(job(world=world), ran, node, said)}
+    return {trap.name: trap.message for trap in find_traps(job(world=world), ran, node, said, gpu)}
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -101,7 +102,8 @@ CAUGHT = [
     ("flight_recorder_off", found(TORCH_FR_BUFFER_SIZE="0")),
     ("flight_recorder_off", found(TORCH_NCCL_TRACE_BUFFER_SIZE="0")),
     ("blocking_wait", found(TORCH_NCCL_BLOCKING_WAIT="1")),
-    ("ras_off", found(NCCL_RAS_ENABLE="0")),
+    ("ras_off", found("2.8.0", "2.27.3", NCCL_RAS_ENABLE="0")),
+    ("ras_off", found("2.8.0", "2.24.3", gpu=True, NCCL_RAS_ENABLE="0")),
     ("debug_detail", found(TORCH_DISTRIBUTED_DEBUG="detail")),
     ("fast_paths_off", found(NCCL_P2P_DISABLE="1")),
     ("fast_paths_off", found(NCCL_SHM_DISABLE="1")),
@@ -127,6 +129,9 @@ HEALTHY = [
     ("the old backend", found("2.15.0", "2.30.7", TORCH_DIST_USE_NCCL2="0")),
     ("before its release", found("2.15.0a0+git12", "2.30.7")),
     ("a vendor's build at the edge", found("2.7.0a0+7c8ec84dab.nv25.03", "2.26.2")),
+    ("gloo: there is no NCCL", found("2.8.0+cpu", NCCL_RAS_ENABLE="0")),
+    ("gloo beside an NCCL that is loaded", found("2.8.0", "2.27.3", gpu=False, NCCL_RAS_ENABLE="0")),
+    ("an NCCL before RAS", found("2.6.0", "2.23.4", NCCL_RAS_ENABLE="0")),
     ("NCCL before and after", found("2.9.0", "2.28.2") | found("2.9.0", "2.28.9")),
     ("x86", found("2.10.0", "2.28.9", world=16)),
     ("ARM on one node", found("2.10.0", "2.28.9", node=ARM)),
@@ -259,10 +264,13 @@ def test_a_peer_is_told_with_its_host_where_that_is_known() -> None:
 
 
 def test_a_report_gets_them_as_notes_that_belong_to_their_ranks() -> None:
-    ran = [Ran(rank=rank, settings={"NCCL_RAS_ENABLE": "0"}) for rank in (1, 2)]
+    runs = Software(nccl="2.27.3")
+    ran = [Ran(rank=rank, software=runs, settings={"NCCL_RAS_ENABLE": "0"}) for rank in (1, 2)]
     (note,) = remarks(job(), find_traps(job(), ran, NodeFacts()))
     assert (note.kind, note.pids) == ("trap_ras_off", (101, 102))
-    everybody = [Ran(rank=rank, settings={"NCCL_RAS_ENABLE": "0"}) for rank in range(800)]
+    everybody = [msgspec.structs.replace(ran[0], rank=rank) for rank in range(800)]
     (many,) = remarks(job(800, 800), find_traps(job(800, 800), everybody, NodeFacts()))
     assert len(many.pids) == 32
-    assert note.message.startswith("known trap: ranks 1-2: NCCL_RAS_ENABLE=0: NCCL answers nobody")
+    assert note.message.startswith(
+        "known trap: ranks 1-2: NCCL 2.27.3 and NCCL_RAS_ENABLE=0: NCCL answers nobody"
+    )

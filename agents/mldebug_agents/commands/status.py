@@ -24,6 +24,7 @@ from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.suggest import typed
 from mldebug.traps.finding import Trap
+from mldebug_agents.discovery.seats import BY_RAS
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
@@ -271,8 +272,9 @@ def _ranks(job: Job, exits: Mapping[int, str]) -> Iterator[Text]:
     pids = " ".join(str(rank.pid) for rank in job.ranks[:MAX_LISTED])
     more = " …" if len(job.ranks) > MAX_LISTED else ""
     ranks = f"ranks {fold_ranks(here)}" if len(here) != 1 else f"rank {fold_ranks(here)}"
+    by = "; which is which NCCL RAS tells" if job.launcher == BY_RAS else ""
     yield Text(
-        f"  {ranks if here else 'no rank'} of {job.world_size}{of}; pids {pids or '-'}{more}"
+        f"  {ranks if here else 'no rank'} of {job.world_size}{of}; pids {pids or '-'}{more}{by}"
     )
     for lost in job.lost:
         how = exits.get(lost.rank) or lost.reason

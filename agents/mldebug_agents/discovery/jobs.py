@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from mldebug_agents.discovery.claims import MAX_LOCAL, Claim
-from mldebug_agents.discovery.seats import Family, Seat
+from mldebug_agents.discovery.seats import BY_RAS, Family, Seat
 from mldebug_agents.procfs import Stat
 
 Key = tuple[object, ...]
@@ -98,6 +98,8 @@ def _left_behind(
 ) -> bool:
     """Did it inherit its claim from a rank that is gone?"""
     process = seat.process  # of many ranks: the others are gone through only where it matters
+    if seat.claim.launcher == BY_RAS:
+        return False
     if process.helper or process.key in known_children or _adopted(seat):
         return True
     if process.forked:  # environments are given at exec: it is a copy of whoever had this one

@@ -13,6 +13,9 @@ from mldebug_agents.discovery.claims import Claim
 from mldebug_agents.discovery.identity import Process
 from mldebug_agents.procfs import Stat
 
+BY_RAS = "nccl_ras"  # stands for the launcher where NCCL RAS has told the rank
+"""Such a claim is not inherited: it was made for this very process."""
+
 
 class Family:
     """The process tree at one moment."""

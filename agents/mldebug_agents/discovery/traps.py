@@ -57,8 +57,9 @@ class TrapFinder:
         said: NcclSaid | None = None,
         *,
         read: bool = True,
+        gpu: bool | None = None,
     ) -> tuple[Trap, ...]:
-        """The traps of one job. Without `read` no file is opened: for a moment when the job may hang."""
+        """The traps of one job; `gpu`: has a rank of it a GPU open? Without `read` no file is opened: it may hang."""
         ran = [
             Ran(
                 rank=rank.rank,
@@ -68,7 +69,7 @@ class TrapFinder:
             for rank in job.ranks
             if rank.pid in programs
         ]
-        return find_traps(job, ran, self._node_facts() if read else self._node, said)
+        return find_traps(job, ran, self._node_facts() if read else self._node, said, gpu)
 
     def _node_facts(self) -> NodeFacts:
         if self._clock() >= self._due:

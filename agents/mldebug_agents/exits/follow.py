@@ -81,7 +81,7 @@ class Endings:
         one.run, one.job = run, job
         for rank in job.ranks:
             one.meet_children(rank.rank, children.get(rank.pid, ()))
-            if (rank.pid, rank.start_ticks) not in self._ranks:
+            if self._is_new(one, rank.pid, rank.start_ticks):
                 self._ranks[rank.pid, rank.start_ticks] = (job.id, rank.rank)
                 one.identities[rank.rank] = rank
                 self._exits.watch(rank.pid, rank.start_ticks)
@@ -91,6 +91,16 @@ class Endings:
         if one.wants_notes(now) and self._order(lambda: self._witness.meet(job)):
             one.noted_at = now
         self._teller.goes_on(run)
+
+    def _is_new(self, one: Following, pid: int, start: int) -> bool:
+        """Is this process not yet watched for this job? One that was taken for another job's, of one rank, is that no more."""
+        job_id, rank = self._ranks.get((pid, start), ("", -1))
+        other = self._jobs.get(job_id)
+        if other is not None and other is not one:
+            other.identities.pop(rank, None)
+            if not other.identities:
+                self._forget(other)
+        return other is not one
 
     def recall(self, run: Run, ends: Ends | None) -> None:
         """What an earlier agent saw of the ends of a job that still lives."""

@@ -15,7 +15,7 @@ from mldebug.model import FlightRecord, Gap, NodeCapture, RankCapture, RankIdent
 from mldebug_agents.flights.fifo import Asked, Fifo, seconds, whom
 from mldebug_agents.flights.files import RECENT, Found, newest, read_dump, timed_out
 from mldebug_agents.flights.means import Finder
-from mldebug_agents.flights.servers import ask_server
+from mldebug_agents.flights.servers import SECONDS, ask_servers
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 
@@ -86,21 +86,23 @@ class _Climb:
 
     def all(self) -> None:
         """Every way, for the ranks that are still without an answer."""
+        self._by_servers()
         for rank, its in self.plans.items():
             for way in its.ways:
-                if rank not in self.had and self._left() > RESERVE:
-                    self._cheap(rank, way)
+                if way.kind is Kind.DUMP and rank not in self.had and self._left() > RESERVE:
+                    self._note(rank, Kind.DUMP, self._recent(rank, way))
         self._by_fifo()
 
-    def _cheap(self, rank: int, way: Way) -> None:
-        if way.kind is Kind.SERVER:
-            if self._deaf(rank):
-                return
-            answers = [ask_server(self._reader, place) for place in way.places[:2]]
-            told = next((one for one in answers if isinstance(one, FlightRecord)), answers[0])
+    def _by_servers(self) -> None:
+        places = {
+            rank: way.places[:2]
+            for rank, its in self.plans.items()
+            for way in its.ways
+            if way.kind is Kind.SERVER and not self._deaf(rank)
+        }
+        seconds = min(SECONDS, self._left() - RESERVE)
+        for rank, told in ask_servers(self._reader, places, seconds).items():
             self._note(rank, Kind.SERVER, told)
-        elif way.kind is Kind.DUMP:
-            self._note(rank, Kind.DUMP, self._recent(rank, way))
 
     def _recent(self, rank: int, way: Way) -> FlightRecord | str:
         """The dump of its own timeout. A living rank has gone on since an old one, and since one that a FIFO has caused."""
@@ -125,7 +127,7 @@ class _Climb:
             for way in its.ways
             if way.kind is Kind.FIFO and rank not in self.had and not self._deaf(rank)
         }
-        if not fifos:
+        if not fifos or self._left() <= RESERVE:
             return
         lagging, waiting = self._standing(fifos)
         chosen = whom(lagging, waiting)

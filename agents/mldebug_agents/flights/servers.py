@@ -3,29 +3,78 @@
 It is asked which handlers it has, then for the calls that are not finished; all calls of a rank only where it has none of these.
 """
 
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import msgspec
 
 from mldebug.flight.dump import MAX_DUMP, parse_dump
 from mldebug.model import FlightRecord
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
-from mldebug_agents.starting.touching import Question
+from mldebug_agents.starting.touching import ASKED_FOR, Question
 
 NCCL, OTHERS = "dump_nccl_trace_json", "fr_trace_json"
 MAX_LIST = 64 << 10
+SECONDS = 2.0  # for all questions to all servers of a job: a report waits for them
+AT_ONCE = 16
+
+Ask = Callable[[Question, int], bytes | Unreadable]  # a question, and the most bytes of its answer
 
 
-def ask_server(reader: Reader, place: str) -> FlightRecord | str:
-    """What the server at this place tells of all backends, or why it tells nothing."""
-    listed = reader.ask_server(place, Question.HANDLERS, max_bytes=MAX_LIST)
+def ask_servers(
+    reader: Reader, places: Mapping[int, Sequence[str]], seconds: float = SECONDS
+) -> dict[int, FlightRecord | str]:
+    """By rank, what the first of its servers that tells anything says, or why none does. All at once, in `seconds` at most."""
+    if not places or seconds <= 0:
+        return {}
+    until = time.monotonic() + seconds
+    with ThreadPoolExecutor(min(AT_ONCE, len(places))) as pool:
+        told = pool.map(lambda its: _first(reader, its, until), places.values())
+        return dict(zip(places, told, strict=True))
+
+
+def _first(reader: Reader, places: Sequence[str], until: float) -> FlightRecord | str:
+    answers: list[FlightRecord | str] = []
+    for place in places:
+        answers.append(ask_server(reader, place, until - time.monotonic()))
+        if isinstance(answers[-1], FlightRecord):
+            return answers[-1]
+    return answers[0]
+
+
+def ask_server(reader: Reader, place: str, seconds: float = SECONDS) -> FlightRecord | str:
+    """What the server at this place tells of all backends, or why it tells nothing.
+
+    It is asked by a child of its own: who reads the node's files meanwhile does not wait for a job that is silent.
+    """
+    if place in reader.stuck:
+        return "its worker server: an earlier question has not come back"
+    own, until = reader.another(), time.monotonic() + seconds
+
+    def ask(question: Question, most: int) -> bytes | Unreadable:
+        left = min(ASKED_FOR, until - time.monotonic())
+        if left <= 0:
+            return Unreadable("no time was left to ask it")
+        return own.ask_server(place, question, max_bytes=most, timeout=left)
+
+    try:
+        return _told(ask)
+    finally:
+        reader.take_back(own)
+
+
+def _told(ask: Ask) -> FlightRecord | str:
+    listed = ask(Question.HANDLERS, MAX_LIST)
     if isinstance(listed, Unreadable):
         return f"its worker server: {listed.reason}"
     try:
         handlers = set(msgspec.json.decode(listed, type=list[str]))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return "its worker server: no list of handlers"
-    told = [_nccl(reader, place)] if NCCL in handlers else []
-    told += [_dump(reader, place, Question.OTHERS)] if OTHERS in handlers else []
+    told = [_nccl(ask)] if NCCL in handlers else []
+    told += [_dump(ask, Question.OTHERS)] if OTHERS in handlers else []
     records = [one for one in told if isinstance(one, FlightRecord)]
     if records:
         return joined(records)
@@ -33,16 +82,16 @@ def ask_server(reader: Reader, place: str) -> FlightRecord | str:
     return f"its worker server: {why}"
 
 
-def _nccl(reader: Reader, place: str) -> FlightRecord | str:
+def _nccl(ask: Ask) -> FlightRecord | str:
     """Who has nothing unfinished is the one that lags, or the group is done: then its last calls tell."""
-    active = _dump(reader, place, Question.NCCL_ACTIVE)
+    active = _dump(ask, Question.NCCL_ACTIVE)
     if isinstance(active, FlightRecord) and any(group.calls for group in active.groups):
         return active
-    return _dump(reader, place, Question.NCCL_FULL)
+    return _dump(ask, Question.NCCL_FULL)
 
 
-def _dump(reader: Reader, place: str, question: Question) -> FlightRecord | str:
-    answer = reader.ask_server(place, question, max_bytes=MAX_DUMP)
+def _dump(ask: Ask, question: Question) -> FlightRecord | str:
+    answer = ask(question, MAX_DUMP)
     if isinstance(answer, Unreadable):
         return answer.reason
     try:

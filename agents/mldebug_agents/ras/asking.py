@@ -14,7 +14,7 @@ import msgspec
 from mldebug.model import NcclRas
 from mldebug.ras.judge import brief
 from mldebug.ras.parse import MAX_BYTES, parse
-from mldebug.ras.places import home
+from mldebug.ras.places import World, home, world_of
 from mldebug.ras.rows import few
 from mldebug.redact import clean
 from mldebug_agents.ras.address import Place, is_own, places
@@ -23,6 +23,7 @@ from mldebug_agents.ras.talk import Talk, TalkError
 
 NAME = "ras"
 MAX_ORDER = 64 << 10
+MAX_REASON = 300  # characters
 TRIES = 6  # connections: other jobs may answer at the same port, and stopped processes accept and say nothing
 _CLONE_NEWNET = 0x40000000
 
@@ -36,13 +37,14 @@ class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     pid: int = 0
     network: int = 0
-    whole: bool = True  # with the ranks that matter; else the sums alone
+    whole: bool = True  # with the ranks that matter; else the sums, and which process is which rank
 
 
 class RasReply(msgspec.Struct, frozen=True, kw_only=True):
     """What came, or why nothing did."""
 
     told: NcclRas | None = None
+    world: World | None = None  # with the sums alone
     error: str = ""
     way_out: str = ""
     silent: bool = False  # nobody listens there
@@ -62,7 +64,7 @@ def carry_out(order: RasOrder) -> RasReply:
         if order.network:
             _enter(order.pid, order.network)
     except ValueError as error:
-        return RasReply(error=str(error))
+        return _refused(str(error))
     except OSError as error:
         return _closed(error)
     return _ask(order, [one for one in where if is_own(one.host)], deadline)
@@ -92,7 +94,7 @@ def _enter(pid: int, inode: int) -> None:
 def _ask(order: RasOrder, where: list[Place], deadline: float) -> RasReply:
     """Until one answer is our job's; else why the last try failed."""
     if not where:
-        return RasReply(error=f"NCCL_RAS_ADDR is {order.told}, which is no address of this node")
+        return _refused(f"NCCL_RAS_ADDR is {order.told}, which is no address of this node")
     last = RasReply(error="nobody answers")
     for number in range(TRIES):
         place = where[number % len(where)]
@@ -110,18 +112,27 @@ def _try(order: RasOrder, place: Place, deadline: float) -> tuple[RasReply, bool
         data = Talk(place, deadline).ask(MAX_BYTES, lambda link: _check_owner(link, order.uid))
         told = parse(data)
     except TalkError as error:
-        return RasReply(error=str(error), silent=error.silent), error.again
+        return _refused(str(error), silent=error.silent), error.again
     except ValueError as error:
-        return RasReply(error=f"its answer is not believed: {clean(str(error), 200)}"), False
+        return _refused(f"its answer is not believed: {error}"), False
     told = msgspec.structs.replace(told, own=own_addresses())
     if not home(told, order.pids):
         return RasReply(error="another job answers there, and this one not"), True
-    return RasReply(told=few(told, order.pids) if order.whole else brief(told)), False
+    if order.whole:
+        return RasReply(told=few(told, order.pids)), False
+    return RasReply(told=brief(told), world=world_of(told, order.pids)), False
+
+
+def _refused(why: str, *, silent: bool = False) -> RasReply:
+    """What the job or its peer has written may stand in it, so it is cleaned and cut."""
+    return RasReply(error=clean(why, MAX_REASON), silent=silent)
 
 
 def _check_owner(link: socket.socket, uid: int) -> None:
     found = owner(link)
-    if found is not None and found != uid:
+    if found is None:
+        raise TalkError("the kernel does not tell whose process answers there", again=True)
+    if found != uid:
         raise TalkError(f"a process of another user (uid {found}) answers there")
 
 

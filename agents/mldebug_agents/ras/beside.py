@@ -18,7 +18,7 @@ class Beside:
     def __init__(self, ask: Ask | None, job: Job, seconds: float) -> None:
         self._reply: RasReply | None = None
         self._thread: threading.Thread | None = None
-        self._until = time.monotonic() + seconds + 2 * SLACK
+        self._until = time.monotonic() + seconds + SLACK
         self._elsewhere = ask is not None and not is_ours_to_ask(job)
         if ask is not None and not self._elsewhere:
             work = threading.Thread(target=self._ask, args=(ask, job, seconds), daemon=True)

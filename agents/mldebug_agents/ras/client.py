@@ -12,7 +12,8 @@ from mldebug_agents.ras.address import OFF
 from mldebug_agents.ras.asking import NAME, RasOrder, RasReply
 from mldebug_agents.spawn import Spawner
 
-DEADLINE = 5.0  # seconds for everything
+DEADLINE = 2.5  # seconds for everything in a capture, whose report waits for it
+GLANCE = 1.5  # in the watch
 SLACK = 0.5  # seconds more until its child is given up
 MAX_REPLY = 16 << 20
 MAX_NODES = 16  # of a job of which each node asks for itself

@@ -1,13 +1,21 @@
 """What the kernel says of the network namespace that we are in: its addresses, and whose process holds a connection."""
 
 import ipaddress
+import itertools
 import re
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 MAX_BYTES = 4 << 20
+MAX_CONNECTIONS = 1_000_000
 MAX_ADDRESSES = 256
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_TABLES = ("tcp", "tcp6")
+_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0.0.0.0/96
+_NOBODYS = "0"  # inode of a connection that no process holds
 _LOCAL = re.compile(r"\|-- (\d[\d.]{6,14})\n\s+/32 host LOCAL")
 _OURS = Path(
     "/proc/self/net"
@@ -25,24 +33,44 @@ def own_addresses(folder: Path = _OURS) -> tuple[str, ...]:
 def owner(link: socket.socket, folder: Path = _OURS) -> int | None:
     """The user id of the process at the other end of a connection within this node; None where the kernel tells none.
 
-    To be asked after it has said something: before somebody accepts a connection, it is nobody's.
+    A listener of IPv6 takes IPv4 connections, too: they stand in the other table, with mapped addresses. To be asked after it has
+    said something: before somebody accepts a connection, and after he has closed it, it is nobody's, which is told as user 0.
     """
-    ours, theirs = link.getsockname(), link.getpeername()
-    table = "tcp6" if link.family is socket.AF_INET6 else "tcp"
-    wanted = [_hex(*theirs[:2]), _hex(*ours[:2])]
-    for line in _read(folder / table).splitlines()[1:]:
-        words = line.split()
-        if words[1:3] == wanted and words[7].isdecimal():
-            return int(words[7])
+    ends = [(ipaddress.ip_address(host), port) for host, port in _ends(link)]
+    for table in _TABLES:
+        wanted = [_hex(address, port, table) for address, port in ends]
+        for words in _rows(folder / table):
+            if words[1:3] == wanted and words[7].isdecimal() and words[9] != _NOBODYS:
+                return int(words[7])
     return None
 
 
-def _hex(host: str, port: int) -> str:
-    """As the kernel's tables spell it: words of the machine's own byte order."""
-    packed = ipaddress.ip_address(host).packed
-    words = struct.unpack(f"!{len(packed) // 4}I", packed)
-    native = struct.unpack(f"={len(words)}I", packed)
-    return "".join(f"{word:08X}" for word in native) + f":{port:04X}"
+def _ends(link: socket.socket) -> Iterator[tuple[str, int]]:
+    """As the other side sees them: its own end first."""
+    for host, port, *_ in (link.getpeername(), link.getsockname()):
+        yield host.partition("%")[0], port
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    """Line by line: a busy node has tens of thousands."""
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            for line in itertools.islice(file, 1, MAX_CONNECTIONS):
+                if len(words := line.split(maxsplit=10)) > 9:
+                    yield words
+    except OSError:
+        return
+
+
+def _hex(address: Address, port: int, table: str) -> str:
+    """As the kernel's tables spell it, in words of the machine's own byte order; "" for one that this table cannot hold."""
+    four = address if address.version == 4 else address.ipv4_mapped
+    if table == "tcp":
+        packed = four.packed if four else b""
+    else:
+        packed = _MAPPED + four.packed if four else address.packed
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}" if packed else ""
 
 
 def _read(path: Path) -> str:

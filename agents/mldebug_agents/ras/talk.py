@@ -2,7 +2,7 @@
 
 connect                     (a process that is stopped still accepts: then another try meets another process)
 -> CLIENT PROTOCOL 2        <- SERVER PROTOCOL 2
--> TIMEOUT 2                <- OK
+-> TIMEOUT 1                <- OK
 -> SET FORMAT json          <- OK, or before NCCL 2.28.7: ERROR: Unknown command …
 -> STATUS, VERBOSE STATUS   <- the answer, up to the end of the connection
 """
@@ -16,7 +16,7 @@ from mldebug_agents.ras.address import Place
 
 PROTOCOL = 2  # since NCCL 2.24
 HANDSHAKE = 1.0  # seconds for one line
-COLLECT = 2  # seconds that RAS may wait for one process
+COLLECT = 1  # seconds that RAS may wait for one process
 MAX_LINE = 4096
 CHUNK = 1 << 16
 _SERVER = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*", re.IGNORECASE)

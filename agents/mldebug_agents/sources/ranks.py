@@ -14,6 +14,7 @@ from mldebug_agents.discovery.jobs import Key, Team, common_parent, find_teams
 from mldebug_agents.discovery.losses import Losses
 from mldebug_agents.discovery.oddities import lies, oddities, unreadable
 from mldebug_agents.discovery.programs import Program
+from mldebug_agents.discovery.rasranks import Ask, RasRanks
 from mldebug_agents.discovery.seats import Family, Seat, find_seats
 from mldebug_agents.host import Host, Paths
 
@@ -50,8 +51,17 @@ class _Memory(msgspec.Struct, kw_only=True):
 class RankFinder:
     """Finds jobs. Keep one: it remembers who held a rank, so one that dies is known by its pid."""
 
-    def __init__(self, host: Host, reader: Paths, node: str, clusters: Sequence[Cluster]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        reader: Paths,
+        node: str,
+        clusters: Sequence[Cluster],
+        ask_ras: Ask = lambda _: None,
+    ) -> None:
+        """`ask_ras`: which of some processes, told as a job, is which rank, where their environment does not say."""
         self._host = host
+        self._ras = RasRanks(ask_ras, host.clock)
         self._node = node
         self._registry = Registry(host, reader, clusters)
         self._memory: dict[Key, _Memory] = {}
@@ -59,7 +69,7 @@ class RankFinder:
     def find(self) -> Discovery:
         """Look once at all processes of this node."""
         family = Family(self._host.briefs())
-        processes = self._registry.look(family.stats)
+        processes = self._ras.complete(self._registry.look(family.stats), family)
         seats = find_seats(processes, family)
         known = {child for memory in self._memory.values() for child in memory.children}
         teams = find_teams(seats, family, known)
