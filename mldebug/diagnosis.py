@@ -206,9 +206,14 @@ def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:
     return msgspec.structs.replace(rank, is_=waits)
 
 
-def roles(capture: NodeCapture) -> dict[int, Role]:
-    """By rank, what its class says about its part in a stall."""
-    return {rank.rank: rank.is_.role for rank in _classified((capture,))}
+def still_waiting(capture: NodeCapture) -> tuple[int, ...] | None:
+    """The ranks that wait; None where any rank moved between the looks, or was looked at only once."""
+    moves = [rank.process.movement for rank in capture.ranks]
+    ranks = tuple(_infer_native_waits(_share_native(_classified((capture,)))))
+    case = Case(capture.job, ranks, capture.quiet_seconds)
+    if case.moved or not all(move is not None and move.same_frames for move in moves):
+        return None
+    return tuple(rank.rank for rank in case.waiting)
 
 
 def wants_native(capture: NodeCapture) -> tuple[int, ...]:

@@ -91,6 +91,53 @@ def dump(
     }
 
 
+Memo = dict[object, int]
+
+
+def as_torch(value: object, memo: Memo | None = None) -> bytes:
+    """A dump in the very steps that PyTorch's own pickler writes: a text or a frame once, and from then on a reference to it."""
+    if memo is None:
+        memo = {}
+        return b"\x80\x02" + as_torch(value, memo) + _put(memo, "all of it") + b"."
+    if isinstance(value, str):
+        data = value.encode()
+        return _once(value, b"X" + len(data).to_bytes(4, "little") + data, memo)
+    if isinstance(value, dict):
+        if (frame := id(value)) in memo:
+            return _once(frame, b"", memo)
+        items = (as_torch(one, memo) for item in value.items() for one in item)
+        written = b"}(" + b"".join(items) + b"u"
+        return _once(frame, written, memo) if "filename" in value else written
+    if isinstance(value, list):
+        return b"](" + b"".join(as_torch(one, memo) for one in value) + b"e"
+    if isinstance(value, tuple):
+        return b"".join(as_torch(one, memo) for one in value) + b"\x86"
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    return _number(int(str(value)))
+
+
+def _once(key: object, written: bytes, memo: Memo) -> bytes:
+    if (known := memo.get(key)) is None:
+        return written + _put(memo, key)
+    return b"h%c" % known if known < 256 else b"j" + known.to_bytes(4, "little")
+
+
+def _put(memo: Memo, key: object) -> bytes:
+    new = memo[key] = len(memo)
+    return b"q%c" % new if new < 256 else b"r" + new.to_bytes(4, "little")
+
+
+def _number(value: int) -> bytes:
+    if 0 <= value < 256:
+        return b"K%c" % value
+    if 0 <= value < 1 << 16:
+        return b"M" + value.to_bytes(2, "little")
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
+
+
 def write(folder: Path, dumps: Mapping[int, Dump], *, prefix: str = "trace_") -> Path:
     """Each as PyTorch's pickler has it (protocol 2)."""
     folder.mkdir(exist_ok=True)

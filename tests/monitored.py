@@ -5,14 +5,19 @@ written in place, over the one before. A library of the right name is mapped, so
 """
 
 import os
+import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mldebug.model import ProcessCapture, RankCapture, RankIdentity
+from mldebug.model import Job, ProcessCapture, RankCapture, RankIdentity
+from mldebug_agents import procfs
+from mldebug_agents.discovery.programs import Program, libraries, recorder_settings
 from mldebug_agents.host import Host
+from mldebug_agents.sources.ranks import Discovery
 
 RECORDED = Path(__file__).parent / "fixtures" / "h200"
 MONITOR = """
@@ -20,13 +25,14 @@ import mmap, os, pathlib, select, sys, time
 library, fifo, out, dump, how = sys.argv[1:]
 mapped = open(library, "rb")
 held = mmap.mmap(mapped.fileno(), 0, access=mmap.ACCESS_READ)
+nccl = open(os.path.join(os.path.dirname(library), "libnccl.so.2"), "rb")
+held_too = mmap.mmap(nccl.fileno(), 0, access=mmap.ACCESS_READ)
 if os.path.exists(fifo):
     os.unlink(fifo)
 os.mkfifo(fifo, 0o666)
 pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
 if how == "leaves":
     os.close(pipe)
-data = pathlib.Path(dump).read_bytes()
 print("ready", flush=True)
 dumps = 0
 while True:
@@ -38,6 +44,7 @@ while True:
     if not got:
         continue
     dumps += 1
+    data = pathlib.Path(dump).read_bytes()
     print(f"dump {dumps} for {len(got)} bytes", flush=True)
     if how == "mute":
         continue
@@ -52,6 +59,24 @@ while True:
         time.sleep(0.3)
         file.write(data[half:])
 """
+
+
+def recording(number: int, hang: str = "hang-desync", *, late: bool = False) -> bytes:
+    """That of a rank on two H200s, as if its last call had been made now; `late`: it has taken too long already."""
+    whole = pickle.loads((RECORDED / hang / f"flight-recorder-rank{number}.pickle").read_bytes())
+    calls = whole["entries"][-300:]
+    shift = time.time_ns() - calls[-1]["time_created_ns"]
+    for one in calls:
+        times = {name: one[name] + shift for name in one if name.endswith("_ns") and one[name]}
+        one |= times | ({"timeout_ms": 1} if late else {})
+    return pickle.dumps(whole | {"entries": calls}, 2)
+
+
+def discovered(*ones: "Monitored") -> Discovery:
+    """What discovery says of them: each a job of its own, as two jobs on one node are."""
+    return Discovery(
+        jobs=tuple(one.job for one in ones), programs={one.pid: one.program for one in ones}
+    )
 
 
 class Monitored:
@@ -72,6 +97,21 @@ class Monitored:
             started_at=Host().started_at(stat.start_ticks),
             uid=os.getuid(),
         )
+
+    @property
+    def job(self) -> Job:
+        """Its job, which is named as its folder is."""
+        name, world = self.dump.parent.name, self.identity.world_size
+        one = (self.identity,)
+        return Job(id=f"{self.pid}", name=name, launcher="torchrun", world_size=world, ranks=one)
+
+    @property
+    def program(self) -> Program:
+        """What discovery reads of it."""
+        here = Path(f"/proc/{self.pid}")
+        environ = procfs.parse_environ((here / "environ").read_bytes())
+        mapped = (here / "maps").read_bytes()
+        return Program(libraries=libraries(mapped), recorder=recorder_settings(environ))
 
     def captured(self, what: ProcessCapture) -> RankCapture:
         """A rank of a capture, with the stacks of `what` and the state of this process."""
@@ -99,6 +139,7 @@ def library(folder: Path, version: str) -> Path:
     (lib.parent / "version.py").write_text(f"__all__ = []\n__version__ = '{version}'\n")
     path = lib / "libtorch_cpu.so"
     path.write_bytes(b"\0" * 4096)
+    (lib / "libnccl.so.2").write_bytes(b"\0" * 4096)
     return path
 
 
@@ -117,7 +158,7 @@ def monitored(
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/fr_",
         "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/trace_",
     }
-    dump = RECORDED / recorded / f"flight-recorder-rank{number}.pickle"
+    dump = folder / f"recorded_{number}"
     words = [
         str(library(folder, version)),
         f"{folder}/fr_{number}.pipe",
@@ -132,6 +173,7 @@ def monitored(
     try:
         assert one.stdout is not None
         assert one.stdout.readline() == "ready\n"
+        dump.write_bytes(recording(number, recorded))
         yield Monitored(one, number, folder)
     finally:
         one.kill()

@@ -5,11 +5,13 @@ lasts, and only then native stacks, for the few processes where they decide some
 interrupted. What could not be had becomes a gap. Nothing here raises for what a process does.
 """
 
+import logging
 import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import msgspec
 
@@ -28,6 +30,7 @@ from mldebug.model import (
     Remark,
 )
 from mldebug.movement import movement
+from mldebug.redact import clean
 from mldebug_agents.capturing.blocked import blocked_on
 from mldebug_agents.capturing.native import Native
 from mldebug_agents.capturing.pyspy import FORBIDDEN, Dump, PySpy
@@ -44,11 +47,19 @@ from mldebug_agents.ras.client import DEADLINE as RAS_TIMEOUT
 from mldebug_agents.reader import Reader, Unreadable
 from mldebug_agents.sources.ranks import Child
 
+log = logging.getLogger("mldebug")
+
 MAX_CHILDREN = 64
+DEFECT = "report it as a defect of mldebug"
 FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
-MoreFlights = Callable[[NodeCapture, Callable[[], float]], NodeCapture]
-"""Adds Flight Recorders to a capture; is told how to ask for the seconds until its deadline."""
+
+class MoreFlights(Protocol):
+    """Adds Flight Recorders to a capture; `left` says the seconds until its deadline, `stalled` that the job stands still."""
+
+    def __call__(
+        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool
+    ) -> NodeCapture: ...
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +84,7 @@ class Capturer:
         *,
         sleep: Callable[[float], None] = time.sleep,
         flights: Callable[[Sequence[RankIdentity], float], Answers] = lambda *_: Answers(),
-        more_flights: MoreFlights = lambda taken, _: taken,
+        more_flights: MoreFlights | None = None,
         ras: Callable[[Job, float], RasReply] | None = None,
     ) -> None:
         """`flights` asks ranks for their Flight Recorders, `ras` a job's NCCL RAS, for so many seconds at most; `more_flights` tries other ways."""
@@ -93,8 +104,13 @@ class Capturer:
         children: dict[int, tuple[Child, ...]],
         remarks: tuple[Remark, ...] = (),
         gaps: tuple[Gap, ...] = (),
+        *,
+        stalled: bool = False,
     ) -> NodeCapture:
-        """Capture one job: all ranks and their children, in parallel, within the deadline."""
+        """Capture one job: all ranks and their children, in parallel, within the deadline.
+
+        `stalled`: it has stood still for so long that a question may cost it something.
+        """
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
         ras = Beside(self.ras, job, min(RAS_TIMEOUT, self.settings.deadline))
@@ -103,13 +119,27 @@ class Capturer:
             session.seen.watch(pool, self.settings.watch)
             session.ask_flights()
             taken = session.node_capture(taken_at, remarks, gaps)
-            taken = self.more_flights(taken, session.left)
             native = Native(self.host, self.pyspy, self.settings.native, session.left)
             taken = native.add(pool, taken)
+            taken = self._with_more_flights(taken, session.left, stalled=stalled)
         told, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
         taken = msgspec.structs.replace(taken, ras=told, gaps=(*taken.gaps, *refused))
         duration = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(taken, duration_seconds=duration)
+
+    def _with_more_flights(
+        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool
+    ) -> NodeCapture:
+        """After the native stacks, which tell who waits. An error of our own there must not cost the capture."""
+        if self.more_flights is None:
+            return taken
+        try:
+            return self.more_flights(taken, left, stalled=stalled)
+        except Exception as error:
+            log.exception("the Flight Recorders of %s could not be had", taken.job.id)
+            reason = clean(f"{type(error).__name__}: {error}", 200)
+            gap = Gap(what="Flight Recorder", reason=reason, way_out=DEFECT)
+            return msgspec.structs.replace(taken, gaps=(*taken.gaps, gap))
 
     def workers(self) -> int:
         """How many processes are dumped at once."""

@@ -112,6 +112,8 @@ def take(bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None
     detected = time.time()
     traps = bench.traps.of(job, found.programs, read=False)  # it may hang: its settings must do
     noted = (*found.remarks, *remarks(job, traps))
+    if bench.config.capture.preview:
+        bench.flights.meet(found)
     capture = bench.capturer().capture(job, found.children, noted, found.gaps)
     if beside is not None:
         capture = with_hardware(capture, beside.take())

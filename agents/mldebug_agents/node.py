@@ -303,7 +303,9 @@ class Node:
     def _capture(self, order: Order) -> tuple[str, NodeCapture]:
         """In the worker: take a capture of one job, and say how long it has been quiet."""
         job, found, told = order.job, order.found, order.told
-        taken = self.bench.capturer(GLANCE).capture(job, found.children, found.remarks, found.gaps)
+        taken = self.bench.capturer(GLANCE).capture(
+            *(job, found.children, found.remarks, found.gaps), stalled=told is not None
+        )
         if told is None:
             return job.id, taken
         return job.id, msgspec.structs.replace(

@@ -51,7 +51,6 @@ class Workbench:
         hooked = Asking(self.host, self.reader)
         self._hook = HookStacks(hooked, self.reader)
         self._flight = HookFlight(hooked, self.reader)
-        self.flights = Collector(self.host, self.reader)
         self.pyspy = self._py_spy(config)
         self._log_formats = create_all("logs")
         self._own_formats = {
@@ -60,6 +59,7 @@ class Workbench:
         clusters = create_all("clusters")
         self.finder = RankFinder(self.host, self.reader, self.node, clusters, self._ask_world)
         self.traps = TrapFinder(self.host, self.reader)
+        self.flights = Collector(self.host, self.reader, self.traps.installed)
 
     def __enter__(self) -> Self:
         return self

@@ -8,18 +8,23 @@ no group: then the members are not known (`filled` of `mldebug.flight.folder` gu
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from mldebug.flight.entries import Entry, Known, make_record
-from mldebug.flight.plain import load_plain
+from mldebug.flight.entries import MAX_CALLS, MAX_GROUPS, Entry, Known, make_record
+from mldebug.flight.plain import MAX_OBJECTS, load_plain
+from mldebug.flight.skim import skim
 from mldebug.folding import MAX_RANK, fold_ranks
 from mldebug.model import FlightRecord
 from mldebug.redact import clean
 
 MAX_BYTES = 64 << 20
 MAX_DUMP = 8 << 20  # from a living job: 2,000 calls with their stacks have 0.27 MB
+MAX_MEMBERS = (
+    1 << 16
+)  # of all groups of a living job's dump that differ; eight times its ranks where these are more
+MAX_LIVING = 400_000  # values of a dump of a living job: that one has 70,000
 KEEP = 128  # calls of one group: the oldest that are not finished, and the newest
 MAX_KEPT = 16_384  # entries of one dump that are looked at closely
 MAX_SIZES = 200_000  # tensors of all these entries
@@ -31,28 +36,44 @@ _ENTRIES = list[Entry]
 Raw = dict[str, Any]
 
 
-def parse_dump(data: bytes) -> FlightRecord:
+class Limits(NamedTuple):
+    """What is taken from one dump. `world`: ranks of the job, where that is known; `keep`: calls of one group."""
+
+    values: int = MAX_OBJECTS
+    keep: int = KEEP
+    world: int | None = None
+
+
+USUAL = Limits()
+
+
+def living(world: int) -> Limits:
+    """Of a job that runs here, in the agent's own process: as much as the hook tells."""
+    return Limits(MAX_LIVING, MAX_CALLS, world)
+
+
+def parse_dump(data: bytes, limits: Limits = USUAL) -> FlightRecord:
     """Take one dump apart, whatever spelling it has. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, more than {MAX_BYTES:,}")
-    raw = load_plain(data)
+    raw = load_plain(skim(data, KEEP // 2), limits.values)
     if not isinstance(raw, dict) or not raw.keys() & {"entries", "pg_status", "pg_config"}:
         raise ValueError("it is no dump of a Flight Recorder: no entries, no pg_status")
     try:
-        return _record(raw)
+        return _record(raw, limits)
     except (msgspec.MsgspecError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is not what it should be ({clean(str(error))[:200]})") from None
 
 
-def _record(raw: Raw) -> FlightRecord:
+def _record(raw: Raw, limits: Limits) -> FlightRecord:
     entries = raw.get("entries") or []
     if not isinstance(entries, list) or not all(type(one) is dict for one in entries):
         raise TypeError("its entries are no list of calls")
     kept = msgspec.convert(_small(_few(entries)), type=_ENTRIES, strict=False)
-    told = _named(dict(_told(raw.get("pg_config"))), kept)
+    told = _named(dict(_told(raw.get("pg_config"), limits.world)), kept)
     whole = not entries or entries[0].get("record_id") == 0
     return make_record(
-        str(raw.get("version", ""))[:64], [kept], _with_unused(told, kept, whole), keep=KEEP
+        str(raw.get("version", ""))[:64], [kept], _with_unused(told, kept, whole), keep=limits.keep
     )
 
 
@@ -119,11 +140,18 @@ def _small(entries: list[Raw]) -> list[Raw]:
 # --- groups ----------------------------------------------------------------------------------------
 
 
-def _told(config: object) -> Iterable[tuple[str, Known]]:
-    """The groups whose members the dump tells."""
+def _told(config: object, world: int | None) -> Iterable[tuple[str, Known]]:
+    """The groups whose members the dump tells. ValueError: they are those of a larger job."""
+    sizes: dict[str, int] = {}
     for name, one in list(config.items())[:4096] if isinstance(config, dict) else ():
         if type(name) is str and len(name) <= 400 and isinstance(one, dict):
-            yield name, Known(str(one.get("desc", ""))[:400], _members(one.get("ranks")))
+            members = _members(one.get("ranks"))
+            sizes[members.folded] = members.size
+            if world is not None and members.last >= world:
+                raise ValueError(f"it is of a job with more than {world} ranks")
+            if world is not None and sum(sizes.values()) > max(MAX_MEMBERS, 8 * world):
+                raise ValueError("its groups have too many members")
+            yield name, Known(str(one.get("desc", ""))[:400], members.folded)
 
 
 def _named(told: dict[str, Known], kept: list[Entry]) -> dict[str, Known]:
@@ -136,18 +164,27 @@ def _named(told: dict[str, Known], kept: list[Entry]) -> dict[str, Known]:
     return {name: nameless._replace(description=description)}
 
 
-def _members(ranks: object) -> str:
-    """`0-3` of the text `[0, 1, 2, 3]`, or of such a list; "" of anything else."""
+class _Members(NamedTuple):
+    """Ranks, folded, how many, and the last of them."""
+
+    folded: str = ""
+    size: int = 0
+    last: int = -1
+
+
+def _members(ranks: object) -> _Members:
+    """Of the text `[0, 1, 2, 3]`, or of such a list; nobody of anything else."""
     if isinstance(ranks, list) and len(ranks) <= MAX_RANK:
         ranks = str(ranks) if all(type(one) is int for one in ranks) else ""
-    return _folded(ranks) if isinstance(ranks, str) and len(ranks) < 8 * MAX_RANK else ""
+    return _folded(ranks) if isinstance(ranks, str) and len(ranks) < 8 * MAX_RANK else _Members()
 
 
-@lru_cache(maxsize=1024)
-def _folded(text: str) -> str:
+@lru_cache(maxsize=MAX_GROUPS)
+def _folded(text: str) -> _Members:
     if not re.fullmatch(r"\[\d{1,6}(?:, ?\d{1,6})*+\]", text, re.ASCII):
-        return ""
-    return fold_ranks(map(int, text[1:-1].split(",")))
+        return _Members()
+    ranks = sorted({int(one) for one in text[1:-1].split(",")})
+    return _Members(fold_ranks(ranks), len(ranks), ranks[-1])
 
 
 def _with_unused(told: dict[str, Known], kept: list[Entry], whole: bool) -> dict[str, Known]:

@@ -39,27 +39,27 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it asks for something outside of it")
 
 
-def load_plain(data: bytes) -> object:
-    """The value in the file. Raises ValueError with the reason."""
+def load_plain(data: bytes, most: int = MAX_OBJECTS) -> object:
+    """The value in the file, of at most so many values. Raises ValueError with the reason."""
     if not data:
         raise ValueError("it is empty")
     if data[:256].lstrip()[:1] in (b"{", b"["):
-        return _load_json(data)
+        return _load_json(data, most)
     if data[:1] != b"\x80":
         raise ValueError("it is neither a pickle nor JSON")
-    _bound(data, _MAKERS)
+    _bound(data, _MAKERS, most)
     check_steps(data)
     return _load_pickle(data)
 
 
-def _bound(data: bytes, makers: bytes) -> None:
+def _bound(data: bytes, makers: bytes, most: int) -> None:
     """Count what could make an object, a little too many."""
-    if len(data) > MAX_OBJECTS < len(data) - len(data.translate(None, makers)):
-        raise ValueError(f"it holds more than {MAX_OBJECTS:,} values")
+    if len(data) > most < len(data) - len(data.translate(None, makers)):
+        raise ValueError(f"it holds more than {most:,} values")
 
 
-def _load_json(data: bytes) -> object:
-    _bound(data, _JSON_MAKERS)
+def _load_json(data: bytes, most: int) -> object:
+    _bound(data, _JSON_MAKERS, most)
     try:
         return json.loads(data)
     except json.JSONDecodeError as error:

@@ -266,7 +266,7 @@ def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def members_of(folded: str) -> frozenset[int]:
     """The ranks of a folded set; none where it is damaged."""
     try:

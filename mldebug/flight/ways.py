@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from mldebug.model import Noun
 
 PIPE, OLD_SIZE, SIZE = (
@@ -31,6 +33,7 @@ NAMES = frozenset(
 """All that is read of a rank's environment."""
 
 Version = tuple[int, int]
+_FILES_OF = ((2, 7), (2, 10), (2, 13))  # versions that have other files than those before
 
 
 class Kind(StrEnum):
@@ -47,6 +50,7 @@ class Means(Noun, frozen=True, kw_only=True):
 
     rank: int
     torch: Version | None = None
+    nccl: bool = False  # a library of NCCL is mapped
     backends: frozenset[str] = frozenset()
     environ: dict[str, str] = {}  # of `NAMES` only
     hooked: bool = False
@@ -112,6 +116,14 @@ def _default_prefixes(environ: Mapping[str, str], torch: Version) -> Iterator[st
         yield f"{environ.get('HOME') or '/tmp'}/.cache/torch/comm_lib_trace_rank_"  # noqa: S108
 
 
+def possible_dumps(means: Means) -> tuple[str, ...]:
+    """Where it may dump to: wherever any version would, while its own is not known."""
+    if means.torch is not None:
+        return plan(means).dumps
+    guesses = (msgspec.structs.replace(means, torch=version) for version in _FILES_OF)
+    return tuple(dict.fromkeys(path for one in guesses for path in dump_files(one)))
+
+
 def is_nccl2(means: Means) -> bool:
     """Is NCCL here the backend that began in 2.14 and is the usual one since 2.15?"""
     if means.backends & {"nccl", "nccl2"}:
@@ -119,6 +131,13 @@ def is_nccl2(means: Means) -> bool:
     chosen = means.environ.get(USE_NCCL2)
     torch = means.torch or (0, 0)
     return torch >= (2, 14) and (_true(chosen) if chosen else torch >= (2, 15))
+
+
+def expected(means: Means) -> bool:
+    """Could a Flight Recorder have been had of it? Not of gloo alone, nor where no process group was ever made."""
+    if means.servers or means.hooked:
+        return True
+    return bool(means.backends & {"nccl", "nccl2"}) or (not means.backends and means.nccl)
 
 
 def _gloo_alone(means: Means) -> bool:

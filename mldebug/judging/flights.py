@@ -23,6 +23,7 @@ from mldebug.flight.votes import (
     waits,
     waits_elsewhere,
 )
+from mldebug.flight.ways import Kind
 from mldebug.folding import shorten_ranks
 from mldebug.judging.case import Case, blame, ranks_text, show_source
 from mldebug.model import (
@@ -37,6 +38,7 @@ from mldebug.model import (
 
 UNRECORDED = frozenset(("point_to_point", "init", "store", "destroy"))
 """Classes of waits for others that are in no recorder, or not on every backend."""
+FROM_FILES = frozenset((Kind.DUMP, Kind.FIFO))
 RECORDED = frozenset(("collective", "backward_wait", "device_sync"))
 MAX_LINES = 4
 SOURCE = "Flight Recorder"
@@ -157,10 +159,11 @@ class Flights:
 
     def _confidence(self, hang: Hang, odd: tuple[ClassifiedRank, ...]) -> Confidence:
         """Sequence numbers of all members are direct evidence, if the ranks were watched and did not move, and each of
-        them waits in a recorded call by its stack, too."""
+        them waits in a recorded call by its stack, too. Not those in a file: another job may write one of its name."""
         watched = all(one.capture and one.capture.process.movement for one in odd)
         members = self._case.complete and hang.complete
-        proved = watched and members and all(map(self._agrees, self._case.ranks))
+        filed = any(self._case.flights[rank].way in FROM_FILES for rank in hang.view.by_rank)
+        proved = watched and members and not filed and all(map(self._agrees, self._case.ranks))
         return Confidence.HIGH if proved else Confidence.MEDIUM
 
     def _summary(self, found: tuple[Odd, ...]) -> str:

@@ -40,6 +40,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeFacts = NodeFacts()
     said: NcclSaid = NcclSaid()
 
+    @property
+    def on_cpus(self) -> bool:
+        """Is this PyTorch known, and nothing of a GPU with it: no NCCL, none for ROCm, no CUDA in its name?"""
+        if self.torch is None or self.nccl is not None or self.rocm:
+            return False
+        return not self.torch.local.startswith("cu")
+
     def version(self, of: str) -> Version | None:
         """Of `torch` or `nccl`."""
         return self.torch if of == "torch" else self.nccl

@@ -88,7 +88,8 @@ def _alike(
     groups: dict[tuple[Software, tuple[tuple[str, str], ...]], list[int]] = {}
     for one in ran:
         groups.setdefault((one.software, tuple(sorted(one.settings.items()))), []).append(one.rank)
-    here = len(job.ranks) + len(job.lost)
+    sizes = [rank.local_world_size for rank in job.ranks if rank.local_world_size]
+    here = max(sizes, default=len(job.ranks) + len(job.lost))  # some may not be seen, or not yet
     for (software, given), ranks in groups.items():
         facts = Facts(
             torch=parse_version(software.torch),

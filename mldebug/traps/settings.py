@@ -107,12 +107,12 @@ RULES = (
     ),
     Rule(
         name="flight_recorder_off",
-        when="set to 0",
+        when="set to 0, and not a PyTorch without NCCL",
         wrong="collectives are not recorded: after a hang nobody can tell which rank left one out",
         todo=f"unset {BUFFER[0]}, or set it to 2000",
         source=TORCH_SETTINGS,
         reads=BUFFER,
-        seen=lambda facts: facts.is_off(*BUFFER),
+        seen=lambda facts: "" if facts.on_cpus else facts.is_off(*BUFFER),
     ),
     Rule(
         name="blocking_wait",

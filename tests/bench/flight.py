@@ -4,7 +4,6 @@ Two sizes of recorder: 100 calls, and the 2,000 that PyTorch 2.11 and newer keep
 """
 
 import os
-import pickle
 import statistics
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.table import Row, show
-from dumps import late
+from dumps import as_torch, late
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "3"))
 RANKS = 512
@@ -35,7 +34,7 @@ def rows() -> Iterator[Row]:
     for count in (100, 2000):
         with tempfile.TemporaryDirectory() as place:
             made = late(300, world=RANKS, count=count)
-            one, behind = (pickle.dumps(made[rank], 2) for rank in (0, 300))
+            one, behind = (as_torch(made[rank]) for rank in (0, 300))
             for rank in range(RANKS):
                 (Path(place) / f"trace_{rank}").write_bytes(behind if rank == 300 else one)
             median = statistics.median(taken(Path(place)) for _ in range(ROUNDS))

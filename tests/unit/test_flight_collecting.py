@@ -1,43 +1,69 @@
 """Every way to a Flight Recorder in one capture: who is asked by which, what is told of it, and what is left alone."""
 
 import os
-import pickle
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from builders import WAITER, capture, process, still
+from builders import WAITER, capture, moving, process, still
+from flights import job, waits_in
 from hung import state, wait_until
+from mldebug.config import Config
 from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending, RankExit
 from mldebug.endings.judge import judge_ending
-from mldebug.model import Gap, NodeCapture, RankCapture, Said
+from mldebug.model import Gap, NodeCapture, RankCapture, Said, ThreadState
+from mldebug_agents.discovery.installed import Installed
 from mldebug_agents.flights.collecting import Collector
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
+from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.spawn import Spawner
-from monitored import RECORDED, Monitored, monitored
+from mldebug_agents.workbench import Workbench
+from monitored import Monitored, discovered, monitored, recording
 
 WAITS = process(*WAITER, move=still())
-SLEEPS = process("sleep (data.py:7)", "<module> (train.py:50)", wchan="hrtimer_nanosleep")
+SLEEPS = process(
+    "sleep (data.py:7)", "<module> (train.py:50)", wchan="hrtimer_nanosleep", move=still()
+)
+GOES_ON = process(*WAITER, move=moving())
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Spawner() as spawner, Reader(spawner) as reader:
-        yield Collector(Host(), reader)
+        yield Collector(Host(), reader, Installed(Host(), reader))
 
 
 def taken(*ranks: RankCapture) -> NodeCapture:
     return msgspec.structs.replace(capture(*ranks, world=2), taken_at=time.time())
 
 
-def add(collector: Collector, *ranks: RankCapture, left: float = 30.0) -> NodeCapture:
-    return collector.add(taken(*ranks), lambda: left)
+def add(
+    collector: Collector, *ranks: RankCapture, left: float = 30.0, stalled: bool = True
+) -> NodeCapture:
+    return collector.add(taken(*ranks), lambda: left, stalled=stalled)
+
+
+@contextmanager
+def met(collector: Collector, folder: Path, number: int = 0, **kw: str) -> Iterator[Monitored]:
+    """A stand-in that discovery has found, and its PyTorch read."""
+    with monitored(folder, number, **kw) as one:
+        living.append(one)
+        collector._installed.of(f"{one.pid}", one.pid, one.program.libraries)
+        collector.meet(discovered(*living))
+        try:
+            yield one
+        finally:
+            living.remove(one)
+
+
+living: list[Monitored] = []
 
 
 def told(found: NodeCapture) -> dict[int, str]:
@@ -55,7 +81,7 @@ RUN = "start the job with `mldebug run -- …`: its ranks then tell their Flight
 def test_all_wait_alike_and_the_fifo_tells_who_called_what(
     collector: Collector, tmp_path: Path
 ) -> None:
-    with monitored(tmp_path, 0) as first, monitored(tmp_path, 1) as second:
+    with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
         found = add(collector, first.captured(WAITS), second.captured(WAITS))
         assert told(found) == {0: "debug FIFO", 1: "debug FIFO"}
         assert reasons(found) == [("ranks 0-1: told by the debug FIFO", RUN)]
@@ -64,20 +90,59 @@ def test_all_wait_alike_and_the_fifo_tells_who_called_what(
         assert [first.end(), second.end()] == [["dump 1 for 1 bytes"]] * 2
 
 
-def test_who_waits_as_another_does_is_spared(collector: Collector, tmp_path: Path) -> None:
-    """The dump may hold a rank up, so one that lags and one that waits are enough."""
-    with monitored(tmp_path, 0) as first, monitored(tmp_path, 1) as second:
+def test_who_waits_as_another_does_is_spared_and_who_works_too(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """The dump may hold a rank up, and stacks tell who lags: one that waits is enough."""
+    with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
         third = msgspec.structs.replace(first.identity, rank=2)
         again = msgspec.structs.replace(first.captured(WAITS), identity=third)
         found = add(collector, first.captured(WAITS), second.captured(SLEEPS), again)
-        assert told(found) == {0: "debug FIFO", 1: "debug FIFO"}
-        spared = "rank 2: not asked by the debug FIFO, whose dump may hold a rank up for a minute: it waits as rank 0 does"
-        assert (spared, "") in reasons(found)
-        assert first.end() == ["dump 1 for 1 bytes"]
+        assert told(found) == {0: "debug FIFO"}
+        price = "not asked by the debug FIFO, whose dump may hold a rank up for a minute: "
+        assert (f"rank 2: {price}it waits as rank 0 does", "") in reasons(found)
+        assert (f"rank 1: {price}it does not wait", "") in reasons(found)
+        assert [first.end(), second.end()] == [["dump 1 for 1 bytes"], []]
+
+
+WHY_NOT = {
+    "which the agent has seen stand still": (WAITS, False),  # a dump by hand: the job may be well
+    "a rank of the job moved": (GOES_ON, True),
+    "was looked at only once": (process(*WAITER), True),
+}
+
+
+@pytest.mark.parametrize("why", WHY_NOT)
+def test_a_fifo_is_left_alone_where_nobody_knows_that_the_job_stands_still(
+    collector: Collector, tmp_path: Path, why: str
+) -> None:
+    what, stalled = WHY_NOT[why]
+    with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
+        found = add(collector, first.captured(WAITS), second.captured(what), stalled=stalled)
+        assert told(found) == {}
+        ((reason, _),) = reasons(found)
+        assert reason.startswith("ranks 0-1: not asked by the debug FIFO")
+        assert why in reason
+        assert [first.end(), second.end()] == [[], []]
+
+
+@pytest.mark.parametrize("state", ["D", "t"])
+def test_a_rank_with_a_thread_in_the_kernel_or_stopped_is_not_asked(
+    collector: Collector, tmp_path: Path, state: str
+) -> None:
+    with met(collector, tmp_path) as one:
+        rank = one.captured(WAITS)
+        assert rank.process.state is not None
+        thread = ThreadState(tid=1, name="cuda", state=state)
+        held = msgspec.structs.replace(rank.process.state, threads=(thread,))
+        process = msgspec.structs.replace(rank.process, state=held)
+        found = add(collector, msgspec.structs.replace(rank, process=process))
+        assert "one of its threads is stopped, or in the kernel" in str(reasons(found))
+        assert one.end() == []
 
 
 def test_a_fresh_dump_of_the_timeout_spares_the_fifo(collector: Collector, tmp_path: Path) -> None:
-    with monitored(tmp_path) as one:
+    with met(collector, tmp_path) as one:
         write(one)
         found = add(collector, one.captured(WAITS))
         assert told(found) == {0: "dump file"}
@@ -86,8 +151,8 @@ def test_a_fresh_dump_of_the_timeout_spares_the_fifo(collector: Collector, tmp_p
 
 def write(one: Monitored, age: float = 0.0) -> None:
     """Its dump, as PyTorch leaves it at a timeout."""
-    recorded = RECORDED / "hang-desync" / f"flight-recorder-rank{one.identity.rank}.pickle"
-    one.dump.write_bytes(recorded.read_bytes())
+    one.dump.write_bytes(recording(one.identity.rank, late=True))
+    wait_until(lambda: one.dump.stat().st_mtime + 60 > time.time())
     if age:
         os.utime(one.dump, (time.time() - age,) * 2)
 
@@ -95,24 +160,79 @@ def write(one: Monitored, age: float = 0.0) -> None:
 def test_the_dump_of_an_earlier_question_is_not_taken_for_one_of_now(
     collector: Collector, tmp_path: Path
 ) -> None:
-    """Minutes ago somebody else asked; the rank has gone on since, and what it says now counts."""
-    with monitored(tmp_path) as one:
-        call = {
-            "process_group": ("0", "default_pg"), "pg_id": 0, "record_id": 1, "collective_seq_id": 7,
-            "profiling_name": "nccl:all_reduce", "state": "started", "time_created_ns": time.time_ns(),
-            "timeout_ms": 600_000,
-        }  # fmt: skip
-        config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-        one.dump.write_bytes(pickle.dumps({"entries": [call], "pg_config": config}, 2))
+    """Somebody else asked a moment ago; the rank has gone on since, and what it says now counts."""
+    with met(collector, tmp_path) as one:
+        one.dump.write_bytes(recording(0))
         found = add(collector, one.captured(WAITS))
         assert told(found) == {0: "debug FIFO"}
-        flight = found.ranks[0].flight
-        assert flight is not None
-        assert flight.groups[0].enqueued == 28807
+    with met(collector, tmp_path / "other", TORCH_NCCL_DEBUG_INFO_PIPE_FILE="") as one:
+        one.dump.write_bytes(recording(0))
+        found = add(collector, one.captured(WAITS))
+        assert told(found) == {}
+        assert "none of a timeout: no call in it had taken too long" in str(reasons(found))
+
+
+def test_what_a_file_tells_is_never_sure(collector: Collector, tmp_path: Path) -> None:
+    """A job on another node with the same home may have written it: one rank is named, and not at high."""
+    ranks = range(3)
+    with ExitStack() as stack:
+        ones = [
+            stack.enter_context(met(collector, tmp_path, n, recorded="hang-sleep")) for n in (0, 1)
+        ]
+        write(ones[0])
+        rank = ones[0].captured(WAITS)
+        record = add(collector, rank).ranks[0].flight
+    assert record is not None
+    for way, confidence in (
+        ("", "high"),
+        ("worker server", "high"),
+        ("dump file", "medium"),
+        ("debug FIFO", "medium"),
+    ):
+        theirs, its = (waits_in("all_reduce", n, ranks=tuple(ranks)) for n in (6, 5))
+        job_ = job({n: (its,) if n == 2 else (theirs,) for n in ranks}, world=3)
+        by_way = tuple(
+            msgspec.structs.replace(one, flight=msgspec.structs.replace(one.flight, way=way))
+            for one in job_.ranks
+            if one.flight is not None
+        )
+        found = diagnose([msgspec.structs.replace(job_, ranks=by_way)]).diagnosis
+        assert ([one.rank for one in found.culprits], found.confidence) == ([2], confidence)
+
+
+def test_a_file_that_two_living_jobs_write_is_refused_and_named(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """Two jobs of one user with the default names: who was last nobody can tell."""
+    with met(collector, tmp_path / "mine") as mine:
+        prefix = {"TORCH_FR_DUMP_TEMP_FILE": str(mine.dump)[:-1]}
+        with met(collector, tmp_path / "theirs", **prefix) as theirs:
+            write(mine)
+            found = add(collector, mine.captured(WAITS))
+            assert told(found) == {}
+            (gap,) = [gap for gap in found.gaps if "file" in gap.reason]
+            assert gap.reason.startswith(
+                f"rank 0: its dump file is not believed: rank 0 of theirs (pid {theirs.pid}) may have written it, too; "
+                "give each job a TORCH_FR_DUMP_TEMP_FILE of its own"
+            )
+            assert [mine.end(), theirs.end()] == [
+                [],
+                [],
+            ]  # nor was either FIFO asked: the answer would lie there
+
+
+def test_one_file_under_two_names_is_one_file(collector: Collector, tmp_path: Path) -> None:
+    """As in two containers that mount one home."""
+    with met(collector, tmp_path / "mine") as mine, met(collector, tmp_path / "theirs") as theirs:
+        write(mine)
+        theirs.dump.hardlink_to(mine.dump)
+        found = add(collector, mine.captured(WAITS))
+        assert "may have written it, too" in str(reasons(found))
+        assert "dump file" not in told(found).values()
 
 
 def test_an_old_dump_of_a_rank_that_lives_is_not_used(collector: Collector, tmp_path: Path) -> None:
-    with monitored(tmp_path, how="leaves") as one:
+    with met(collector, tmp_path, how="leaves") as one:
         write(one, age=1000)
         long_ago = msgspec.structs.replace(one.identity, started_at=0.0)
         rank = msgspec.structs.replace(one.captured(WAITS), identity=long_ago)
@@ -127,7 +247,7 @@ def test_an_old_dump_of_a_rank_that_lives_is_not_used(collector: Collector, tmp_
 def test_a_rank_that_the_hook_has_told_of_is_left_alone(
     collector: Collector, tmp_path: Path
 ) -> None:
-    with monitored(tmp_path) as one:
+    with met(collector, tmp_path) as one:
         write(one)
         mine = add(collector, one.captured(WAITS)).ranks[0].flight
         assert mine is not None
@@ -137,18 +257,21 @@ def test_a_rank_that_the_hook_has_told_of_is_left_alone(
         assert collector.add(before, lambda: 30.0) == before
 
 
-def test_a_hook_that_did_not_answer_leaves_the_other_ways(
+def test_a_hook_that_did_not_answer_leaves_the_ways_that_cost_nothing(
     collector: Collector, tmp_path: Path
 ) -> None:
-    with monitored(tmp_path) as one:
+    with met(collector, tmp_path) as one:
         rank = msgspec.structs.replace(one.captured(WAITS), said=Said())
         found = add(collector, rank)
-        assert told(found) == {0: "debug FIFO"}
-        assert found.gaps == ()  # no setting gives a better way than the hook
+        assert (told(found), found.gaps) == (
+            {},
+            (),
+        )  # its hook says why; what it has refused its FIFO is not asked for
+        assert one.end() == []
 
 
 def test_a_stopped_rank_is_not_asked(collector: Collector, tmp_path: Path) -> None:
-    with monitored(tmp_path) as one:
+    with met(collector, tmp_path) as one:
         os.kill(one.pid, signal.SIGSTOP)
         wait_until(lambda: state(one.pid) == "T")
         found = add(collector, one.captured(WAITS))
@@ -161,7 +284,7 @@ def test_a_stopped_rank_is_not_asked(collector: Collector, tmp_path: Path) -> No
 
 
 def test_a_job_without_any_way_hears_what_to_set(collector: Collector, tmp_path: Path) -> None:
-    with monitored(tmp_path, version="2.9.1", TORCH_NCCL_DEBUG_INFO_PIPE_FILE="") as one:
+    with met(collector, tmp_path, version="2.9.1", TORCH_NCCL_DEBUG_INFO_PIPE_FILE="") as one:
         found = add(collector, one.captured(WAITS))
         assert found.gaps == (
             Gap(
@@ -175,13 +298,25 @@ def test_a_job_without_any_way_hears_what_to_set(collector: Collector, tmp_path:
 
 
 def test_a_process_without_pytorch_adds_nothing(collector: Collector, tmp_path: Path) -> None:
-    with monitored(tmp_path, version="of my own") as one:
+    with met(collector, tmp_path, version="of my own") as one:
         before = taken(one.captured(WAITS))
         assert collector.add(before, lambda: 30.0) == before
 
 
+def test_of_gloo_alone_nothing_is_missed(collector: Collector, tmp_path: Path) -> None:
+    """A job on CPUs has no Flight Recorder that PyTorch could dump; that is no gap of a report."""
+    with met(collector, tmp_path, TORCH_NCCL_DEBUG_INFO_PIPE_FILE="") as one:
+        rank = one.captured(WAITS)
+        assert rank.process.state is not None
+        thread = ThreadState(tid=1, name="pt_gloo_runloop", state="S")
+        threads = msgspec.structs.replace(rank.process.state, threads=(thread,))
+        process = msgspec.structs.replace(rank.process, state=threads)
+        assert add(collector, msgspec.structs.replace(rank, process=process)).gaps == ()
+        assert len(add(collector, rank).gaps) == 1
+
+
 def test_without_time_nobody_is_asked(collector: Collector, tmp_path: Path) -> None:
-    with monitored(tmp_path) as one:
+    with met(collector, tmp_path) as one:
         started = time.monotonic()
         found = add(collector, one.captured(WAITS), left=1.0)
         assert told(found) == {}
@@ -189,18 +324,35 @@ def test_without_time_nobody_is_asked(collector: Collector, tmp_path: Path) -> N
         assert one.end() == []
 
 
+def test_an_error_of_our_own_costs_the_flight_recorder_and_not_the_capture(tmp_path: Path) -> None:
+    def fails(*_: object, **__: object) -> NodeCapture:
+        raise KeyError("a defect")
+
+    with Workbench(Config()) as bench, monitored(tmp_path) as one:
+        capturer = bench.capturer(0.0)
+        capturer.more_flights = fails
+        found = capturer.capture(one.job, {})
+    assert [rank.identity for rank in found.ranks] == [one.identity]
+    (gap,) = [gap for gap in found.gaps if gap.what == "Flight Recorder"]
+    assert (gap.reason, gap.way_out) == ("KeyError: 'a defect'", "report it as a defect of mldebug")
+
+
 # --- ranks that have ended -----------------------------------------------------------------------
 
 
 def test_what_killed_ranks_have_dumped_is_evidence(collector: Collector, tmp_path: Path) -> None:
     """The watchdog ends a rank after its dump: all that is left of it then is that file."""
-    with monitored(tmp_path, 0, recorded="hang-sleep") as first, monitored(tmp_path, 1) as second:
+    with (
+        met(collector, tmp_path, 0, recorded="hang-sleep") as first,
+        met(collector, tmp_path, 1) as second,
+    ):
         ranks = (first.identity, second.identity)
-        collector.meet(ranks)
+        add(collector, first.captured(WAITS))  # their PyTorch is read while they live
+        collector.meet(discovered(first, second))
         for one in (first, second):
-            recorded = RECORDED / "hang-sleep" / f"flight-recorder-rank{one.identity.rank}.pickle"
-            one.dump.write_bytes(recorded.read_bytes())
+            one.dump.write_bytes(recording(one.identity.rank, "hang-sleep", late=True))
             one.end()
+        collector.meet(Discovery())
         found = collector.left_behind(ranks)
         assert sorted(found) == [0, 1]
         exits = tuple(RankExit(rank=one.rank, pid=one.pid, status=6) for one in ranks)
@@ -211,6 +363,15 @@ def test_what_killed_ranks_have_dumped_is_evidence(collector: Collector, tmp_pat
             "Flight Recorder, dumped before the end: rank 0 waited in all_reduce 56812 of group 0, "
             "which rank 1 had not called"
         ) in outcome.finding.evidence
+
+
+def test_dumps_that_somebody_asked_for_are_not_what_ended_it(
+    collector: Collector, tmp_path: Path
+) -> None:
+    with met(collector, tmp_path) as one:
+        one.dump.write_bytes(recording(0))
+        one.end()
+        assert collector.left_behind([one.identity]) == {}
 
 
 def test_ranks_that_nobody_met_leave_nothing(collector: Collector, tmp_path: Path) -> None:

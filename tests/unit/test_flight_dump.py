@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import as_json, calls, dump, made, transfer
-from mldebug.flight.dump import KEEP, MAX_BYTES, parse_dump
+from mldebug.flight.dump import KEEP, MAX_BYTES, living, parse_dump
 from mldebug.flight.plain import CUT, MAX_TUPLES, load_plain
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
@@ -87,6 +87,20 @@ def test_an_idle_process_has_no_entries() -> None:
     idle = dump([]) | {"pg_config": {}}
     del idle["entries"]
     assert parse_dump(pickle.dumps(idle, 2)).groups == ()
+
+
+def test_the_members_of_a_living_job_s_groups_are_few_enough_to_be_unfolded() -> None:
+    """The agent's own thread unfolds them when it judges: many large groups that all differ would hold it up."""
+    wide = pickle.dumps(dump(calls(3), {str(n): range(n, 4000) for n in range(40)}), 2)
+    assert parse_dump(wide).groups
+    with pytest.raises(ValueError, match="too many members"):
+        parse_dump(wide, living(4000))
+    usual = {
+        "0": range(4000),
+        "1": range(4000),
+        **{f"tp{n}": range(8 * n, 8 * n + 8) for n in range(9)},
+    }
+    assert parse_dump(pickle.dumps(dump(calls(3), usual), 2), living(4000)).groups
 
 
 # --- what is refused -------------------------------------------------------------------------------

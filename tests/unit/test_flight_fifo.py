@@ -1,28 +1,36 @@
 """The debug FIFO: real FIFOs and a process that reads them as PyTorch does. It is asked once, and never harmed."""
 
 import os
+import pickle
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from hung import state, wait_until
-from mldebug.flight.dump import MAX_DUMP
-from mldebug_agents.flights.fifo import OPEN, Asked, Fifo, seconds, whom
-from mldebug_agents.flights.files import Found, read_dump
+from mldebug.flight.dump import MAX_DUMP, MAX_LIVING
+from mldebug.flight.entries import MAX_CALLS
+from mldebug.model import RankIdentity
+from mldebug_agents.answers import Piece, Unreadable
+from mldebug_agents.fakereader import FakeReader
+from mldebug_agents.flights.fifo import OPEN, TRIES, Asked, Fifo, seconds, whom
+from mldebug_agents.flights.files import Careful, Found, read_dump
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
-from monitored import RECORDED, Monitored, monitored
+from monitored import RECORDED, Monitored, monitored, recording
 
-DUMP = (RECORDED / "hang-desync" / "flight-recorder-rank0.pickle").read_bytes()
+OLD = (RECORDED / "hang-desync" / "flight-recorder-rank0.pickle").read_bytes()
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
+def reader() -> Iterator[Careful]:
     with Spawner() as spawner, Reader(spawner) as it:
-        yield it
+        yield Careful(it)
 
 
 def asked(one: Monitored, fifo: Path | None = None) -> Asked:
@@ -30,8 +38,8 @@ def asked(one: Monitored, fifo: Path | None = None) -> Asked:
     return Asked(one.identity, f"{root}{fifo or one.fifo}", (f"{root}{one.dump}",))
 
 
-def ask(reader: Reader, one: Monitored, timeout: float = 10.0, **kw: Path) -> Found | str:
-    return Fifo(reader).ask([asked(one, **kw)], timeout)[one.identity.rank]
+def ask(reader: Careful, one: Monitored, timeout: float = 10.0, **kw: Path) -> Found | str:
+    return Fifo().ask(reader, [asked(one, **kw)], timeout)[one.identity.rank]
 
 
 def signals(pid: int) -> tuple[str, int]:
@@ -44,7 +52,7 @@ def signals(pid: int) -> tuple[str, int]:
 # --- it answers ----------------------------------------------------------------------------------
 
 
-def test_one_byte_one_dump_and_the_process_is_as_before(reader: Reader, tmp_path: Path) -> None:
+def test_one_byte_one_dump_and_the_process_is_as_before(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         wait_until(lambda: state(one.pid) == "S")
         before = signals(one.pid)
@@ -57,17 +65,17 @@ def test_one_byte_one_dump_and_the_process_is_as_before(reader: Reader, tmp_path
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
-def test_the_dump_of_an_earlier_question_is_no_answer(reader: Reader, tmp_path: Path) -> None:
+def test_the_dump_of_an_earlier_question_is_no_answer(reader: Careful, tmp_path: Path) -> None:
     """It lies there complete; only what is written after the question counts."""
     with monitored(tmp_path, how="mute") as one:
-        one.dump.write_bytes(DUMP)
+        one.dump.write_bytes(recording(0))
         assert ask(reader, one, 1.0) == "no dump by its debug FIFO in 1 s"
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
-def test_several_ranks_are_asked_at_once(reader: Reader, tmp_path: Path) -> None:
+def test_several_ranks_are_asked_at_once(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path, 0) as first, monitored(tmp_path, 1) as second:
-        found = Fifo(reader).ask([asked(first), asked(second)], 10.0)
+        found = Fifo().ask(reader, [asked(first), asked(second)], 10.0)
         ops = [
             one.record.groups[0].calls[-1].op
             for _, one in sorted(found.items())
@@ -79,18 +87,36 @@ def test_several_ranks_are_asked_at_once(reader: Reader, tmp_path: Path) -> None
 # --- it does not ---------------------------------------------------------------------------------
 
 
-def test_nobody_is_asked_again_before_the_answer_is_whole(reader: Reader, tmp_path: Path) -> None:
+def test_nobody_is_asked_again_before_the_answer_is_whole(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path, how="never") as one:
-        fifo = Fifo(reader)
+        fifo = Fifo()
         late = {0: "no dump by its debug FIFO in 1 s (it is not complete)"}
-        assert fifo.ask([asked(one)], 1.0) == late
-        assert fifo.ask([asked(one)], 1.0) == {0: OPEN}
-        one.dump.write_bytes(DUMP)  # it comes at last
-        assert fifo.ask([asked(one)], 1.0) == late
+        assert fifo.ask(reader, [asked(one)], 1.0) == late
+        assert fifo.ask(reader, [asked(one)], 1.0) == {0: OPEN}
+        one.dump.write_bytes(recording(0))  # it comes at last
+        assert fifo.ask(reader, [asked(one)], 1.0) == late
         assert one.end() == ["dump 1 for 1 bytes", "dump 2 for 1 bytes"]
 
 
-def test_a_dump_that_never_ends_is_bounded(reader: Reader, tmp_path: Path) -> None:
+def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
+    """The agent captures several jobs at a time, and one job twice where an order was late: each in a thread of its own."""
+    together = threading.Barrier(2)
+
+    class Meets(Careful):
+        def poke(self, path: str, uid: int) -> Unreadable | None:
+            with suppress(threading.BrokenBarrierError):
+                together.wait(1.0)
+            return super().poke(path, uid)
+
+    with Spawner() as spawner, Reader(spawner) as plain, monitored(tmp_path, how="mute") as one:
+        fifo, reader = Fifo(), Meets(plain)
+        with ThreadPoolExecutor(2) as pool:
+            told = list(pool.map(lambda _: fifo.ask(reader, [asked(one)], 3.0)[0], range(2)))
+        assert sorted(map(str, told)) == [OPEN, "no dump by its debug FIFO in 3 s"]
+        assert one.end() == ["dump 1 for 1 bytes"]
+
+
+def test_a_dump_that_never_ends_is_bounded(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path, how="grows") as one:
         started = time.monotonic()
         assert "no dump by its debug FIFO in 1 s" in str(ask(reader, one, 1.0))
@@ -100,7 +126,7 @@ def test_a_dump_that_never_ends_is_bounded(reader: Reader, tmp_path: Path) -> No
         assert one.process.poll() is None
 
 
-def test_nobody_reads_it(reader: Reader, tmp_path: Path) -> None:
+def test_nobody_reads_it(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path, how="leaves") as one:
         started = time.monotonic()
         assert ask(reader, one) == "nobody reads its debug FIFO"
@@ -120,7 +146,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_it_is_left_alone_because(reader: Reader, tmp_path: Path, why: str) -> None:
+def test_it_is_left_alone_because(reader: Careful, tmp_path: Path, why: str) -> None:
     with monitored(tmp_path) as one:
         path = tmp_path / "other"
         BAD[why](path)
@@ -128,20 +154,20 @@ def test_it_is_left_alone_because(reader: Reader, tmp_path: Path, why: str) -> N
         assert one.end() == []
 
 
-def test_a_device_is_left_alone(reader: Reader, tmp_path: Path) -> None:
+def test_a_device_is_left_alone(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         assert "not a FIFO" in str(ask(reader, one, fifo=Path("/dev/null")))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives a file away")
-def test_the_fifo_of_another_user_is_left_alone(reader: Reader, tmp_path: Path) -> None:
+def test_the_fifo_of_another_user_is_left_alone(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
         os.chown(one.fifo, 12345, 12345)
         assert "not of the rank's user" in str(ask(reader, one))
         assert one.end() == []
 
 
-def test_a_fifo_that_nobody_empties_takes_no_more(reader: Reader, tmp_path: Path) -> None:
+def test_a_fifo_that_nobody_empties_takes_no_more(reader: Careful, tmp_path: Path) -> None:
     """A monitor that hangs keeps its end open: the pipe fills, and writing must not wait."""
     path = tmp_path / "full"
     os.mkfifo(path)
@@ -173,18 +199,18 @@ def make_sparse(path: Path) -> None:
 
 
 def make_old(path: Path) -> None:
-    path.write_bytes(DUMP)
+    path.write_bytes(recording(0))
     os.utime(path, (1.0, 1.0))
 
 
 def open_to_all(path: Path) -> None:
-    path.write_bytes(DUMP)
+    path.write_bytes(recording(0))
     path.chmod(0o666)
 
 
 FILES = {
     "": lambda path: None,
-    "it is not complete": lambda path: path.write_bytes(DUMP[:-1]),
+    "it is not complete": lambda path: path.write_bytes(recording(0)[:-1]),
     "is not complete": lambda path: path.write_bytes(b""),
     "it is not believed: it is neither a pickle nor JSON": lambda path: path.write_bytes(
         b"no pickle."
@@ -200,7 +226,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("why", FILES)
-def test_a_file_is_no_dump_because(reader: Reader, tmp_path: Path, why: str) -> None:
+def test_a_file_is_no_dump_because(reader: Careful, tmp_path: Path, why: str) -> None:
     with monitored(tmp_path) as one:
         FILES[why](one.dump)
         told = read_dump(reader, str(one.dump), one.identity)
@@ -210,24 +236,93 @@ def test_a_file_is_no_dump_because(reader: Reader, tmp_path: Path, why: str) -> 
     assert not Path("/tmp/mldebug-was-here").exists()
 
 
-def test_a_dump_of_a_larger_job_is_not_this_rank_s(reader: Reader, tmp_path: Path) -> None:
+def test_a_dump_of_a_larger_job_is_not_this_rank_s(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path) as one:
-        one.dump.write_bytes(DUMP.replace(b"[0, 1]", b"[0, 9]"))
+        one.dump.write_bytes(recording(0).replace(b"[0, 1]", b"[0, 9]"))
         told = read_dump(reader, str(one.dump), one.identity)
-        assert told == "it is of a job with more than 2 ranks"
+        assert told == "it is not believed: it is of a job with more than 2 ranks"
+
+
+def test_a_dump_of_another_run_is_not_this_rank_s(reader: Careful, tmp_path: Path) -> None:
+    """Written just now, by a job on another node with the same home, or copied there: no call in it is of this run."""
+    with monitored(tmp_path) as one:
+        one.dump.write_bytes(OLD)
+        told = read_dump(reader, str(one.dump), one.identity)
+        assert told == "it is of another run: nothing in it was called since the rank began"
+
+
+def test_a_dump_of_a_job_that_lives_is_small_in_every_way(reader: Careful, tmp_path: Path) -> None:
+    """It stays in the agent's memory and goes to its disk: as many calls as the hook tells, and not too many values."""
+    with monitored(tmp_path) as one:
+        one.dump.write_bytes(recording(0))
+        found = read_dump(reader, str(one.dump), one.identity)
+        assert isinstance(found, Found)
+        assert [len(group.calls) for group in found.record.groups] == [
+            MAX_CALLS // 2
+        ]  # none is pending but the last
+        one.dump.write_bytes(
+            pickle.dumps({"entries": [[]] * 3 + [[] for _ in range(MAX_LIVING)]}, 2)
+        )
+        assert f"more than {MAX_LIVING:,} values" in str(
+            read_dump(reader, str(one.dump), one.identity)
+        )
+
+
+class Counting(Careful):
+    """Counts how often a file was read whole."""
+
+    whole = 0
+
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+        self.whole += max_bytes > 1
+        return super().read_from(path, offset, max_bytes=max_bytes)
+
+
+def test_a_file_that_is_wrong_is_read_twice_at_most(tmp_path: Path) -> None:
+    """What answers is whole and no dump, over and over: reading it again and again helps nobody."""
+    with Spawner() as spawner, Reader(spawner) as plain, monitored(tmp_path, how="mute") as one:
+        reader, turns = Counting(plain), 0
+
+        def writes(_: float) -> None:
+            nonlocal turns
+            turns += 1
+            if turns % 2:  # and stays so for one look
+                one.dump.write_bytes(b"\x80\x02" + b"N" * turns + b".")
+
+        told = Fifo(sleep=writes).ask(reader, [asked(one)], 15.0)
+        assert "it is not believed" in str(told[0])
+        assert (reader.whole, turns) == (TRIES, 2 * TRIES)
+
+
+def test_after_one_path_that_does_not_answer_no_other_is_tried() -> None:
+    """A hung home costs a capture two seconds, and not two for each rank."""
+
+    class Hangs(FakeReader):
+        asked = 0
+
+        def _ask(self, operation, paths, **more):  # type: ignore[no-untyped-def]
+            self.asked += len(paths)
+            return super()._ask(operation, paths, **more)
+
+    hung = {f"/proc/{pid}/root/home/t_0": Unreadable("timed out", stuck=True) for pid in (7, 8)}
+    reader = Hangs(hung)
+    careful = Careful(reader)
+    told = [read_dump(careful, path, RankIdentity(rank=0, world_size=1, pid=7)) for path in hung]
+    assert told == ["timed out", "not read: a path of this job did not answer just before"]
+    assert reader.asked == 1
 
 
 # --- whom, and for how long ----------------------------------------------------------------------
 
 
-def test_who_lags_is_asked_and_one_of_the_others() -> None:
-    assert whom((3,), (0, 1, 2)) == (3, 0)
-    assert whom((), (0, 1, 2)) == (0, 1, 2)
-    assert whom((), tuple(range(100))) == tuple(range(8))
-    assert whom(tuple(range(100)), ()) == tuple(range(8))
+def test_one_waiter_is_asked_where_stacks_tell_who_lags() -> None:
+    assert whom(True, (0, 1, 2)) == (0,)
+    assert whom(False, (0, 1, 2)) == (0, 1, 2)
+    assert whom(False, tuple(range(100))) == tuple(range(8))
+    assert whom(True, ()) == ()
 
 
 def test_a_report_does_not_wait_long_where_stacks_tell_who_lags() -> None:
-    assert seconds((3,), 30.0) == 4.0
-    assert seconds((), 30.0) == 15.0
-    assert seconds((), 3.0) == 0.0
+    assert seconds(True, 30.0) == 4.0
+    assert seconds(False, 30.0) == 15.0
+    assert seconds(False, 3.0) == 0.0

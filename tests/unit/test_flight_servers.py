@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from dumps import as_json, calls, dump, made
 from hung import state, wait_until
 from mldebug.flight.dump import MAX_DUMP
 from mldebug.flight.ways import Kind, Means, plan
 from mldebug.model import FlightRecord, RankIdentity
 from mldebug_agents.answers import Unreadable
-from mldebug_agents.flights.means import Finder
+from mldebug_agents.discovery.installed import Installed
+from mldebug_agents.discovery.programs import Program, libraries
+from mldebug_agents.flights.means import means
 from mldebug_agents.flights.servers import SECONDS, ask_server, ask_servers
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -65,7 +68,9 @@ def known(reader: Reader, pid: int) -> Means:
     found = host.process_state(pid, files=True)
     assert found is not None
     one = RankIdentity(rank=0, world_size=1, pid=pid, start_ticks=found.start_ticks)
-    return Finder(host, reader).means(one, found, hooked=False)
+    program = Program(libraries=libraries(Path(f"/proc/{pid}/maps").read_bytes()))
+    installed = Installed(host, reader).of("1a2b", pid, program.libraries)
+    return means(host, one, program, installed, found)
 
 
 def signals(pid: int) -> tuple[str, int]:
@@ -82,16 +87,16 @@ def test_a_rank_of_gloo_tells_by_its_worker_server(
     where = str(tmp_path / "server") if where == "unix" else where
     with serving(where, tmp_path) as pid:
         wait_until(lambda: known(reader, pid).servers)  # the thread is at its accept
-        means = known(reader, pid)
-        assert means.torch == (2, 13)
-        assert means.backends == {"gloo"}
-        (place,) = means.servers
+        told_of = known(reader, pid)
+        assert told_of.torch == (2, 13)
+        assert told_of.backends == {"gloo"}
+        (place,) = told_of.servers
         expected = "tcp:" if where == "127.0.0.1" else f"/proc/{pid}/root{where}"
         assert place.startswith(expected)
-        assert [way.kind for way in plan(means).ways] == [Kind.SERVER]
+        assert [way.kind for way in plan(told_of).ways] == [Kind.SERVER]
         wait_until(lambda: state(pid) == "S")
         before = signals(pid)
-        told = ask_server(reader, place)
+        told = ask_server(reader, place, 1)
         assert isinstance(told, FlightRecord), told
         groups = {group.description: group for group in told.groups}
         assert (groups["default_pg"].backend, groups["default_pg"].enqueued) == ("gloo", 3)
@@ -107,7 +112,7 @@ def test_a_rank_that_is_stopped_costs_two_seconds_at_most(reader: Reader, tmp_pa
         os.kill(pid, 19)
         wait_until(lambda: state(pid) == "T")
         started = time.monotonic()
-        assert "timed out" in str(ask_server(reader, place))
+        assert "timed out" in str(ask_server(reader, place, 1))
         assert time.monotonic() - started < 6
         assert state(pid) == "T"
         wait_until(lambda: reader.stuck == ())  # its child is dead
@@ -201,7 +206,7 @@ def test_an_answer_is_refused_because(reader: Reader, tmp_path: Path, why: str) 
     path = tmp_path / "server"
     with listening(path, BAD[why]):
         started = time.monotonic()
-        told = ask_server(reader, f"/proc/{os.getpid()}/root{path}")
+        told = ask_server(reader, f"/proc/{os.getpid()}/root{path}", 1)
         assert why in str(told), told
         assert time.monotonic() - started < 8
 
@@ -217,7 +222,7 @@ def test_whoever_reads_meanwhile_does_not_wait(reader: Reader, tmp_path: Path) -
     path = tmp_path / "server"
     with listening(path, hold):
         place = f"/proc/{os.getpid()}/root{path}"
-        asking = threading.Thread(target=ask_server, args=(reader, place))
+        asking = threading.Thread(target=ask_server, args=(reader, place, 1))
         asking.start()
         assert asked.wait(20)
         assert reader.read_file("/etc/hostname", max_bytes=1 << 16)
@@ -235,7 +240,7 @@ def test_a_child_that_does_not_come_back_is_not_followed_by_another(
     path = tmp_path / "server"
     with listening(path, lambda *_: release.wait(30)) as asked:
         place = f"/proc/{os.getpid()}/root{path}"
-        told = [ask_server(reader, place, 0.5) for _ in range(3)]
+        told = [ask_server(reader, place, 1, 0.5) for _ in range(3)]
         gone.set()
         release.set()
     assert "timed out" in str(told[0])
@@ -250,13 +255,40 @@ def test_many_that_never_answer_cost_no_more_than_one(reader: Reader, tmp_path: 
     with listening(path, lambda *_: release.wait(30)):
         places = {rank: [f"/proc/{os.getpid()}/root{path}"] * 2 for rank in range(8)}
         started = time.monotonic()
-        told = ask_servers(reader, places)
+        told = ask_servers(reader, places, 1)
         took = time.monotonic() - started
         release.set()
     assert sorted(told) == list(range(8))
     assert all("timed out" in str(one) for one in told.values())
     assert took < SECONDS + 3, "not the eight times two questions of 2 s"
-    assert ask_servers(reader, places, 0.0) == {}
+    assert ask_servers(reader, places, 1, 0.0) == {}
+
+
+def test_nccl_is_asked_for_all_calls_and_never_for_the_active_ones_alone(
+    reader: Reader, tmp_path: Path
+) -> None:
+    """NCCL leaves the members of a batch open for ever; that they are done only the calls after them tell."""
+    batch = [made("all_reduce", 1, state="scheduled"), made("coalesced", 1)]
+    everything = as_json(dump([*batch, *calls(5, first=2)]))
+    handlers = LIST.replace(b"fr_trace_json", b"dump_nccl_trace_json").replace(b"17", b"24")
+
+    def answer(connection: socket.socket, asked: bytes) -> None:
+        body = as_json(dump(batch[:1])) if b"onlyactive" in asked else everything
+        connection.sendall(handlers if asked[:3] == b"GET" else BODY % len(body) + body)
+
+    with listening(tmp_path / "server", answer) as asked:
+        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", 4)
+    assert isinstance(told, FlightRecord), told
+    assert (told.groups[0].enqueued, told.groups[0].completed) == (5, 5)
+    assert [one.split()[1] for one in asked] == [b"/handler/", b"/handler/dump_nccl_trace_json"]
+
+
+def test_an_answer_of_a_larger_job_is_refused(reader: Reader, tmp_path: Path) -> None:
+    body = as_json(dump(calls(3)))
+    with listening(tmp_path / "server", trace(BODY % len(body) + body)):
+        place = f"/proc/{os.getpid()}/root{tmp_path}/server"
+        assert isinstance(ask_server(reader, place, 4), FlightRecord)
+        assert "a job with more than 3 ranks" in str(ask_server(reader, place, 3))
 
 
 def test_only_the_rank_itself_is_asked(reader: Reader, tmp_path: Path) -> None:
@@ -264,7 +296,7 @@ def test_only_the_rank_itself_is_asked(reader: Reader, tmp_path: Path) -> None:
     path = tmp_path / "server"
     other = subprocess.Popen(["sleep", "100"])
     with listening(path, trace(LIST)) as asked:
-        told = ask_server(reader, f"/proc/{other.pid}/root{path}")
+        told = ask_server(reader, f"/proc/{other.pid}/root{path}", 1)
         other.kill()
         other.wait(20)
         assert told == "its worker server: another process listens there"

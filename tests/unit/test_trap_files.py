@@ -15,6 +15,7 @@ from mldebug.model import Job, RankIdentity
 from mldebug.rooms import create_all
 from mldebug.traps.facts import NodeFacts, Software
 from mldebug.traps.nccllog import NcclSaid
+from mldebug_agents.discovery.installed import MAX_READS, MAX_VERSION_FILE, Installed
 from mldebug_agents.discovery.nodefacts import read_node
 from mldebug_agents.discovery.programs import (
     Libraries,
@@ -24,7 +25,7 @@ from mldebug_agents.discovery.programs import (
     numbered,
     software,
 )
-from mldebug_agents.discovery.traps import AGAIN, MAX_READS, MAX_VERSION_FILE, TrapFinder
+from mldebug_agents.discovery.traps import AGAIN, TrapFinder
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader, Unreadable
@@ -215,7 +216,7 @@ def told(reader: Reader, package: Path) -> Software:
     """What the real reader makes of it, through /proc/PID/root of a real process."""
     one = job(first=os.getpid())
     found = Libraries(torch=f"{package}/torch", nccl=f"{package}/nccl/lib/libnccl.so.2")
-    return TrapFinder(Host(), reader)._software(one, one.ranks[0], found, read=True)
+    return Installed(Host(), reader).of(one.id, one.ranks[0].pid, found)
 
 
 def test_real_files_are_read(reader: Reader, package: Path) -> None:
@@ -254,12 +255,15 @@ def test_a_trick_gives_an_unknown_version_at_once(
 def test_discovery_tells_programs_and_settings_and_nothing_else(tmp_path: Path) -> None:
     tree, paths = Tree(tmp_path), DirectPaths()
     tree.add(
-        50, 1, environ={"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "h", "NCCL_NET": "Socket", "HF_TOKEN": "hf_x"}
+        50, 1, environ={"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "h", "NCCL_NET": "Socket", "HF_TOKEN": "hf_x",
+        "TORCH_FR_DUMP_TEMP_FILE": "/scratch/t_", "HOME": "/home/ann"}
     )  # fmt: skip
     finder = RankFinder(Host(str(tmp_path)), paths, "n1", create_all("clusters"))
     (program,) = finder.find().programs.values()
     assert program == Program(
-        libraries=Libraries(torch="/opt/env/lib/torch"), settings={"NCCL_NET": "Socket"}
+        libraries=Libraries(torch="/opt/env/lib/torch"),
+        settings={"NCCL_NET": "Socket"},
+        recorder={"TORCH_FR_DUMP_TEMP_FILE": "/scratch/t_", "HOME": "/home/ann"},
     )
     (tmp_path / "proc/50/maps").write_bytes(maps(f"{SITE}/torch/lib/libtorch_cuda.so", LOADED.nccl))
     assert finder.find().programs[50].libraries == LOADED  # NCCL came a moment later
@@ -313,8 +317,7 @@ def test_the_pytorch_of_a_real_process_is_told(reader: Reader) -> None:
         mapped = reader.read_many([path], max_bytes=8 << 20)[path]
         assert isinstance(mapped, bytes)
         one = job(first=process.pid)
-        finder = TrapFinder(Host(), reader)
-        found = finder._software(one, one.ranks[0], libraries(mapped), read=True)
+        found = Installed(Host(), reader).of(one.id, process.pid, libraries(mapped))
         process.communicate("")
     assert found == Software(torch=version)
 

@@ -122,6 +122,7 @@ CAUGHT = [
 HEALTHY = [
     ("nothing is known", found()),
     ("a CPU build", found("2.7.0+cpu")),
+    ("no NCCL records nothing", found("2.13.0+cpu", TORCH_FR_BUFFER_SIZE="0")),
     ("today's versions", found("2.13.0+cu130", "2.30.7", node=RDMA, world=16)),
     ("before it came", found("2.6.0+cu124", "2.21.5")),
     ("fixed", found("2.7.1", "2.26.2")),
@@ -153,6 +154,16 @@ HEALTHY = [
     ("kernel arguments not known", found(rocm=True, node=NodeFacts(iommu=True))),
     ("an IOMMU without ROCm", found("2.8.0+cu128", "2.27.3", node=AMD)),
 ]  # fmt: skip
+
+
+def test_a_rank_that_is_not_seen_makes_no_second_node() -> None:
+    """Another user's, or one that is not there yet: LOCAL_WORLD_SIZE says how many this node has."""
+    one = job(ranks=6)
+    here = tuple(msgspec.structs.replace(rank, local_world_size=8) for rank in one.ranks)
+    ran = [Ran(rank=rank.rank, settings={"NCCL_SOCKET_IFNAME": "lo"}) for rank in here]
+    assert find_traps(msgspec.structs.replace(one, ranks=here), ran, PLAIN) == ()
+    larger = msgspec.structs.replace(one, ranks=here, world_size=16)
+    assert [trap.name for trap in find_traps(larger, ran, PLAIN)] == ["interface_set_to_local"]
 
 
 @pytest.mark.parametrize(("name", "told"), CAUGHT)

@@ -75,6 +75,7 @@ class Bench:
         self.node = "n1"
         self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
         self.traps = TrapFinder(host, reader)
+        self.config = Config()
 
     def log_parser(self) -> LogParser:
         """Built-in formats."""

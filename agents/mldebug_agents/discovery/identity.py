@@ -13,7 +13,12 @@ from mldebug.redact import clean, redact_argv
 from mldebug.traps.finding import allowed
 from mldebug_agents import procfs
 from mldebug_agents.discovery.claims import Claim, Cluster, script_of
-from mldebug_agents.discovery.programs import Libraries, Program, libraries
+from mldebug_agents.discovery.programs import (
+    Libraries,
+    Program,
+    libraries,
+    recorder_settings,
+)
 from mldebug_agents.host import Failure, Host, Paths
 from mldebug_agents.procfs import Stat
 from mldebug_agents.ras.address import setting
@@ -55,7 +60,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     nccl_ras: str = ""  # of `RankIdentity`
     container: str = ""
     checked_at: float = 0.0
-    settings: dict[str, str] = {}  # of the allow-list for known traps
+    settings: dict[str, str] = {}  # of `Program`
+    recorder: dict[str, str] = {}  # of `Program`
     libraries: Libraries = Libraries()
     searched: int = 0  # times that its libraries were looked for since PyTorch came
 
@@ -82,7 +88,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def program(self) -> Program:
         """What it has loaded, and its settings."""
-        return Program(libraries=self.libraries, settings=self.settings)
+        return Program(libraries=self.libraries, settings=self.settings, recorder=self.recorder)
 
     @property
     def claims(self) -> bool:
@@ -204,6 +210,7 @@ class Registry:
             launcher=self._launches(stat.name, argv),
             claim=self._claim(environ, argv) if python else None,
             settings=_settings(environ) if python else {},
+            recorder=_recorder(environ) if python else {},
             nccl_ras=_ras_setting(environ) if python else "",
             argv=redact_argv([clean(word) for word in argv[:MAX_ARGUMENTS]]),
             script=clean(script_of(argv), 80),
@@ -256,6 +263,10 @@ def _out_of_question(stat: Stat) -> bool:
 
 def _settings(environ: bytes | Failure) -> dict[str, str]:
     return allowed(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
+
+
+def _recorder(environ: bytes | Failure) -> dict[str, str]:
+    return recorder_settings(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
 
 
 def named_python(name: str) -> bool:

@@ -9,10 +9,12 @@ from posixpath import basename, dirname
 
 import msgspec
 
+from mldebug.flight.ways import NAMES
 from mldebug.redact import clean
 from mldebug.traps.facts import Software
 
 MAX_PATH = 1024
+MAX_VALUE = 4096  # characters of a setting that tells of the Flight Recorder: some are paths
 _DELETED = " (deleted)"
 _TORCH = re.compile(
     rb"^\S+ \S{4} \S+ \S+ \d+ +(/[^\n]{1,1000}/torch)/(?:lib/libtorch[a-z_]{0,16}\.so|_C\.[\w.-]{1,60}\.so)(?: \(deleted\))?$",
@@ -39,7 +41,17 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank runs, as it was read when it was found."""
 
     libraries: Libraries = Libraries()
-    settings: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}  # of the allow-list for known traps
+    recorder: Mapping[
+        str, str
+    ] = {}  # what decides how its Flight Recorder can be had, as it stands
+
+
+def recorder_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment decides how a Flight Recorder can be had. Paths among it are a job's: nothing is cleaned."""
+    return {
+        name: environ[name] for name in NAMES & environ.keys() if len(environ[name]) < MAX_VALUE
+    }
 
 
 def libraries(maps: bytes) -> Libraries:

@@ -60,8 +60,6 @@ class Witness:
         fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.known]
         notes.known.update(one.pid for one in fresh)
         self._find_error_files(fresh, notes)
-        if self._bench.config.capture.preview:
-            self._bench.flights.meet(job.ranks[:MAX_RANKS])
         for one in fresh:
             counter = oom_counter(self._bench.host, one.pid)
             if counter:

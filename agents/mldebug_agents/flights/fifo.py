@@ -5,17 +5,21 @@ rank is asked only after every cheaper way, never while an earlier question is o
 """
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mldebug.model import RankIdentity
-from mldebug_agents.flights.files import Found, Mark, mark, newest, read_dump
-from mldebug_agents.reader import Reader
+from mldebug_agents.flights.files import Careful, Found, Mark, mark, newest, read_dump
 
 LONGEST = 15.0  # seconds for all answers together
 MAX_OPEN = 256  # questions without an answer that are remembered
-PAUSE = 0.1  # seconds between two looks whether a file has changed
+PAUSE, LONGEST_PAUSE = (
+    0.1,
+    1.0,
+)  # seconds between two looks whether a file has changed: each twice the last
+TRIES = 2  # dumps that are read and found wanting, before we wait no longer
 _WHY = {
     errno.ENXIO: "nobody reads its debug FIFO",
     errno.EAGAIN: "its debug FIFO is full: nobody reads it",
@@ -24,6 +28,7 @@ _WHY = {
     errno.EPERM: "its debug FIFO may not be written",
 }
 OPEN = "an earlier question has not been answered yet, so it was not asked again"
+Marks = tuple[Mark | None, ...]
 
 
 class Asked(NamedTuple):
@@ -33,86 +38,108 @@ class Asked(NamedTuple):
     fifo: str
     dumps: tuple[str, ...]
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What survives the reuse of a pid."""
+        return self.identity.pid, self.identity.start_ticks
+
+
+class _Question:
+    """One that was put: what its files were before, and how often an answer was read."""
+
+    def __init__(self, one: Asked, before: Marks) -> None:
+        self.one, self.before = one, before
+        self.last = self.read = before
+        self.tries = 0
+        self.why = ""
+
 
 class Fifo:
-    """Keep one: it remembers who still owes an answer."""
+    """Keep one: it remembers who still owes an answer. Any thread may ask."""
 
     def __init__(
         self,
-        reader: Reader,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._reader = reader
         self._clock = clock
         self._sleep = sleep
-        self._open: dict[tuple[int, int], tuple[Mark | None, ...]] = {}  # (pid, start)
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, int], Marks] = {}  # (pid, start)
 
-    def ask(self, asked: Sequence[Asked], timeout: float) -> dict[int, Found | str]:
+    def ask(
+        self, reader: Careful, asked: Sequence[Asked], timeout: float
+    ) -> dict[int, Found | str]:
         """By rank, the dump or why there is none. Waits `timeout` seconds at most, and never longer than `LONGEST`."""
-        deadline = self._clock() + min(timeout, LONGEST)
+        timeout = min(timeout, LONGEST)
+        deadline = self._clock() + timeout
         told: dict[int, Found | str] = {}
-        waiting = {one.identity.rank: one for one in asked}
-        for rank, one in list(waiting.items()):
-            if why := self._trigger(one):
-                told[rank] = why
-                del waiting[rank]
-        reasons = dict.fromkeys(waiting, "")
-        while waiting and self._clock() < deadline:
-            self._sleep(PAUSE)
-            self._look(waiting, told, reasons)
-        for rank, why in reasons.items():
-            if rank in waiting:
-                told[rank] = _late(why, min(timeout, LONGEST))
-        return told
-
-    def _trigger(self, one: Asked) -> str:
-        """Why it was not asked; "" where it was. A dump that has come late, and whole, closes its question."""
-        key = one.identity.pid, one.identity.start_ticks
-        earlier = self._open.get(key)
-        if earlier is not None and not isinstance(self._answer(one, earlier), Found):
-            return OPEN
-        before = self._marks(one)
-        refused = self._reader.poke(one.fifo, one.identity.uid)
-        if refused is not None:
-            return _WHY.get(refused.errno or 0) or f"its debug FIFO: {refused.reason}"
-        if len(self._open) >= MAX_OPEN:
-            del self._open[next(iter(self._open))]
-        self._open[key] = before
-        return ""
-
-    def _look(
-        self, waiting: dict[int, Asked], told: dict[int, Found | str], reasons: dict[int, str]
-    ) -> None:
-        """Take the answers that are complete."""
-        for rank, one in list(waiting.items()):
-            key = one.identity.pid, one.identity.start_ticks
-            found = self._answer(one, self._open[key])
-            if isinstance(found, Found):
-                told[rank] = found
-                del waiting[rank], self._open[key]
+        waiting: list[_Question] = []
+        for one in asked:
+            question = self._trigger(reader, one)
+            if isinstance(question, str):
+                told[one.identity.rank] = question
             else:
-                reasons[rank] = found
+                waiting.append(question)
+        pause = PAUSE
+        while (left := deadline - self._clock()) > 0 and any(it.tries < TRIES for it in waiting):
+            self._sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            waiting = [one for one in waiting if not self._look(reader, one, told)]
+        return told | {it.one.identity.rank: _late(it.why, timeout) for it in waiting}
 
-    def _answer(self, one: Asked, before: tuple[Mark | None, ...]) -> Found | str:
-        """What was dumped since; a file that has not changed since the question is no answer."""
-        now = zip(one.dumps, before, self._marks(one), strict=True)
-        changed = [path for path, then, mine in now if mine is not None and mine != then]
-        return newest([read_dump(self._reader, path, one.identity) for path in changed])
+    def _trigger(self, reader: Careful, one: Asked) -> _Question | str:
+        """Why it was not asked. A dump that has come late, and whole, closes its question."""
+        with self._lock:
+            earlier = self._open.get(one.key)
+            if earlier is not None and not isinstance(_answer(reader, one, earlier), Found):
+                return OPEN
+            before = _marks(reader, one)
+            refused = reader.poke(one.fifo, one.identity.uid)
+            if refused is not None:
+                return _WHY.get(refused.errno or 0) or f"its debug FIFO: {refused.reason}"
+            if len(self._open) >= MAX_OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[one.key] = before
+        return _Question(one, before)
 
-    def _marks(self, one: Asked) -> tuple[Mark | None, ...]:
-        return tuple(mark(self._reader, path) for path in one.dumps)
+    def _look(self, reader: Careful, it: _Question, told: dict[int, Found | str]) -> bool:
+        """Has the answer come? A file is read only once it has changed, and then stayed as it was for one pause."""
+        now = _marks(reader, it.one)
+        settled, it.last = now == it.last and now not in (it.before, it.read), now
+        if it.tries >= TRIES or not settled:
+            return False
+        it.read = now
+        found = _answer(reader, it.one, it.before)
+        if isinstance(found, Found):
+            told[it.one.identity.rank] = found
+            with self._lock:
+                self._open.pop(it.one.key, None)
+            return True
+        it.tries, it.why = it.tries + 1, found
+        return False
+
+
+def _answer(reader: Careful, one: Asked, before: Marks) -> Found | str:
+    """What was dumped since; a file that has not changed since the question is no answer."""
+    now = zip(one.dumps, before, _marks(reader, one), strict=True)
+    changed = [path for path, then, mine in now if mine is not None and mine != then]
+    return newest([read_dump(reader, path, one.identity) for path in changed])
+
+
+def _marks(reader: Careful, one: Asked) -> Marks:
+    return tuple(mark(reader, path) for path in one.dumps)
 
 
 def _late(why: str, seconds: float) -> str:
     return f"no dump by its debug FIFO in {seconds:g} s" + (f" ({why})" if why else "")
 
 
-def whom(lagging: Sequence[int], waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
-    """Whose dump is worth its price: who lags and one who waits; where nobody lags all who wait, but at most `alike`."""
-    return (*lagging[:alike], *waiting[:1]) if lagging else tuple(waiting[:alike])
+def whom(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
+    """Whose dump is worth its price: one that waits where stacks tell who lags, else all who wait, but at most `alike`."""
+    return tuple(waiting[: 1 if lagging else alike])
 
 
-def seconds(lagging: Sequence[int], left: float) -> float:
+def seconds(lagging: bool, left: float) -> float:
     """How long a report may wait for it: where stacks tell who lags it only adds to what is known."""
     return max(0.0, min(4.0 if lagging else LONGEST, left - 5.0))

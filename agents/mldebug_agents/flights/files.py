@@ -1,44 +1,84 @@
-"""Files into which PyTorch dumps a Flight Recorder: whose they are, how old, and whether they are complete.
+"""Files into which PyTorch dumps a Flight Recorder: whose they are, how old, of which run, and whether they are complete.
 
 A dump is written in place, over the one before. It is complete when its last byte is the STOP of a pickle and all of it parses.
 """
 
 import stat
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
-from mldebug.flight.dump import MAX_DUMP, parse_dump
-from mldebug.folding import unfold
+from mldebug.flight.dump import MAX_DUMP, living, parse_dump
 from mldebug.model import FlightRecord, RankIdentity
-from mldebug_agents.answers import Piece, Unreadable
+from mldebug_agents.answers import Piece, Tail, Unreadable
 from mldebug_agents.reader import Reader
 
 STOP = b"."
 RECENT = 120.0  # seconds; a living rank has gone on since an older one
 
+Told = TypeVar("Told", Piece, Tail, bytes, None)
+
+
+class Careful:
+    """The reader for one capture: after the first path that does not answer no other is tried, for most share its mount."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._hung = False
+
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+        """As that of the reader."""
+        return self._ask(lambda: self._reader.read_from(path, offset, max_bytes=max_bytes))
+
+    def read_tail(self, path: str, *, max_bytes: int) -> Tail | Unreadable:
+        """As that of the reader."""
+        return self._ask(lambda: self._reader.read_tail(path, max_bytes=max_bytes))
+
+    def poke(self, path: str, uid: int) -> Unreadable | None:
+        """As that of the reader."""
+        return self._ask(lambda: self._reader.poke(path, uid))
+
+    def _ask(self, ask: Callable[[], Told | Unreadable]) -> Told | Unreadable:
+        if self._hung:
+            return Unreadable("not read: a path of this job did not answer just before")
+        answer = ask()
+        self._hung = isinstance(answer, Unreadable) and answer.stuck
+        return answer
+
 
 class Mark(NamedTuple):
     """What a file was at one moment: it is another one, or written anew, where these differ."""
 
+    device: int
     inode: int
     size: int
     mtime: float
 
+    @property
+    def file(self) -> tuple[int, int]:
+        """Which file it is, by whatever path."""
+        return self.device, self.inode
+
 
 class Found(NamedTuple):
-    """A dump, and when it was written (unix)."""
+    """A dump, when it was written (unix), and the file."""
 
     record: FlightRecord
     at: float
+    path: str
+    mark: Mark
 
 
-def mark(reader: Reader, path: str) -> Mark | None:
+def mark(reader: Careful, path: str) -> Mark | None:
     """None where there is no such file, or none that may be read."""
     piece = reader.read_from(path, 0, max_bytes=0)
-    return Mark(piece.inode, piece.size, piece.mtime) if isinstance(piece, Piece) else None
+    return _mark(piece) if isinstance(piece, Piece) else None
 
 
-def read_dump(reader: Reader, path: str, one: RankIdentity) -> Found | str:
+def _mark(piece: Piece) -> Mark:
+    return Mark(piece.device, piece.inode, piece.size, piece.mtime)
+
+
+def read_dump(reader: Careful, path: str, one: RankIdentity) -> Found | str:
     """The dump of this rank, or why what lies there is none; "" where nothing does."""
     piece = reader.read_from(path, 1 << 62, max_bytes=0)
     if isinstance(piece, Unreadable):
@@ -54,7 +94,7 @@ def read_dump(reader: Reader, path: str, one: RankIdentity) -> Found | str:
     whole = reader.read_from(path, 0, max_bytes=MAX_DUMP + 1)
     if isinstance(whole, Unreadable):
         return whole.reason
-    return not_theirs(whole, one) or parsed(whole.data, one, whole.mtime)
+    return not_theirs(whole, one) or parsed(path, whole, one)
 
 
 def not_theirs(piece: Piece, one: RankIdentity) -> str:
@@ -68,16 +108,22 @@ def not_theirs(piece: Piece, one: RankIdentity) -> str:
     return ""
 
 
-def parsed(data: bytes, one: RankIdentity, at: float) -> Found | str:
-    """A dump, or why it is none of this job: two jobs of one user use the same file."""
+def parsed(path: str, piece: Piece, one: RankIdentity) -> Found | str:
+    """A dump, or why it is none of this run: jobs of one user may use the same file, on several nodes at once."""
     try:
-        record = parse_dump(data)
+        record = parse_dump(piece.data, living(one.world_size))
     except ValueError as error:
         return f"it is not believed: {error}"
-    members = {rank for group in record.groups for rank in unfold(group.members or "")}
-    if members and max(members) >= one.world_size:
-        return f"it is of a job with more than {one.world_size} ranks"
-    return Found(record, at)
+    if newest_call(record) < one.started_at:
+        return "it is of another run: nothing in it was called since the rank began"
+    return Found(record, piece.mtime, path, _mark(piece))
+
+
+def newest_call(record: FlightRecord) -> float:
+    """When the last call of it was made, unix; -inf where it tells of none."""
+    calls = (call.created_at for group in record.groups for call in group.calls)
+    sends = (one.created_at for one in record.transfers)
+    return max((*calls, *sends), default=float("-inf"))
 
 
 def timed_out(found: Found) -> bool:

@@ -1,6 +1,7 @@
 """Worker servers of PyTorch: a rank that opened one tells its Flight Recorders there without the interpreter lock.
 
-It is asked which handlers it has, then for the calls that are not finished; all calls of a rank only where it has none of these.
+It is asked which handlers it has, then for all calls, as JSON, which has no frames. Not for the active ones alone
+(`onlyactive`): NCCL never marks the members of a batch as ended, and the calls after them, which tell that they are, would be left out.
 """
 
 import time
@@ -9,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from mldebug.flight.dump import MAX_DUMP, parse_dump
+from mldebug.flight.dump import MAX_DUMP, living, parse_dump
 from mldebug.model import FlightRecord
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
 from mldebug_agents.starting.touching import ASKED_FOR, Question
 
-NCCL, OTHERS = "dump_nccl_trace_json", "fr_trace_json"
+HANDLERS = {"dump_nccl_trace_json": Question.NCCL, "fr_trace_json": Question.OTHERS}
 MAX_LIST = 64 << 10
 SECONDS = 2.0  # for all questions to all servers of a job: a report waits for them
 AT_ONCE = 16
@@ -24,27 +25,32 @@ Ask = Callable[[Question, int], bytes | Unreadable]  # a question, and the most 
 
 
 def ask_servers(
-    reader: Reader, places: Mapping[int, Sequence[str]], seconds: float = SECONDS
+    reader: Reader, places: Mapping[int, Sequence[str]], world: int, seconds: float = SECONDS
 ) -> dict[int, FlightRecord | str]:
-    """By rank, what the first of its servers that tells anything says, or why none does. All at once, in `seconds` at most."""
+    """By rank, what the first of its servers that tells anything says, or why none does. All at once, in `seconds` at most.
+
+    `world`: the ranks of the job.
+    """
     if not places or seconds <= 0:
         return {}
     until = time.monotonic() + seconds
     with ThreadPoolExecutor(min(AT_ONCE, len(places))) as pool:
-        told = pool.map(lambda its: _first(reader, its, until), places.values())
+        told = pool.map(lambda its: _first(reader, its, world, until), places.values())
         return dict(zip(places, told, strict=True))
 
 
-def _first(reader: Reader, places: Sequence[str], until: float) -> FlightRecord | str:
+def _first(reader: Reader, places: Sequence[str], world: int, until: float) -> FlightRecord | str:
     answers: list[FlightRecord | str] = []
     for place in places:
-        answers.append(ask_server(reader, place, until - time.monotonic()))
+        answers.append(ask_server(reader, place, world, until - time.monotonic()))
         if isinstance(answers[-1], FlightRecord):
             return answers[-1]
     return answers[0]
 
 
-def ask_server(reader: Reader, place: str, seconds: float = SECONDS) -> FlightRecord | str:
+def ask_server(
+    reader: Reader, place: str, world: int, seconds: float = SECONDS
+) -> FlightRecord | str:
     """What the server at this place tells of all backends, or why it tells nothing.
 
     It is asked by a child of its own: who reads the node's files meanwhile does not wait for a job that is silent.
@@ -60,12 +66,12 @@ def ask_server(reader: Reader, place: str, seconds: float = SECONDS) -> FlightRe
         return own.ask_server(place, question, max_bytes=most, timeout=left)
 
     try:
-        return _told(ask)
+        return _told(ask, world)
     finally:
         reader.take_back(own)
 
 
-def _told(ask: Ask) -> FlightRecord | str:
+def _told(ask: Ask, world: int) -> FlightRecord | str:
     listed = ask(Question.HANDLERS, MAX_LIST)
     if isinstance(listed, Unreadable):
         return f"its worker server: {listed.reason}"
@@ -73,8 +79,8 @@ def _told(ask: Ask) -> FlightRecord | str:
         handlers = set(msgspec.json.decode(listed, type=list[str]))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return "its worker server: no list of handlers"
-    told = [_nccl(ask)] if NCCL in handlers else []
-    told += [_dump(ask, Question.OTHERS)] if OTHERS in handlers else []
+    asked = [question for name, question in HANDLERS.items() if name in handlers]
+    told = [_dump(ask, question, world) for question in asked]
     records = [one for one in told if isinstance(one, FlightRecord)]
     if records:
         return joined(records)
@@ -82,20 +88,12 @@ def _told(ask: Ask) -> FlightRecord | str:
     return f"its worker server: {why}"
 
 
-def _nccl(ask: Ask) -> FlightRecord | str:
-    """Who has nothing unfinished is the one that lags, or the group is done: then its last calls tell."""
-    active = _dump(ask, Question.NCCL_ACTIVE)
-    if isinstance(active, FlightRecord) and any(group.calls for group in active.groups):
-        return active
-    return _dump(ask, Question.NCCL_FULL)
-
-
-def _dump(ask: Ask, question: Question) -> FlightRecord | str:
+def _dump(ask: Ask, question: Question, world: int) -> FlightRecord | str:
     answer = ask(question, MAX_DUMP)
     if isinstance(answer, Unreadable):
         return answer.reason
     try:
-        return parse_dump(answer)
+        return parse_dump(answer, living(world))
     except ValueError as error:
         return f"its answer is not believed: {error}"
 
@@ -106,5 +104,6 @@ def joined(records: list[FlightRecord]) -> FlightRecord:
         version=next((one.version for one in records if one.version), ""),
         groups=tuple(group for one in records for group in one.groups),
         sends=tuple(send for one in records for send in one.sends),
+        transfers=tuple(it for one in records for it in one.transfers),
         silent=tuple(sorted({name for one in records for name in one.silent})),
     )

@@ -24,17 +24,13 @@ class Question(IntEnum):
     """What a worker server may be asked: nothing of it changes the job, or gathers stacks."""
 
     HANDLERS = 0
-    NCCL_STATUS = 1
-    NCCL_ACTIVE = 2
-    NCCL_FULL = 3
-    OTHERS = 4
+    NCCL = 1
+    OTHERS = 2
 
 
 REQUESTS = {
     Question.HANDLERS: b"GET /handler/",
-    Question.NCCL_STATUS: b"POST /handler/dump_nccl_trace_json?includecollectives=false",
-    Question.NCCL_ACTIVE: b"POST /handler/dump_nccl_trace_json?onlyactive=true",
-    Question.NCCL_FULL: b"POST /handler/dump_nccl_trace_json",
+    Question.NCCL: b"POST /handler/dump_nccl_trace_json",
     Question.OTHERS: b"POST /handler/fr_trace_json",
 }
 
