@@ -2,15 +2,21 @@
 
 Over a group of its own (gloo, on the CPU), so that a rank that asks more or less often than the others spoils no
 collective of the job; and a step late, so that nobody waits for the network: the answer has come while the step ran.
+What follows from an answer waits at the job's store until all ranks have it: `NAME/EXCHANGE/came`, `answer` and `left` there.
 """
 
 from __future__ import annotations
 
+import _thread
 import datetime
 import sys
 import time
+import zlib
 
 from mldebug_training import ranks
+from mldebug_training.flight import collective_timeout
+from mldebug_training.interrupted import pass_on
+from mldebug_training.signals import closed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,20 +26,25 @@ if TYPE_CHECKING:
 
 GROUP = 600.0  # seconds that an exchange lives: ranks come to a step, and so begin it, at different times
 NAP, LONG_NAP = 0.005, 0.1  # seconds, the longest between two looks
-_met = 0  # times that this process has met the others
+LEAVING = 5.0  # seconds that whoever keeps the store waits until the others have read there
+_ALL, _LATE = "all", "another rank did not come to this poll in time"
+_made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
 
 
 class LateError(RuntimeError):
-    """Another rank did not take part in time."""
+    """Another rank did not take part in time, or has said that it never will."""
 
 
 class Agreement:
-    """Begin and finish in turns; all ranks of the job, equally often."""
+    """Begin and finish in turns; all ranks of the job or of a group, equally often."""
 
     def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
         """`group`: one to use, which takes CPU tensors; `timeout`: seconds that a rank waits for the others."""
         self._group = group
+        self._own = group is None
         self._timeout = timeout
+        self._name = _name(group)
+        self._exchange = 0  # the last one begun; 0: that there is to be a group
         self._work: Any = None
         self._numbers: Any = None
         self._alone: tuple[int, ...] = ()
@@ -43,20 +54,22 @@ class Agreement:
         """Is an answer to be waited for?"""
         return self._work is not None
 
-    def ready(self) -> bool:
-        """Can there be an agreement now? A job of several ranks needs torch.distributed, initialised."""
-        return size() > 0
+    def size(self) -> int:
+        """How many ranks have to agree; 0: several, and no way to reach them yet; -1: this rank is not one of them."""
+        dist = _initialized()
+        return int(dist.get_world_size(self._group)) if dist else size()
 
     def begin(self, numbers: Sequence[int], timeout: float | None = None) -> None:
         """Tell the others; returns at once, but for the first time. Numbers are 0 to 2**63 - 1. Raises LateError."""
-        if size() == 1:
+        if self.size() == 1:
             self._alone, self._work = tuple(numbers), True
             return
         torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
         if self._group is None:
-            _meet(dist, self._timeout if timeout is None else timeout)
+            self._meet(self._timeout if timeout is None else timeout, NAP)
             limit = datetime.timedelta(seconds=GROUP)
             self._group = dist.new_group(backend="gloo", timeout=limit)
+        self._exchange += 1
         self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._work = dist.all_reduce(
             self._numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True
@@ -74,8 +87,72 @@ class Agreement:
 
     def meet(self, timeout: float) -> None:
         """Wait until all ranks have come here, too: all of them learn that, or none does. Raises LateError."""
-        if size() > 1:
-            _meet(sys.modules["torch.distributed"], timeout, LONG_NAP)
+        if self.size() > 1:
+            self._meet(timeout, LONG_NAP)
+
+    def give_up(self, numbers: Sequence[int], why: str) -> None:
+        """Tell the others that this rank takes part no more, where they wait for it now and where they would; returns at once."""
+        if self.size() < 2:
+            return
+        answer = f"{self._name}/{self._exchange}/answer"
+        closed(_thread.start_new_thread, _tell, (_store(), answer, why))
+        if self._group is not None:
+            self.begin(numbers)
+
+    def shortest_timeout(self) -> float:
+        """Seconds after which the first collective of the job's groups is ended in this rank; 0 where that is not known."""
+        try:
+            groups = list(sys.modules["torch.distributed.distributed_c10d"]._world.pg_map)
+        except Exception as error:  # no torch, another PyTorch than those we know
+            pass_on(error)
+            groups = []
+        told = [collective_timeout(one) for one in groups if not (self._own and one is self._group)]
+        return min((one for one in told if one), default=0.0)
+
+    def _meet(self, timeout: float, nap: float) -> None:
+        """Wait at the job's store until all ranks are here, or until one gives up: all learn the same. Raises LateError."""
+        store, key = _store(), f"{self._name}/{self._exchange}"
+        everyone = store.add(f"{key}/came", 1) == self.size()
+        if not everyone:
+            _until(lambda: store.check([f"{key}/answer"]), timeout, nap)
+        answer = store.compare_set(f"{key}/answer", "", _ALL if everyone else _LATE)
+        if answer != _ALL.encode():
+            raise LateError(answer.decode("utf-8", "replace"))
+        self._leave(store, f"{key}/left")
+
+    def _leave(self, store: Any, left: str) -> None:
+        """Rank 0, which keeps the store where no launcher does, may end the job only when all have read there that it ends."""
+        try:
+            if store.add(left, 1) < self.size() and rank() == 0:
+                _until(lambda: store.add(left, 0) >= self.size(), LEAVING)
+        except Exception as error:  # it is gone, and was needed no more
+            pass_on(error)
+
+
+def _name(group: Any) -> str:
+    """The same in all ranks, if each of them makes its agreements of these ranks in the same order."""
+    members = "all"
+    if group is not None:
+        try:
+            told = sys.modules["torch.distributed"].get_process_group_ranks(group)
+            members = f"{told[0]}-{zlib.crc32(repr(list(told)).encode()):08x}"
+        except Exception as error:  # this rank is not in it
+            pass_on(error)
+            members = "others"
+    _made[members] = _made.get(members, 0) + 1
+    return f"mldebug/switches/{members}/{_made[members]}"
+
+
+def _store() -> Any:
+    return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+
+
+def _tell(store: Any, key: str, why: str) -> None:
+    """In a thread: a store whose host is stopped would keep the training."""
+    try:
+        store.compare_set(key, "", why)
+    except Exception:
+        pass
 
 
 def clock() -> int:
@@ -83,23 +160,9 @@ def clock() -> int:
     dist = _initialized()
     try:
         return int(dist.group.WORLD._get_sequence_number_for_group()) if dist else 0
-    except Exception:  # a backend that does not count
+    except Exception as error:  # a backend that does not count
+        pass_on(error)
         return 0
-
-
-def _meet(dist: Any, timeout: float, nap: float = NAP) -> None:
-    """Wait at the job's store until all ranks are here, or until one gives up: all learn the same. Raises LateError."""
-    global _met
-    _met += 1
-    store, key = dist.distributed_c10d._get_default_store(), f"mldebug/switches/{_met}"
-    answer = [f"{key}/answer"]
-    everyone = store.add(f"{key}/came", 1) == dist.get_world_size()
-    if everyone or not _until(lambda: store.check(answer), timeout, nap):
-        if store.add(f"{key}/decided", 1) == 1:
-            store.set(answer[0], "all" if everyone else "late")
-        _until(lambda: store.check(answer), timeout)
-    if not store.check(answer) or store.get(answer[0]) != b"all":
-        raise LateError("another rank did not come to this poll in time")
 
 
 def _until(ready: Callable[[], bool], timeout: float, nap: float = NAP) -> bool:
@@ -120,7 +183,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks have to agree; 0: several, and no way to reach them yet."""
+    """How many ranks the job has; 0: several, and no way to reach them yet."""
     dist = _initialized()
     if dist:
         return int(dist.get_world_size())

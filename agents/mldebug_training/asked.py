@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 
+from mldebug_training.interrupted import pass_on
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
@@ -47,5 +49,6 @@ def caught(number: int) -> bool:
         with open("/proc/self/status", "rb") as file:
             mask = next(line for line in file if line.startswith(b"SigCgt:"))
         return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, StopIteration, ValueError):
+    except (OSError, StopIteration, ValueError) as error:
+        pass_on(error)
         return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from mldebug_training.interrupted import pass_on
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +105,8 @@ def _read(path: str) -> str:
     try:
         with open(path, "rb") as file:
             return os.fsdecode(file.read(1 << 20))
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return ""
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import time
 
+from mldebug_training.interrupted import pass_on
 from mldebug_training.record import start_ticks
 
 TYPE_CHECKING = False
@@ -110,5 +111,6 @@ def _age() -> float:
     try:
         started = start_ticks() / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return 0.0

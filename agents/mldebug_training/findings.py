@@ -116,7 +116,8 @@ class Findings:
             return ""
         try:
             os.makedirs(self._folder, exist_ok=True)
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             return ""
         who = "" if rank is None else f"rank{rank}-"
         return os.path.join(self._folder, f"overflow-{who}{socket.gethostname()}-{os.getpid()}.txt")

@@ -12,6 +12,7 @@ import sys
 import time
 
 from mldebug_training import ranks
+from mldebug_training.interrupted import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,9 +70,8 @@ class MainProcessFirst:
             text = f"!{kind.__name__}: {error}"[:MAX_ERROR] if kind else "done"
             try:
                 self._store.set(f"{self._key}/done", text)
-            except (
-                Exception
-            ):  # the store is gone, and so is the job; what was raised inside says more
+            except Exception as gone:  # the store, and so the job; what was raised inside says more
+                pass_on(gone)
                 if kind is None:
                     raise
         self._store = None

@@ -22,6 +22,7 @@ import os
 import sys
 
 from mldebug_training.handlers import APART, only_of, recorded_by
+from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import remove, reserve
 
@@ -127,14 +128,15 @@ def membership() -> tuple[dict[str, dict[str, Any]], int]:
     return groups, int(default.rank()) if default is not None else -1
 
 
-def collective_timeout() -> float:
-    """Seconds after which a collective of all ranks is ended, by the default group's backends; 0 where that is not known."""
+def collective_timeout(group: Any = None) -> float:
+    """Seconds after which a collective is ended by its group's backends; None: of all ranks. 0 where that is not known."""
     try:
-        group = sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
+        group = group or sys.modules["torch.distributed.distributed_c10d"]._world.default_pg
         backends = [group._get_backend(device) for device in group._device_types]
         told = [one.options._timeout.total_seconds() for one in backends]
         return float(min(told))
-    except Exception:  # no torch, no group yet, another PyTorch than those we know
+    except Exception as error:  # no torch, no group yet, another PyTorch than those we know
+        pass_on(error)
         return 0.0
 
 

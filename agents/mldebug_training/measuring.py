@@ -11,6 +11,8 @@ import math
 import sys
 import weakref
 
+from mldebug_training.interrupted import pass_on
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +74,7 @@ class Measures:
         try:
             return self._put(value)
         except Exception as error:
+            pass_on(error)
             return Extremes(None, (), f"cannot be measured: {type(error).__name__}")
 
     def _put(self, tensor: Any) -> Extremes:
@@ -92,7 +95,8 @@ class Measures:
         for group in waiting.values():
             try:
                 _fetch(group)
-            except Exception:  # one of them is to blame: a tensor of vmap, say
+            except Exception as error:  # one of them is to blame: a tensor of vmap, say
+                pass_on(error)
                 for one in group:
                     _fetch_alone(one)
 
@@ -162,7 +166,8 @@ def _least(plain: Any, torch: Any) -> Any:
 def _version(tensor: Any) -> int:
     try:
         return int(tensor._version)
-    except Exception:  # made in inference mode
+    except Exception as error:  # made in inference mode
+        pass_on(error)
         return -1
 
 
@@ -178,4 +183,5 @@ def _fetch_alone(one: tuple[Extremes, tuple[Any, Any, Any]]) -> None:
     try:
         _fetch([one])
     except Exception as error:
+        pass_on(error)
         one[0].note = f"cannot be measured: {type(error).__name__}"

@@ -15,6 +15,7 @@ import sys
 import time
 
 from mldebug_training.cgroups import limits, meminfo
+from mldebug_training.interrupted import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class MemoryGuard:
 def _told(look: Callable[[], Iterator[str]]) -> list[str]:
     try:
         return list(look())
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return []
 
 

@@ -6,6 +6,7 @@ import fnmatch
 import sys
 
 from mldebug_training.imports import after_import
+from mldebug_training.interrupted import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def in_backward() -> bool:
     """Is this a forward that the autograd engine runs again, for a checkpoint of activations?"""
     try:
         return int(sys.modules["torch"]._C._current_graph_task_id()) != -1
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return False
 
 

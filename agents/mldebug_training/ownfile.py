@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import os
 
+from mldebug_training.interrupted import pass_on
+
 
 class OwnFile:
     """A file known by its device and inode; the number is forgotten, never used or closed, once another file is behind it."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd  # -1: none, or no longer ours
-        self._which = _which(fd)
+        self._which, _ = _about(fd)
 
     def mine(self) -> bool:
         """Is it still open, under its number?"""
-        if self.fd >= 0 and _which(self.fd) != self._which:
-            self.fd = -1
-        return self.fd >= 0
+        return self.size() >= 0
+
+    def size(self) -> int:
+        """Its bytes; -1 where it is no longer open under its number."""
+        if self.fd < 0:
+            return -1
+        which, size = _about(self.fd)
+        if which != self._which:
+            self.fd = size = -1
+        return size
 
     def write(self, data: bytes) -> None:
         """Write all of it, where the file stands. Raises OSError; a file that is gone takes nothing."""
@@ -57,9 +66,11 @@ def shared(fd: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(at)).cast("B")
 
 
-def _which(fd: int) -> tuple[int, int] | None:
+def _about(fd: int) -> tuple[tuple[int, int] | None, int]:
+    """Which file it is, and its size; None and -1 where the number is free."""
     try:
         found = os.fstat(fd)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+    except OSError as error:
+        pass_on(error)
+        return None, -1
+    return (found.st_dev, found.st_ino), found.st_size

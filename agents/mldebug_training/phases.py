@@ -22,13 +22,17 @@ class Phase:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._begun: list[tuple[bytes, int]] = []
+        self._begun: Any = None  # (the last one, those before it)
 
     def __enter__(self) -> None:
-        self._begun.append(own.enter(self._name))
+        self._begun = (
+            own.enter(self._name),
+            self._begun,
+        )  # no call after it that a handler could end
 
     def __exit__(self, *_: object) -> None:
-        own.leave(self._begun.pop())
+        begun, self._begun = self._begun
+        own.leave(begun)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -32,8 +32,8 @@ def own_rank() -> int | None:
         there = sys.modules["torch.distributed"]
         if there.is_available() and there.is_initialized():
             return int(there.get_rank())
-    except Exception:
-        pass
+    except Exception as error:
+        pass_on(error)
     rank = rank_and_size()[0]
     return rank if rank >= 0 else None
 
@@ -112,7 +112,8 @@ def _descriptor(file: Any) -> int:
     """The number below an open file; -1: there is none, as in a notebook."""
     try:
         return int(file.fileno())
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return -1
 
 

@@ -94,15 +94,22 @@ class Process:
         """Say what the process does from now on. Returns what `leave` wants back."""
         now = (_name(phase), time.monotonic_ns())
         if self.record is not None:
-            self._phases.append(now)
-            self._show(now)
+            try:
+                self._phases.append(now)
+                self._show(now)
+            except (
+                BaseException
+            ):  # a handler of the job: what is inside never begins, and nobody leaves it
+                self.leave(now)
+                raise
         return now
 
     def leave(self, phase: Phase) -> None:
         """Go back to what is left: the phase around it, or the one of another thread."""
         try:
             self._phases.remove(phase)  # by identity, and no other thread comes between
-        except ValueError:
+        except ValueError as error:
+            pass_on(error)
             return
         last = self._phases[-1:]
         self._show(last[0] if last else _NONE)
@@ -132,7 +139,7 @@ class Process:
     def _made(self) -> Record | None:
         try:
             sweep(self._folder)
-            record = Record(self._folder)
+            record = self._record = Record(self._folder)
         except Exception as error:  # no /dev/shm, a full one, no /proc
             pass_on(error)
             return None
@@ -170,7 +177,8 @@ def _quietly(does: Callable[..., None], *args: object, **more: object) -> None:
 def _name(phase: object) -> bytes:
     try:
         return short(str(phase), 32)
-    except Exception:  # a class of the job
+    except Exception as error:  # a class of the job
+        pass_on(error)
         return b""
 
 

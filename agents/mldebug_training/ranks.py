@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from mldebug_training.interrupted import pass_on
+
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _PROGRAMS = (
@@ -45,7 +47,8 @@ def command_line() -> list[str]:
     try:
         with open("/proc/self/cmdline", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")]
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return []
 
 

@@ -42,8 +42,9 @@ import struct
 import threading
 import time
 
+from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile, shared
-from mldebug_training.signals import Shield
+from mldebug_training.signals import shielded
 
 FOLDER = "/dev/shm"  # noqa: S108 - created exclusively, never followed
 PREFIX = "mldebug-"
@@ -74,7 +75,7 @@ class Record:
         self.pid = os.getpid()
         self.path = os.path.join(folder, f"{PREFIX}{self.pid}-{start}")
         self._file = OwnFile(reserve(self.path, SIZE))  # for its lock
-        self._memory = self._shared()
+        self._memory, self._over = self._shared(), False
         self._writing, self._missed = threading.Lock(), 0
         self._sequence, self._is_news, self._scalars = 0, False, _COUNT.pack(0)
         self.step, self.stepped_ns, self.beats = -1, 0, 0
@@ -123,7 +124,7 @@ class Record:
             time.monotonic_ns(), self.step, self.stepped_ns, self.beats,
             self.rank, self.world_size, self.signal, self.stacks_fd, self.phase_ns, self.phase,
         ) + self._scalars  # fmt: skip
-        memory = self._memory
+        memory = self._whole()
         self._sequence, self._missed = self._sequence + 1, 0
         _SEQUENCE.pack_into(memory, _BEGUN_AT, self._sequence)
         memory[_STATE_AT : _STATE_AT + len(state)] = state
@@ -132,18 +133,29 @@ class Record:
 
     def write_flight(self, signal: int, answers: int) -> None:
         """Say which signal asks for the Flight Recorder, and how often that was answered. Any thread may call it."""
-        _FLIGHT.pack_into(self._memory, _FLIGHT_AT, signal, answers & 0xFFFFFFFF)
+        _FLIGHT.pack_into(self._whole(), _FLIGHT_AT, signal, answers & 0xFFFFFFFF)
 
     def write_timeout(self, seconds: float) -> None:
         """Say after how long a collective is ended."""
-        _TIMEOUT.pack_into(self._memory, _TIMEOUT_AT, min(max(int(seconds), 0), 0xFFFFFFFF))
+        _TIMEOUT.pack_into(self._whole(), _TIMEOUT_AT, min(max(int(seconds), 0), 0xFFFFFFFF))
 
     def close(self, *, unlink: bool = True) -> None:
         """Let go of it; a forked child does so without taking its parent's away. What is still written goes nowhere."""
-        self._memory = memoryview(bytearray(SIZE))
+        self._let_go()
         if unlink and os.getpid() == self.pid:
             remove(self.path)
         self._file.close()
+
+    def _whole(self) -> memoryview:
+        """The memory to write to; nobody's, where somebody has cut the file: who touches what is gone ends by SIGBUS."""
+        if not self._over:
+            size = self._file.size()
+            if size < SIZE and (size >= 0 or _size(self.path) < SIZE):  # the job may have closed it
+                self._let_go()
+        return self._memory
+
+    def _let_go(self) -> None:
+        self._memory, self._over = memoryview(bytearray(SIZE)), True
 
     def _shared(self) -> memoryview:
         try:
@@ -158,8 +170,9 @@ def reserve(path: str, size: int) -> int:
     """Create a file that nobody else has, with room for all of it: a full /dev/shm says so here, not by SIGBUS later."""
     fd = _locked(path)
     try:
-        with Shield(_signal.SIGXFSZ):  # beyond the job's limit of a file's size
-            os.posix_fallocate(fd, 0, size)
+        shielded(
+            _signal.SIGXFSZ, os.posix_fallocate, fd, 0, size
+        )  # the job's limit of a file's size
     except OSError:
         remove(path)
         os.close(fd)
@@ -171,7 +184,8 @@ def sweep(folder: str = FOLDER) -> None:
     """Remove what processes of this user have left that were killed; never raises."""
     try:
         names = [name for name in os.listdir(folder) if name.startswith(PREFIX)][:MAX_STALE]
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return
     for name in names:
         _sweep(os.path.join(folder, name))
@@ -227,17 +241,26 @@ def _sweep(path: str) -> None:
         return
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # another user's
+    except OSError as error:  # another user's
+        pass_on(error)
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd)
         if found.st_uid == os.getuid() and found.st_nlink:  # without a name it is swept already
             remove(path)
-    except OSError:  # it lives, where /proc does not show it
-        pass
+    except OSError as error:  # it lives, where /proc does not show it
+        pass_on(error)
     finally:
         os.close(fd)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError as error:
+        pass_on(error)
+        return -1
 
 
 def _lives(name: str) -> bool:
@@ -251,7 +274,10 @@ def _lives(name: str) -> bool:
     try:
         fields = _stat(pid)
         return fields[0] not in (b"Z", b"X") and fields[19] == rest.partition(".")[0].encode()
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, IndexError):  # the most usual: it is gone
+        return False
+    except OSError as error:
+        pass_on(error)
         return False
 
 
@@ -265,5 +291,5 @@ def remove(path: str) -> None:
     """Take a file away that may be gone already; never raises OSError."""
     try:
         os.unlink(path)
-    except OSError:
-        pass
+    except OSError as error:
+        pass_on(error)

@@ -11,6 +11,15 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import os
 
+from mldebug_training.interrupted import pass_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
 _HIGHEST = 15  # above SIGRTMIN: the first that is tried
 _CANDIDATES = 9
 _THREADS = "/proc/self/task"
@@ -27,40 +36,44 @@ _FAULTS = frozenset(
 _blocked: list[int] = []  # `ask` of the family that is blocked
 
 
-class Closed:
-    """`with Closed():` A thread that is started inside takes no signal which is meant for the job.
+def closed(call: Callable[..., T], *args: Any) -> T:
+    """Call it. A thread that is started by that takes no signal which is meant for the job.
 
     A job that waits for one (`sigwait`, signalfd) blocks it in the threads that it knows: the kernel would hand it to ours,
     where its default action ends the process.
     """
+    return _masked(_signal.valid_signals() - _FAULTS, call, args)
 
-    def __enter__(self) -> None:
-        self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+
+def shielded(number: int, call: Callable[..., T], *args: Any) -> T:
+    """Call it. Where the job has given the signal its default action, which ends the process, this thread does not get it."""
+    if _signal.getsignal(number) != _signal.SIG_DFL or number in _signal.sigpending():
+        return call(*args)
+    return _masked((number,), call, args, (number,))
+
+
+def _masked(
+    numbers: Iterable[int], call: Callable[..., T], args: Any, dropped: tuple[int, ...] = ()
+) -> T:
+    """Call it with these signals blocked. What a handler of the job raises, at whatever line, leaves the mask as it was.
+
+    Restored twice: the second time for what interrupts the first. A class with `__exit__` has no second time.
+    """
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    try:
         try:
-            _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - _FAULTS)
-        except BaseException:  # a handler of the job was due
-            self.__exit__()
-            raise
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, numbers)
+            return call(*args)
+        finally:
+            _restore(before, dropped)
+    finally:
+        _restore(before, dropped)
 
-    def __exit__(self, *_: object) -> None:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
 
-
-class Shield:
-    """`with Shield(SIGPIPE):` Where the job has given the signal its default action, which ends the process, this thread does not get it."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __enter__(self) -> None:
-        self._up = _signal.getsignal(self._number) == _signal.SIG_DFL
-        if self._up:
-            self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (self._number,))
-
-    def __exit__(self, *_: object) -> None:
-        if self._up:
-            _signal.sigtimedwait((self._number,), 0)
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, self._before)
+def _restore(mask: Iterable[int], dropped: tuple[int, ...]) -> None:
+    if dropped:
+        _signal.sigtimedwait(dropped, 0)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 
 
 def free_signal() -> int:
@@ -145,7 +158,8 @@ def _mask(path: str, *names: bytes) -> int:
 def _taken() -> int:
     try:
         return _mask("/proc/self/status", b"SigCgt", b"SigIgn")
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        pass_on(error)
         return 0
 
 

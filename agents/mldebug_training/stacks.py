@@ -29,9 +29,9 @@ from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import remove, reserve
 from mldebug_training.signals import (
-    Closed,
     all_closed,
     at_fork,
+    closed,
     family,
     free_signal,
     is_ours,
@@ -68,10 +68,16 @@ def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
         if all_closed(ask):
             return ask, _listening(ask, path, tell_flight)
     except Exception as error:  # no thread, no room, a faulthandler without its half
+        _open_again(before)
         pass_on(error)
+        return 0, -1
+    _open_again(before)
+    return 0, -1
+
+
+def _open_again(before: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     reopen(0)
-    return 0, -1
 
 
 def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
@@ -81,8 +87,7 @@ def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
         _catch(ask, fd)
         ready = _thread.allocate_lock()
         ready.acquire()
-        with Closed():
-            _thread.start_new_thread(_listen, (ask, OwnFile(fd), tell_flight, ready))
+        closed(_thread.start_new_thread, _listen, (ask, OwnFile(fd), tell_flight, ready))
     except Exception:
         remove(path + SUFFIX)
         os.close(fd)
@@ -120,8 +125,8 @@ def _let_go(ask: int) -> None:
 def _ignore(number: int) -> None:
     try:
         signal.signal(number, signal.SIG_IGN)
-    except ValueError:  # not the main thread
-        pass
+    except ValueError as error:  # not the main thread
+        pass_on(error)
 
 
 def _listen(ask: int, file: OwnFile, tell_flight: Callable[[], None], ready: LockType) -> None:

@@ -145,8 +145,8 @@ def _innermost(outer: Any, optimizer: Any = None, *_: Any, **__: Any) -> Any:
         if optimizer is None:
             optimizer = next(iter(getattr(outer, "chained_optimizers", ())), outer)
             optimizer = getattr(optimizer, "optimizer", optimizer)
-    except Exception:
-        pass
+    except Exception as error:
+        pass_on(error)
     return optimizer
 
 
@@ -155,7 +155,8 @@ def _code(module: ModuleType) -> CodeType | None:
     try:
         code: CodeType = module.Optimizer.profile_hook_step(_code).__code__
         return code if "self" in code.co_varnames else None
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return None
 
 

@@ -15,9 +15,9 @@ import time
 from mldebug_training import agreement
 from mldebug_training.agreement import Agreement
 from mldebug_training.asked import Asked
-from mldebug_training.flight import collective_timeout
 from mldebug_training.interrupted import pass_on
 from mldebug_training.phases import Phase
+from mldebug_training.printing import write_lines
 from mldebug_training.switchfiles import KILL, SAVE, choose
 from mldebug_training.switchwatch import Watch
 
@@ -43,7 +43,7 @@ _RANKS = 2**32
 _FAR = (
     2**62
 )  # more than any count; what is left of it is the lowest count, as the highest is agreed
-START = 600.0  # seconds that `at_start` waits for the others, as nothing trains yet, and whoever saves or ends, at most
+PATIENCE = 600.0  # seconds that `at_start`, and whoever saves or ends, waits for the others at most
 STEADY = 2  # times that the counts of all ranks were the same, after which they have to be
 
 
@@ -53,8 +53,9 @@ class Switches:
     `folder`: where the switches lie; else $MLDEBUG_SWITCH_DIR, else `.mldebug-switch/JOB` in the working directory.
     `limit`: when to stop by itself. `reason`: asked at every agreement why to stop, None for no reason. `signal`: the one
     that asks to stop; None for none. `every`: steps from one agreement to the next; None: so that there are four a second
-    at most. `group`: a process group to agree in, which takes CPU tensors; None: an own one. `timeout`: seconds that a rank
-    waits in a poll for the others; after it the switches are off. Raises ValueError for arguments that cannot be; later nothing does.
+    at most. `group`: a process group to agree in, which takes CPU tensors (a rank outside has no switches); None: an own one of
+    all ranks. `timeout`: seconds that a rank waits in a poll for the others; after it the switches are off. Raises ValueError
+    for arguments that cannot be; later nothing of ours is raised.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Switches:
             self._watch.first_look()
             if not self._can_agree():
                 return None
-            self._begin(saves=False, timeout=START)
-            return self._finish(START)
-        except Exception as error:
+            patience = self._patience()
+            self._begin(saves=False, timeout=patience)
+            return self._finish(patience)
+        except BaseException as error:
             self._give_up(error)
             pass_on(error)
             return None
@@ -109,7 +111,7 @@ class Switches:
             return KILL if self._ended else None
         try:
             return self._poll()
-        except Exception as error:
+        except BaseException as error:
             self._give_up(error)
             pass_on(error)
             return None
@@ -128,17 +130,19 @@ class Switches:
         waits = not self._off and action != KILL and self._polls >= self._due
         if waits and self._can_agree():
             self._begin()
-            if agreement.size() == 1:
+            if self._agreement.size() == 1:
                 action = self._finish() or action
         return action
 
     def _can_agree(self) -> bool:
-        if self._agreement.ready():
-            return True
-        self._say(
-            "the switches are off until torch.distributed is initialised: the ranks cannot agree"
-        )
-        return False
+        size = self._agreement.size()
+        if size < 0:
+            self._turn_off("this rank is not in their group")
+        elif size == 0:
+            self._say(
+                "the switches are off until torch.distributed is initialised: the ranks cannot agree"
+            )
+        return size > 0
 
     def _begin(self, *, saves: bool = True, timeout: float | None = None) -> None:
         self._watch.start()
@@ -184,13 +188,12 @@ class Switches:
         self._ended = kind != SAVE_SWITCH
         return KILL if self._ended else SAVE
 
-    @staticmethod
-    def _patience() -> float:
+    def _patience(self) -> float:
         """Seconds that what was agreed waits until all ranks are at this poll, where one saves or evaluates alone before it.
 
         One that has missed it would go on alone, and hang: it waits in the job's own collectives then, which have to outlive that.
         """
-        return min(START, collective_timeout() / 2 or START)
+        return min(PATIENCE, self._agreement.shortest_timeout() / 2 or PATIENCE)
 
     def _measure(self) -> int:
         """Tell the limit how long the loop takes; returns how many steps there may be to the next agreement."""
@@ -246,14 +249,21 @@ class Switches:
         if self._limit:
             self._limit.saved(length)
 
-    def _give_up(self, error: Exception) -> None:
-        """Nothing that is broken here may harm the job; the others learn it at their next exchange, and wait for nobody."""
-        self._turn_off(f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    def _give_up(self, error: BaseException) -> None:
+        """Nothing that is broken here may harm the job; the others learn it at once, and wait for nobody.
+
+        Raises an interruption (KeyboardInterrupt, SystemExit) again: it is the job's own.
+        """
+        self._off = True
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        me = agreement.rank()
         try:
-            if agreement.size() > 1:
-                self._agreement.begin((OFF * _RANKS + agreement.rank(), 0, 1, 0, _FAR))
-        except Exception:
-            pass
+            self._agreement.give_up((OFF * _RANKS + me, 0, 1, 0, _FAR), f"rank {me} gave up: {why}")
+        except Exception as failed:
+            pass_on(failed)
+        self._turn_off(why)
+        if not isinstance(error, Exception):
+            raise error
 
     def _turn_off(self, why: str) -> None:
         self._off = True
@@ -264,11 +274,8 @@ class Switches:
         if not text or (text in self._said and not again) or len(self._said) > REMEMBERED:
             return
         self._said.add(text)
-        try:
-            sys.stderr.write(f"mldebug: {text}\n")
-            sys.stderr.flush()
-        except Exception:
-            pass
+        if sys.stderr is not None:  # a job without one
+            write_lines(f"mldebug: {text}", rank=None, file=sys.stderr)
 
 
 class Saving:

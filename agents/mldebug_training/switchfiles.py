@@ -16,6 +16,8 @@ import json
 import os
 import stat
 
+from mldebug_training.interrupted import pass_on
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +51,8 @@ def choose(told: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
         if named:
             return os.path.abspath(named), False
         return os.path.join(os.getcwd(), DEFAULT, job_name(environ)), True
-    except OSError:  # the working directory is gone
+    except OSError as error:  # the working directory is gone
+        pass_on(error)
         return os.path.join("/", named or DEFAULT), False
 
 

@@ -16,7 +16,7 @@ import time
 from mldebug_training import ranks
 from mldebug_training import record as records
 from mldebug_training.ownfile import OwnFile
-from mldebug_training.signals import Closed
+from mldebug_training.signals import closed
 from mldebug_training.switchfiles import POLLED, SAVE, Seen, clear_up, look, make, take, write
 
 TYPE_CHECKING = False
@@ -52,8 +52,7 @@ class Watch:
             return
         self._pid = os.getpid()
         self._first, self._ended, self._gone = (threading.Event() for _ in range(3))
-        with Closed():
-            _thread.start_new_thread(self._run, ())  # unlisted: a job may join all threads it finds
+        closed(_thread.start_new_thread, self._run, ())  # unlisted: a job may join all it finds
         atexit.register(self.close)
 
     def first_look(self, timeout: float = FIRST_LOOK) -> Seen:

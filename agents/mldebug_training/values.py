@@ -5,6 +5,7 @@ Nothing else is asked for its `__float__`: that of a tensor on a GPU waits for t
 
 from __future__ import annotations
 
+from mldebug_training.interrupted import pass_on
 from mldebug_training.record import possible
 
 TYPE_CHECKING = False
@@ -28,8 +29,8 @@ def of_scalars(values: dict[str, Any]) -> dict[str, float]:
         try:
             if is_number(value):
                 found[name] = float(value)
-        except Exception:  # 10**400, or a class of the job
-            pass
+        except Exception as error:  # 10**400, or a class of the job
+            pass_on(error)
     return found
 
 

@@ -14,7 +14,8 @@ import stat
 import threading
 import time
 
-from mldebug_training.signals import Closed, Shield
+from mldebug_training.interrupted import pass_on
+from mldebug_training.signals import closed, shielded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def write_all(fd: int, pieces: Sequence[bytes], until: float) -> int:
     try:
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         again = os.open(f"/proc/self/fd/{fd}", flags)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return _by_thread(fd, pieces, until)
     try:
         return _each(again, pieces, until)
@@ -40,10 +42,13 @@ def write_all(fd: int, pieces: Sequence[bytes], until: float) -> int:
 
 def _each(fd: int, pieces: Sequence[bytes], until: float | None) -> int:
     """`until` None: the descriptor blocks, and that is fine."""
-    with Shield(signal.SIGPIPE):
-        for count, piece in enumerate(pieces):
-            if not _one(fd, piece, until):
-                return count
+    return shielded(signal.SIGPIPE, _in_order, fd, pieces, until)
+
+
+def _in_order(fd: int, pieces: Sequence[bytes], until: float | None) -> int:
+    for count, piece in enumerate(pieces):
+        if not _one(fd, piece, until):
+            return count
     return len(pieces)
 
 
@@ -59,7 +64,8 @@ def _one(fd: int, piece: bytes, until: float | None) -> bool:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll(min(left, 0.05) * 1000)
-        except OSError:  # nobody has it open any more, or no room
+        except OSError as error:  # nobody has it open any more, or no room
+            pass_on(error)
             return False
     return True
 
@@ -78,8 +84,7 @@ def _by_thread(fd: int, pieces: Sequence[bytes], until: float) -> int:
             os.close(mine)
 
     thread = threading.Thread(target=work, name="mldebug-print", daemon=True)
-    with Closed():
-        thread.start()
+    closed(thread.start)
     thread.join(max(0.01, until - time.monotonic()))
     if thread.is_alive():
         _left_behind.append(thread)

@@ -189,6 +189,19 @@ def test_half_an_answer_is_waited_for_wherever_it_begins() -> None:
     assert looks == []
 
 
+@pytest.mark.parametrize(("mode", "owner"), [(0o620, -1), (0o602, -1), (0o600, 12345)])
+def test_an_answer_that_somebody_else_could_have_written_is_not_believed(
+    asking: HookStacks, mode: int, owner: int
+) -> None:
+    if owner >= 0 and os.geteuid():
+        pytest.skip("only root gives files away")
+    with process(SLEEPS) as one:
+        [file] = SHM.glob(f"mldebug-{one.pid}-*.stacks")
+        file.chmod(mode)
+        os.chown(file, owner, -1)
+        assert asking.dump(one.pid, timeout=0.5) == ()
+
+
 def test_who_stands_at_the_end_of_his_file_is_not_forced() -> None:
     """C code writes on where the file stands, and does not begin again."""
     code = RANK + (

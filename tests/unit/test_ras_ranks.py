@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -219,18 +219,29 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
 
 @contextmanager
 def two(folder: Path, server: RasServer) -> Iterator[list[int]]:
-    """The pids of two processes that have PyTorch and NCCL as far as it can be seen, and no rank."""
+    """The pids of two processes that have PyTorch and NCCL as far as it can be seen, and no rank.
+
+    Orphans: children of whoever runs the tests would count as children of a job where that has PyTorch itself.
+    """
     torch = library(folder, "2.11.0+cu128")
     nccl = folder / "libnccl.so.2"
     nccl.write_bytes(bytes(4096))
-    words = (sys.executable, "-S", "-c", MAPS, torch, nccl)
+    words = ("setsid", "--fork", sys.executable, "-S", "-c", MAPS, torch, nccl)
     with ExitStack() as stack:
-        pids = [
-            stack.enter_context(started(*words, NCCL_RAS_ADDR=server.address)).pid for _ in range(2)
-        ]
-        for pid in pids:
-            wait_until(lambda: str(nccl) in Path(f"/proc/{pid}/maps").read_text())  # noqa: B023
-        yield pids
+        for _ in range(2):
+            stack.enter_context(started(*words, NCCL_RAS_ADDR=server.address))
+        wait_until(lambda: len(mapping(nccl)) == 2)
+        yield mapping(nccl)
+
+
+def mapping(library: Path) -> list[int]:
+    """Who has this file mapped."""
+    found = []
+    for pid in Host().pids():
+        with suppress(OSError):
+            if str(library) in Path(f"/proc/{pid}/maps").read_text():
+                found.append(pid)
+    return sorted(found)
 
 
 def of(found: Discovery, pids: list[int]) -> list[Job]:

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -297,7 +298,6 @@ def test_ranks_whose_counts_part_give_up_together(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, counts = Table(2), [0, 0]
-    monkeypatch.setattr(agreement, "size", lambda: 2)
     monkeypatch.setattr(agreement, "rank", lambda: table.speaks)
     monkeypatch.setattr(agreement, "clock", lambda: counts[table.speaks])
     ranks = [switches(every=1)[0] for _ in range(2)]
@@ -365,8 +365,11 @@ class Seat:
         self._table, self._rank, self._round = table, rank, 0
         self.begun = False
 
-    def ready(self) -> bool:
-        return True
+    def size(self) -> int:
+        return self._table.size
+
+    def give_up(self, numbers: tuple[int, ...], why: str) -> None:
+        self.begin(numbers)
 
     def begin(self, numbers: tuple[int, ...], timeout: float | None = None) -> None:
         rounds = self._table.rounds
@@ -386,9 +389,15 @@ class Seat:
     def meet(self, timeout: float) -> None:
         """All ranks of these tests poll equally often."""
 
+    def shortest_timeout(self) -> float:
+        return 0.0
+
 
 class Missing(Seat):
     """The agreement of a rank that waits in vain: another one has missed this very poll."""
+
+    def size(self) -> int:
+        return 2
 
     def meet(self, timeout: float) -> None:
         raise agreement.LateError("another rank did not come to this poll in time")
@@ -396,10 +405,9 @@ class Missing(Seat):
 
 @pytest.mark.parametrize("seen", [Seen(kill=1), Seen(save=5)])
 def test_a_poll_missed_where_all_would_obey_turns_the_switches_off(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seen: Seen
+    capsys: pytest.CaptureFixture[str], seen: Seen
 ) -> None:
     table = Table(1)
-    monkeypatch.setattr(agreement, "size", lambda: 2)
     one, watch = switches(every=1)
     one._agreement = Missing(table, 0)  # type: ignore[assignment]
     watch.seen = seen
@@ -411,9 +419,42 @@ def test_a_poll_missed_where_all_would_obey_turns_the_switches_off(
 def test_who_waits_for_all_to_obey_gives_up_before_the_collectives_of_the_job_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    one, _ = switches()
     for told, waits in ((600.0, 300.0), (20.0, 10.0), (1e6, 600.0), (0.0, 600.0)):
-        monkeypatch.setattr("mldebug_training.switches.collective_timeout", lambda told=told: told)
-        assert Switches._patience() == waits
+        monkeypatch.setattr(one._agreement, "shortest_timeout", lambda told=told: told)
+        assert one._patience() == waits
+
+
+GROUPS = """
+import datetime, sys
+import torch, torch.distributed as dist
+from mldebug_training.agreement import Agreement
+
+def seconds(count): return {"timeout": datetime.timedelta(seconds=count)}
+
+one, found = Agreement(), []
+found.append(one.shortest_timeout())
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1, **seconds(77))
+found.append(one.shortest_timeout())
+dist.new_group([0], **seconds(99))
+dist.new_group([0], **seconds(12))
+one._group = dist.new_group([0], **seconds(5))  # ours
+found.append(one.shortest_timeout())
+given = Agreement(one._group)
+found.append(given.shortest_timeout())
+print(*found, one._name, given._name, Agreement()._name)
+"""
+
+
+def test_of_all_groups_of_the_job_the_shortest_timeout_counts(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    argv = [sys.executable, "-c", GROUPS, f"file://{tmp_path}/rendezvous"]
+    env = {**os.environ, "PYTHONPATH": str(Path(mldebug_training.__file__).parents[1])}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    *seconds, first, given, second = done.stdout.split()
+    assert seconds == ["0.0", "77.0", "12.0", "5.0"], done
+    assert (first, second) == ("mldebug/switches/all/1", "mldebug/switches/all/2")
+    assert given.startswith("mldebug/switches/0-")
 
 
 EVENTS = st.lists(
@@ -431,7 +472,6 @@ EVENTS = st.lists(
 def test_all_ranks_do_the_same_at_the_same_step(events: list[Any], every: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         table = Table(4)
-        patch.setattr(agreement, "size", lambda: 4)
         patch.setattr(agreement, "rank", lambda: table.speaks)
         words: list[str | None] = [None] * 4
         ranks = [switches(every=every, reason=lambda n=rank: words[n]) for rank in range(4)]

@@ -6,7 +6,8 @@ of the process runs: there the lock is held by C code that sleeps. C code that c
 
 The hook writes at the front of its file again when half of it is used. So a smaller position is news as well as a larger one;
 but where it only moved, somebody else may have asked at the same moment. What counts is an answer that is whole, between two
-lines with its number, in the part of the file that was written since the question.
+lines with its number, in the part of the file that was written since the question, and only where nobody but the user of the
+process could have written it.
 """
 
 import re
@@ -18,6 +19,7 @@ from mldebug.redact import clean
 from mldebug.stacks import named_frame
 from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.asking import Asking, Hooked
+from mldebug_agents.hooks.records import check_owner
 from mldebug_agents.reader import Reader
 
 MAX_TEXT = 256 << 10  # the room of its file: beyond it nobody is forced, or it would grow
@@ -108,7 +110,13 @@ class HookStacks:
         begin = one.position if now > one.position else 0
         path = self._asking.path(one, STACKS)
         piece = self._reader.read_from(path, begin, max_bytes=min(MAX_TEXT, now - begin))
-        return piece.data.decode(errors="replace") if isinstance(piece, Piece) else ""
+        if not isinstance(piece, Piece):
+            return ""
+        try:
+            check_owner(piece, one.identity.uid)
+        except ValueError:
+            return ""
+        return piece.data.decode(errors="replace")
 
 
 def whole_answer(text: str) -> str | None:
