@@ -92,9 +92,19 @@ def test_the_last_frames_of_a_sample_are_shown_until_the_next_one() -> None:
 def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     job = seen().job
     taken = NodeCapture(node="n1", taken_at=1.0, job=job)
-    capturer = SimpleNamespace(capture=lambda *_: taken)
+    stood_still = []
+
+    def capture(*_: object, stalled: bool) -> NodeCapture:
+        stood_still.append(stalled)
+        return taken
+
+    capturer = SimpleNamespace(capture=capture)
     node: Any = SimpleNamespace(bench=SimpleNamespace(capturer=lambda _: capturer))
     decision = Decision(stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0)
     _, told = Node._capture(node, Order(job, Discovery(), decision))
     assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
     assert Node._capture(node, Order(job, Discovery())) == ("j", taken)
+    assert stood_still == [
+        True,
+        False,
+    ]  # what costs a job something is asked only where it stands still
