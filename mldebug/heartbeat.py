@@ -21,7 +21,6 @@ MIN_SIGNAL, MAX_SIGNAL = (
 )  # real-time ones, as their two neighbours below; whatever else a record names is not sent
 LEGITIMATE = frozenset({"evaluate", "checkpoint_save", "checkpoint_load", "compile"})
 """Phases in which a job makes no step and nothing is wrong, as long as the rank moves."""
-_WITHOUT_STEPS = LEGITIMATE | {"data_wait"}
 
 _HEAD = struct.Struct("<8sQQQ")
 _STATE = struct.Struct("<QqQQiiIiQ32s")
@@ -108,7 +107,6 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
     )
     known = 0 <= step <= MAX_STEP
     ask = signal if MIN_SIGNAL <= signal <= MAX_SIGNAL else None
-    phase, since = _believed(_text(phase), since, stepped if known else 0)
     flight, answers, timeout = _FLIGHT.unpack_from(data, _FLIGHT_AT)
     return Heartbeat(
         written_at=_seconds(written, now),
@@ -123,15 +121,10 @@ def _heartbeat(data: bytes, now: float) -> Heartbeat:
         flight_signal=flight if ask is not None and flight == ask - 2 else None,
         flight_answers=answers,
         collective_timeout=float(timeout) if timeout else None,
-        phase=phase,
+        phase=_text(phase),
         phase_since=_seconds(since, now),
         scalars=dict(_scalars(data)),
     )
-
-
-def _believed(phase: str, since: int, stepped: int) -> tuple[str, int]:
-    """None where a step was made since: an exception of the job's signal handler can keep the hook from ending a phase."""
-    return ("", 0) if phase in _WITHOUT_STEPS and since < stepped else (phase, since)
 
 
 def _scalars(data: bytes) -> list[tuple[str, float]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 
 USAGE = "usage: python -m mldebug_training [--] [COMMAND ...]"
@@ -25,6 +26,11 @@ def main(words: list[str]) -> int:
         print(USAGE)
         return 0
     try:
+        for number in (
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):  # Python ignores them, and a job would inherit it
+            signal.signal(number, signal.SIG_DFL)
         os.execvpe(words[0], words, _environment())  # noqa: S606 - an argument list, no shell
     except (OSError, ValueError) as error:
         return _refuse(f"{words[0][:100]!r} cannot be started: {error}")

@@ -7,13 +7,13 @@ What follows from an answer waits at the job's store until all ranks have it: `N
 
 from __future__ import annotations
 
-import _thread
+import ctypes
 import datetime
 import sys
 import time
 import zlib
 
-from mldebug_training import ranks
+from mldebug_training import natives, ranks
 from mldebug_training.flight import collective_timeout
 from mldebug_training.interrupted import pass_on
 from mldebug_training.signals import closed
@@ -69,6 +69,7 @@ class Agreement:
             self._meet(self._timeout if timeout is None else timeout, NAP)
             limit = datetime.timedelta(seconds=GROUP)
             self._group = dist.new_group(backend="gloo", timeout=limit)
+            _keep(self._group)
         self._exchange += 1
         self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._work = dist.all_reduce(
@@ -95,7 +96,7 @@ class Agreement:
         if self.size() < 2:
             return
         answer = f"{self._name}/{self._exchange}/answer"
-        closed(_thread.start_new_thread, _tell, (_store(), answer, why))
+        closed(natives.start_new_thread, _tell, (_store(), answer, why))
         if self._group is not None:
             self.begin(numbers)
 
@@ -141,6 +142,11 @@ def _name(group: Any) -> str:
             members = "others"
     _made[members] = _made.get(members, 0) + 1
     return f"mldebug/switches/{members}/{_made[members]}"
+
+
+def _keep(group: Any) -> None:
+    """For ever: where the last reference goes, at the end of a process say, gloo waits for an exchange that others never join."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _store() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from mldebug_training.interrupted import pass_on
+from mldebug_training.natives import get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +22,24 @@ class _Afterwards:
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Then]] = {}
+        self._asking: set[tuple[int, str]] = set()  # (thread, name)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self.waiting:
+        """As the others find it; None to one of them that asks all the others, as we do."""
+        question = get_ident(), name
+        if name not in self.waiting or question in self._asking:
             return None
+        self._asking.add(question)
+        try:
+            return self._found(name, path, target)
+        finally:
+            self._asking.discard(question)
+
+    def _found(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = (

@@ -8,11 +8,11 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from _thread import get_ident
 
 from mldebug_training import ranks, stacks
 from mldebug_training.flight import Flight, collective_timeout
 from mldebug_training.interrupted import pass_on
+from mldebug_training.natives import get_ident
 from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import FOLDER, Record, remove, short, sweep
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     Phase = Tuple[bytes, int]  # its name, and when it began: CLOCK_MONOTONIC, ns
 _NONE = (b"", 0)
+WITHOUT_STEPS = frozenset(
+    {b"evaluate", b"checkpoint_save", b"checkpoint_load", b"data_wait", b"compile"}
+)
 LOOK_EVERY = 64  # steps
 
 
@@ -59,9 +62,16 @@ class Process:
         record = self.record
         if record is not None:
             self._thread = get_ident()
+            if self._phases and step != record.step:
+                self._end_phases(record)
             record.beat(step)
             if record.beats % LOOK_EVERY == 1:
                 self._look(record)
+
+    def _end_phases(self, record: Record) -> None:
+        """No step is made in these: an exception of the job's signal handler has kept us from ending them."""
+        self._phases = [one for one in self._phases if one[0] not in WITHOUT_STEPS]
+        record.phase, record.phase_ns = self._phases[-1] if self._phases else _NONE
 
     def _look(self, record: Record) -> None:
         """Now and then: what does not need to be looked at in each step."""

@@ -43,6 +43,7 @@ import threading
 import time
 
 from mldebug_training.interrupted import pass_on
+from mldebug_training.natives import allocate_lock
 from mldebug_training.ownfile import OwnFile, shared
 from mldebug_training.signals import shielded
 
@@ -76,7 +77,7 @@ class Record:
         self.path = os.path.join(folder, f"{PREFIX}{self.pid}-{start}")
         self._file = OwnFile(reserve(self.path, SIZE))  # for its lock
         self._memory, self._over = self._shared(), False
-        self._writing, self._missed = threading.Lock(), 0
+        self._writing, self._missed = allocate_lock(), 0
         self._sequence, self._is_news, self._scalars = 0, False, _COUNT.pack(0)
         self.step, self.stepped_ns, self.beats = -1, 0, 0
         self.rank = self.world_size = -1
@@ -104,7 +105,7 @@ class Record:
             if not writing.acquire(blocking=False):
                 self._missed += 1
                 if self._missed > MISSED:  # an exception between two bytecodes of it, by a signal
-                    self._missed, self._writing = 0, threading.Lock()
+                    self._missed, self._writing = 0, allocate_lock()
                 return
             try:
                 self._is_news = False

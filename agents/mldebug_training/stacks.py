@@ -18,13 +18,13 @@ place by exec has none, but inherits the block; and whoever sends a signal looks
 
 from __future__ import annotations
 
-import _thread
 import faulthandler
 import os
 import signal
 import sys
 import threading
 
+from mldebug_training import natives
 from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile
 from mldebug_training.record import remove, reserve
@@ -59,7 +59,7 @@ def arm(path: str, tell_flight: Callable[[], None]) -> tuple[int, int]:
     Returns the signal that asks for stacks and their file; 0 and -1 where that fails, or a thread is open to the signals: one
     that C code started before. It would take what is meant for ours.
     """
-    ask = free_signal()
+    ask = free_signal() if natives.NATIVE else 0
     reopen(ask)
     if not ask:
         return 0, -1
@@ -85,9 +85,9 @@ def _listening(ask: int, path: str, tell_flight: Callable[[], None]) -> int:
     fd = reserve(path + SUFFIX, ROOM)
     try:
         _catch(ask, fd)
-        ready = _thread.allocate_lock()
+        ready = natives.allocate_lock()
         ready.acquire()
-        closed(_thread.start_new_thread, _listen, (ask, OwnFile(fd), tell_flight, ready))
+        closed(natives.start_new_thread, _listen, (ask, OwnFile(fd), tell_flight, ready))
     except Exception:
         remove(path + SUFFIX)
         os.close(fd)
@@ -162,13 +162,13 @@ def _answer(file: OwnFile, stacks: bytes, number: int) -> None:
 def _hand_on(number: int) -> None:
     """The job has a handler for it since: Python notes it here, and runs it in the main thread."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
-    signal.pthread_kill(_thread.get_ident(), number)
+    signal.pthread_kill(natives.get_ident(), number)
     signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
 
 
 def _all_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = _thread.get_ident()
+    own = natives.get_ident()
     frames, main = sys._current_frames(), threading.main_thread().ident
     found = sorted(frames.items(), key=lambda one: one[0] != main)  # if any is cut, not that one
     return "\n".join(_stack(one, names.get(one, ""), frame) for one, frame in found if one != own)

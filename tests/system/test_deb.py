@@ -17,7 +17,7 @@ from system.service import (
     processes_of_the_agent,
 )
 
-pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(900)]
 MAX_PACKAGE = 12 << 20  # bytes; 7.5 MB when this was written, most of it py-spy
 
 ACCOUNTS = {

@@ -16,7 +16,7 @@ from system.service import (
     main_pid,
 )
 
-pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(900)]
 DROP_IN_OF = {"+ `KILL`": "kill", "+ `DAC_OVERRIDE`": "dac-override", "+ `SYS_ADMIN`": "sys-admin"}
 
 

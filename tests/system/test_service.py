@@ -23,7 +23,7 @@ from system.service import (
     reports,
 )
 
-pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(900)]
 
 
 def test_a_stranger_s_hung_job_is_reported(service: Machine, hung_job: dict[str, Any]) -> None:

@@ -93,26 +93,6 @@ def test_scalars_are_bounded_and_their_names_cut_between_characters(record: writ
     assert list(read(record).scalars) == ["ä" * 12]  # 16 of them have the same first 24 bytes
 
 
-@pytest.mark.parametrize(
-    ("phase", "since", "told"),
-    [
-        ("evaluate", 100, ""),  # an exception of the job has kept the hook from ending it
-        ("data_wait", 100, ""),
-        ("evaluate", 300, "evaluate"),
-        ("warmup", 100, "warmup"),  # the job's own, around many steps
-    ],
-)
-def test_a_phase_in_which_no_step_is_made_ends_with_the_next_step(
-    record: written.Record, phase: str, since: int, told: str
-) -> None:
-    record.beat(7)
-    record.stepped_ns = 200
-    record.phase, record.phase_ns = phase.encode(), since
-    record.write()
-    found = read(record)
-    assert (found.phase, found.phase_since > 0) == (told, bool(told))
-
-
 # --- hostile records -----------------------------------------------------------------------------
 
 

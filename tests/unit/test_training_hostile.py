@@ -1,6 +1,9 @@
 """A job that does what jobs do with signals, limits and files finds all of it as without the hook."""
 
+import os
+import signal
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -215,3 +218,94 @@ def test_a_job_that_closes_what_it_does_not_know_is_heard_all_the_same(site: Pat
             tell(step=int.from_bytes(file.read(48)[40:], "little"))
     """
     assert run(site, code)["step"] == 7
+
+
+# --- what it has changed in Python itself ----------------------------------------------------------
+
+
+def test_a_library_that_puts_others_in_the_place_of_threads_does_not_hang_the_job(
+    site: Path,
+) -> None:
+    """gevent and eventlet do: what is started as a thread runs in the one that starts it, and blocks it."""
+    code = """
+        import _thread
+        def at_once(function, args=(), kwargs=None):
+            function(*args, **(kwargs or {}))
+            return 1
+        _thread.start_new_thread = _thread.start_new = at_once
+        _thread.get_ident = lambda: 7
+        import torch, mldebug_training
+        from mldebug_training.process import own
+        mldebug_training.heartbeat(3)
+        os.kill(os.getpid(), own.record.signal)
+        until = __import__("time").monotonic() + 20
+        told = ""
+        while "End of stacks" not in told and __import__("time").monotonic() < until:
+            with open(own.record.path + ".stacks") as file:
+                told = file.read().strip("\\0")
+        tell(step=own.record.step, answered="End of stacks 1." in told)
+    """
+    found = run(site, code)
+    assert (found["step"], found["answered"]) == (3, True)
+
+
+def test_where_threads_were_replaced_before_us_nothing_is_armed(site: Path) -> None:
+    code = """
+        import _thread
+        real, _thread.start_new_thread = _thread.start_new_thread, lambda *_: 1
+        import mldebug_training
+        mldebug_training.heartbeat(3)
+        from mldebug_training.process import own
+        tell(step=own.record.step, ask=own.record.signal)
+    """
+    found = run(site, code, MLDEBUG_HOOK="0")
+    assert (found["step"], found["ask"]) == (3, 0)
+
+
+def test_a_finder_that_asks_all_the_others_as_ours_does_finds_pytorch(site: Path) -> None:
+    code = """
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                found = (one.find_spec(name, path, target) for one in sys.meta_path if one is not self)
+                return next((spec for spec in found if spec is not None), None)
+        sys.meta_path.insert(0, Finder())
+        import torch
+        torch.optim.Optimizer().step()
+        tell()
+    """
+    assert run(site, code)["record"]
+
+
+def test_a_phase_that_was_never_left_ends_with_the_next_step(site: Path) -> None:
+    """What a handler raises between two lines of ours can keep it from ending; one of the job's own goes on."""
+    code = """
+        import torch, mldebug_training
+        from mldebug_training.process import own
+        def now(): return own.record.phase.decode()
+        mldebug_training.heartbeat(1)
+        own.enter("warmup")
+        own.enter("evaluate")
+        mldebug_training.heartbeat(1, loss=0.5)
+        told = [now()]
+        mldebug_training.heartbeat(2)
+        tell(told=[*told, now()])
+    """
+    assert run(site, code)["told"] == ["evaluate", "warmup"]
+
+
+# --- what `mldebug run` hands on ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["mldebug", "mldebug_training"])
+def test_a_job_gets_no_signal_ignored_that_was_not(program: str) -> None:
+    """Python ignores SIGPIPE and SIGXFSZ; a shell's loop below it would write to a closed pipe for ever."""
+    words = ["run"] if program == "mldebug" else []
+    job = ["grep", "SigIgn", "/proc/self/status"]
+    done = subprocess.run(
+        [sys.executable, "-m", program, *words, "--", *job],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (
+        int(done.stdout.split()[1], 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
+    )

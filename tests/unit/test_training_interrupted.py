@@ -35,6 +35,10 @@ HANDLERS = {
     "one that takes itself away": """def handler(*_):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         raise Late""",
+    "one that names its number and takes itself away": """def handler(number, frame):
+        signal.signal(number, signal.SIG_DFL)
+        number = signal.Signals(number)
+        raise Late""",
     "one that drops what it is given": """def handler(number, frame):
         del number, frame
         raise Late""",

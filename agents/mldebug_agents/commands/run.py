@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from mldebug.redact import clean
 HOOK = "mldebug_training"
 FOLDER = "startup"
 PIPE, CALLS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python from its start; the job would inherit it
 RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
 
 
@@ -71,7 +73,9 @@ def hook_folder() -> Path:
 
 
 def become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Run the job in place of this process."""
+    """Run the job in place of this process, with the two signals at their default that Python ignores."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(words[0], list(words), dict(environ))  # noqa: S606 - an argument list, no shell
     except OSError as error:
