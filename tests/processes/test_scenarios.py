@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.timeout(1500)]
 pytest.importorskip("torch", reason="the scenarios train with PyTorch")
 
 LATE = 5.0  # seconds from the end of the timeout to the agent's report
-TOO_LATE = 15.0  # on a machine that is busy with other things at that moment
+TOO_LATE = 30.0  # on a machine that is busy with other things at that moment; 16 s were seen beside two more streams of jobs
 
 
 @pytest.fixture(scope="module")
