@@ -154,7 +154,7 @@ def _store() -> Any:
 
 
 def _tell(store: Any, key: str, why: str) -> None:
-    """In a thread: a store whose host is stopped would keep the training."""
+    """In a thread: a store whose host is stopped would keep the training. One that is gone is told by nobody to nobody."""
     try:
         store.compare_set(key, "", why)
     except Exception:

@@ -5,7 +5,6 @@ Runs in every interpreter below `mldebug run`, so what costs time to import wait
 
 from __future__ import annotations
 
-from mldebug_training import natives
 from mldebug_training.imports import after_import
 from mldebug_training.ranks import command_line, is_rank
 
@@ -30,7 +29,6 @@ FRAMEWORKS = (
 
 
 _armed: list[bool] = []
-__all__ = ["arm", "natives"]  # the latter is taken now, for who needs it later
 
 
 def arm() -> None:

@@ -26,12 +26,8 @@ MAX_PLACES = 4
 
 def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
     """A few sentences; of several nodes' answers the fullest speaks."""
-    told = [one for one in captures if one.ras is not None]
-    best = max(told, key=_fullness, default=None)
-    if best is None or best.ras is None:
-        return ()
-    names = Names.of(best, best.ras)
-    lines = dict.fromkeys(_lines(best.ras, names))
+    told = _fullest(captures)
+    lines = dict.fromkeys(_lines(*told) if told else ())
     return tuple(f"{SOURCE}: {line}" for line in list(lines)[:MAX_LINES])
 
 
@@ -44,17 +40,23 @@ class Voice(msgspec.Struct, frozen=True):
 
 def ras_voices(captures: Sequence[NodeCapture]) -> tuple[Voice, ...]:
     """For a comparison with other sources. Of a part of the ranks none: who is behind there may wait in another part."""
-    told = [one for one in captures if one.ras is not None]
-    best = max(told, key=_fullness, default=None)
-    if best is None or best.ras is None:
+    told = _fullest(captures)
+    if told is None:
         return ()
-    names = Names.of(best, best.ras)
-    world = [one for one in best.ras.communicators if names.is_world(one)]
+    ras, names = told
+    world = [one for one in ras.communicators if names.is_world(one)]
     return tuple(voice for one in world for voice in _voices(one, names))[:MAX_LINES]
 
 
-def _fullness(capture: NodeCapture) -> int:
-    return sum(one.answered for one in capture.ras.communicators) if capture.ras else -1
+def _fullest(captures: Sequence[NodeCapture]) -> tuple[NcclRas, "Names"] | None:
+    """Of several nodes' answers the one in which most processes have answered."""
+    told = (
+        (sum(row.answered for row in one.ras.communicators), one, one.ras)
+        for one in captures
+        if one.ras
+    )
+    _, best, ras = max(told, key=lambda one: one[0], default=(0, None, None))
+    return (ras, Names.of(best, ras)) if best is not None and ras is not None else None
 
 
 class Names(msgspec.Struct, frozen=True):

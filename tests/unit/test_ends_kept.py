@@ -342,6 +342,16 @@ class Pidfds:
         pass
 
 
+def following(teller: Teller) -> Endings:
+    return Endings(
+        None,  # type: ignore[arg-type]
+        Pidfds(),  # type: ignore[arg-type]
+        lambda _: True,
+        teller.stories,
+        lambda *_: None,
+    )
+
+
 @pytest.mark.parametrize(
     ("launcher", "final"), [(None, True), (9, False)], ids=["launcher gone", "launcher lives"]
 )
@@ -351,13 +361,7 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
     told: list[bool] = []
     teller = Teller(Books())
     teller.stories.failed = lambda *_, final: told.append(final)  # type: ignore[method-assign,assignment,misc]
-    endings = Endings(
-        None,  # type: ignore[arg-type]
-        Pidfds(),  # type: ignore[arg-type]
-        lambda _: True,
-        teller.stories,
-        lambda *_: None,
-    )
+    endings = following(teller)
     one = Run(job(0, 1, 2, launcher=launcher), StallWatch(StallSettings()))
     one.seen = JobLook(job=one.job, look=Look(at=0.0))
     endings.follow(one, {})
@@ -370,13 +374,7 @@ def test_an_end_is_final_where_no_launcher_can_start_again(
 def test_a_process_that_turns_out_to_be_a_rank_of_another_job_leaves_no_end_behind() -> None:
     """NCCL RAS tells its rank once the ranks have met: until then it was a job of its own."""
     teller = Teller(Books())
-    endings = Endings(
-        None,  # type: ignore[arg-type]
-        Pidfds(),  # type: ignore[arg-type]
-        lambda _: True,
-        teller.stories,
-        lambda *_: None,
-    )
+    endings = following(teller)
     whole = Run(job(0, 1, 2), StallWatch(StallSettings()))
     first = whole.job.ranks[0]
     alone = Run(
