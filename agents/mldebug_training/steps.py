@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, ModuleType
     from typing import Any
 
+OWN_AND_OPTIMIZERS = 2  # classes that define a step where none calls that of another
 NEAR = 8  # frames between a step and the one of its base class that it calls
 
 
@@ -40,7 +41,7 @@ class Steps:
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             self.calls += 1
-            if self.within or (self.code and _is_inner(sys._getframe(1), self.code, optimizer)):
+            if self.within or (_may_be_inner(optimizer.__class__) and self._is_inner(optimizer)):
                 return
             if self._round and id(optimizer) not in self._round:
                 self._round.add(id(optimizer))
@@ -50,6 +51,9 @@ class Steps:
             self._moved = True
         except Exception as error:
             pass_on(error)
+
+    def _is_inner(self, optimizer: object) -> bool:
+        return self.code is not None and _is_inner(sys._getframe(2), self.code, optimizer)
 
     def counted(self, step: int) -> None:
         """A framework has made a step in its own way, and this is its number."""
@@ -158,6 +162,12 @@ def _code(module: ModuleType) -> CodeType | None:
     except Exception as error:
         pass_on(error)
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def _may_be_inner(kind: type) -> bool:
+    """Can a step of it call one of its base class? To look at frames makes each of them dearer, so that not all steps shall pay."""
+    return sum("step" in vars(one) for one in kind.__mro__) > OWN_AND_OPTIMIZERS
 
 
 def _is_inner(frame: FrameType | None, code: CodeType, optimizer: object) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 
 import mldebug_training
 from mldebug_training import agreement
@@ -127,7 +128,7 @@ def main() -> None:
     if HOW == "host":
         os._exit(0)
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

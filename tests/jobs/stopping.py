@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 
 import mldebug_training
 
@@ -30,7 +31,7 @@ def main() -> None:
     if switches:
         switches.close()
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def make(options: argparse.Namespace, rank: int) -> mldebug_training.Switches:

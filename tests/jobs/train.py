@@ -14,6 +14,7 @@ from pathlib import Path
 import faults
 import torch
 import torch.distributed as dist
+from leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -189,7 +190,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=FOREVER)
     job.build()
     train_in_thread(job) if job.options.fault == "thread" else train(job)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Nothing here sleeps and hopes: every wait polls for an event and fails with what
 import json
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -326,11 +327,16 @@ def clean_environment(home: Path) -> dict[str, str]:
     return kept | {"HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+OUTSIDE = (20_000, 32_000)  # of what the kernel gives to whoever asks for any port
+
+
 def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that was free a moment ago, and that no connection of anybody gets by chance until it is used."""
+    while True:
+        port = random.randrange(*OUTSIDE)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 # --- a file system that hangs ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from mldebug.heartbeat import record_name
 from mldebug.snapshot import RunState
 from mldebug_agents.commands.run import environment, hook_folder
-from processes.harness import JOBS, SCRIPTS, clean_environment, free_port, state_of, wait_for
+from processes.harness import JOBS, SCRIPTS, clean_environment, state_of, wait_for
 from processes.light import LightJob, light_job
 from processes.torchlike import write_torch
 from processes.watching import RunningAgent, settings, watching
@@ -221,7 +221,7 @@ def trained(how: str = "", *, hook: bool) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="mldebug-test-") as name:
         events = Path(name, "events")
         events.mkdir()
-        job = [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2", "--master-port", str(free_port()),
+        job = [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2", "--standalone",
                str(JOBS / "train.py"), "--events", str(events), "--ranks", "", "--steps", str(STEPS)]  # fmt: skip
         ours = [str(SCRIPTS / "mldebug"), "run", "--"] if hook else []
         done = subprocess.run(

@@ -158,6 +158,9 @@ class Between:
     def __init__(self, at: int, does: Callable[[], None]) -> None:
         self._at, self._does = at, [does]
 
+    def pack(self, number: int) -> bytes:
+        return struct.pack("<Q", number)
+
     def pack_into(self, memory: memoryview, at: int, number: int) -> None:
         struct.pack_into("<Q", memory, at, number)
         if at == self._at and self._does:
