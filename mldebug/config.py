@@ -108,6 +108,10 @@ class Config(Section, frozen=True, kw_only=True):
     logs: Annotated[
         dict[str, Plugin], Room(lambda: names("logs"), lambda kind: load("logs", kind))
     ] = {}
+    # how other nodes are reached: {ssh: {kind: ssh, options: '-i ~/.ssh/cluster'}}
+    transports: Annotated[
+        dict[str, Plugin], Room(lambda: names("transports"), lambda kind: load("transports", kind))
+    ] = {}
     metrics: Metrics = Metrics()
     health: Health = Health()
 

@@ -3,7 +3,7 @@
 Pure: the same captures give the same words, on the node, at the coordinator and months later (`mldebug diagnose`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -13,12 +13,15 @@ from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
 from mldebug.judging.join import join
+from mldebug.judging.nodes import missing_ranks, node_evidence, not_all_seen, where_to_type
 from mldebug.judging.ras import Voice, ras_evidence, ras_voices
 from mldebug.model import (
+    Asked,
     Classification,
     ClassifiedRank,
     Confidence,
     Diagnosis,
+    Fault,
     Finding,
     FlightRecord,
     Group,
@@ -39,33 +42,40 @@ MIN_INFERRED = 3
 StandKey = tuple[tuple[str, ...], str, str]
 
 
-def diagnose(captures: Iterable[NodeCapture]) -> Judgement:
-    """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence."""
+def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Judgement:
+    """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence.
+
+    `asked`: all nodes that were asked for it, where that were more than the one that asks.
+    """
     captures = tuple(captures)
     job = merge_jobs([capture.job for capture in captures])
     ranks = _infer_native_waits(_share_native([*_classified(captures), *_lost(captures)]))
+    ranks += missing_ranks(captures, (rank.rank for rank in ranks), job.world_size, asked)
     ranks.sort(key=lambda rank: rank.rank)
     case = Case(
         job,
         tuple(ranks),
         max(capture.quiet_seconds for capture in captures),
-        faults=tuple(fault for capture in captures for fault in capture.faults),
+        faults=tuple(_faults(captures)),
         taken_at=max(capture.taken_at for capture in captures),
         usual_gap=max(capture.usual_gap_seconds for capture in captures),
         flights=_flights(captures),
+        asked=asked,
     )
-    groups, group_of = _groups(case)
+    frames = {rank.rank: _stand(rank)[0] for rank in case.ranks}
+    groups, group_of = _groups(case, frames)
     devices = tuple(capture.devices for capture in captures if capture.devices)
     ras = () if case.moved else ras_evidence(captures)
     voices = () if case.moved else ras_voices(captures)
-    diagnosis = conclude(case, _findings(case), (*ras, *devices), voices)
+    nodes = node_evidence(case, captures)
+    diagnosis = conclude(case, _findings(case), (*nodes, *ras, *devices), voices)
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),
         ranks=case.ranks,
         groups=groups,
         group_of=group_of,
-        tree=merge((rank.rank, _stand(rank)[0]) for rank in case.ranks),
+        tree=merge((rank.rank, frames[rank.rank]) for rank in case.ranks),
         taken_at=case.taken_at,
     )
 
@@ -79,6 +89,15 @@ def _flights(captures: tuple[NodeCapture, ...]) -> dict[int, FlightRecord]:
         if rank.flight is not None
     }
     return {rank: one for rank, (one, _) in found.items()} if settled(found.values()) else {}
+
+
+def _faults(captures: tuple[NodeCapture, ...]) -> Iterator[Fault]:
+    """Those of all nodes, each as old as it was by its own node's clock: the clocks of two nodes are never compared."""
+    newest = max(capture.taken_at for capture in captures)
+    for capture in captures:
+        behind = newest - capture.taken_at
+        for fault in capture.faults:
+            yield msgspec.structs.replace(fault, at=fault.at + behind) if behind else fault
 
 
 def merge_jobs(jobs: list[Job]) -> Job:
@@ -152,7 +171,7 @@ def _share_native(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
         for rank in ranks
         if rank.capture and rank.capture.process.native and rank.is_.direct
     }
-    return [_adopt(rank, proved.get(_stand(rank))) for rank in ranks]
+    return [_adopt(rank, proved.get(_stand(rank))) for rank in ranks] if proved else ranks
 
 
 def _adopt(rank: ClassifiedRank, model: ClassifiedRank | None) -> ClassifiedRank:
@@ -263,10 +282,7 @@ def conclude(
 
     `beside`: what NCCL and the GPUs say, in sentences; evidence beside the rest. `voices`: whom NCCL RAS names.
     """
-    precedence = list(Verdict)
-    best = min(
-        findings, key=lambda finding: precedence.index(finding.verdict), default=None
-    ) or _unknown(case)
+    best = min(findings, key=_precedence, default=None) or _unknown(case)
     best = join(case, best, voices)
     return Diagnosis(
         verdict=best.verdict,
@@ -274,8 +290,13 @@ def conclude(
         confidence=best.confidence,
         summary=best.summary[:1].upper() + best.summary[1:],
         evidence=(*best.evidence, *Flights(case).evidence(), *beside),
-        next_steps=best.next_steps,
+        next_steps=(*where_to_type(case, best), *best.next_steps),
     )
+
+
+def _precedence(finding: Finding) -> tuple[bool, int]:
+    """That a node does not answer may have any reason: whatever else explains the stall explains it better."""
+    return finding.verdict is Verdict.NODE_UNREACHABLE, list(Verdict).index(finding.verdict)
 
 
 def _unknown(case: Case) -> Finding:
@@ -306,6 +327,8 @@ def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
         return f"{sentence(case.suspects)} while {case.victims()}: the evidence names nobody", (
             "mldebug dump --native",
         )
+    if not case.complete and case.asked is not None:
+        return not_all_seen(case, case.asked)
     if not case.complete:
         elsewhere = case.job.world_size - len(case.ranks)
         return (
@@ -342,11 +365,13 @@ def _stalled(case: Case, diagnosis: Diagnosis) -> bool:
 # --- groups ----------------------------------------------------------------------------------------
 
 
-def _groups(case: Case) -> tuple[tuple[Group, ...], dict[int, int]]:
+def _groups(
+    case: Case, frames: Mapping[int, tuple[str, ...]]
+) -> tuple[tuple[Group, ...], dict[int, int]]:
     """Ranks with one class and one stack, those that do not wait first, then the smaller group first."""
     members: dict[tuple[str, Role, tuple[str, ...]], list[ClassifiedRank]] = {}
     for rank in case.ranks:
-        members.setdefault((rank.is_.name, rank.is_.role, _stand(rank)[0]), []).append(rank)
+        members.setdefault((rank.is_.name, rank.is_.role, frames[rank.rank]), []).append(rank)
     ordered = sorted(
         members.items(),
         key=lambda item: (item[0][1] is Role.WAITING, len(item[1]), item[1][0].rank),

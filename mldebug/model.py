@@ -374,7 +374,9 @@ class Fault(Noun, frozen=True, kw_only=True):
     advice: str = ""  # "drain and reboot the node"
 
 
-class NodeCapture(Noun, frozen=True, kw_only=True):
+class NodeCapture(
+    Noun, frozen=True, kw_only=True, omit_defaults=False
+):  # its schema is always written
     """Everything one node took of one job at one moment. Stored as evidence/capture-NODE.json."""
 
     schema: str = CAPTURE_SCHEMA
@@ -392,6 +394,38 @@ class NodeCapture(Noun, frozen=True, kw_only=True):
     ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
     gaps: tuple[Gap, ...] = ()
     versions: dict[str, str] = {}
+
+
+class AskedNode(Noun, frozen=True, kw_only=True):
+    """One node that was asked for its capture of a run, under the name by which it was asked.
+
+    down: the scheduler says so; silent: nothing came from it, so it may be down; unable: it could be reached and has sent
+    no capture; refused: what it sent cannot be.
+    """
+
+    name: str
+    state: Literal["answered", "down", "silent", "unable", "refused"] = "answered"
+    reason: str = ""  # why there is no capture of it, in a few words
+    way_out: str = ""
+
+
+class Asked(Noun, frozen=True, kw_only=True):
+    """All nodes that were asked for one run."""
+
+    nodes: tuple[AskedNode, ...] = ()  # sorted by name
+    listed_by: str = (
+        ""  # the scheduler that says that these are all the nodes of the job; "": a person
+    )
+    hidden: tuple[str, ...] = ()  # nodes on which not every process could be looked at
+
+    def named(self, *states: str) -> tuple[str, ...]:
+        """The names of those in one of these states."""
+        return tuple(node.name for node in self.nodes if node.state in states)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Those without a capture that could be used."""
+        return self.named("down", "silent", "unable", "refused")
 
 
 # --- what it means -------------------------------------------------------------------------------

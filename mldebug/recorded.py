@@ -5,14 +5,14 @@ from pathlib import Path
 
 import msgspec
 
+from mldebug.across.sane import wrong_numbers, wrong_ranks, wrong_time
 from mldebug.endings.facts import Ending
 from mldebug.errors import EvidenceError
-from mldebug.model import CAPTURE_SCHEMA, NodeCapture
+from mldebug.model import CAPTURE_SCHEMA, Asked, NodeCapture
 from mldebug.storage import read_struct, unreadable
 
 MAX_CAPTURES = 4_096
-MAX_WORLD = 1_000_000
-MAX_TIME = 4e9  # unix seconds
+ASKED = "asked.json"  # all nodes that were asked, where one asked for others
 DAMAGED = "this file is damaged or made up"
 
 
@@ -21,6 +21,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
     captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
     ending: Ending | None = None
+    asked: Asked | None = None
 
 
 def load_recorded(directory: Path) -> Recorded:
@@ -37,7 +38,8 @@ def load_recorded(directory: Path) -> Recorded:
             "put each ending-*.json into a folder of its own, and judge these",
         )
     ending = _checked_ending(read_struct(endings[0], Ending), endings[0]) if endings else None
-    return Recorded(tuple(_checked(_load_capture(file), file) for file in captures), ending)
+    asked = next((read_struct(file, Asked) for file in _files(directory, ASKED)[:1]), None)
+    return Recorded(tuple(_checked(_load_capture(file), file) for file in captures), ending, asked)
 
 
 def load_captures(directory: Path) -> tuple[NodeCapture, ...]:
@@ -87,7 +89,8 @@ def _checked(capture: NodeCapture, file: Path) -> NodeCapture:
     if not ranks and not capture.job.lost:
         raise EvidenceError(f"{file} shows no rank, so there is nothing to judge", DAMAGED)
     _check_ranks(ranks, capture.job.world_size, file)
-    _check_time(capture.taken_at, file)
+    if wrong := wrong_numbers(capture):
+        raise EvidenceError(f"{file} {wrong}", DAMAGED)
     return capture
 
 
@@ -107,12 +110,10 @@ def _checked_ending(ending: Ending, file: Path) -> Ending:
 
 
 def _check_ranks(ranks: list[int], world: int, file: Path) -> None:
-    lowest, highest = min(ranks, default=0), max(ranks, default=0)
-    if not 0 <= lowest <= highest < world <= MAX_WORLD:
-        shown = highest if lowest >= 0 else lowest
-        raise EvidenceError(f"{file} says {world} ranks and shows rank {shown}", DAMAGED)
+    if wrong := wrong_ranks(ranks, world):
+        raise EvidenceError(f"{file} {wrong}", DAMAGED)
 
 
 def _check_time(at: float, file: Path) -> None:
-    if not 0 <= at < MAX_TIME:
-        raise EvidenceError(f"{file} was taken at {at:g}, which is no time", DAMAGED)
+    if wrong := wrong_time(at):
+        raise EvidenceError(f"{file} {wrong}", DAMAGED)

@@ -63,8 +63,10 @@ class NodeView(Spoken, frozen=True, kw_only=True):
 
     node: str
     ranks: str
-    taken_at: str
+    taken_at: str  # by its own clock, which is shown and never compared; "": no capture
     duration_seconds: float
+    state: str = "answered"  # down, silent, unable, refused: see mldebug.model.AskedNode
+    reason: str = ""  # why there is no capture
 
 
 class Stall(Spoken, frozen=True, kw_only=True):

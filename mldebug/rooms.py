@@ -21,6 +21,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "detectors": ("mldebug.detectors",),
     "logs": ("mldebug.logs",),
     "gpus": ("mldebug_agents.gpus",),
+    "transports": ("mldebug_agents.transports",),
 }
 
 

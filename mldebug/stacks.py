@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import msgspec
 
@@ -148,18 +149,16 @@ def named_frame(path: str, line: str, function: str) -> Frame:
 
 def is_user(frame: Frame) -> bool:
     """True for code of the training job: neither native, nor the standard library, nor torch itself."""
-    if frame.native:
+    return not frame.native and _is_user(frame.path, frame.file)
+
+
+@lru_cache(maxsize=4096)
+def _is_user(path: str, file: str) -> bool:
+    """Asked for every frame of every rank, which are of a few dozen files."""
+    if _STDLIB.search(path) or _STDLIB_SHORT.match(file) or file.startswith("<frozen"):
         return False
-    if (
-        _STDLIB.search(frame.path)
-        or _STDLIB_SHORT.match(frame.file)
-        or frame.file.startswith("<frozen")
-    ):
-        return False
-    inside = _PACKAGES.split(frame.path)[-1] if frame.path else frame.file
-    return not _LIBRARY.match(inside) and not (
-        inside.startswith("/") and _LIBRARY.match(frame.file)
-    )
+    inside = _PACKAGES.split(path)[-1] if path else file
+    return not _LIBRARY.match(inside) and not (inside.startswith("/") and _LIBRARY.match(file))
 
 
 def bare(frame: Frame) -> str:

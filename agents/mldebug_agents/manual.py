@@ -11,9 +11,10 @@ import msgspec
 from mldebug.archive import Archive
 from mldebug.diagnosis import diagnose
 from mldebug.errors import AccessError, MldebugError, UsageError
-from mldebug.model import Job, Judgement, NodeCapture
+from mldebug.model import Asked, Job, Judgement, NodeCapture
 from mldebug.nodeview.glance import Glance
 from mldebug.pruning import BY_HAND
+from mldebug.recorded import ASKED
 from mldebug.report.build import build_report, make_id
 from mldebug.report.html import render_html
 from mldebug.reportmodel import Report, Stall
@@ -110,14 +111,19 @@ def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OnceL
 def take(bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None) -> Taken:
     """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
     detected = time.time()
+    return write_down(bench, look(bench, job, found, beside), detected)
+
+
+def look(
+    bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None
+) -> NodeCapture:
+    """Capture one job now."""
     traps = bench.traps.of(job, found.programs, read=False)  # it may hang: its settings must do
     noted = (*found.remarks, *remarks(job, traps))
     if bench.config.capture.preview:
         bench.flights.meet(found)
     capture = bench.capturer().capture(job, found.children, noted, found.gaps)
-    if beside is not None:
-        capture = with_hardware(capture, beside.take())
-    return write_down(bench, capture, detected)
+    return capture if beside is None else with_hardware(capture, beside.take())
 
 
 def with_hardware(capture: NodeCapture, seen: Glance) -> NodeCapture:
@@ -132,25 +138,41 @@ def with_hardware(capture: NodeCapture, seen: Glance) -> NodeCapture:
 
 
 def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken:
-    """Judge, build, render; store within a deadline: a hung or closed state dir costs the file, never the answer."""
-    judgement = diagnose([capture])
+    """Judge what this node has seen, and write the report."""
+    return write_case(bench.config.agent.state_dir, (capture,), detected)
+
+
+def write_case(
+    state_dir: Path,
+    captures: tuple[NodeCapture, ...],
+    detected: float,
+    asked: Asked | None = None,
+    node: str | None = None,
+) -> Taken:
+    """Judge, build, render; store within a deadline: a hung or closed state dir costs the file, never the answer.
+
+    `asked`: all nodes that were asked for it; `node`: who asked, where that is not the node of the first capture.
+    """
+    judgement = diagnose(captures, asked)
+    first = captures[0]
     report = build_report(
         judgement,
-        (capture,),
+        captures,
         kind="manual",
         trigger="manual",
         detected_at=detected,
         reported_at=time.time(),
         stall=Stall(timeout_seconds=None, why="captured by hand: nobody waited for a timeout"),
-        versions=capture.versions,
-        report_id=make_id(detected, f"{capture.job.id[:40]}-{BY_HAND}"),
+        versions=first.versions,
+        report_id=make_id(detected, f"{first.job.id[:40]}-{BY_HAND}"),
+        asked=asked,
+        node=node,
     )
-    state_dir = bench.config.agent.state_dir
     stored: list[Named] = []
 
     def save() -> Path:
         archive = Archive(state_dir)
-        stored.append(store(archive, report, capture))
+        stored.append(store(archive, report, captures, asked))
         archive.prune()
         return archive.folder / stored[0].report.id / "report.html"
 
@@ -160,14 +182,25 @@ def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken
     return Taken(named.report, named.html, judgement, path, trouble)
 
 
-def store(archive: Archive, report: Report, capture: NodeCapture) -> Named:
+def evidence(captures: tuple[NodeCapture, ...], asked: Asked | None) -> dict[str, bytes]:
+    """The files from which the same report can be made again."""
+    files = {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
+    return files if asked is None else files | {ASKED: msgspec.json.encode(asked)}
+
+
+def store(
+    archive: Archive,
+    report: Report,
+    captures: tuple[NodeCapture, ...],
+    asked: Asked | None = None,
+) -> Named:
     """Save under an id that no other report has: of two taken in one second, the second gets a number."""
-    evidence = {f"capture-{capture.node}.json": msgspec.json.encode(capture)}
+    files, owner = evidence(captures, asked), captures[0].job.uid
     for turn in range(1, MAX_TURNS):
         report_id = report.id if turn == 1 else f"{report.id}-{turn:02d}"
         named = msgspec.structs.replace(report, id=report_id)
         html = render_html(named)
-        if archive.save_new(named, html, evidence, owner_uid=capture.job.uid):
+        if archive.save_new(named, html, files, owner_uid=owner):
             return Named(named, html)
     raise MldebugError(f"{MAX_TURNS} reports of this second are there already", "wait a second")
 

@@ -14,7 +14,7 @@ from mldebug.errors import EvidenceError, ExitCode, MldebugError
 from mldebug.evidence import captures_from_dumps
 from mldebug.incident import Incident, write_report
 from mldebug.incident import judge as judge_incident
-from mldebug.model import Judgement, NodeCapture
+from mldebug.model import Asked, Judgement, NodeCapture
 from mldebug.recorded import Recorded, load_recorded
 from mldebug.report.build import build_report, make_id
 from mldebug.report.changes import comparison
@@ -111,7 +111,7 @@ def judge(recorded: Recorded) -> Judged:
     if recorded.ending is not None:
         return _judge_end(recorded.ending, recorded.captures)
     captures = recorded.captures
-    judgement, moment = _judge_stall(captures)
+    judgement, moment = _judge_stall(captures, recorded.asked)
     taken = min(capture.taken_at for capture in captures)
     report = build_report(
         judgement,
@@ -123,6 +123,7 @@ def judge(recorded: Recorded) -> Judged:
         stall=Stall(timeout_seconds=None, why=WHY),
         versions=moment[0].versions,
         taken=captures,
+        asked=recorded.asked,
     )
     return Judged(_with_changes(report, captures), judgement.stalled)
 
@@ -135,15 +136,17 @@ def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
     return msgspec.structs.replace(report, comparison=comparison(in_order[0], in_order[-1]))
 
 
-def _judge_stall(captures: tuple[NodeCapture, ...]) -> tuple[Judgement, tuple[NodeCapture, ...]]:
+def _judge_stall(
+    captures: tuple[NodeCapture, ...], asked: Asked | None
+) -> tuple[Judgement, tuple[NodeCapture, ...]]:
     """The first moment, or the last one where the first names nobody, as the agent does; with its captures."""
     in_order = sorted(captures, key=lambda capture: capture.taken_at)
     first = tuple({capture.node: capture for capture in reversed(in_order)}.values())
     last = tuple({capture.node: capture for capture in in_order}.values())
-    judgement = diagnose(first)
+    judgement = diagnose(first, asked)
     if judgement.diagnosis.culprits or len(first) == len(in_order):
         return judgement, first
-    later = diagnose(last)
+    later = diagnose(last, asked)
     return (later, last) if later.diagnosis.culprits else (judgement, first)
 
 

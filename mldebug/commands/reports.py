@@ -15,7 +15,7 @@ from mldebug.config import SYSTEM_STATE_DIR, load_config
 from mldebug.console import Console, print_line
 from mldebug.entries import Entry
 from mldebug.errors import AccessError, EvidenceError, MldebugError, UsageError
-from mldebug.recorded import load_recorded
+from mldebug.recorded import ASKED, load_recorded
 from mldebug.redact import clean
 from mldebug.report.html import render_html
 from mldebug.report.text import print_report, report_lines
@@ -225,6 +225,8 @@ def _evidence(archive: Archive, report_id: str) -> dict[str, bytes]:
     }
     if recorded.ending is not None:
         named["evidence/ending-1.json"] = recorded.ending
+    if recorded.asked is not None:
+        named[f"evidence/{ASKED}"] = recorded.asked
     return {name: msgspec.json.encode(one) for name, one in named.items()}
 
 

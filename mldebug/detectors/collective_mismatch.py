@@ -49,8 +49,8 @@ class CollectiveMismatch:
             return _nobody(case, f"the job has {case.process_groups} process groups")
         (winner, count), *_ = votes.most_common()
         needed = 0.5 if case.complete else PARTIAL_MAJORITY - 1e-9
-        if count <= needed * len(voters):
-            return None
+        if count <= needed * len(voters) or (case.unseen and count <= case.job.world_size / 2):
+            return None  # those who did not answer might vote otherwise
         odd = tuple(rank for rank in voters if _key(rank) != winner)
         if _left_behind(odd):
             return _nobody(case, "who waits in it may be the victim of one that left it out")

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from mldebug.judging.case import Case, blame
+from mldebug.folding import fold_nodes
+from mldebug.judging.case import Case, blame, evidence_of, ranks_text
 from mldebug.model import ClassifiedRank, Confidence, Finding, Role, Verdict
 
 
@@ -15,8 +16,10 @@ class InitIncomplete:
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where all who wait, wait in init or the store, and somebody known is absent."""
-        if not case.starting or not case.suspects or case.moved:
+        if not case.starting or case.moved:
             return None
+        if not case.suspects:
+            return _nowhere(case)
         absent = case.suspects
         missing = [rank.rank for rank in absent if rank.is_.role is Role.MISSING]
         confidence = (
@@ -27,6 +30,25 @@ class InitIncomplete:
         return blame(
             case, Verdict.INIT_INCOMPLETE, absent, _steps(absent, missing), confidence=confidence
         )
+
+
+def _nowhere(case: Case) -> Finding | None:
+    """Ranks that run on none of the nodes asked: they may never have come, or run where nobody asked."""
+    if case.asked is None or case.asked.absent or not case.elsewhere:
+        return None
+    ranks, nodes = ranks_text(case.elsewhere), case.asked.named("answered")
+    verb = "has" if len(case.elsewhere) == 1 else "have"
+    return Finding(
+        verdict=Verdict.INIT_INCOMPLETE,
+        culprits=(),
+        confidence=Confidence.LOW,
+        summary=f"{ranks} {verb} no process that was seen on {fold_nodes(nodes)}; {case.victims()}",
+        evidence=evidence_of(case, ()),
+        next_steps=(
+            "mldebug dump --hosts …  # were all nodes of the job named?",
+            "env | grep -E 'WORLD_SIZE|NNODES|NPROC'  # as many as were started?",
+        ),
+    )
 
 
 def _steps(absent: tuple[ClassifiedRank, ...], missing: list[int]) -> tuple[str, ...]:

@@ -4,10 +4,11 @@ import shlex
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from mldebug.folding import fold_ranks
+from mldebug.folding import fold_nodes, fold_ranks
 from mldebug.judging.classes import FUTEX_WAITS
 from mldebug.judging.subject import FUTEX_SWITCHES
 from mldebug.model import (
+    Asked,
     ClassifiedRank,
     Confidence,
     Culprit,
@@ -45,6 +46,13 @@ SOFT_CLASSES = frozenset(
     ]
 )
 """Inert, but perhaps only for now, or because of another rank of the same job: a lock holder, a writer, a peer."""
+FOR_OTHERS = frozenset(
+    [
+        *("poll", "idle", "future", "thread_join", "socket", "pipe_read", "fifo"),
+        *("file_lock", "flock", "dataloader"),
+    ]
+)
+"""Soft classes that may be a wait for another rank: none is named for one while there are ranks that nobody saw."""
 LONG = 10.0
 """Seconds of stillness after which a soft class may be `high`."""
 
@@ -62,6 +70,7 @@ class Case:
         taken_at: float = 0.0,
         usual_gap: float = 0.0,
         flights: Mapping[int, FlightRecord] | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self.job = job
         self.ranks = ranks
@@ -70,6 +79,7 @@ class Case:
         self.taken_at = taken_at
         self.usual_gap = usual_gap
         self.flights = flights or {}  # by rank
+        self.asked = asked  # None: one node tells what it has seen
 
     @cached_property
     def alive(self) -> tuple[ClassifiedRank, ...]:
@@ -96,6 +106,17 @@ class Case:
     def complete(self) -> bool:
         """True where every rank of the job was seen, or is known to be gone."""
         return len({r.rank for r in self.ranks}) >= self.job.world_size
+
+    @cached_property
+    def unseen(self) -> bool:
+        """True where all nodes were asked, and ranks may live on those of which there is no capture."""
+        return self.asked is not None and bool(self.asked.absent) and not self.complete
+
+    @cached_property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Ranks of the job that nobody has seen and nobody knows to be gone."""
+        seen = {rank.rank for rank in self.ranks}
+        return tuple(rank for rank in range(self.job.world_size) if rank not in seen)
 
     @cached_property
     def starting(self) -> bool:
@@ -208,11 +229,14 @@ def blame(
     rivals = _rivals(case, culprits)
     if rivals or _differ(culprits):
         return _several(case, verdict, (*culprits, *rivals), tuple(next_steps))
-    said = lead or sentence(culprits)
+    if case.unseen and any(_is_soft(rank) or _is_busy(rank) for rank in culprits):
+        return _beside_unseen(case, verdict, culprits, tuple(next_steps))
+    said = (lead or sentence(culprits)) + _where(case, culprits)
     victims = case.victims()
     proved = all(_proved(case, rank) for rank in culprits)
     direct = proved and bool(case.waiting or case.job.world_size == 1)
-    confidence = confidence or (Confidence.HIGH if direct else Confidence.MEDIUM)
+    sure = direct and not case.unseen  # what was seen may follow from what was not
+    confidence = confidence or (Confidence.HIGH if sure else Confidence.MEDIUM)
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]
     if gone and not case.waiting:
@@ -266,9 +290,10 @@ def _several(
 ) -> Finding:
     """Several ranks do not wait, and one may be waiting for another in a way no stack shows: all named, at `low`.
 
-    Where that is everybody, nobody is: victims would be named with whom they wait for.
+    Where that is everybody, nobody is: victims would be named with whom they wait for. Nor where the one that they wait
+    for may be among those whom nobody saw.
     """
-    named = len(suspects) < len(case.alive)
+    named = len(suspects) < len(case.alive) and not case.unseen
     busy = any(map(_is_busy, suspects))
     suspects = tuple(sorted(suspects, key=lambda rank: rank.rank))
     victims = f"; {case.victims()}" if case.waiting else ""
@@ -280,6 +305,30 @@ def _several(
         evidence=evidence_of(case, suspects),
         next_steps=next_steps,
     )
+
+
+def _beside_unseen(
+    case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
+) -> Finding:
+    """They do not wait as far as it is seen, but a rank that nobody saw may be what they wait for: `low` at most."""
+    doubtful = any(r.is_.name in FOR_OTHERS or r.is_.role is Role.UNCLEAR for r in suspects)
+    count = len(case.elsewhere)
+    unseen = f"{count:,} rank{'s' if count > 1 else ''} could not be looked at"
+    victims = f"; {case.victims()}" if case.waiting else ""
+    return Finding(
+        verdict=verdict,
+        culprits=() if doubtful else tuple(rank_culprit(rank) for rank in suspects),
+        confidence=Confidence.LOW,
+        summary=f"{sentence(suspects)}{_where(case, suspects)}, and {unseen}{victims}",
+        evidence=evidence_of(case, suspects),
+        next_steps=next_steps,
+    )
+
+
+def _where(case: Case, ranks: Iterable[ClassifiedRank]) -> str:
+    """` (on node017)`, in a job whose nodes were all asked."""
+    nodes = {rank.node for rank in ranks} - {""}
+    return f" (on {fold_nodes(nodes)})" if case.asked is not None and nodes else ""
 
 
 def _proved(case: Case, rank: ClassifiedRank) -> bool:

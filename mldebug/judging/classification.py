@@ -4,6 +4,8 @@ Signs are asked from the most direct to the least: the kernel's process state, w
 explain away, the Python frames, the native frames, the remaining wait channels, the source line, and last CPU time.
 """
 
+from functools import lru_cache
+
 from mldebug.judging import classes
 from mldebug.judging.classes import Calls, Sign
 from mldebug.judging.kernel import (
@@ -148,15 +150,22 @@ def _other_threads(subject: Subject) -> str:
 def _match_calls(frames: tuple[Frame, ...]) -> tuple[Calls, str] | None:
     """The first row that matches; the operation is the outermost matching call, as the user wrote it."""
     region = inner(frames)
-    for row in classes.PYTHON:
-        hits = [
-            bare(f)
-            for f in region
-            if row.file.fullmatch(f.file) and row.function.fullmatch(bare(f))
-        ]
-        if hits:
-            return row, hits[-1]
-    return None
+    rows = [_rows_of(frame.file, bare(frame)) for frame in region]
+    first = min((index for found in rows for index in found), default=None)
+    if first is None:
+        return None
+    hits = [bare(frame) for frame, found in zip(region, rows, strict=True) if first in found]
+    return classes.PYTHON[first], hits[-1]
+
+
+@lru_cache(maxsize=4096)
+def _rows_of(file: str, function: str) -> tuple[int, ...]:
+    """The rows that this call fits; thousands of ranks stand in a few dozen calls."""
+    return tuple(
+        index
+        for index, row in enumerate(classes.PYTHON)
+        if row.file.fullmatch(file) and row.function.fullmatch(function)
+    )
 
 
 def _frozen_work(subject: Subject, doing: str) -> Classification | None:

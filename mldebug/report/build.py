@@ -9,7 +9,16 @@ from msgspec.structs import replace
 
 from mldebug.folding import fold_ranks
 from mldebug.heartbeat import RECORD
-from mldebug.model import Judgement, NodeCapture, RankCapture, Said, TreeNode
+from mldebug.model import (
+    Asked,
+    AskedNode,
+    Judgement,
+    NodeCapture,
+    RankCapture,
+    Said,
+    TreeNode,
+)
+from mldebug.redact import safe_line
 from mldebug.report.hardware import hardware_lines, xid_catalogue
 from mldebug.report.ranks import rank_views, shorten_stack
 from mldebug.report.tidy import tidy_report
@@ -49,14 +58,16 @@ def build_report(
     stalled_since: float | None = None,
     node: str | None = None,
     taken: Sequence[NodeCapture] = (),
+    asked: Asked | None = None,
 ) -> Report:
     """Write an incident down.
 
     `captures` is not empty and of one job; of several by one node the latest counts, all are listed. `taken`: all that
-    are to be listed, where the judgement rests on some of them.
+    are to be listed, where the judgement rests on some of them. `asked`: all nodes that were asked, where it was not one.
     Times are unix seconds. `node` is the one that reports (default: that of the first capture).
     """
-    job = _job(captures, [one.capture for one in judgement.ranks if one.capture])
+    asked = asked or Asked()
+    job = _job(captures, asked, [one.capture for one in judgement.ranks if one.capture])
     hardware = hardware_lines(captures, judgement.diagnosis)
     report = Report(
         schema=REPORT_SCHEMA,
@@ -77,7 +88,7 @@ def build_report(
         groups=tuple(replace(one, frames=shorten_stack(one.frames)) for one in judgement.groups),
         tree=tuple(_prune(node, MAX_DEPTH) for node in judgement.tree),
         ranks=rank_views(judgement),
-        nodes=tuple(_node_view(capture) for capture in _latest(captures)),
+        nodes=tuple(_nodes(captures, asked)),
         remarks=tuple(_unique(mark.message for each in captures for mark in each.remarks)),
         gaps=tuple(_gaps(captures)),
         hardware=hardware,
@@ -101,11 +112,12 @@ def rfc3339(at: float) -> str:
 # --- the job and its nodes -----------------------------------------------------------------------
 
 
-def _job(captures: Sequence[NodeCapture], ranks: Sequence[RankCapture]) -> JobView:
+def _job(captures: Sequence[NodeCapture], asked: Asked, ranks: Sequence[RankCapture]) -> JobView:
     job = captures[0].job
     said = [one.said for one in ranks if one.said is not None]
     lived = any(one.process.state is not None for one in ranks)
     seen = [name for each in captures for name in (*each.job.nodes, each.node)]
+    seen += [node.name for node in asked.nodes] if asked.listed_by else asked.absent
     return JobView(
         id=job.id,
         name=job.name,
@@ -137,6 +149,25 @@ def _latest(captures: Iterable[NodeCapture]) -> list[NodeCapture]:
     for capture in sorted(captures, key=lambda each: each.taken_at):
         latest[capture.node] = capture
     return [latest[name] for name in sorted(latest)]
+
+
+def _nodes(captures: Sequence[NodeCapture], asked: Asked) -> Iterator[NodeView]:
+    """Those that were asked, or else those that told."""
+    told = {capture.node: capture for capture in _latest(captures)}
+    others = {node.name: node for node in asked.nodes if node.name not in told}
+    for name in sorted({*told, *others}):
+        yield _node_view(told[name]) if name in told else _silent_view(others[name])
+
+
+def _silent_view(node: AskedNode) -> NodeView:
+    return NodeView(
+        node=node.name,
+        ranks="",
+        taken_at="",
+        duration_seconds=0.0,
+        state=node.state,
+        reason=safe_line(node.reason, 300),
+    )
 
 
 def _node_view(capture: NodeCapture) -> NodeView:

@@ -87,6 +87,11 @@ def _verdict(report: Report, width: int) -> Iterator[Line]:
         width,
         style="dim",
     )
+    if missed := sum(node.state != "answered" for node in report.nodes):
+        count = len(report.nodes)
+        yield from _wrap(
+            f"{count - missed} of {plural(count, 'node')} answered", width, style="bold yellow"
+        )
     if told := job_words(job):
         yield from _wrap(told, width, style="dim")
 

@@ -23,6 +23,7 @@ NAMES = (
     "logs",
     "kernellog",
     "flight",
+    "across",
     "scrape",
 )
 

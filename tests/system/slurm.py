@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from processes.harness import free_port, wait_for
+from system.hosts import on_host
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "scancel", "scontrol", "sinfo")
 NODES = ("a1", "a2")
@@ -54,6 +55,7 @@ class Slurm:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}  # by node
 
     @property
     def environment(self) -> dict[str, str]:
@@ -136,9 +138,17 @@ def _daemon(argv: Sequence[str], folder: Path) -> Iterator["subprocess.Popen[byt
             process.wait(10)
 
 
+def _slurmd(node: str, folder: Path, apart: bool) -> list[str]:
+    argv = ["slurmd", "-D", "-N", node, "-f", str(folder / "slurm.conf")]
+    return on_host(node, folder, argv, NODES) if apart else argv
+
+
 @contextmanager
-def slurm() -> Iterator[Slurm]:
-    """The cluster, both nodes idle. At the end nothing of it is left, the steps it started included."""
+def slurm(*, apart: bool = False) -> Iterator[Slurm]:
+    """The cluster, both nodes idle. At the end nothing of it is left, the steps it started included.
+
+    `apart`: each node has processes and a host name of its own, as two machines have.
+    """
     folder = Path(tempfile.mkdtemp(prefix="mldebug-slurm-"))
     folder.chmod(0o755)  # munge refuses a socket below a folder that others may not enter
     cluster = Slurm(folder)
@@ -150,8 +160,8 @@ def slurm() -> Iterator[Slurm]:
             wait_for("munged", (folder / "munge.socket").exists, 20)
             stack.enter_context(_daemon(["slurmctld", "-D", "-f", conf], folder))
             for node in NODES:
-                argv = ["slurmd", "-D", "-N", node, "-f", conf]
-                stack.enter_context(_daemon(argv, folder))
+                argv = _slurmd(node, folder, apart)
+                cluster.daemons[node] = stack.enter_context(_daemon(argv, folder))
             try:
                 wait_for("both nodes to be idle", lambda: _up(cluster), 60)
             except AssertionError as error:

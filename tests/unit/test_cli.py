@@ -165,6 +165,14 @@ def test_the_exit_code_is_the_command_s(
         (["--nope"], "No such option", "mldebug --help"),
         (["doctor", "--nope"], "No such option", "mldebug doctor --help"),
         (["check-config"], "name a FILE", "mldebug check-config --help"),
+        (["dump", "--ssh"], "--ssh needs to know where", "add --hosts"),
+        (["dump", "--hosts", "a1"], "--hosts needs a way there", "add --ssh"),
+        (["dump", "--hosts", "a1", "--ssh", "--slurm-job", "7"], "two ways", "choose one"),
+        (["dump", "--slurm-job", "7", "--pid", "1"], "--pid is of one node", "name the job"),
+        (["dump", "--hosts", "a[1-", "--ssh"], "is not a list of nodes", "node[1-40,42]"),
+        (["dump", "--hosts", "-oProxyCommand=x", "--ssh"], "no name of a host", "node[1-40,42]"),
+        (["dump", "--slurm-job", "7; reboot"], "is no job id of Slurm", "squeue --me"),
+        (["dump", "--slurm-job", "7", "--wait", "0s"], "it may be 1s to 30m", "write it like 60s"),
     ],
 )
 def test_wrong_usage_says_what_is_right(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mldebug.errors import UsageError
-from mldebug.folding import fold_ranks, shorten_ranks, unfold
+from mldebug.folding import fold_nodes, fold_ranks, shorten_ranks, unfold, unfold_nodes
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,37 @@ def test_shortens_after_a_comma() -> None:
     assert shorten_ranks("0-5,7", 40) == "0-5,7"
     assert shorten_ranks("100,200,300,400", 10) == "100,200,…"
     assert len(shorten_ranks("1" * 50, 10)) == 10
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["node017", "node018", "node032"], "node[017-018,032]"),
+        (["login", "gpu-2.x.y", "gpu-1.x.y"], "gpu-[1-2].x.y,login"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]"),
+        (["odd name", "a[1-2]", "@all"], "@all,a[1-2],odd name"),
+        ([], ""),
+    ],
+)
+def test_nodes_fold_as_people_write(names: list[str], folded: str) -> None:
+    assert fold_nodes(names) == folded
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("r10i1n8,r10i2n0", ("r10i1n8", "r10i2n0")),
+        ("r10i1n[7-8]", ("r10i1n7", "r10i1n8")),
+        ("node-[42,49-51]", ("node-42", "node-49", "node-50", "node-51")),
+        ("a[08-10]", ("a08", "a09", "a10")),
+        ("localhost", ("localhost",)),
+    ],
+)
+def test_node_lists_of_every_form_unfold(text: str, names: tuple[str, ...]) -> None:
+    assert unfold_nodes(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "a[1-", "x y", "-v", "a[0-99999999]", "n" * (1 << 21)])
+def test_what_is_no_node_list_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a list of nodes"):
+        unfold_nodes(text)

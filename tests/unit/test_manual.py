@@ -67,7 +67,7 @@ def test_many_at_once_take_no_id_twice(tmp_path: Path) -> None:
         make = archive._make_temporary
         archive._make_temporary = lambda name, make=make, number=number: make(f"{number}-{name}")  # type: ignore[method-assign, misc]
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda archive: store(archive, made(), CAPTURE), archives))
+        taken = list(pool.map(lambda archive: store(archive, made(), (CAPTURE,)), archives))
     ids = {one.report.id for one in taken}
     assert len(ids) == 8
     assert {entry.id for entry in archives[0].list()} == ids
@@ -84,10 +84,10 @@ def test_a_report_by_hand_never_takes_the_place_of_the_agents(
 def test_a_second_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manual, "MAX_TURNS", 3)
     archive = Archive(tmp_path)
-    assert isinstance(store(archive, made(), CAPTURE), Named)
-    store(archive, made(), CAPTURE)
+    assert isinstance(store(archive, made(), (CAPTURE,)), Named)
+    store(archive, made(), (CAPTURE,))
     with pytest.raises(MldebugError, match="of this second"):
-        store(archive, made(), CAPTURE)
+        store(archive, made(), (CAPTURE,))
 
 
 def test_where_nothing_can_be_stored_the_answer_comes_all_the_same(

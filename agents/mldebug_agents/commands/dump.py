@@ -1,20 +1,28 @@
 """Capture all ranks here now and name the culprit."""
 
+import socket
 import sys
 from pathlib import Path
 
 import click
 import msgspec
 
+from mldebug.across.wire import encode
 from mldebug.config import Config, load_config
 from mldebug.console import Console
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.report.text import print_report
 from mldebug.settings.units import parse_duration
+from mldebug_agents.across import capture_all, reply
+from mldebug_agents.fanout.leaving import end_without_reader, ended_by_signals
+from mldebug_agents.fanout.orders import Wanted
+from mldebug_agents.fanout.waiting import Waiting
 from mldebug_agents.manual import STORE_TIMEOUT, Taken, choose, look_beside, take, within
 from mldebug_agents.workbench import Workbench
 
 MAX_WATCH = 60.0
+DEFAULT_WAIT = 60.0
+MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +52,14 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type=click.Path(dir_okay=False, path_type=Path, readable=False),
     help="Write report.html here too.",
 )
+@click.option(
+    "--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun; no agent is needed."
+)
+@click.option("--hosts", metavar="NODES", help="On these nodes, like node[1-40,42]; with --ssh.")
+@click.option("--ssh", is_flag=True, help="Reach --hosts by ssh.")
+@click.option("--python", help="The Python with mldebug there; default: this one's path.")
+@click.option("--wait", metavar="DURATION", help="How long a node has to answer, 60s by default.")
+@click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def dump(
     pid: int | None,
@@ -52,24 +68,100 @@ def dump(
     watch: str | None,
     as_json: bool,
     html: Path | None,
+    slurm_job: str | None,
+    hosts: str | None,
+    ssh: bool,
+    python: str | None,
+    wait: str | None,
+    send: bool,
     config: Path | None,
 ) -> None:
-    """Capture all ranks here now and name the culprit.
+    """Capture all ranks here, or on all nodes of a job, now and name the culprit.
 
     Exit code 0: nothing is stuck; 1: a stall was found; 3: this user may not look at the job.
     """
-    with Workbench(adjusted(load_config(config), native, watch)) as bench:
+    own = adjusted(load_config(config), native, watch)
+    if send:
+        _send(own, slurm_job, job)
+        return
+    far = _transport(slurm_job, hosts, ssh, pid)
+    if far:
+        arguments = _arguments(native, watch, job)
+        asked = Wanted(
+            target=slurm_job or hosts or "",
+            python=python or sys.executable,
+            arguments=arguments,
+            timeout=_seconds(wait),
+        )
+        with Waiting(quiet=as_json) as progress:
+            taken = capture_all(own, far, asked, socket.gethostname(), progress)
+    else:
+        taken = _here(own, pid, job, html, here_only=config is not None)
+    if html and len(taken) > 1:
+        raise UsageError(f"--html takes one job, {len(taken)} were found", "add --job NAME")
+    for one in taken:
+        _show(one, as_json, html)
+    sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
+
+
+def _here(
+    config: Config, pid: int | None, job: str | None, html: Path | None, *, here_only: bool
+) -> list[Taken]:
+    """Of the jobs on this node."""
+    with Workbench(config) as bench:
         found = bench.finder.find()
         jobs = choose(found, pid, job)
         if html and len(jobs) > 1:
             raise UsageError(
                 f"--html takes one job, {len(jobs)} run here", f"add --job {jobs[0].id}"
             )
-        beside = look_beside(bench, found, here_only=config is not None)
-        taken = [take(bench, one, found, beside) for one in jobs]
-    for one in taken:
-        _show(one, as_json, html)
-    sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
+        beside = look_beside(bench, found, here_only=here_only)
+        return [take(bench, one, found, beside) for one in jobs]
+
+
+def _send(config: Config, slurm_job: str | None, job: str | None) -> None:
+    """Print what this node knows, for the mldebug that asked; nothing is stored."""
+    with ended_by_signals(), Workbench(config) as bench:
+        end_without_reader(sys.stdout.fileno())  # a thread: after the process starter has forked
+        answer = reply(bench, slurm_job, job)
+    for line in encode(answer):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def _transport(slurm_job: str | None, hosts: str | None, ssh: bool, pid: int | None) -> str:
+    """Which way to other nodes was asked for; "" for none."""
+    if slurm_job is not None and (hosts is not None or ssh):
+        raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
+    if ssh and hosts is None:
+        raise UsageError("--ssh needs to know where", "add --hosts node[1-40]")
+    if hosts is not None and not ssh:
+        raise UsageError("--hosts needs a way there", "add --ssh")
+    if pid is not None and (hosts or slurm_job):
+        raise UsageError("--pid is of one node", "name the job with --job, by its script")
+    return "slurm" if slurm_job is not None else "ssh" if ssh else ""
+
+
+def _arguments(native: bool | None, watch: str | None, job: str | None) -> tuple[str, ...]:
+    """What is asked of `mldebug` on each node."""
+    found = ["dump", "--send"]
+    if native is not None:
+        found.append("--native" if native else "--no-native")
+    if watch is not None:
+        found += ["--watch", watch]
+    if job is not None:
+        found += ["--job", job]
+    return tuple(found)
+
+
+def _seconds(wait: str | None) -> float:
+    try:
+        seconds = parse_duration(wait) if wait is not None else DEFAULT_WAIT
+        if not MIN_WAIT <= seconds <= MAX_WAIT:
+            raise ValueError(f"it may be {MIN_WAIT:g}s to {MAX_WAIT / 60:g}m")
+    except ValueError as error:
+        raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s or 2m") from error
+    return seconds
 
 
 def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:

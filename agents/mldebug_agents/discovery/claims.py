@@ -9,15 +9,12 @@ from typing import Protocol
 
 import msgspec
 
+from mldebug.across.runs import is_loopback, is_specific
 from mldebug.redact import clean
 
 MAX_WORLD = 1_000_000
 MAX_LOCAL = 4096  # ranks on one node
-GENERIC_RUN_IDS = ("", "none", "default", "static", "0")
 
-_LOOPBACK = re.compile(
-    r"localhost(?:\.localdomain)?|127\.[\d.]+|::1|\[::1\]|ip6-localhost", re.IGNORECASE
-)
 _MODULE_FLAG = re.compile(r"-[a-zA-Z]*m")
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -45,12 +42,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def specific(self) -> bool:
         """Does the run id tell this run from others?"""
-        return self.run_id.lower() not in GENERIC_RUN_IDS
+        return is_specific(self.run_id)
 
     @property
     def loopback(self) -> bool:
         """Can the master be reached from this node only?"""
-        return _LOOPBACK.fullmatch(self.master.rpartition(":")[0]) is not None
+        return is_loopback(self.master)
 
 
 class Cluster(Protocol):

@@ -1,0 +1,17 @@
+"""What to do where a command could not be run on a node, by the last line that came from there."""
+
+import re
+
+_WAYS_OUT = (
+    (r"Permission denied", "let your key in there, or name one that is: transports: {ssh: {kind: ssh, options: -i FILE}}"),
+    (r"Host key verification|IDENTIFICATION HAS CHANGED", "log in there once by hand, and compare the key"),
+    (r"No module named|not found|No such file", "install mldebug there, or name its Python with --python"),
+    (r"No such option|unexpected extra|no command", "install the mldebug of this node there, too"),
+    (r"gres|overlap|unrecognized option", "say how: transports: {slurm: {kind: slurm, srun: [srun, …]}}"),
+    (r"step creation|Unable to create step", "Slurm has no room for one more step: srun needs --overlap (Slurm 20.11 or later), or more time by --wait"),
+)  # fmt: skip
+
+
+def way_out(error: str) -> str:
+    """In one sentence; "" where nobody knows."""
+    return next((way for pattern, way in _WAYS_OUT if re.search(pattern, error)), "")
