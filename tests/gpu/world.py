@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,11 +17,13 @@ from mldebug_agents.gpus.nvidia import Nvidia
 from mldebug_agents.nvml.library import LIBRARY, Library
 from mldebug_agents.serving.client import ask_agent
 from processes.harness import User, wait_for
-from processes.watching import RunningAgent, settings
+from processes.watching import RunningAgent
+from processes.watching import settings as usual
 
 ROOT = Path(__file__).parents[2]
 SOURCES = tuple(str(ROOT / part) for part in (".", "agents", "exporters", "tests"))
 JOB = ROOT / "tests" / "jobs" / "gpu.py"
+MLDEBUG = (sys.executable, "-m", "mldebug")
 OF_A_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANKS = 2
 DEVICES = os.environ.get("MLDEBUG_GPU_DEVICES", "/dev/nvidia")  # how the driver's files begin
@@ -90,13 +92,20 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, *options: str, hook: bool = False) -> Iterator[Job]:
+def job(folder: Path, *options: str, hook: bool = False, script: Path = JOB) -> Iterator[Job]:
     """Start it by torchrun, with the hook by `mldebug run`; at the end nothing of it is left."""
     place = Path(tempfile.mkdtemp(dir=folder))
     (place / "events").mkdir()
-    argv = [sys.executable, "-m", "mldebug", "run", "--"] if hook else []
+    argv = [*MLDEBUG, "run", "--"] if hook else []
     argv += [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    argv += ["--nproc-per-node", str(RANKS), str(JOB), "--events", str(place / "events"), *options]
+    argv += [
+        "--nproc-per-node",
+        str(RANKS),
+        str(script),
+        "--events",
+        str(place / "events"),
+        *options,
+    ]
     with (place / "job.log").open("wb") as log:
         launcher = subprocess.Popen(argv, stdout=log, stderr=log, env=environment(place))
     try:
@@ -117,13 +126,14 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def agent(
-    folder: Path, stall: str = "{interval: 5s}", more: Mapping[str, str] = {}
-) -> Iterator[RunningAgent]:
-    """An agent of this tree, as whoever runs this."""
+    folder: Path, stall: str = "{interval: 5s}", more: Mapping[str, str] = {}, *,
+    settings: str = "", program: Sequence[str] = MLDEBUG,
+) -> Iterator[RunningAgent]:  # fmt: skip
+    """An agent of this tree, as whoever runs this; `settings` are added to its config."""
     place = Path(tempfile.mkdtemp(dir=folder))
     file = place / "mldebug.yaml"
-    file.write_text(settings(place, stall=stall))
-    argv = [sys.executable, "-m", "mldebug", "agent", "--config", str(file)]
+    file.write_text(usual(place, stall=stall) + settings)
+    argv = [*program, "agent", "--config", str(file)]
     with (place / "agent.log").open("wb") as log:
         process = subprocess.Popen(
             argv, stdout=log, stderr=log, cwd=place, env=environment(place, more)
