@@ -2,21 +2,22 @@
 
 Over a group of its own (gloo, on the CPU), so that a rank that asks more or less often than the others spoils no
 collective of the job; and a step late, so that nobody waits for the network: the answer has come while the step ran.
-What follows from an answer waits at the job's store until all ranks have it: `NAME/EXCHANGE/came`, `answer` and `left` there.
+What follows from an answer waits until all ranks have met at the job's store.
 """
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import os
 import sys
 import time
 import zlib
 
-from mldebug_training import natives, ranks
+from mldebug_training import ranks
 from mldebug_training.flight import collective_timeout
 from mldebug_training.interrupted import pass_on
-from mldebug_training.signals import closed
+from mldebug_training.meeting import LONG_NAP, NAP, LateError, Meeting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,14 +26,9 @@ if TYPE_CHECKING:
 
 
 GROUP = 600.0  # seconds that an exchange lives: ranks come to a step, and so begin it, at different times
-NAP, LONG_NAP = 0.005, 0.1  # seconds, the longest between two looks
-LEAVING = 5.0  # seconds that whoever keeps the store waits until the others have read there
-_ALL, _LATE = "all", "another rank did not come to this poll in time"
+CONNECTING = 60.0  # seconds that all have to make the group in, once all have come to it
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # torchrun's, whose store outlives a launch of the ranks
 _made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
-
-
-class LateError(RuntimeError):
-    """Another rank did not take part in time, or has said that it never will."""
 
 
 class Agreement:
@@ -47,6 +43,7 @@ class Agreement:
         self._exchange = 0  # the last one begun; 0: that there is to be a group
         self._work: Any = None
         self._numbers: Any = None
+        self._meeting: Meeting | None = None  # of the last exchange
         self._alone: tuple[int, ...] = ()
 
     @property
@@ -66,11 +63,8 @@ class Agreement:
             return
         torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
         if self._group is None:
-            self._meet(self._timeout if timeout is None else timeout, NAP)
-            limit = datetime.timedelta(seconds=GROUP)
-            self._group = dist.new_group(backend="gloo", timeout=limit)
-            _keep(self._group)
-        self._exchange += 1
+            self._make_group(dist, self._timeout if timeout is None else timeout)
+        self._exchange, self._meeting = self._exchange + 1, None
         self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._work = dist.all_reduce(
             self._numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True
@@ -87,17 +81,25 @@ class Agreement:
         return tuple(int(one) for one in self._numbers.tolist())
 
     def meet(self, timeout: float) -> None:
-        """Wait until all ranks have come here, too: all of them learn that, or none does. Raises LateError."""
+        """Wait until all ranks have come here, too: all of them learn that, or none does. Raises LateError.
+
+        Whoever was interrupted in it asks again, and hears what came of it.
+        """
         if self.size() > 1:
             self._meet(timeout, LONG_NAP)
 
-    def give_up(self, numbers: Sequence[int], why: str) -> None:
-        """Tell the others that this rank takes part no more, where they wait for it now and where they would; returns at once."""
+    def stay_away(self, why: str) -> None:
+        """Tell the others, where they wait for this rank now; returns at once."""
         if self.size() < 2:
             return
-        answer = f"{self._name}/{self._exchange}/answer"
-        closed(natives.start_new_thread, _tell, (_store(), answer, why))
-        if self._group is not None:
+        if self._meeting is None:
+            self._meeting = self._new_meeting()
+        self._meeting.stay_away(why)
+
+    def give_up(self, numbers: Sequence[int], why: str) -> None:
+        """Tell the others that this rank takes part no more, where they wait for it now and where they would; returns at once."""
+        self.stay_away(why)
+        if self._group is not None and self.size() > 1:
             self.begin(numbers)
 
     def shortest_timeout(self) -> float:
@@ -110,24 +112,32 @@ class Agreement:
         told = [collective_timeout(one) for one in groups if not (self._own and one is self._group)]
         return min((one for one in told if one), default=0.0)
 
-    def _meet(self, timeout: float, nap: float) -> None:
-        """Wait at the job's store until all ranks are here, or until one gives up: all learn the same. Raises LateError."""
-        store, key = _store(), f"{self._name}/{self._exchange}"
-        everyone = store.add(f"{key}/came", 1) == self.size()
-        if not everyone:
-            _until(lambda: store.check([f"{key}/answer"]), timeout, nap)
-        answer = store.compare_set(f"{key}/answer", "", _ALL if everyone else _LATE)
-        if answer != _ALL.encode():
-            raise LateError(answer.decode("utf-8", "replace"))
-        self._leave(store, f"{key}/left")
+    def _meet(self, timeout: float, nap: float) -> str:
+        meeting = self._meeting
+        if meeting is None:
+            meeting = self._meeting = self._new_meeting()
+            told = meeting.come(timeout, nap)
+        else:
+            told = meeting.hear()
+        meeting.leave()
+        return told
 
-    def _leave(self, store: Any, left: str) -> None:
-        """Rank 0, which keeps the store where no launcher does, may end the job only when all have read there that it ends."""
-        try:
-            if store.add(left, 1) < self.size() and rank() == 0:
-                _until(lambda: store.add(left, 0) >= self.size(), LEAVING)
-        except Exception as error:  # it is gone, and was needed no more
-            pass_on(error)
+    def _new_meeting(self) -> Meeting:
+        store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+        key = f"{self._name}/{self.size()}/{self._exchange}"
+        return Meeting(store, key, self.size(), is_host=rank() == 0)
+
+    def _make_group(self, dist: Any, timeout: float) -> None:
+        """By all ranks, once all have come; one that is interrupted in it keeps the others no longer than that takes."""
+        told = self._meet(timeout, NAP)
+        limit = min(CONNECTING, self.shortest_timeout() / 2 or CONNECTING)
+        lengthen = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+        seconds = datetime.timedelta(seconds=limit if lengthen else GROUP)
+        group = dist.new_group(backend="gloo", timeout=seconds)
+        if lengthen:
+            lengthen(datetime.timedelta(seconds=GROUP), group)
+        _keep(group)
+        self._group, self._name = group, f"{self._name}/{told}"  # what no earlier launch has had
 
 
 def _name(group: Any) -> str:
@@ -141,24 +151,12 @@ def _name(group: Any) -> str:
             pass_on(error)
             members = "others"
     _made[members] = _made.get(members, 0) + 1
-    return f"mldebug/switches/{members}/{_made[members]}"
+    return f"mldebug/switches/{os.environ.get(RESTARTS, '0')}/{members}/{_made[members]}"
 
 
 def _keep(group: Any) -> None:
     """For ever: where the last reference goes, at the end of a process say, gloo waits for an exchange that others never join."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-
-def _store() -> Any:
-    return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
-
-
-def _tell(store: Any, key: str, why: str) -> None:
-    """In a thread: a store whose host is stopped would keep the training. One that is gone is told by nobody to nobody."""
-    try:
-        store.compare_set(key, "", why)
-    except Exception:
-        pass
 
 
 def clock() -> int:

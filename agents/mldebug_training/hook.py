@@ -76,6 +76,7 @@ def _join(module: ModuleType) -> None:
 
 
 def _start(torch: ModuleType) -> None:
+    from mldebug_training import phases, values  # noqa: F401 - or a heartbeat would import them
     from mldebug_training.process import own
     from mldebug_training.recording import record_collectives
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import sys
 import weakref
+from contextlib import nullcontext
 
 from mldebug_training.interrupted import pass_on
 
@@ -105,7 +106,7 @@ class Measures:
         found.note = _nothing_in(tensor)
         if found.note:
             return
-        with torch.no_grad():
+        with torch.no_grad(), _as_it_is(torch, tensor.device.type):
             plain = _plain(tensor.detach(), torch)
             if not plain.numel():
                 found.note = "empty"
@@ -132,6 +133,16 @@ def leaves(value: Any, label: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
             yield from leaves(getattr(value, field.name, None), f"{label}.{field.name}", depth + 1)
     else:
         yield label, value
+
+
+def _as_it_is(torch: Any, device: str) -> Any:
+    """In the tensors' own types: autocast refuses to join float16 where it casts to bfloat16."""
+    try:
+        if torch.is_autocast_enabled(device):
+            return torch.autocast(device, enabled=False)
+    except (RuntimeError, TypeError) as error:  # a device that has none, PyTorch before 2.4
+        pass_on(error)
+    return nullcontext()
 
 
 def _nothing_in(tensor: Any) -> str:
@@ -173,7 +184,7 @@ def _version(tensor: Any) -> int:
 
 def _fetch(group: list[tuple[Extremes, tuple[Any, Any, Any]]]) -> None:
     torch = sys.modules["torch"]
-    with torch.no_grad():
+    with torch.no_grad(), _as_it_is(torch, group[0][1][0].device.type):
         flat = torch.stack([one for _, measured in group for one in measured]).tolist()
     for place, (found, _) in enumerate(group):
         found.numbers(*flat[3 * place : 3 * place + 3])

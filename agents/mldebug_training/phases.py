@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import functools
 
-from mldebug_training.process import own
+from mldebug_training.imports import after_import
+from mldebug_training.process import Process, own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
+
+
+def _in_graph() -> bool:
+    """Is this being compiled? What is compiled tells no phase: each would break the graph, or keep it from being made."""
+    return False
 
 
 class Phase:
@@ -25,14 +31,14 @@ class Phase:
         self._begun: Any = None  # (the last one, those before it)
 
     def __enter__(self) -> None:
-        self._begun = (
-            own.enter(self._name),
-            self._begun,
-        )  # no call after it that a handler could end
+        if not _in_graph():
+            # no call after it that a handler could end
+            self._begun = own.enter(self._name), self._begun
 
     def __exit__(self, *_: object) -> None:
-        begun, self._begun = self._begun
-        own.leave(begun)
+        if self._begun is not None:
+            begun, self._begun = self._begun
+            own.leave(begun)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -98,3 +104,14 @@ def _watch_compiler(module: ModuleType) -> None:
 
     module.on_compile_start(begin)
     module.on_compile_end(end)
+
+
+def _shield(dynamo: ModuleType) -> None:
+    """What tells phases around calls that no compiler follows is none of the compiler's concern either."""
+    global _in_graph
+    for name in ("enter", "leave", "concerns"):
+        setattr(Process, name, dynamo.disable(getattr(Process, name)))
+    _in_graph = dynamo.is_compiling
+
+
+after_import("torch._dynamo", _shield)

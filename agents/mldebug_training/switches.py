@@ -14,10 +14,11 @@ import time
 
 from mldebug_training import agreement
 from mldebug_training.agreement import Agreement
-from mldebug_training.asked import Asked
 from mldebug_training.interrupted import pass_on
+from mldebug_training.meeting import LateError
 from mldebug_training.phases import Phase
 from mldebug_training.printing import write_lines
+from mldebug_training.reasons import NOTHING, OFF, SAVE_SWITCH, WORDS, Reasons
 from mldebug_training.switchfiles import KILL, SAVE, choose
 from mldebug_training.switchwatch import Watch
 
@@ -30,15 +31,7 @@ if TYPE_CHECKING:
 
 PERIOD = 0.25  # seconds between two agreements, where steps are shorter
 MOST = 16  # steps between two agreements: a run that becomes slow is not left alone for long
-REMEMBERED = 64  # save switches that were obeyed
-NOTHING, SAVE_SWITCH, WORD, TIME, SIGNAL, KILL_SWITCH, OFF = range(7)  # the more urgent the higher
-_WORDS = {
-    SAVE_SWITCH: "the save switch is set",
-    WORD: "it asked to stop",
-    TIME: "its time ends",
-    SIGNAL: "a signal came",
-    KILL_SWITCH: "the kill switch is set",
-}
+REMEMBERED = 64  # sentences that were said
 _RANKS = 2**32
 _FAR = (
     2**62
@@ -75,31 +68,27 @@ class Switches:
         path, ours = choose(os.fspath(folder) if folder else None, environ)
         self.folder = path
         self.reason = ""  # why to stop or save, once that was agreed
-        self._limit, self._why, self._every = limit, reason, every
-        self._asked = Asked(signal)
+        self._limit, self._every = limit, every
+        self._reasons = Reasons(path, limit, reason, signal)
         self._agreement = Agreement(group, timeout)
         self._watch = Watch(path, ours=ours)
-        self._done: list[int] = []  # save switches that were obeyed
         self._said: set[str] = set()
         self._ended = self._off = False
+        self._verdict: tuple[int, int, int] | None = None  # kind, rank, token: what all are to obey
+        self._agreed: str | None = None  # in this poll
+        self._owed: str | None = None  # that, where the poll did not come to its end
         self._polls = self._due = 0
-        self._counted = self._steady = 0
+        self._counted = self._steady = self._parted = 0
         self._begun: tuple[int, float] | None = None  # the poll and the time of the last agreement
         self._saved_since = 0.0  # seconds
         self._own: tuple[int, str] = (NOTHING, "")
 
     def at_start(self) -> str | None:
         """ "kill" if the job is to end before it has begun; several ranks agree, after init_process_group."""
-        if self._off:
-            return None
+        if self._ended or self._off:
+            return KILL if self._ended else None
         try:
-            self._watch.start()
-            self._watch.first_look()
-            if not self._can_agree():
-                return None
-            patience = self._patience()
-            self._begin(saves=False, timeout=patience)
-            return self._finish(patience)
+            return self._at_start() if self._verdict is None else self._obey()
         except BaseException as error:
             self._give_up(error)
             pass_on(error)
@@ -108,13 +97,14 @@ class Switches:
     def poll(self) -> str | None:
         """None, "save" (save and go on) or "kill" (save and end): the same in all ranks. Once "kill", always "kill"."""
         if self._ended or self._off:
-            return KILL if self._ended else None
+            return KILL if self._ended else self._last_word()
         try:
             return self._poll()
         except BaseException as error:
+            self._owed = self._agreed
             self._give_up(error)
             pass_on(error)
-            return None
+            return self._last_word()
 
     def saving(self) -> Saving:
         """`with switches.saving():` around a save: how long it takes decides how early the end of the time is heeded."""
@@ -124,9 +114,27 @@ class Switches:
         """Look no more. The end of the process does it, too."""
         self._watch.close()
 
+    def _at_start(self) -> str | None:
+        self._watch.start()
+        self._watch.first_look()
+        if not self._can_agree():
+            return None
+        patience = self._patience()
+        self._begin(saves=False, timeout=patience)
+        return self._finish(patience)
+
+    def _last_word(self) -> str | None:
+        """What all obey, and this rank was not told: it was interrupted on the way."""
+        owed, self._owed = self._owed, None
+        return owed
+
     def _poll(self) -> str | None:
-        self._polls += 1
-        action = self._finish() if self._agreement.begun else None
+        self._agreed = None
+        if self._verdict is None:
+            self._polls += 1
+            action = self._finish() if self._agreement.begun else None
+        else:
+            action = self._obey()  # this poll was interrupted before
         waits = not self._off and action != KILL and self._polls >= self._due
         if waits and self._can_agree():
             self._begin()
@@ -147,11 +155,13 @@ class Switches:
     def _begin(self, *, saves: bool = True, timeout: float | None = None) -> None:
         self._watch.start()
         pace = self._measure()
-        self._own = self._wanted()
+        seen = self._watch.seen
+        self._own = self._reasons.wanted(seen)
+        for one in (*self._reasons.troubles(seen), self._watch.trouble):
+            self._say(one)
         kind = self._own[0]
         if kind == SAVE_SWITCH and not saves:
             kind = NOTHING
-        seen = self._watch.seen
         token = seen.save if seen and kind == SAVE_SWITCH else 0
         urgent, count = kind * _RANKS + agreement.rank(), agreement.clock()
         self._agreement.begin((urgent, token, self._every or pace, count, _FAR - count), timeout)
@@ -164,29 +174,44 @@ class Switches:
             self._turn_off(f"rank {rank} asks no more")
             return None
         apart = most - (_FAR - left)
-        if apart and self._steady >= STEADY:
+        if kind == NOTHING and self._have_parted(most, apart):
             self._turn_off(
                 f"not all ranks polled after each step: their counts of collectives are {apart} apart"
             )
             return None
-        self._steady = 0 if apart else self._steady + (most > self._counted)
-        self._counted = most
         if self._begun:
             self._due = self._begun[0] + max(1, pace)
         if kind == NOTHING:
             return None
+        self._verdict = kind, rank, token
+        return self._obey()
+
+    def _have_parted(self, most: int, apart: int) -> bool:
+        """Do the counts of collectives differ for good, where they were the same in all ranks? Once may be an accident."""
+        self._parted = self._parted + 1 if apart else 0
+        if self._parted and self._steady >= STEADY:
+            return self._parted > 1
+        self._steady = 0 if apart else self._steady + (most > self._counted)
+        self._counted = most
+        return False
+
+    def _obey(self) -> str:
+        """Once all ranks have met: what they have agreed on. Interrupted, it is called again by the next poll."""
+        kind, rank, token = self._verdict or (NOTHING, 0, 0)
         self._agreement.meet(self._patience())
         mine = rank == agreement.rank()
-        self.reason = f"rank {rank}: {self._own[1] if mine else _WORDS[kind]}"
+        self.reason = f"rank {rank}: {self._own[1] if mine else WORDS[kind]}"
         if kind == SAVE_SWITCH:
-            self._done = [*self._done[-REMEMBERED:], token]
+            self._reasons.obeyed(token)
         if mine:
             todo = "saves, and goes on" if kind == SAVE_SWITCH else "stops at this step"
             self._say(f"{self.reason}: every rank {todo}", again=True)
             if kind == SAVE_SWITCH:
                 self._watch.obeyed(token)
         self._ended = kind != SAVE_SWITCH
-        return KILL if self._ended else SAVE
+        self._agreed = KILL if self._ended else SAVE
+        self._verdict = None
+        return self._agreed
 
     def _patience(self) -> float:
         """Seconds that what was agreed waits until all ranks are at this poll, where one saves or evaluates alone before it.
@@ -208,37 +233,6 @@ class Switches:
         step = length / (self._polls - before[0])
         return min(MOST, max(1, math.ceil(PERIOD / step))) if step > 0 else MOST
 
-    def _wanted(self) -> tuple[int, str]:
-        """What this rank wants, and why."""
-        seen = self._watch.seen
-        for one in (seen.trouble if seen else "", self._watch.trouble, self._asked.trouble):
-            self._say(one)
-        if seen and seen.kill:
-            by = f" (by {seen.by})" if seen.by else ""
-            return KILL_SWITCH, f"the kill switch {self.folder}/{KILL} is set{by}"
-        if self._asked.came:
-            return SIGNAL, f"{self._asked.name} came"
-        if self._limit:
-            self._say(self._limit.trouble)
-            late = self._limit.reason()
-            if late:
-                return TIME, late
-        told = self._told()
-        if told:
-            return WORD, told
-        if seen and seen.save and seen.save not in self._done:
-            return SAVE_SWITCH, f"the save switch {self.folder}/{SAVE} is set"
-        return NOTHING, ""
-
-    def _told(self) -> str:
-        """The job's own reason; one that fails is none."""
-        try:
-            return str((self._why() if self._why else None) or "")[:300]
-        except Exception as error:
-            pass_on(error)
-            self._say(f"the reason to stop cannot be asked: {type(error).__name__}: {error}")
-            return ""
-
     def _leave_word(self) -> None:
         rank, size = agreement.rank(), agreement.size()
         word = {"at": time.time(), "polls": self._polls, "rank": rank, "world_size": size}
@@ -254,16 +248,25 @@ class Switches:
 
         Raises an interruption (KeyboardInterrupt, SystemExit) again: it is the job's own.
         """
-        self._off = True
+        if isinstance(error, LateError):
+            self._verdict = None
+        self._off = self._verdict is None  # else all may be there, and obey: the next poll hears it
         why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        me = agreement.rank()
         try:
-            self._agreement.give_up((OFF * _RANKS + me, 0, 1, 0, _FAR), f"rank {me} gave up: {why}")
+            self._tell(agreement.rank(), why)
         except Exception as failed:
             pass_on(failed)
-        self._turn_off(why)
+        if self._off:
+            self._turn_off(why)
         if not isinstance(error, Exception):
             raise error
+
+    def _tell(self, me: int, why: str) -> None:
+        text = f"rank {me} gave up: {why}"
+        if self._off:
+            self._agreement.give_up((OFF * _RANKS + me, 0, 1, 0, _FAR), text)
+        else:
+            self._agreement.stay_away(text)
 
     def _turn_off(self, why: str) -> None:
         self._off = True

@@ -3,7 +3,9 @@
 Each rank writes to EVENTS/told.RANK what it was answered, with "late" behind it where a poll took long.
 """
 
+import atexit
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -113,20 +115,190 @@ def host() -> str:
     return loop.polls(1)
 
 
+class AlarmError(Exception):
+    """Raised by a handler of the job."""
+
+
+def alarmed(step: Callable[[], object]) -> str:
+    """What an alarm in 0.4 s makes of a step that takes longer."""
+
+    def ring(*_: object) -> None:
+        raise AlarmError
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    try:
+        step()
+    except AlarmError:
+        return "alarm"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return "none"
+
+
+def verdict() -> str:
+    """All have met; rank 0 waits until rank 1, which looks after 1.6 s and 3.3, has read that, and is interrupted in it."""
+    agreement.LONG_NAP = 3.0
+    loop = Loop()
+    loop.polls(3)
+    time.sleep(2.2 if RANK == 0 else 0.0)
+    if RANK == 0:
+        loop.told.append(alarmed(loop.poll))
+    return loop.polls(1)
+
+
+def waiting() -> str:
+    """Rank 1 is interrupted while it waits for rank 0 to come to the poll of the stop."""
+    loop = Loop()
+    loop.polls(3)
+    if RANK == 1:
+        loop.told.append(alarmed(loop.poll))
+    time.sleep(2.0)
+    return loop.polls(2)
+
+
+def making() -> str:
+    """Rank 1 is interrupted while the group is made that the ranks agree in."""
+    agreement.CONNECTING = 5.0
+    make = dist.new_group
+
+    def interrupt(**_: Any) -> None:
+        raise AlarmError
+
+    dist.new_group = interrupt if RANK == 1 else make
+    told = Loop().polls(2)
+    dist.new_group = make
+    return told
+
+
+def again() -> str:
+    """The ranks are launched anew with the store of before, where rank 1 has given up after the fourth exchange."""
+    loop = Loop(stop_at=9, limit=Odd(ZeroDivisionError("broken"), 5))
+    told = loop.polls(5)
+    agreement._made.clear()
+    return f"{told} / {Loop().polls(4)}"
+
+
+def leaves() -> str:
+    """Rank 1 ends while an exchange is pending, which rank 0 begins only when that one is gone."""
+    loop = Loop(stop_at=9)
+    (EVENTS / f"pid.{RANK}").write_text(str(os.getpid()))
+    told = loop.polls(3 if RANK == 1 else 2)
+    return told if RANK == 1 else f"{told} {gone(int(wait_for(EVENTS / 'pid.1')))}"
+
+
+def wait_for(path: Path) -> str:
+    deadline = time.monotonic() + LONG
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def gone(pid: int) -> str:
+    """Has it ended by itself within LONG?"""
+    deadline = time.monotonic() + LONG
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return "gone"
+        if state == "Z":
+            return "gone"
+        time.sleep(0.05)
+    return "still there"
+
+
+KEEPER = 2  # the rank that keeps the store and is none of the job's
+
+
+def keeper() -> None:
+    """Keep the store until the others have said all."""
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    (EVENTS / "keeper").write_text(str(os.getpid()))
+    for one in range(KEEPER):
+        wait_for(EVENTS / f"told.{one}")
+    del store
+    say("")
+
+
+def stopped() -> str:
+    """Whoever keeps the store is stopped when all agree to end."""
+    loop = Loop()
+    loop.polls(3)
+    dist.barrier()
+    host = int(wait_for(EVENTS / "keeper"))
+    if RANK == 0:
+        os.kill(host, signal.SIGSTOP)
+    dist.barrier()
+    told = loop.polls(3)
+    dist.barrier()
+    if RANK == 0:
+        os.kill(host, signal.SIGCONT)
+    return told
+
+
+class Last:
+    """Goes when the interpreter does, and takes its time."""
+
+    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        sleep(2.0)
+
+
+def ending() -> str:
+    """Rank 1 ends while the store has not answered that it gives up; it answers while the interpreter goes."""
+    global last
+    loop = Loop(stop_at=9, limit=Odd(ZeroDivisionError("broken"), 3))
+    host = int(wait_for(EVENTS / "keeper"))
+    loop.polls(1)
+    dist.barrier()
+    if RANK == 0:
+        os.kill(host, signal.SIGSTOP)
+    dist.barrier()
+    told = loop.polls(1)
+    if RANK == 1:
+        last = Last()
+        atexit.register((EVENTS / "ends").write_text, "now")
+    else:
+        wait_for(EVENTS / "ends")
+        time.sleep(0.5)
+        os.kill(host, signal.SIGCONT)
+    return told
+
+
 def group() -> str:
     """Of three ranks two agree; the third one never polls as often, and is nobody's concern."""
     loop = Loop(group=dist.new_group([0, 1]))
     return loop.polls(4 if RANK < 2 else 1)
 
 
-def main() -> None:
-    dist.init_process_group("gloo", timeout=COLLECTIVES)
-    told = globals()[HOW]()
+def say(told: str) -> None:
     fresh = EVENTS / f"new.{RANK}"
     fresh.write_text(told)
     fresh.replace(EVENTS / f"told.{RANK}")
-    if HOW == "host":
+
+
+def join() -> None:
+    """With the store of rank 0; where there is a third process, with its."""
+    if HOW not in ("stopped", "ending"):
+        dist.init_process_group("gloo", timeout=COLLECTIVES)
+        return
+    os.environ["WORLD_SIZE"] = str(KEEPER)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, False)
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=KEEPER, timeout=COLLECTIVES)
+
+
+def main() -> None:
+    if HOW in ("stopped", "ending") and RANK == KEEPER:
+        keeper()
+        return
+    join()
+    say(globals()[HOW]())
+    if HOW in ("host", "verdict"):
         os._exit(0)
+    if HOW in ("leaves", "ending"):
+        return
     dist.barrier()
     leave()
 

@@ -70,3 +70,42 @@ def test_ranks_outside_the_group_are_not_waited_for() -> None:
     found, said = told("group", ranks=3)
     assert found == ["None None None None kill"] * 2 + ["None None"]
     assert "this rank is not in their group" in said
+
+
+def test_what_all_obey_reaches_a_rank_that_was_interrupted_after_they_met() -> None:
+    found, said = told("verdict")
+    assert found == ["None None None None alarm kill", "None None None None kill"]
+    assert "are off" not in said
+
+
+def test_who_is_interrupted_before_all_have_met_stops_nobody() -> None:
+    found, said = told("waiting")
+    assert found == ["None None None None None None", "None None None None alarm None None"]
+    assert "rank 1 gave up: Alarm" in said
+
+
+def test_who_is_interrupted_while_the_group_is_made_keeps_nobody() -> None:
+    found, _ = told("making")
+    assert found == ["None None None"] * 2
+
+
+def test_what_an_earlier_launch_has_left_at_the_store_is_nobodys_concern() -> None:
+    found, _ = told("again")
+    assert found == ["None None None None None None / None None None None kill"] * 2
+
+
+def test_an_exchange_that_is_pending_keeps_no_process_from_its_end() -> None:
+    found, _ = told("leaves")
+    assert found == ["None None None gone", "None None None None"]
+
+
+def test_a_store_whose_host_is_stopped_keeps_nobody() -> None:
+    found, said = told("stopped", ranks=3)
+    assert found == ["None None None None None None None"] * 2 + [""]
+    assert "the job's store does not answer" in said
+
+
+def test_an_answer_of_the_store_that_comes_as_a_rank_ends_does_it_no_harm() -> None:
+    found, said = told("ending", ranks=3)
+    assert found == ["None None None"] * 2 + [""]
+    assert "terminate" not in said

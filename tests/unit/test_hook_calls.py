@@ -161,6 +161,51 @@ def test_a_phase_whose_name_is_none_is_no_error(site: Path) -> None:
     assert run(site, code)["inside"] is True
 
 
+def test_nothing_is_imported_in_the_middle_of_a_training(site: Path) -> None:
+    code = """
+        import torch, mldebug_training
+        before = set(sys.modules)
+        mldebug_training.heartbeat(1, loss=0.5)
+        with mldebug_training.phase("evaluate"):
+            torch.optim.Optimizer().step()
+        tell(imported=sorted(set(sys.modules) - before))
+    """
+    assert run(site, code)["imported"] == []
+
+
+COMPILED = """
+    import warnings, torch, mldebug_training
+    from torch._dynamo.utils import counters
+    from mldebug_training.process import Process, own
+    warnings.filterwarnings("error", message=".*does not know how to trace.*")
+    told, show = set(), Process._show
+    Process._show = lambda self, phase: (told.add(phase[0].decode()), show(self, phase))[1]
+    own.start()
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    @mldebug_training.phase("decorated")
+    def decorated(x):
+        return model(x)
+    def evaluate(x):
+        with mldebug_training.phase("evaluate"):
+            y = model(x)
+        return decorated(y)
+    same = torch.equal(torch.compile(evaluate, backend="eager", fullgraph=True)(x), evaluate(x))
+    whole = dict(counters["graph_break"])
+    loader = iter(torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2))
+    compiled = torch.compile(lambda: torch.save(model(next(loader)).sum(), os.devnull), backend="eager")
+    for _ in range(3):
+        compiled()
+    tell(same=same, breaks=whole, told=sorted(told))
+"""
+
+
+def test_the_compiler_breaks_no_graph_for_a_phase(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    told = run(tmp_path, COMPILED, HOME=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert (told["same"], told["breaks"]) == (True, {})
+    assert {"checkpoint_save", "data_wait", "evaluate", "decorated"} <= set(told["told"])
+
+
 # --- the line for a script -----------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mldebug_training
 from mldebug_training import findings
-from mldebug_training.measuring import Measures, leaves
+from mldebug_training.measuring import Measures, _as_it_is, leaves
 from mldebug_training.modules import named
 from mldebug_training.overflow import OverflowDetector, detect_overflow
 from mldebug_training.weights import dump_weights
@@ -60,6 +60,15 @@ class Model(nn.Module):
 def data(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     torch.manual_seed(1)
     return torch.randn(4, 8).to(dtype)
+
+
+class Own(nn.Module):
+    """Computes in the type of its input, whatever autocast is on; one number overflows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.abs() + 1
+        wide[0, 0] = math.inf
+        return wide
 
 
 def finds(model: nn.Module, *args: Any, **options: Any) -> Any:
@@ -224,6 +233,21 @@ def test_autocast_is_judged_by_the_type_that_it_computes_in() -> None:
     assert finds(model, underflow=True) is None
     with torch.autocast("cpu", torch.float16):
         assert finds(model, underflow=True).row.label == "weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_numbers_are_the_tensors_own_under_autocast(dtype: torch.dtype) -> None:
+    """Autocast refuses to join tensors of another half precision than its own."""
+    plain = finds(Own(), data(dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = finds(Own(), data(dtype))
+    assert (found.what, found.row.label, found.row.numbers.note) == ("inf", "output", "")
+    assert found.row.numbers.least == plain.row.numbers.least > 0
+
+
+def test_a_device_that_has_no_autocast_is_measured() -> None:
+    with _as_it_is(torch, "meta"):
+        assert Measures().put(data(torch.float16)).note == ""
 
 
 def test_names_that_are_to_be_left_out_are_not_looked_at() -> None:

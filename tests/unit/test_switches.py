@@ -27,9 +27,10 @@ from mldebug.switches import parse_announcement, parse_polled, parse_switch, sta
 from mldebug_agents.hooks import switchroom
 from mldebug_agents.hooks.switchroom import Order, Owner, ask, carry_out
 from mldebug_agents.spawn import Spawner
-from mldebug_training import agreement, switchfiles, switchwatch
+from mldebug_training import agreement, meeting, switchfiles, switchwatch
 from mldebug_training.asked import Asked
 from mldebug_training.deadline import TimeLimit, seconds, slurm_end
+from mldebug_training.meeting import LateError
 from mldebug_training.switches import Switches
 from mldebug_training.switchfiles import Seen, choose, look, take, write
 from unit.test_training_hook import PYTHONS, interpreters
@@ -221,6 +222,7 @@ def test_a_job_that_was_killed_before_it_began_says_so(capsys: pytest.CaptureFix
     watch.seen = Seen(save=1)
     assert other.at_start() is None
     assert other.poll() == "save"
+    assert one.at_start() == "kill"
 
 
 def test_before_the_ranks_can_agree_nobody_acts(
@@ -241,7 +243,7 @@ def test_a_signal_asks_to_stop_and_reaches_the_handler_before() -> None:
     one, _ = switches(signal="USR1")
     assert one.poll() is None
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert one._asked.came
+    assert one._reasons.asked.came
     one._due = 0
     assert one.poll() == "kill"
     assert came == [signal.SIGUSR1]
@@ -292,25 +294,6 @@ def test_the_options_behind_the_command_are_the_jobs(monkeypatch: pytest.MonkeyP
     cli.main(["run", *words])
     cli.main(["run", "--", *words])
     assert ran == [words, words]
-
-
-def test_ranks_whose_counts_part_give_up_together(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table, counts = Table(2), [0, 0]
-    monkeypatch.setattr(agreement, "rank", lambda: table.speaks)
-    monkeypatch.setattr(agreement, "clock", lambda: counts[table.speaks])
-    ranks = [switches(every=1)[0] for _ in range(2)]
-    for number, one in enumerate(ranks):
-        one._agreement = Seat(table, number)  # type: ignore[assignment]
-    for step in range(12):
-        counts[:] = [step + 1, step + 1 + (step >= 8)]
-        if step == 8:
-            ranks[0]._watch.seen = Seen(kill=1)
-        for table.speaks, one in enumerate(ranks):
-            assert one.poll() is None
-    assert [one._off for one in ranks] == [True, True]
-    assert capsys.readouterr().err.count("are 1 apart") == 2
 
 
 def test_a_reason_that_fails_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,7 +383,113 @@ class Missing(Seat):
         return 2
 
     def meet(self, timeout: float) -> None:
-        raise agreement.LateError("another rank did not come to this poll in time")
+        raise LateError("another rank did not come to this poll in time")
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> tuple[Table, list[int], list[Switches]]:
+    """A table, what each of its two ranks counts, and their switches."""
+    table, counts = Table(2), [0, 0]
+    monkeypatch.setattr(agreement, "rank", lambda: table.speaks)
+    monkeypatch.setattr(agreement, "clock", lambda: counts[table.speaks])
+    ranks = [switches(every=1)[0] for _ in range(2)]
+    for number, one in enumerate(ranks):
+        one._agreement = Seat(table, number)  # type: ignore[assignment]
+    return table, counts, ranks
+
+
+def polled(two: Any, steps: range, ahead: int = 0) -> list[str | None]:
+    """What both ranks were answered, where the second one has made so many collectives more."""
+    table, counts, ranks = two
+    told = []
+    for step in steps:
+        counts[:] = [step, step + ahead]
+        for table.speaks, one in enumerate(ranks):
+            told.append(one.poll())
+    return told
+
+
+def test_ranks_whose_counts_part_give_up_together(
+    two: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(polled(two, range(1, 9)) + polled(two, range(9, 13), ahead=1)) == {None}
+    assert [one._off for one in two[2]] == [True, True]
+    assert capsys.readouterr().err.count("are 1 apart") == 2
+
+
+def test_counts_that_part_for_a_moment_cost_nothing(two: Any) -> None:
+    """Where a kill is asked for just then, the ranks that meet decide."""
+    polled(two, range(1, 9))
+    two[2][0]._watch.seen = Seen(save=1)
+    assert polled(two, range(9, 11), ahead=1)[2:] == ["save", "save"]
+    two[2][0]._watch.seen = Seen()
+    assert set(polled(two, range(11, 13))) == {None}
+    two[2][0]._watch.seen = Seen(kill=1)
+    polled(two, range(13, 14), ahead=1)
+    assert polled(two, range(14, 15), ahead=1) == ["kill", "kill"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """What a handler of the job raises."""
+
+
+class Broken(Seat):
+    """An agreement that a handler of the job interrupts: as the ranks meet, as they have met, as the next exchange begins."""
+
+    def __init__(self, table: Table, rank: int, where: str) -> None:
+        super().__init__(table, rank)
+        self.where, self.given_up = where, ""
+
+    def break_at(self, where: str) -> None:
+        if self.where == where:
+            self.where = ""
+            raise Interrupted
+
+    def begin(self, numbers: tuple[int, ...], timeout: float | None = None) -> None:
+        if self.begun is False and self._round:
+            self.break_at("next")
+        super().begin(numbers, timeout)
+
+    def meet(self, timeout: float) -> None:
+        self.break_at("meeting")
+
+    def stay_away(self, why: str) -> None:
+        """All have come already."""
+
+    def give_up(self, numbers: tuple[int, ...], why: str) -> None:
+        self.given_up = why
+
+
+@pytest.mark.parametrize(
+    ("where", "seen", "told"),
+    [
+        ("meeting", Seen(kill=1), ["interrupted", "kill", "kill"]),
+        ("meeting", Seen(save=5), ["interrupted", "save", None]),
+        ("said", Seen(kill=1), ["interrupted", "kill", "kill"]),
+        ("said", Seen(save=5), ["interrupted", "save", None]),
+        ("next", Seen(save=5), ["interrupted", "save", None]),
+    ],
+)
+def test_what_all_obey_is_not_lost_in_the_rank_that_was_interrupted_then(
+    where: str, seen: Seen, told: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, watch = switches(every=1)
+    seat = Broken(Table(1), 0, where)
+    monkeypatch.setattr(seat, "size", lambda: 2)
+    says = lambda text, **_: seat.break_at("said") if "every rank" in text else None
+    monkeypatch.setattr(one, "_say", says)
+    one._agreement = seat  # type: ignore[assignment]
+    watch.seen = seen
+    assert one.poll() is None
+    watch.seen = Seen()
+    answers: list[str | None] = []
+    for _ in range(3):
+        try:
+            answers.append(one.poll())
+        except Interrupted:
+            answers.append("interrupted")
+    assert answers == told
+    assert bool(seat.given_up) is (where == "next")
 
 
 @pytest.mark.parametrize("seen", [Seen(kill=1), Seen(save=5)])
@@ -453,8 +542,62 @@ def test_of_all_groups_of_the_job_the_shortest_timeout_counts(tmp_path: Path) ->
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     *seconds, first, given, second = done.stdout.split()
     assert seconds == ["0.0", "77.0", "12.0", "5.0"], done
-    assert (first, second) == ("mldebug/switches/all/1", "mldebug/switches/all/2")
-    assert given.startswith("mldebug/switches/0-")
+    assert (first, second) == ("mldebug/switches/0/all/1", "mldebug/switches/0/all/2")
+    assert given.startswith("mldebug/switches/0/0-")
+
+
+class Interrupting:
+    """A lock: a handler of the job raises as soon as it is taken."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self._rings = lock, True
+
+    def acquire(self, timeout: float) -> bool:
+        taken = bool(self._lock.acquire(timeout=timeout))
+        if self._rings and taken:
+            self._rings = False
+            raise Interrupted
+        return taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
+
+
+def test_whoever_is_interrupted_as_the_answer_comes_hears_it_again() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    one = meeting.Meeting(dist.HashStore(), "here", 1, is_host=True)
+    one._answered = Interrupting(one._answered)
+    with pytest.raises(Interrupted):
+        one.come(5.0, 0.01)
+    assert len(one.hear()) == 16
+    one.leave()
+    assert not one._store.check(["here/came"])  # a later launch finds nothing
+
+
+def test_a_store_that_answers_late_makes_nobody_obey_who_has_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dist = pytest.importorskip("torch.distributed")
+    monkeypatch.setattr(meeting, "ANSWERING", 0.2)
+    monkeypatch.setattr(meeting, "LOOK", 0.05)
+    monkeypatch.setattr(meeting, "_silent", [])
+    goes_on = threading.Event()
+
+    class Stopped(dist.HashStore):  # type: ignore[misc,name-defined]
+        def add(self, key: str, count: int) -> int:
+            assert goes_on.wait(20)
+            return int(super().add(key, count))
+
+    store = Stopped()
+    one = meeting.Meeting(store, "here", 1)
+    with pytest.raises(LateError, match="does not answer"):
+        one.come(5.0, 0.01)
+    one.stay_away("rank 0 gave up")
+    goes_on.set()
+    one.wait(20)
+    assert store.get("here/answer") == b"rank 0 gave up"
+    with pytest.raises(LateError):  # it is asked no more
+        meeting.Meeting(store, "there", 1).come(5.0, 0.01)
 
 
 EVENTS = st.lists(
@@ -500,7 +643,7 @@ def _happen(what: str, rank: tuple[Switches, Still], words: list[str | None], nu
     elif what == "kill":
         watch.seen = Seen(kill=9)
     elif what == "signal":
-        one._asked.came = True
+        one._reasons.asked.came = True
     elif what == "reason":
         words[number] = "memory"
     elif one._begun:  # its steps take long: it proposes another pace
@@ -750,6 +893,7 @@ def test_root_acts_with_the_rights_of_the_jobs_user(tmp_path: Path, spawner: Spa
     "waits",
     [
         ("finish (mldebug_training/agreement.py:60)", "poll (mldebug_training/switches.py:99)"),
+        ("hear (mldebug_training/meeting.py:70)", "_meet (mldebug_training/agreement.py:130)"),
         ("_wait (mldebug_training/first.py:99)", "__enter__ (mldebug_training/first.py:60)"),
     ],
 )
