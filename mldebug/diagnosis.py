@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.flight.votes import Hang, settled
+from mldebug.flight.claims import Claim
+from mldebug.flight.votes import settled
 from mldebug.folding import fold_ranks
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
@@ -337,8 +338,7 @@ def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
         )
     look = "nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?"
     if alike := Flights(case).alike:
-        called = f"{alike.call.op} {alike.call.sequence} of {alike.view.title}"
-        why = f"every member has called {called} {_likeness(alike)}"
+        why = f"every member has called {alike.what} of {alike.view.title} {_likeness(alike)}"
         return f"all {len(case.ranks)} ranks wait ({case.victims()}): {why}", (look, again)
     hint = (
         ()
@@ -351,9 +351,9 @@ def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def _likeness(hang: Hang) -> str:
+def _likeness(claim: Claim) -> str:
     """How all have called one collective, and where that leads."""
-    if hang.one_size:
+    if claim.view.one_size(claim.sequence):
         return "alike and it does not complete: no rank is behind, look at GPUs and network"
     return "and no rank is behind, but their sizes or types differ: are they meant to?"
 

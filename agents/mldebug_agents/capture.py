@@ -105,11 +105,11 @@ class Capturer:
         remarks: tuple[Remark, ...] = (),
         gaps: tuple[Gap, ...] = (),
         *,
-        stalled: bool = False,
+        quiet: float | None = None,
     ) -> NodeCapture:
         """Capture one job: all ranks and their children, in parallel, within the deadline.
 
-        `stalled`: it has stood still for so long that a question may cost it something.
+        `quiet`: it has stood still for so many seconds that a question may cost it something; None: nobody has seen that.
         """
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
@@ -118,10 +118,10 @@ class Capturer:
             session.seen.look(pool)
             session.seen.watch(pool, self.settings.watch)
             session.ask_flights()
-            taken = session.node_capture(taken_at, remarks, gaps)
+            taken = session.node_capture(taken_at, quiet or 0.0, remarks, gaps)
             native = Native(self.host, self.pyspy, self.settings.native, session.left)
             taken = native.add(pool, taken)
-            taken = self._with_more_flights(taken, session.left, stalled=stalled)
+            taken = self._with_more_flights(taken, session.left, stalled=quiet is not None)
         told, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
         taken = msgspec.structs.replace(taken, ras=told, gaps=(*taken.gaps, *refused))
         duration = round(time.monotonic() - started, 3)
@@ -195,7 +195,7 @@ class _Session:
     # --- what was seen, as values ------------------------------------------------------------------
 
     def node_capture(
-        self, taken_at: float, remarks: tuple[Remark, ...], gaps: tuple[Gap, ...]
+        self, taken_at: float, quiet: float, remarks: tuple[Remark, ...], gaps: tuple[Gap, ...]
     ) -> NodeCapture:
         """Join the parts; the log tails and source lines are read here."""
         processes = {target.pid: self._process(target) for target in self.targets}
@@ -203,6 +203,7 @@ class _Session:
         return NodeCapture(
             node=self.c.node,
             taken_at=taken_at,
+            quiet_seconds=quiet,
             job=self.job,
             ranks=ranks,
             remarks=self._own(remarks),

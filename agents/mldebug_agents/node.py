@@ -304,13 +304,11 @@ class Node:
         """In the worker: take a capture of one job, and say how long it has been quiet."""
         job, found, told = order.job, order.found, order.told
         taken = self.bench.capturer(GLANCE).capture(
-            *(job, found.children, found.remarks, found.gaps), stalled=told is not None
+            *(job, found.children, found.remarks, found.gaps), quiet=told.quiet if told else None
         )
         if told is None:
             return job.id, taken
-        return job.id, msgspec.structs.replace(
-            taken, quiet_seconds=told.quiet, usual_gap_seconds=told.usual_gap
-        )
+        return job.id, msgspec.structs.replace(taken, usual_gap_seconds=told.usual_gap)
 
     def _ask_ras(self, order: RunToAsk) -> RasReply:
         """In the worker: the sums of all launches of one job."""

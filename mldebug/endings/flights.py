@@ -7,7 +7,8 @@ import msgspec
 
 from mldebug.endings.facts import Ending
 from mldebug.endings.outcomes import Outcome
-from mldebug.flight.votes import Wait, views, waits
+from mldebug.flight.analysis import Analysis
+from mldebug.flight.claims import Claim
 from mldebug.folding import fold_ranks, shorten_ranks
 
 MAX_LINES = 4
@@ -17,7 +18,7 @@ SOURCE = "Flight Recorder, dumped before the end"
 
 def with_flights(outcome: Outcome, ending: Ending) -> Outcome:
     """The outcome, with who waited for whom as further evidence: never a name, and nothing of an earlier hang."""
-    found = waits(views(ending.flights))[:MAX_LINES] if _of_this_end(ending) else ()
+    found = Analysis(ending.flights).claims[:MAX_LINES] if _of_this_end(ending) else ()
     if outcome.finding is None or not found:
         return outcome
     words = tuple(f"{SOURCE}: {_words(wait)}" for wait in found)
@@ -42,12 +43,11 @@ def _of_this_end(ending: Ending) -> bool:
     return any(not ended or 0 <= ended - limit <= RECENT for limit in limits)
 
 
-def _words(wait: Wait) -> str:
+def _words(claim: Claim) -> str:
     """`ranks 0,2 waited in all_reduce 6 of group 0, which rank 1 had not called`."""
-    head = (
-        f"{_ranks(wait.ranks)} waited in {wait.call.op} {wait.call.sequence} of {wait.view.title}"
-    )
-    return f"{head}, which {_ranks(wait.missing)} had not called" if wait.missing else head
+    head = f"{_ranks(claim.waiting)} waited in {claim.what} of {claim.view.title}"
+    met = "met" if claim.transfer else "called"
+    return f"{head}, which {_ranks(claim.late)} had not {met}" if claim.late else head
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -7,13 +7,14 @@ one; neither has a name.
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
 from mldebug.flight import wording
-from mldebug.flight.claims import Chains, Claim, claims, waits_only_here
+from mldebug.flight.claims import Chains, Claim, claims
 from mldebug.flight.guesses import filled
-from mldebug.flight.votes import View, Vote, views, vote
+from mldebug.flight.votes import Vote, oldest_pending, views, vote
 from mldebug.model import FlightRecord
 
 KINDS = (
@@ -34,69 +35,67 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     circle: tuple[int, ...] = ()  # each waits for the next, the last for the first
 
 
+class Found(NamedTuple):
+    """What the records prove. `claim`: the call that tells it, while ranks wait in it; `vote`: how its members made it."""
+
+    kind: str  # of KINDS
+    explanation: str
+    claim: Claim | None = None
+    culprits: tuple[int, ...] = ()
+    vote: Vote | None = None
+    circle: tuple[int, ...] = ()
+
+
 def analyse(records: Mapping[int, FlightRecord]) -> Answer:
-    """Judge the records of a job by rank; whose record is not there has no dump."""
-    return _Analysis(filled(records)).answer()
+    """Judge the records of a job by rank; whose record is not there has no dump. What no record tells of a group is guessed."""
+    analysis = Analysis(filled(records))
+    found = analysis.found
+    call = found.claim or found.vote
+    return Answer(
+        kind=found.kind,
+        culprits=tuple(sorted(found.culprits)),
+        group=wording.group(call.view) if call else None,
+        seq=call.sequence if call else None,
+        explanation=found.explanation,
+        evidence=tuple(map(wording.waits, analysis.claims[:MAX_EVIDENCE])),
+        circle=found.circle,
+    )
 
 
-class _Analysis:
-    def __init__(self, records: dict[int, FlightRecord]) -> None:
+class Analysis:
+    """The records of a job by rank, in this order; nothing is guessed."""
+
+    def __init__(self, records: Mapping[int, FlightRecord]) -> None:
         self._records = records
         self._views = views(records)
         self._chains = Chains(claims(self._views, records))
 
-    def answer(self) -> Answer:
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Who waits for whom, that of most ranks first."""
+        return self._chains.claims
+
+    @cached_property
+    def found(self) -> Found:
         """By the first rule that has something to say."""
-        rules: tuple[Callable[[], Answer | None], ...] = (
+        rules: tuple[Callable[[], Found | None], ...] = (
             self._disagreement, self._sinks, self._circle, self._unfinished, self._absent, self._frozen, self._history,
         )  # fmt: skip
         return next((found for rule in rules if (found := rule())), None) or self._quiet()
 
-    def _tell(
-        self,
-        kind: str,
-        explanation: str,
-        claim: Claim | None = None,
-        culprits: tuple[int, ...] = (),
-    ) -> Answer:
-        lines = (wording.waits(one) for one in self._chains.claims[:MAX_EVIDENCE])
-        return Answer(
-            kind=kind,
-            culprits=tuple(sorted(culprits)),
-            group=wording.group(claim.view) if claim else None,
-            seq=claim.sequence if claim else None,
-            explanation=explanation,
-            evidence=tuple(lines),
-        )
-
     # --- who made another call -----------------------------------------------------------------------
 
-    def _disagreement(self) -> Answer | None:
-        """A pending call of which the group has made different ones; the earliest."""
-        found: list[tuple[float, int, View, Vote]] = []
-        for claim in self._chains.claims:
-            if not claim.transfer:
-                told = vote(claim.view, claim.sequence)
-                if told.differs or told.split:
-                    found.append((claim.created_at, claim.sequence, claim.view, told))
-        if not found:
-            return None
-        _, sequence, view, told = min(found, key=lambda one: (bool(one[3].split), *one[:2]))
-        return self._differs(view, sequence, told)
-
-    def _differs(self, view: View, sequence: int, told: Vote) -> Answer:
-        ranks = tuple(sorted(told.differs))
-        words = wording.split if told.split else wording.mismatch
-        return Answer(
-            kind="split" if told.split else "mismatch",
-            culprits=ranks,
-            group=wording.group(view),
-            seq=sequence,
-            explanation=words(view, sequence, told),
-            evidence=tuple(wording.waits(one) for one in self._chains.claims[:MAX_EVIDENCE]),
+    def _disagreement(self) -> Found | None:
+        """A pending call of which the group has made different ones; the earliest, and one without a majority last."""
+        calls = (claim for claim in self.claims if not claim.transfer)
+        votes = ((claim, vote(claim.view, claim.sequence)) for claim in calls)
+        odd = ((claim, told) for claim, told in votes if told.differs or told.split)
+        first = min(
+            odd, key=lambda one: (one[1].split, one[0].created_at, one[0].sequence), default=None
         )
+        return _differs(first[1], first[0]) if first else None
 
-    def _history(self) -> Answer | None:
+    def _history(self) -> Found | None:
         """Nobody waits, and yet a call that all still remember was not the same for all."""
         for view in self._views:
             if len(view.by_rank) < 2:
@@ -108,12 +107,12 @@ class _Analysis:
             for sequence in range(max(1, first), last + 1):
                 told = vote(view, sequence)
                 if told.differs or told.split:
-                    return self._differs(view, sequence, told)
+                    return _differs(told)
         return None
 
     # --- who is behind -------------------------------------------------------------------------------
 
-    def _sinks(self) -> Answer | None:
+    def _sinks(self) -> Found | None:
         """The ranks for whom all others wait in the end."""
         kinds: dict[str, list[tuple[Claim, int]]] = {}
         for rank in self._chains.sinks:
@@ -122,27 +121,33 @@ class _Analysis:
         for kind in ("missing_rank", "stream_behind"):
             if kind in kinds:
                 return self._behind(kind, kinds[kind])
-        return self._victim(*kinds["unknown"][0]) if "unknown" in kinds else None
+        for claim, rank in kinds.get("unknown", ()):
+            return Found("unknown", wording.victim(claim, rank), claim)
+        return None
 
-    def _behind(self, kind: str, found: list[tuple[Claim, int]]) -> Answer:
+    def _behind(self, kind: str, found: list[tuple[Claim, int]]) -> Found:
         claim = max((one for one, _ in found), key=lambda one: len(one.waiting))
         ranks = tuple(rank for _, rank in found)
         words = wording.missing if kind == "missing_rank" else wording.behind
-        return self._tell(kind, words(claim, ranks), claim, ranks)
+        return Found(kind, words(claim, ranks), claim, ranks)
 
     def _kind(self, rank: int, claim: Claim) -> str:
         """What a rank is that others wait for: "" where its own wait is the one to explain."""
         own = [one for one in self._chains.of(rank) if one != claim]
-        if any(one.view is not claim.view for one in own):
+        elsewhere = any(one.view is not claim.view for one in own)
+        if elsewhere and not (claim.most and self._waits_only_for(rank, claim)):
             return ""
         if any(one.rooted for one in own):
             return "unknown"
         return "missing_rank" if rank in claim.late else "stream_behind"
 
-    def _victim(self, claim: Claim, rank: int) -> Answer:
-        return self._tell("unknown", wording.victim(claim, rank), claim)
+    def _waits_only_for(self, rank: int, claim: Claim) -> bool:
+        """Whatever group it waits in, for the members of this one alone: then it is no victim of others."""
+        record = self._records[rank]
+        others = (one for one in record.groups if one.members != claim.view.folded)
+        return not record.sends and all(oldest_pending(one) is None for one in others)
 
-    def _circle(self) -> Answer | None:
+    def _circle(self) -> Found | None:
         circle = self._chains.circle()
         if not circle or self._chains.sinks:
             return None
@@ -151,15 +156,13 @@ class _Analysis:
             (one, self._link(one, after))
             for one, after in zip(circle, circle[1:] + circle[:1], strict=True)
         ]
-        answer = self._tell(
-            "order_inversion", wording.circle(links, odd), claim or links[0][1], odd
-        )
-        return msgspec.structs.replace(answer, circle=circle)
+        words = wording.circle(links, odd)
+        return Found("order_inversion", words, claim or links[0][1], odd, circle=circle)
 
     def _odd(self) -> tuple[Claim | None, tuple[int, ...]]:
         """Who takes the groups in another order than a majority that has the same groups."""
-        for claim in self._chains.claims:
-            alone = (waits_only_here(self._records, rank, claim.view.folded) for rank in claim.late)
+        for claim in self.claims:
+            alone = (self._waits_only_for(rank, claim) for rank in claim.late)
             if claim.most and claim.late and not claim.transfer and all(alone):
                 return claim, claim.late
         return None, ()
@@ -169,47 +172,49 @@ class _Analysis:
 
     # --- nobody is behind ------------------------------------------------------------------------------
 
-    def _unfinished(self) -> Answer | None:
+    def _unfinished(self) -> Found | None:
         """A call that has ended on most ranks of its group and not on all."""
-        for claim in self._chains.claims:
-            if (
-                not claim.rooted
-                and not claim.transfer
-                and 2 * len(claim.finished) > len(claim.members)
-            ):
-                return self._tell("stream_behind", wording.unfinished(claim), claim, claim.waiting)
+        for claim in self.claims:
+            most = 2 * len(claim.finished) > len(claim.members)
+            if most and not claim.rooted and not claim.transfer:
+                return Found("stream_behind", wording.unfinished(claim), claim, claim.waiting)
         return None
 
-    def _absent(self) -> Answer | None:
+    def _absent(self) -> Found | None:
         """Ranks wait, and of others nothing is known; one without a dump is named where little else is possible."""
         for claim in self._ends:
             if claim.forgot:
-                return self._tell("unknown", wording.forgotten(claim), claim)
+                return Found("unknown", wording.forgotten(claim), claim)
             if claim.absent:
                 sure = claim.most or len(claim.absent) == 1
-                return self._tell(
-                    "no_dump", wording.absent(claim, sure), claim, claim.absent if sure else ()
-                )
+                named = claim.absent if sure else ()
+                return Found("no_dump", wording.absent(claim, sure), claim, named)
         return None
 
-    def _frozen(self) -> Answer | None:
+    def _frozen(self) -> Found | None:
         claim = next(iter(self._ends), None)
-        return self._tell("frozen", wording.frozen(claim), claim) if claim else None
+        return Found("frozen", wording.frozen(claim), claim) if claim else None
 
-    def _quiet(self) -> Answer:
+    def _quiet(self) -> Found:
         """Nobody waits in any call."""
+        count = len(self._records)
         if not self._views:
-            return self._tell("unknown", wording.NOTHING)
+            return Found("unknown", wording.NOTHING)
         if self._missing:
-            return self._tell("no_dump", wording.quiet_but(self._missing, len(self._records)))
-        return self._tell("healthy", wording.healthy(self._views, len(self._records)))
+            return Found("no_dump", wording.quiet_but(self._missing, count))
+        return Found("healthy", wording.healthy(self._views, count))
 
     @cached_property
     def _ends(self) -> tuple[Claim, ...]:
         """The claims that nobody with a dump surely holds up: the ends of all chains."""
-        return tuple(claim for claim in self._chains.claims if not claim.on)
+        return tuple(claim for claim in self.claims if not claim.on)
 
     @cached_property
     def _missing(self) -> tuple[int, ...]:
         members = {rank for view in self._views for rank in view.members}
         return tuple(sorted(members - self._records.keys()))
+
+
+def _differs(told: Vote, claim: Claim | None = None) -> Found:
+    kind, words = ("split", wording.split) if told.split else ("mismatch", wording.mismatch)
+    return Found(kind, words(told), claim, tuple(told.differs), told)

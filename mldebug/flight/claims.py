@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mldebug.flight.entries import MAX_SENDS
-from mldebug.flight.votes import View, Wait, members_of, oldest_pending, waits
+from mldebug.flight.votes import View, members_of
 from mldebug.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
 
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
@@ -46,32 +46,41 @@ class Claim(NamedTuple):
 
 def claims(seen: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
     """All claims, that of most ranks first."""
-    found = [_collective(wait, records) for wait in waits(seen)]
+    found = [claim for view in seen for claim in _collectives(view, records)]
     found += _transfers(records)
     return tuple(sorted(found, key=lambda one: (-len(one.waiting), one.created_at, one.waiting)))
 
 
-def _collective(wait: Wait, records: Mapping[int, FlightRecord]) -> Claim:
-    view, sequence = wait.view, wait.call.sequence
-    rooted = wait.call.op in ROOTED
-    finished = tuple(rank for rank in view.by_rank if _has_finished(view, rank, sequence))
+def _collectives(view: View, records: Mapping[int, FlightRecord]) -> Iterable[Claim]:
+    """Of one group; who calls something else at the same number makes a claim of its own."""
+    by_call: dict[tuple[int, str], list[int]] = {}
+    for rank, call in sorted(view.pending.items()):
+        by_call.setdefault((call.sequence, call.op), []).append(rank)
+    for ranks in by_call.values():
+        yield _collective(view, tuple(ranks), records)
+
+
+def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, FlightRecord]) -> Claim:
+    call = view.pending[waiting[0]]
+    rooted = call.op in ROOTED
+    finished = tuple(rank for rank in view.by_rank if _has_finished(view, rank, call.sequence))
     joined = bool(finished) and not rooted  # it ends for nobody before all have come
     unheard = () if joined else sorted(view.members - view.by_rank.keys())
     idle = [rank for rank in unheard if rank in records and not records[rank].groups]
-    late = [rank for rank in wait.missing if rank not in wait.ranks] + idle
+    late = [rank for rank, one in view.by_rank.items() if one.enqueued < call.sequence] + idle
     return Claim(
         view=view,
-        what=f"{wait.call.op} {sequence}",
-        sequence=sequence,
+        what=f"{call.op} {call.sequence}",
+        sequence=call.sequence,
         members=view.members,
-        waiting=wait.ranks,
+        waiting=waiting,
         late=() if joined else tuple(sorted(late)),
-        slow=() if joined else _slow(wait),
+        slow=() if joined else _slow(view, call.sequence),
         absent=tuple(rank for rank in unheard if rank not in records),
         forgot=tuple(rank for rank in unheard if rank in records and rank not in idle),
         finished=finished,
-        created_at=wait.call.created_at,
-        frames=wait.call.frames,
+        created_at=call.created_at,
+        frames=call.frames,
         rooted=rooted,
     )
 
@@ -81,9 +90,8 @@ def _has_finished(view: View, rank: int, sequence: int) -> bool:
     return call.done if call is not None else view.by_rank[rank].completed >= sequence
 
 
-def _slow(wait: Wait) -> tuple[int, ...]:
+def _slow(view: View, sequence: int) -> tuple[int, ...]:
     """Who has called it and is not as far with it as those who wait: in an earlier call, or not started where most have."""
-    view, sequence = wait.view, wait.call.sequence
     earlier = {
         rank
         for rank, call in view.pending.items()
@@ -179,13 +187,6 @@ class Chains:
         found = path[path.index(start) :]
         turn = found.index(min(found))
         return (*found[turn:], *found[:turn])
-
-
-def waits_only_here(records: Mapping[int, FlightRecord], rank: int, members: str) -> bool:
-    """Does a rank wait in groups of these members alone, so that it is no victim of others?"""
-    record = records[rank]
-    others = (group for group in record.groups if group.members != members)
-    return not record.sends and all(oldest_pending(group) is None for group in others)
 
 
 def where(rank: int, claim: Claim) -> Collective | None:

@@ -7,6 +7,7 @@ no group: then the members are not known (`filled` of `mldebug.flight.folder` gu
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -56,7 +57,13 @@ def parse_dump(data: bytes, limits: Limits = USUAL) -> FlightRecord:
     """Take one dump apart, whatever spelling it has. Raises ValueError with the reason."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has {len(data):,} bytes, more than {MAX_BYTES:,}")
-    raw = load_plain(skim(data, KEEP // 2), limits.values)
+    with suppress(ValueError):  # of what was left out; all of it may be whole
+        if (part := skim(data, KEEP // 2, limits.values)) is not None:
+            return _believed(part, limits)
+    return _believed(load_plain(data, limits.values), limits)
+
+
+def _believed(raw: object, limits: Limits) -> FlightRecord:
     if not isinstance(raw, dict) or not raw.keys() & {"entries", "pg_status", "pg_config"}:
         raise ValueError("it is no dump of a Flight Recorder: no entries, no pg_status")
     try:

@@ -106,9 +106,11 @@ def make_record(
 def _current(entries: Sequence[Entry]) -> list[Entry]:
     """Without the calls of groups that were destroyed and made anew: those have the name, and count from 1 again."""
     newest: dict[tuple[str, str], int] = {}
-    for one in entries:
-        newest[one.owner] = max(newest.get(one.owner, -1), one.pg_id)
-    return [one for one in entries if one.pg_id == newest[one.owner]]
+    owners = [one.owner for one in entries]
+    for owner, one in zip(owners, entries, strict=True):
+        newest[owner] = max(newest.get(owner, -1), one.pg_id)
+    pairs = zip(owners, entries, strict=True)
+    return [one for owner, one in pairs if one.pg_id == newest[owner]]
 
 
 def _unused(told: Mapping[str, Known]) -> Iterable[FlightGroup]:
@@ -156,18 +158,28 @@ def _group(calls: list[Entry], told: Mapping[str, Known], keep: int) -> FlightGr
 
 
 def _call(entry: Entry) -> Collective:
-    op = entry.profiling_name.rpartition(":")[2].partition(" ")[0]
+    op, elements, dtypes = _what(entry.profiling_name, entry.input_sizes, entry.input_dtypes)
     return Collective(
-        op=op.lstrip("_") if _OP.fullmatch(op) else "collective",
+        op=op,
         sequence=entry.collective_seq_id,
-        elements=_elements(entry.input_sizes),
-        dtypes=short(",".join(dict.fromkeys(entry.input_dtypes[:8]))),
+        elements=elements,
+        dtypes=dtypes,
         done=entry.done,
         created_at=_bounded(entry.time_created_ns, 1e9),
         timeout=_bounded(entry.timeout_ms, 1e3),
         state=short(entry.state or ""),
-        frames=_frames(entry),
+        frames=_frames(entry.frames),
     )
+
+
+@lru_cache(maxsize=4096)
+def _what(
+    name: str, sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+) -> tuple[str, int | None, str]:
+    """Operation, elements and types of a call."""
+    op = name.rpartition(":")[2].partition(" ")[0]
+    shown = op.lstrip("_") if _OP.fullmatch(op) else "collective"
+    return shown, _elements(sizes), short(",".join(dict.fromkeys(dtypes[:8])))
 
 
 def _kept(calls: list[Collective], half: int) -> tuple[Collective, ...]:
@@ -196,12 +208,13 @@ def _transfer(entry: Entry, told: Mapping[str, Known]) -> Transfer | None:
         members=known.members,
         sequence=max(0, entry.p2p_seq_id),
         created_at=_bounded(entry.time_created_ns, 1e9),
-        frames=_frames(entry),
+        frames=_frames(entry.frames),
     )
 
 
-def _frames(entry: Entry) -> tuple[Frame, ...]:
-    return tuple(_frame(one.filename, one.line, one.name) for one in entry.frames)
+@lru_cache(maxsize=4096)
+def _frames(frames: tuple[RawFrame, ...]) -> tuple[Frame, ...]:
+    return tuple(_frame(one.filename, one.line, one.name) for one in frames)
 
 
 @lru_cache(maxsize=4096)

@@ -10,19 +10,23 @@ import io
 import json
 import pickle
 import re
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NoReturn
 
 MAX_OBJECTS = 4_000_000
+MAX_NUMBERED = 200_000  # values in the beginning of a pickle
 MAX_TUPLES = 20_000
 MAX_STRINGS = 1_000_000
 _MAKERS = b"]})(t\x85\x86\x87MJGX\x8c\x8ae"  # what makes an object, and what marks one
 _JSON_MAKERS = b"[{,"
-_STEPS = re.compile(
-    rb"(?:(?:[h]|K|q|\x80(?=[\x02-\x05])).[]})(eusa\x94N\x88\x89]*+"  # BINGET, BININT1, BINPUT, PROTO; steps alone
-    rb"|[]})(eusa\x94N\x88\x89]++|M..|J....|[jr]..[\x00-\x1f]\x00|G.{8}"
-    rb"|\x8a(?:\x08.{8}|\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7})|\x95.{8})*+",
-    re.DOTALL,
+PUT = rb"(?:q.|r.{4}|\x94)"  # BINPUT, LONG_BINPUT, MEMOIZE: give an object a number
+_STEPS = (
+    rb"(?:(?:%b|K|q|\x80(?=[\x02-\x05])).[]})(eusa\x94N\x88\x89]*+"  # BINGET, BININT1, BINPUT, PROTO; steps alone
+    rb"|[]})(eusa\x94N\x88\x89]++|M..|J....|%b|r..[\x00-\x1f]\x00|G.{8}"
+    rb"|\x8a(?:\x08.{8}|\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7})|\x95.{8})*+"
 )
+_ALLOWED = re.compile(_STEPS % (b"h", rb"j..[\x00-\x1f]\x00"), re.DOTALL)
 _TUPLES = frozenset(b"t\x85\x86\x87")
 _TEXT, _SHORT_TEXT, _STOP = b"X"[0], 0x8C, b"."[0]
 _CALLS = frozenset(b"cRiobPQ\x81\x82\x83\x84\x92\x93")
@@ -43,13 +47,29 @@ def load_plain(data: bytes, most: int = MAX_OBJECTS) -> object:
     """The value in the file, of at most so many values. Raises ValueError with the reason."""
     if not data:
         raise ValueError("it is empty")
-    if data[:256].lstrip()[:1] in (b"{", b"["):
+    if is_json(data):
         return _load_json(data, most)
     if data[:1] != b"\x80":
         raise ValueError("it is neither a pickle nor JSON")
     _bound(data, _MAKERS, most)
     check_steps(data)
-    return _load_pickle(data)
+    return load_checked(data, most)
+
+
+def load_checked(data: bytes, most: int = MAX_OBJECTS) -> object:
+    """The value in a pickle whose steps have been checked. Raises ValueError with the reason."""
+    _bound(data, _MAKERS, most)
+    return _run(_Plain(io.BufferedReader(io.BytesIO(data))))
+
+
+def is_json(data: bytes) -> bool:
+    """Does it begin as JSON does?"""
+    return data[:256].lstrip()[:1] in (b"{", b"[")
+
+
+def bound_json(data: bytes, most: int) -> None:
+    """Raises ValueError where it may hold more than so many values."""
+    _bound(data, _JSON_MAKERS, most)
 
 
 def _bound(data: bytes, makers: bytes, most: int) -> None:
@@ -59,7 +79,7 @@ def _bound(data: bytes, makers: bytes, most: int) -> None:
 
 
 def _load_json(data: bytes, most: int) -> object:
-    _bound(data, _JSON_MAKERS, most)
+    bound_json(data, most)
     try:
         return json.loads(data)
     except json.JSONDecodeError as error:
@@ -69,18 +89,42 @@ def _load_json(data: bytes, most: int) -> object:
         raise ValueError(f"it is malformed JSON ({str(error)[:100]})") from None
 
 
-def _load_pickle(data: bytes) -> object:
+def _run(reader: _Plain) -> object:
     try:
-        return _Plain(io.BufferedReader(io.BytesIO(data))).load()
+        return reader.load()
     except Exception as error:  # noqa: BLE001 - a pickle of allowed steps in a wrong order raises whatever it likes
         raise ValueError(f"it is a malformed pickle ({type(error).__name__})") from None
 
 
-def check_steps(data: bytes) -> None:
+def memo_of(start: bytes) -> Mapping[int, object]:
+    """What is numbered in the beginning of a pickle, which ends between two steps. Raises ValueError with the reason."""
+    data = start + b"."
+    _bound(data, _MAKERS, MAX_NUMBERED)
+    check_steps(data)
+    reader = _Plain(io.BufferedReader(io.BytesIO(data)))
+    _run(reader)
+    return reader.memo.copy()
+
+
+def check_references(rest: bytes, count: int) -> None:
+    """Raises ValueError where a pickle, from here on, refers to anything but its first `count` numbered objects."""
+    check_steps(rest, _referring(count))
+
+
+@lru_cache(maxsize=64)
+def _referring(count: int) -> re.Pattern[bytes]:
+    high, low = divmod(min(count, 1 << 16), 256)
+    below = [rb".[\x00-\x%02x]" % (high - 1)] if high else []
+    below += [rb"[\x00-\x%02x]\x%02x" % (low - 1, high)] if low else []
+    short = b"h" if high else rb"h(?=[\x00-\x%02x])" % max(0, low - 1)
+    return re.compile(_STEPS % (short, rb"j(?:%b)\x00\x00" % b"|".join(below)), re.DOTALL)
+
+
+def check_steps(data: bytes, allowed: re.Pattern[bytes] = _ALLOWED) -> None:
     """Walk over a pickle without running it. Raises ValueError at a step that is not allowed, or where the end is missing."""
     at = tuples = texts = 0
     while True:
-        match = _STEPS.match(data, at)
+        match = allowed.match(data, at)
         at = match.end() if match else at
         if at >= len(data):
             raise ValueError(CUT)

@@ -5,7 +5,7 @@ is a split and never a name. Ranks of different process groups are never compare
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -61,47 +61,18 @@ class View:
         """One call of one rank; None where it has not come so far or it is forgotten."""
         return self._calls[rank].get(sequence)
 
+    def one_size(self, sequence: int) -> bool:
+        """Do all who tell a size and type of this call tell the same? The root of a scatter alone tells one."""
+        calls = (self.call(rank, sequence) for rank in self.by_rank)
+        told = {(one.elements, one.dtypes) for one in calls if one and one.elements is not None}
+        return len(told) <= 1
+
     @cached_property
     def _calls(self) -> dict[int, dict[int, Collective]]:
         return {
             rank: {call.sequence: call for call in reversed(group.calls)}
             for rank, group in self.by_rank.items()
         }
-
-
-class Hang(NamedTuple):
-    """A collective in which most members of a group wait, and who is out of step with them.
-
-    `waiting`: who waits in it as the majority does.
-    `behind`: members that answered and are not there yet, with the earlier call of the group that they wait in, or None.
-    `differs`: those that are there with another operation or size. `split`: those who are there agree on neither.
-    """
-
-    view: View
-    call: Collective  # of the majority
-    waiting: tuple[int, ...]
-    behind: dict[int, Collective | None]
-    differs: dict[int, Collective]
-    split: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """Did every member answer?"""
-        return self.view.members <= self.view.by_rank.keys()
-
-    @property
-    def alike(self) -> bool:
-        """Does every member wait in it, with the same operation and size?"""
-        return not self.split and set(self.waiting) == self.view.members
-
-    @property
-    def one_size(self) -> bool:
-        """Do all who wait in it tell one size and type? The root of a scatter alone tells one."""
-        calls = (self.view.call(rank, self.call.sequence) for rank in self.waiting)
-        return (
-            len({(one.elements, one.dtypes) for one in calls if one and one.elements is not None})
-            <= 1
-        )
 
 
 def oldest_pending(group: FlightGroup) -> Collective | None:
@@ -121,31 +92,11 @@ def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
     return tuple(view for view in all_of_them if view.by_rank.keys() <= view.members)
 
 
-def hangs(seen: Iterable[View]) -> tuple[Hang, ...]:
-    """The groups in which most members wait in one collective."""
-    return tuple(hang for view in seen if (hang := _hang(view)) is not None)
-
-
-def _hang(view: View) -> Hang | None:
-    half = len(view.members) / 2
-    sequence = majority((call.sequence for call in view.pending.values()), half)
-    if sequence is None:
-        return None
-    found = vote(view, sequence)
-    there = {rank for rank, call in view.pending.items() if call.sequence == sequence}
-    return Hang(
-        view=view,
-        call=found.model or next(iter(found.calls.values())),
-        waiting=tuple(sorted(there - found.differs.keys())),
-        behind=_behind(view, sequence),
-        differs=found.differs,
-        split=found.model is None,
-    )
-
-
 class Vote(NamedTuple):
     """One call of a group as its members made it. `model` is that of the majority, None where there is none."""
 
+    view: View
+    sequence: int
     calls: dict[int, Collective]
     model: Collective | None
     differs: dict[int, Collective]  # from the model
@@ -162,18 +113,7 @@ def vote(view: View, sequence: int) -> Vote:
     calls = {rank: call for rank, call in made.items() if call is not None}
     model = _model(calls, len(view.members) / 2)
     differs = {rank: one for rank, one in calls.items() if model and _kind(one) != _kind(model)}
-    return Vote(calls, model, differs)
-
-
-def _behind(view: View, sequence: int) -> dict[int, Collective | None]:
-    found: dict[int, Collective | None] = {}
-    for rank, group in view.by_rank.items():
-        earlier = view.pending.get(rank)
-        if earlier is not None and earlier.sequence < sequence:
-            found[rank] = earlier
-        elif group.enqueued < sequence:
-            found[rank] = None
-    return found
+    return Vote(view, sequence, calls, model, differs)
 
 
 def _model(calls: Mapping[int, Collective], half: float) -> Collective | None:
@@ -191,51 +131,6 @@ def majority(votes: Iterable[K], half: float) -> K | None:
     """What more than `half` voted for; None where nothing has so many."""
     counted = Counter(votes).most_common(1)
     return counted[0][0] if counted and counted[0][1] > half else None
-
-
-def waits_elsewhere(records: Mapping[int, FlightRecord], view: View) -> Callable[[int], bool]:
-    """Does a rank wait for others than the members of this group, so that it may be a victim itself?"""
-
-    def elsewhere(rank: int) -> bool:
-        record = records[rank]
-        others = (one for one in record.groups if one.members != view.folded)
-        return bool(record.sends) or any(oldest_pending(one) is not None for one in others)
-
-    return elsewhere
-
-
-class Wait(NamedTuple):
-    """Ranks that wait in one collective, and the members that answered and have not called it yet."""
-
-    view: View
-    call: Collective
-    ranks: tuple[int, ...]
-    missing: tuple[int, ...]
-
-
-def waits(seen: Iterable[View]) -> tuple[Wait, ...]:
-    """Who waits for whom in all groups; most waiting ranks first."""
-    found = []
-    for view in seen:
-        by_call: dict[tuple[int, str], list[int]] = {}
-        for rank, call in sorted(view.pending.items()):
-            by_call.setdefault((call.sequence, call.op), []).append(rank)
-        for (sequence, _), ranks in sorted(by_call.items()):
-            late = sorted(r for r, one in view.by_rank.items() if one.enqueued < sequence)
-            found.append(Wait(view, view.pending[ranks[0]], tuple(ranks), tuple(late)))
-    return tuple(sorted(found, key=lambda wait: (-len(wait.ranks), wait.ranks)))
-
-
-def circle(found: Iterable[Wait]) -> bool:
-    """Does a rank wait, over others, for itself?"""
-    edges: dict[int, set[int]] = {}
-    for wait in found:
-        for rank in wait.ranks:
-            edges.setdefault(rank, set()).update(wait.missing)
-    while ends := [rank for rank, others in edges.items() if not others & edges.keys()]:
-        for rank in ends:
-            del edges[rank]
-    return bool(edges)
 
 
 def last_call(record: FlightRecord) -> tuple[FlightGroup, Collective] | None:

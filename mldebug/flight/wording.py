@@ -65,7 +65,7 @@ def missing(claim: Claim, found: tuple[int, ...]) -> str:
         if _has_gloo((claim.view,)) and len(found) == 1
         else ()
     )
-    return _sentence("; ".join((text, *_last(claim, found), *blind, *_minority(claim, found))))
+    return " ".join(map(_sentence, (text, *_last(claim, found), *blind, *_minority(claim, found))))
 
 
 def _last(claim: Claim, found: tuple[int, ...]) -> Iterable[str]:
@@ -113,7 +113,7 @@ def victim(claim: Claim, rank: int) -> str:
     )
 
 
-def mismatch(view: View, sequence: int, told: Vote) -> str:
+def mismatch(told: Vote) -> str:
     """Who called something else than most."""
     assert told.model is not None  # noqa: S101 - a vote with names has one
     alike = [rank for rank in told.calls if rank not in told.differs]
@@ -122,17 +122,17 @@ def mismatch(view: View, sequence: int, told: Vote) -> str:
         for words, some in _sides(told.differs)
     )
     return _sentence(
-        f"collective {sequence} of {view.title} is not the same for all: {odd}; {ranks(alike)}"
+        f"collective {told.sequence} of {told.view.title} is not the same for all: {odd}; {ranks(alike)}"
         f" {_verb(alike, 'calls', 'call')} {_call(told.model)}"
     )
 
 
-def split(view: View, sequence: int, told: Vote) -> str:
+def split(told: Vote) -> str:
     """Different calls, and no majority."""
     sides = "; ".join(f"{ranks(some)} {words}" for words, some in _sides(told.calls))
     return _sentence(
-        f"collective {sequence} of {view.title} is not the same for all ({sides}), and no majority of its"
-        f" {len(view.members)} members tells who is wrong"
+        f"collective {told.sequence} of {told.view.title} is not the same for all ({sides}), and no majority of its"
+        f" {len(told.view.members)} members tells who is wrong"
     )
 
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from mldebug.flight.analysis import Analysis
 from mldebug.folding import fold_nodes, fold_ranks
 from mldebug.judging.classes import FUTEX_WAITS
 from mldebug.judging.subject import FUTEX_SWITCHES
@@ -95,6 +96,12 @@ class Case:
     def suspects(self) -> tuple[ClassifiedRank, ...]:
         """Every rank that does not wait."""
         return tuple(r for r in self.ranks if r.is_.role is not Role.WAITING)
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """What the Flight Recorders prove; one that holds no group at all may be switched off, and tells nothing."""
+        told = {rank: one for rank, one in sorted(self.flights.items()) if one.groups}
+        return Analysis(told)
 
     @cached_property
     def process_groups(self) -> int:

@@ -1,28 +1,19 @@
 """What the Flight Recorders of all ranks say of a hang in which everybody waits: who is out of step, in words.
 
-Named is a rank that a majority of its own process group proves to be behind, or to have called something else, and that
-waits for nobody outside of this group: such a rank may be a victim itself. So may one whose own wait no recorder holds (a
-receive on gloo, the store, the start of a group). Then the waits are told as they are, as a circle where they are one.
+What they prove is for `mldebug.flight.analysis` to say; here it is held against the stacks. Named is only whom a majority of its own
+process group proves to be out of step, and not who waits in something that no recorder holds (a receive on gloo, the store,
+the start of a group): such a rank may be a victim itself. Then the waits are told as they are, as a circle where they are one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
-from mldebug.flight.claims import ROOTED
-from mldebug.flight.votes import (
-    Hang,
-    View,
-    Wait,
-    circle,
-    hangs,
-    oldest_pending,
-    views,
-    waits,
-    waits_elsewhere,
-)
+from mldebug.flight.analysis import Found
+from mldebug.flight.claims import Claim
+from mldebug.flight.votes import Vote, oldest_pending
 from mldebug.flight.ways import Kind
 from mldebug.folding import shorten_ranks
 from mldebug.judging.case import Case, blame, ranks_text, show_source
@@ -40,6 +31,7 @@ UNRECORDED = frozenset(("point_to_point", "init", "store", "destroy"))
 """Classes of waits for others that are in no recorder, or not on every backend."""
 FROM_FILES = frozenset((Kind.DUMP, Kind.FIFO))
 RECORDED = frozenset(("collective", "backward_wait", "device_sync"))
+OUT_OF_STEP = frozenset(("missing_rank", "stream_behind", "order_inversion"))
 MAX_LINES = 4
 SOURCE = "Flight Recorder"
 
@@ -58,27 +50,26 @@ class Flights:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        self._views = views(case.flights)
-        self.hangs = hangs(self._views)
+        self._claims = case.analysis.claims
 
     @cached_property
-    def alike(self) -> Hang | None:
-        """The collective in which all members of its group wait, with no group that says otherwise."""
-        if any(hang.behind or hang.differs or hang.split for hang in self.hangs):
-            return None
-        if any(wait.missing for wait in waits(self._views)):
-            return None
-        return next((hang for hang in self.hangs if hang.alike), None)
+    def alike(self) -> Claim | None:
+        """The collective in which all members of its group wait, where no rank is behind in any."""
+        found = self._case.analysis.found
+        return found.claim if found.kind == "frozen" and _is_whole(found.claim) else None
 
     def judge(self) -> Finding | None:
         """Name who is out of step; None where the recorders do not tell, or somebody does not even wait."""
         if self._case.moved or not all(map(self._waits, self._case.ranks)):
             return None
-        named = [(hang, found) for hang in self.hangs if (found := tuple(self._odd(hang)))]
-        if len({frozenset(one.rank for one in found) for _, found in named}) == 1:
-            return self._named(*named[0])
-        odd = any(hang.behind or hang.differs or hang.split for hang in self.hangs)
-        return self._nobody() if odd or circle(waits(self._views)) else None
+        found = self._case.analysis.found
+        claim = found.claim
+        if claim is None or (claim.transfer and not found.circle):
+            return None
+        odd = tuple(self._odd(found, claim))
+        if odd:
+            return self._named(claim, odd, sure=found.kind != "stream_behind")
+        return self._nobody(found, claim) if _is_told(found, claim) else None
 
     def _waits(self, rank: ClassifiedRank) -> bool:
         """By its stack, or by its Flight Recorder where the stack does not tell."""
@@ -95,74 +86,70 @@ class Flights:
 
     # --- who is out of step ------------------------------------------------------------------------
 
-    def _odd(self, hang: Hang) -> Iterator[Odd]:
-        if hang.split:
-            return
-        elsewhere = waits_elsewhere(self._case.flights, hang.view)
-        for rank, call in sorted(hang.differs.items()):
-            yield _other_call(hang, rank, call)
-        for rank, earlier in sorted(hang.behind.items()):
-            victim = earlier is not None and earlier.op in ROOTED
-            if rank in hang.differs or elsewhere(rank) or victim:
-                continue
-            if self._explained(hang, rank):
-                yield self._late(hang, rank, earlier)
+    def _odd(self, found: Found, claim: Claim) -> Iterator[Odd]:
+        if found.vote is not None and 2 * len(_others(claim, ())) > len(claim.members):
+            yield from _other_calls(found.vote, claim)
+        elif found.kind in OUT_OF_STEP and claim.most:
+            for rank in found.culprits:
+                if rank in claim.on and self._may_be_named(claim, rank):
+                    yield self._late(claim, rank)
 
-    def _explained(self, hang: Hang, number: int) -> bool:
+    def _may_be_named(self, claim: Claim, rank: int) -> bool:
+        return self._explained(claim, rank) and not self._case.flights[rank].sends
+
+    def _explained(self, claim: Claim, number: int) -> bool:
         """Is it known in what a rank that is behind waits? What runs on its GPU is all in the recorder of NCCL."""
         rank = self._rank(number)
         if _unrecorded(rank):
             return False
-        on_gpu = rank.is_.name == "device_sync" and hang.view.backend == "nccl"
+        on_gpu = rank.is_.name == "device_sync" and claim.view.backend == "nccl"
         return on_gpu or self._pends(number)
 
-    def _late(self, hang: Hang, rank: int, earlier: Collective | None) -> Odd:
-        title, theirs = hang.view.title, _numbered(hang.call)
-        others = ranks_text(hang.waiting)
-        if earlier is not None:
-            count = hang.call.sequence - earlier.sequence
-            reason = f"is {_collectives(count)} behind in {title} ({earlier.op} {earlier.sequence} of {hang.call.sequence})"
-            return Odd(rank, reason, f"it waits in {_numbered(earlier)}", f"{others} in {theirs}")
-        verb = "waits" if len(hang.waiting) == 1 else "wait"
-        reason = f"has not called {theirs} of {title}, in which {others} {verb}"
-        return Odd(rank, reason, self._instead(hang.view, rank), "")
+    def _late(self, claim: Claim, rank: int) -> Odd:
+        title, waiting = claim.view.title, _others(claim, (rank,))
+        others, own = ranks_text(waiting), claim.view.pending.get(rank)
+        if own is not None and own.sequence < claim.sequence:
+            count = claim.sequence - own.sequence
+            reason = f"is {_collectives(count)} behind in {title} ({own.op} {own.sequence} of {claim.sequence})"
+            return Odd(rank, reason, f"it waits in {_numbered(own)}", f"{others} in {claim.what}")
+        if rank in claim.slow:
+            reason = f"has called {claim.what} of {title}, and its GPU has not come to it"
+            return Odd(rank, reason, "", f"{others} {_verb(waiting, 'is', 'are')} in it")
+        verb = _verb(waiting, "waits", "wait")
+        reason = f"has not called {claim.what} of {title}, in which {others} {verb}"
+        return Odd(rank, reason, self._instead(claim, rank), "")
 
-    def _instead(self, view: View, rank: int) -> str:
+    def _instead(self, claim: Claim, rank: int) -> str:
         """In a group of the same members, if in any: then it takes the groups in another order."""
-        for other in self._views:
-            call = other.pending.get(rank)
-            if other is not view and call is not None:
-                return f"it waits in {_numbered(call)} of {other.title} instead"
+        for other in self._claims:
+            if rank in other.waiting and other.view is not claim.view:
+                return f"it waits in {other.what} of {other.view.title} instead"
         return f"it {self._rank(rank).is_.doing}"
 
-    def _named(self, hang: Hang, found: tuple[Odd, ...]) -> Finding:
-        odd = tuple(self._rank(one.rank) for one in found)
-        first = self._rank(hang.waiting[0])
+    def _named(self, claim: Claim, found: tuple[Odd, ...], *, sure: bool) -> Finding:
+        reasons = {one.rank: one.reason for one in found}
+        odd = tuple(self._rank(number) for number in reasons)
+        first = self._rank(_others(claim, reasons)[0])
         finding = blame(
             self._case,
             Verdict.COLLECTIVE_MISMATCH,
             odd,
             (show_source(odd[0]), show_source(first)),
-            confidence=self._confidence(hang, odd),
+            confidence=self._confidence(claim, odd) if sure else Confidence.MEDIUM,
         )
-        reasons = {one.rank: one.reason for one in found}
         culprits = tuple(
             msgspec.structs.replace(one, reason=reasons[one.rank])
             for one in finding.culprits
             if one.rank is not None
         )
-        return msgspec.structs.replace(
-            finding,
-            culprits=culprits,
-            summary=self._summary(found),
-        )
+        return msgspec.structs.replace(finding, culprits=culprits, summary=self._summary(found))
 
-    def _confidence(self, hang: Hang, odd: tuple[ClassifiedRank, ...]) -> Confidence:
+    def _confidence(self, claim: Claim, odd: tuple[ClassifiedRank, ...]) -> Confidence:
         """Sequence numbers of all members are direct evidence, if the ranks were watched and did not move, and each of
         them waits in a recorded call by its stack, too. Not those in a file: another job may write one of its name."""
         watched = all(one.capture and one.capture.process.movement for one in odd)
-        members = self._case.complete and hang.complete
-        filed = any(self._case.flights[rank].way in FROM_FILES for rank in hang.view.by_rank)
+        members = self._case.complete and not (claim.absent or claim.forgot)
+        filed = any(self._case.flights[rank].way in FROM_FILES for rank in claim.view.by_rank)
         proved = watched and members and not filed and all(map(self._agrees, self._case.ranks))
         return Confidence.HIGH if proved else Confidence.MEDIUM
 
@@ -184,44 +171,36 @@ class Flights:
 
     # --- nobody ------------------------------------------------------------------------------------
 
-    def _nobody(self) -> Finding:
+    def _nobody(self, found: Found, claim: Claim) -> Finding:
         """Who waits for whom; a circle is sure to be one, but not where it began."""
-        found = waits(self._views)
-        closed = circle(found)
-        split = next((hang for hang in self.hangs if hang.split), None)
-        told = "; ".join(self._wait_words(wait) for wait in found[:MAX_LINES])
-        told = told if split is None else _split_words(split)
-        head = "ranks wait for each other in a circle" if closed else "all ranks wait"
-        unknown = () if closed or split else self._unexplained()
-        confidence = Confidence.MEDIUM if closed else Confidence.LOW
+        told = "; ".join(map(self._wait_words, self._claims[:MAX_LINES]))
+        told = told if found.vote is None else _split_words(found.vote)
+        head = "ranks wait for each other in a circle" if found.circle else "all ranks wait"
+        summary = f"{head}: {told}; no majority tells who left the common path"
+        unknown = () if found.circle or found.vote else self._unexplained(found, claim)
+        confidence = Confidence.MEDIUM if found.circle else Confidence.LOW
         finding = blame(self._case, Verdict.COLLECTIVE_MISMATCH, (), (), confidence=confidence)
         return msgspec.structs.replace(
             finding,
-            summary="; ".join(unknown)
-            or f"{head}: {told}; no majority tells who left the common path",
-            next_steps=tuple(show_source(self._rank(wait.ranks[0])) for wait in found[:2]),
+            summary="; ".join(unknown) or summary,
+            next_steps=tuple(show_source(self._rank(one.waiting[0])) for one in self._claims[:2]),
         )
 
-    def _unexplained(self) -> tuple[str, ...]:
+    def _unexplained(self, found: Found, claim: Claim) -> tuple[str, ...]:
         """Who is behind, in a wait that no recorder holds: more likely a victim than not."""
-        told = []
-        for hang in self.hangs:
-            elsewhere = waits_elsewhere(self._case.flights, hang.view)
-            for number in sorted(hang.behind.keys() - hang.differs.keys()):
-                if not self._explained(hang, number) and not elsewhere(number):
-                    told.append(self._unexplained_words(hang, number))
-        return tuple(told[:MAX_LINES])
+        ranks = (rank for rank in found.culprits if not self._case.flights[rank].sends)
+        return tuple(self._unexplained_words(claim, rank) for rank in ranks)[:MAX_LINES]
 
-    def _unexplained_words(self, hang: Hang, number: int) -> str:
-        verb = "waits" if len(hang.waiting) == 1 else "wait"
-        lacks = "has not called" if hang.behind[number] is None else "is not in"
-        theirs = f"{_numbered(hang.call)} of {hang.view.title}, in which {ranks_text(hang.waiting)} {verb}"
+    def _unexplained_words(self, claim: Claim, number: int) -> str:
+        waiting = _others(claim, (number,))
+        lacks = "has not called" if number in claim.late else "is not in"
+        theirs = f"{claim.what} of {claim.view.title}, in which {ranks_text(waiting)} {_verb(waiting, 'waits', 'wait')}"
         doing = self._rank(number).is_.doing
         return f"rank {number} {doing} and {lacks} {theirs}; whom it waits for no recorder tells"
 
     def evidence(self) -> tuple[str, ...]:
         """Who waits in what, and for whom: a few sentences for any verdict."""
-        told = [f"{SOURCE}: {self._wait_words(wait)}" for wait in waits(self._views)[:MAX_LINES]]
+        told = [f"{SOURCE}: {self._wait_words(one)}" for one in self._claims[:MAX_LINES]]
         return (*told, *self._ways())
 
     def _ways(self) -> Iterator[str]:
@@ -233,17 +212,19 @@ class Flights:
         for way, ranks in by_way.items():
             yield f"{SOURCE} of {ranks_text(ranks)}: by the {way}"
 
-    def _wait_words(self, wait: Wait) -> str:
+    def _wait_words(self, claim: Claim) -> str:
         """With the members of a group that is not the whole job."""
-        view = wait.view
+        view = claim.view
         whole = len(view.members) == self._case.job.world_size
         members = "" if whole else f" (ranks {shorten_ranks(view.folded)})"
-        verb = "waits" if len(wait.ranks) == 1 else "wait"
-        head = f"{ranks_text(wait.ranks)} {verb} in {_numbered(wait.call)} of {view.title}{members}"
-        if not wait.missing:
+        verb = _verb(claim.waiting, "waits", "wait")
+        head = f"{ranks_text(claim.waiting)} {verb} in {claim.what} of {view.title}{members}"
+        if not claim.late:
             return head
-        has = "has" if len(wait.missing) == 1 else "have"
-        return f"{head}, which {ranks_text(wait.missing)} {has} not called"
+        met = "met" if claim.transfer else "called"
+        return (
+            f"{head}, which {ranks_text(claim.late)} {_verb(claim.late, 'has', 'have')} not {met}"
+        )
 
     def _rank(self, number: int) -> ClassifiedRank:
         return self._by_rank[number]
@@ -263,14 +244,38 @@ def _sentence(one: Odd, ranks: list[int]) -> str:
     return f"{ranks_text(ranks)} {reason}: {rest}"
 
 
-def _other_call(hang: Hang, rank: int, call: Collective) -> Odd:
-    title, others = hang.view.title, ranks_text(hang.waiting)
-    call_ = "calls" if len(hang.waiting) == 1 else "call"
-    if call.op != hang.call.op:
-        reason = f"calls {call.op} as collective {call.sequence} of {title}"
-        return Odd(rank, reason, "", f"{others} {call_} {hang.call.op}")
-    reason = f"calls {_numbered(call)} of {title} with {_size(call)}"
-    return Odd(rank, reason, "", f"{others} {call_} it with {_size(hang.call)}")
+def _is_whole(claim: Claim | None) -> bool:
+    return claim is not None and not claim.transfer and set(claim.waiting) == claim.members
+
+
+def _is_told(found: Found, claim: Claim) -> bool:
+    """Do the recorders show that somebody is out of step, though they do not tell who?"""
+    return bool(found.vote or found.circle or (claim.most and claim.on))
+
+
+def _others(claim: Claim, odd: Container[int]) -> tuple[int, ...]:
+    """Who waits in it, but for these."""
+    pending = sorted(claim.view.pending.items())
+    return tuple(
+        rank for rank, call in pending if call.sequence == claim.sequence and rank not in odd
+    )
+
+
+def _verb(ranks: Sequence[int], one: str, many: str) -> str:
+    return one if len(ranks) == 1 else many
+
+
+def _other_calls(told: Vote, claim: Claim) -> Iterator[Odd]:
+    waiting, title = _others(claim, told.differs), told.view.title
+    others = f"{ranks_text(waiting)} {_verb(waiting, 'calls', 'call')}"
+    for rank, call in sorted(told.differs.items()):
+        assert told.model is not None  # noqa: S101 - they differ from it
+        reason = f"calls {_numbered(call)} of {title} with {_size(call)}"
+        rest = f"{others} it with {_size(told.model)}"
+        if call.op != told.model.op:
+            reason = f"calls {call.op} as collective {call.sequence} of {title}"
+            rest = f"{others} {told.model.op}"
+        yield Odd(rank, reason, "", rest)
 
 
 def _size(call: Collective) -> str:
@@ -285,14 +290,12 @@ def _collectives(count: int) -> str:
     return "one collective" if count == 1 else f"{count} collectives"
 
 
-def _split_words(hang: Hang) -> str:
+def _split_words(told: Vote) -> str:
     by_call: dict[str, list[int]] = {}
-    for rank in hang.view.by_rank:
-        call = hang.view.call(rank, hang.call.sequence)
-        if call is not None:
-            by_call.setdefault(f"{call.op} of {_size(call)}", []).append(rank)
-    told = ", ".join(f"{ranks_text(ranks)} {words}" for words, ranks in by_call.items())
-    return f"collective {hang.call.sequence} of {hang.view.title} is no common one ({told})"
+    for rank, call in told.calls.items():
+        by_call.setdefault(f"{call.op} of {_size(call)}", []).append(rank)
+    sides = ", ".join(f"{ranks_text(ranks)} {words}" for words, ranks in by_call.items())
+    return f"collective {told.sequence} of {told.view.title} is no common one ({sides})"
 
 
 _MANY = {"is": "are", "has": "have", "does": "do"}

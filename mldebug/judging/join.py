@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mldebug.flight.votes import Wait, views, waits
+from mldebug.flight.claims import Claim
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.ras import Voice
 from mldebug.model import ClassifiedRank, Collective, Confidence, Finding, Verdict
@@ -25,7 +25,7 @@ def join(case: Case, finding: Finding, voices: Sequence[Voice]) -> Finding:
     named = frozenset(one.rank for one in finding.culprits if one.rank is not None)
     if case.moved or not named or any(one.kind not in OF_RANKS for one in finding.culprits):
         return finding
-    found = waits(views(case.flights))
+    found = [claim for claim in case.analysis.claims if not claim.transfer]
     wait = _awaited(case, found, named)
     if wait is not None and finding.verdict is not Verdict.COLLECTIVE_MISMATCH:
         finding = msgspec.structs.replace(finding, summary=_sentence(case, wait, named))
@@ -44,29 +44,29 @@ def _doubted(finding: Finding, doubts: Sequence[str]) -> Finding:
 # --- the sentence --------------------------------------------------------------------------------
 
 
-def _awaited(case: Case, found: Sequence[Wait], named: frozenset[int]) -> Wait | None:
+def _awaited(case: Case, found: Sequence[Claim], named: frozenset[int]) -> Claim | None:
     """What most wait in, and only the named ranks have not called, or tell nothing of; all of these do the same."""
     culprits = [rank for rank in case.ranks if rank.rank in named]
     alike = len({(rank.is_.doing, rank.is_.name) for rank in culprits}) == 1
-    fits = (wait for wait in found if (frozenset(wait.missing) or _untold(wait)) == named)
+    fits = (wait for wait in found if (frozenset(wait.late) or _untold(wait)) == named)
     return next(fits, None) if alike else None
 
 
-def _untold(wait: Wait) -> frozenset[int]:
-    """Members that have no record."""
-    return wait.view.members - wait.view.by_rank.keys()
+def _untold(wait: Claim) -> frozenset[int]:
+    """Members of whose calls in this group no record tells."""
+    return frozenset((*wait.absent, *wait.forgot))
 
 
-def _sentence(case: Case, wait: Wait, named: frozenset[int]) -> str:
+def _sentence(case: Case, wait: Claim, named: frozenset[int]) -> str:
     culprits = [rank for rank in case.ranks if rank.rank in named]
-    others = [rank for rank in case.waiting if rank.rank not in (*wait.ranks, *named)]
+    others = [rank for rank in case.waiting if rank.rank not in (*wait.waiting, *named)]
     doing = sentence(culprits).removeprefix(f"{ranks_text(named)} ")
     left = _left(wait, min(named), many=len(named) > 1)
     said = " ".join(filter(None, (ranks_text(named), left, doing)))
     return "; ".join(filter(None, (said, _victims(case, wait), sentence(others))))
 
 
-def _left(wait: Wait, rank: int, *, many: bool) -> str:
+def _left(wait: Claim, rank: int, *, many: bool) -> str:
     """`left all_reduce 5 of group dp at step (train.py:210) and since then`; "" where nothing tells."""
     group = wait.view.by_rank.get(rank)
     if group is None:
@@ -78,16 +78,16 @@ def _left(wait: Wait, rank: int, *, many: bool) -> str:
     return f"left {told} of {wait.view.title}{_at(last) if last else ''} and since then"
 
 
-def _at(call: Collective) -> str:
+def _at(call: Collective | Claim) -> str:
     frame = site(call.frames)
     return f" at {frame.label}" if frame else ""
 
 
-def _victims(case: Case, wait: Wait) -> str:
-    place = _at(wait.call) or _common_site([r for r in case.ranks if r.rank in wait.ranks])
-    verb = "waits" if len(wait.ranks) == 1 else "wait"
-    called = f"{wait.call.op} {wait.call.sequence} of {wait.view.title}"
-    return f"{ranks_text(wait.ranks)} {verb} in {called}{place}"
+def _victims(case: Case, wait: Claim) -> str:
+    place = _at(wait) or _common_site([r for r in case.ranks if r.rank in wait.waiting])
+    verb = "waits" if len(wait.waiting) == 1 else "wait"
+    called = f"{wait.what} of {wait.view.title}"
+    return f"{ranks_text(wait.waiting)} {verb} in {called}{place}"
 
 
 def _common_site(ranks: Sequence[ClassifiedRank]) -> str:
@@ -98,24 +98,24 @@ def _common_site(ranks: Sequence[ClassifiedRank]) -> str:
 # --- what speaks against it ----------------------------------------------------------------------
 
 
-def _recorded(found: Sequence[Wait], named: frozenset[int]) -> Iterator[str]:
+def _recorded(found: Sequence[Claim], named: frozenset[int]) -> Iterator[str]:
     """The named ranks have called all that anybody waits in, and others have not."""
-    if any(named & {*wait.missing} for wait in found):
+    if any(named & {*wait.late} for wait in found):
         return
     for wait in found:
-        if wait.missing and named <= wait.view.by_rank.keys():
-            has = "has" if len(wait.missing) == 1 else "have"
-            called = f"{wait.call.op} {wait.call.sequence} of {wait.view.title}"
+        if wait.late and named <= wait.view.by_rank.keys():
+            has = "has" if len(wait.late) == 1 else "have"
+            called = f"{wait.what} of {wait.view.title}"
             have = "has" if len(named) == 1 else "have"
             yield (
                 f"the Flight Recorder says that {ranks_text(named)} {have} called {called}"
-                f" and {ranks_text(wait.missing)} {has} not"
+                f" and {ranks_text(wait.late)} {has} not"
             )
             return
 
 
 def _counted(
-    case: Case, wait: Wait | None, voices: Sequence[Voice], named: frozenset[int]
+    case: Case, wait: Claim | None, voices: Sequence[Voice], named: frozenset[int]
 ) -> Iterator[str]:
     """NCCL RAS names others alone, or nobody in a group of all ranks in which the recorders miss some."""
     if any(named & voice.ranks for voice in voices):

@@ -110,7 +110,7 @@ def _receives(subject: Subject, wchan: str) -> bool:
 
 def _polls(subject: Subject, fact: str) -> Classification | None:
     """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
-    if subject.computes or (subject.movement and subject.movement.io_chars > 0):
+    if subject.computes or subject.transfers:
         return None
     doing = f"polls (it sleeps, looks and sleeps again) in {subject.at}"
     return Classification(

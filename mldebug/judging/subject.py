@@ -8,6 +8,8 @@ BUSY_CPU = 0.1
 """Share of one core above which a process computes; on a crowded node a loop gets no more."""
 SOME_CPU = 0.02
 """More than a wait that polls now and then uses."""
+SOME_IO = 64 << 10
+"""Bytes in the span of the samples that say nothing: a logger beside the training, or what the hook wrote because we asked it."""
 FUTEX_SWITCHES = 1
 """A wait on a futex does not wake up by itself; once, a signal or a neighbour may wake it."""
 
@@ -55,7 +57,12 @@ class Subject:
     @property
     def still(self) -> bool:
         """True unless samples show that it moved, ran or did I/O between them."""
-        return self.asleep and (self.movement is None or self.movement.io_chars == 0)
+        return self.asleep and not self.transfers
+
+    @property
+    def transfers(self) -> bool:
+        """True where samples show that some thread of it reads or writes."""
+        return self.movement is not None and self.movement.io_chars > SOME_IO
 
     @property
     def computes(self) -> bool:

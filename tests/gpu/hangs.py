@@ -46,7 +46,7 @@ HANGS = (
     Hang("frozen", ("rank_busy", "rank_waiting", "collective_mismatch")),
     Hang("worker", ("dataloader_stalled",)),
 )
-AGAIN = ("sleep", "mismatch", "off_by_one", "kernel")  # with the hook, and where nobody may attach
+AGAIN = {"hook": ("sleep", "mismatch", "shape", "off_by_one", "kernel", "frozen"), "denied": ("sleep", "mismatch", "off_by_one", "kernel")}  # fmt: skip
 OF = {one.fault: one for one in HANGS}
 
 

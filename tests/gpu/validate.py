@@ -38,8 +38,16 @@ LIMITS = {
     "flight": 230.0,
     "tests": 300.0,
     "xid13": 90.0,
+    "hangs": 525.0,
+    "hooked": 525.0,
+    "healthy": 530.0,
 }  # seconds of each part; those whose loss would hurt most come first
-ON_REQUEST = ("xid13",)  # only where named: whoever lends the GPUs shall decide
+ON_REQUEST = (
+    "xid13",
+    "hangs",
+    "hooked",
+    "healthy",
+)  # only where named: whoever lends the GPUs shall decide; calls of their own
 ALL = 540.0  # seconds of one call
 LEAST = 0.5  # of its limit: a part that gets less is left out
 ONE = "--one"

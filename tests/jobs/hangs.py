@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 ON_CPU = "--cpu" in sys.argv
 DEVICE = "cpu" if ON_CPU else "cuda"
 WIDTH, LENGTH, BATCH = (32, 8, 2) if ON_CPU else (2048, 512, 16)
+LARGE = 1 << (20 if ON_CPU else 26)
 AGES = 100_000
 HELD = 150  # seconds for which a GPU is kept busy: longer than anybody looks
 CYCLES = 2_000_000_000  # of a GPU's clock, in a second
@@ -62,6 +63,7 @@ class Job:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         self.second = dist.new_group()
         self.value = torch.ones(1 << 16, device=DEVICE)
+        self.large = torch.ones(LARGE // 4, device=DEVICE)
         self.batch = torch.randn(BATCH, LENGTH, WIDTH, device=DEVICE)
         workers = int(options.fault == "worker")
         stuck = options.after if self.struck and workers else None
@@ -92,6 +94,8 @@ def train(job: Job) -> None:
     for step in range(AGES * AGES):
         if job.options.fault == "off_by_one":
             share(job, left_out=job.strikes(step))
+        elif job.options.fault == "shape":
+            count(job, few=job.strikes(step))
         elif job.options.fault != "worker" and job.strikes(step):
             fault(job)
         told(job, step, job.step())
@@ -133,17 +137,14 @@ def mismatch(job: Job) -> None:
 
 
 def share_settings() -> None:
-    settings = torch.zeros(1 << 20, device=DEVICE)
+    settings = torch.zeros(LARGE, device=DEVICE)
     dist.broadcast(settings, src=0)
     settings.sum().item()
 
 
-def shape(job: Job) -> None:
-    """The collective of the others, of another size: one more row."""
-    value = torch.ones((1 << 22) + 8, device=DEVICE)
-    while True:  # what NCCL makes of two sizes differs: some pass
-        dist.all_reduce(value)
-        value.sum().item()
+def count(job: Job, few: bool) -> None:
+    """One line and one collective, of another size on one rank: so small that NCCL takes another protocol for it, and none ends."""
+    dist.all_reduce(job.large[: 8 if few else None]), job.large[0].item()
 
 
 def share(job: Job, left_out: bool) -> None:
@@ -187,7 +188,7 @@ def cuda_runtime() -> str:
 
 
 FAULTS: dict[str, Callable[[Job], Any]] = {
-    "sleep": sleep, "loop": loop, "stop": stop, "kill": kill, "mismatch": mismatch, "shape": shape, "kernel": kernel,
+    "sleep": sleep, "loop": loop, "stop": stop, "kill": kill, "mismatch": mismatch, "shape": sleep, "kernel": kernel,
     "oom": oom, "frozen": frozen, "off_by_one": sleep, "worker": sleep, "healthy": sleep,
 }  # fmt: skip
 ONLY_GPU = ("kernel", "oom", "frozen")

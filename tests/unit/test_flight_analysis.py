@@ -31,7 +31,7 @@ def test_a_rank_that_never_came() -> None:
     found = judged(late(2))
     assert (found.kind, found.culprits, found.group, found.seq) == ("missing_rank", (2,), "0", 4)
     assert found.explanation == (
-        "Rank 2 has not called all_reduce 4 of group 0, in which ranks 0-1,3 wait at train_step (train.py:21); its last"
+        "Rank 2 has not called all_reduce 4 of group 0, in which ranks 0-1,3 wait at train_step (train.py:21). Its last"
         " call there was all_reduce 3 at train_step (train.py:21)."
     )
 
@@ -296,7 +296,7 @@ def test_gloo_of_a_rank_that_has_called_nothing() -> None:
     hung = dict.fromkeys((0, 1, 3), gloo(1, pending=True))
     found = judged(hung | {2: dump([], {}) | {"pg_config": {}}})
     assert (found.kind, found.culprits, found.seq) == ("missing_rank", (2,), 1)
-    assert "it has called nothing in this group yet" in found.explanation
+    assert "It has called nothing in this group yet." in found.explanation
 
 
 def test_a_call_of_nccl_that_ran_into_its_timeout_has_not_ended() -> None:

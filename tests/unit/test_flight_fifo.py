@@ -17,7 +17,7 @@ from mldebug.flight.entries import MAX_CALLS
 from mldebug.model import RankIdentity
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.flights.fifo import OPEN, TRIES, Asked, Fifo, seconds, whom
+from mldebug_agents.flights.fifo import LONGEST, OPEN, TRIES, Asked, Fifo, seconds, whom
 from mldebug_agents.flights.files import Careful, Found, read_dump
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -69,7 +69,8 @@ def test_the_dump_of_an_earlier_question_is_no_answer(reader: Careful, tmp_path:
     """It lies there complete; only what is written after the question counts."""
     with monitored(tmp_path, how="mute") as one:
         one.dump.write_bytes(recording(0))
-        assert ask(reader, one, 1.0) == "no dump by its debug FIFO in 1 s"
+        late = f"no dump by its debug FIFO in 1 s; it may still come, into {one.dump}"
+        assert ask(reader, one, 1.0) == late
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
@@ -90,12 +91,29 @@ def test_several_ranks_are_asked_at_once(reader: Careful, tmp_path: Path) -> Non
 def test_nobody_is_asked_again_before_the_answer_is_whole(reader: Careful, tmp_path: Path) -> None:
     with monitored(tmp_path, how="never") as one:
         fifo = Fifo()
-        late = {0: "no dump by its debug FIFO in 1 s (it is not complete)"}
+        comes = f"; it may still come, into {one.dump}"
+        late = {0: f"no dump by its debug FIFO in 1 s (it is not complete){comes}"}
         assert fifo.ask(reader, [asked(one)], 1.0) == late
-        assert fifo.ask(reader, [asked(one)], 1.0) == {0: OPEN}
+        assert fifo.ask(reader, [asked(one)], 1.0) == {0: f"{OPEN}{comes}"}
         one.dump.write_bytes(recording(0))  # it comes at last
         assert fifo.ask(reader, [asked(one)], 1.0) == late
         assert one.end() == ["dump 1 for 1 bytes", "dump 2 for 1 bytes"]
+
+
+def test_what_comes_late_is_the_answer_while_the_job_still_stands(
+    reader: Careful, tmp_path: Path
+) -> None:
+    """The first dump takes a minute on a real GPU. Where the job has moved since, it tells nothing of this stall."""
+    with monitored(tmp_path, how="never") as one:
+        fifo, began = Fifo(), time.time()
+        fifo.ask(reader, [asked(one)], 1.0)
+        assert OPEN in str(fifo.ask(reader, [asked(one)], 1.0, began)[0])
+        one.dump.write_bytes(recording(0))
+        assert isinstance(fifo.ask(reader, [asked(one)], 1.0, began)[0], Found)
+        fifo.ask(reader, [asked(one)], 1.0, began)
+        one.dump.write_bytes(recording(0))
+        assert "no dump" in str(fifo.ask(reader, [asked(one)], 1.0, time.time() + 60)[0])
+        assert one.end() == [f"dump {n} for 1 bytes" for n in (1, 2, 3)]
 
 
 def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
@@ -112,7 +130,10 @@ def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
         fifo, reader = Fifo(), Meets(plain)
         with ThreadPoolExecutor(2) as pool:
             told = list(pool.map(lambda _: fifo.ask(reader, [asked(one)], 3.0)[0], range(2)))
-        assert sorted(map(str, told)) == [OPEN, "no dump by its debug FIFO in 3 s"]
+        comes = f"; it may still come, into {one.dump}"
+        assert sorted(map(str, told)) == [
+            f"{OPEN}{comes}", f"no dump by its debug FIFO in 2.5 s{comes}"
+        ]  # fmt: skip
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
@@ -322,7 +343,6 @@ def test_one_waiter_is_asked_where_stacks_tell_who_lags() -> None:
     assert whom(True, ()) == ()
 
 
-def test_a_report_does_not_wait_long_where_stacks_tell_who_lags() -> None:
-    assert seconds(True, 30.0) == 4.0
-    assert seconds(False, 30.0) == 15.0
-    assert seconds(False, 3.0) == 0.0
+def test_a_report_does_not_wait_long() -> None:
+    assert seconds(30.0) == LONGEST <= 3.0
+    assert seconds(3.0) == 0.0

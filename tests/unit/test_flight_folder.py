@@ -47,7 +47,7 @@ def test_as_a_person_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert cli.main(["flight-recorder", str(tmp_path)]) == 1
     assert capsys.readouterr().out == (
         "missing_rank: rank 2\n"
-        "  Rank 2 has not called all_reduce 4 of group 0, in which ranks 0-1,3 wait at train_step (train.py:21); its last"
+        "  Rank 2 has not called all_reduce 4 of group 0, in which ranks 0-1,3 wait at train_step (train.py:21). Its last"
         " call there was all_reduce 3 at train_step (train.py:21).\n"
     )
 

@@ -1,15 +1,22 @@
 """Flight Recorders of all ranks together: who is named, and when nobody may be. Every case hangs at one and the same line."""
 
+import pickle
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from builders import process, still
+from builders import capture, process, rank, still
+from dumps import Dump, calls, dump, late, made, not_started, odd_size, stuck, transfer
 from flights import call, group, has_done, job, waits_in
 from mldebug.diagnosis import diagnose
-from mldebug.model import Diagnosis, FlightGroup, NodeCapture
+from mldebug.flight.analysis import analyse
+from mldebug.flight.dump import parse_dump
+from mldebug.model import Diagnosis, FlightGroup, FlightRecord, NodeCapture
 
 Records = dict[int, tuple[FlightGroup, ...] | None]
 SITE = "at sync (train.py:30)"
+H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 
 
 def told(taken: NodeCapture) -> Diagnosis:
@@ -385,3 +392,63 @@ def test_it_survives_storage() -> None:
     again = msgspec.json.decode(msgspec.json.encode(taken), type=NodeCapture)
     assert again == taken
     assert outcome(again)[1] == [2]
+
+
+# --- as `mldebug flight-recorder` says -----------------------------------------------------------------
+
+NOT_MET = [made("all_reduce", n, group="1", state="started", at=9) for n in (1,)]
+OFFLINE: dict[str, dict[int, Dump]] = {
+    "late": late(2),
+    "another size": odd_size(0),
+    "its GPU has not come to it": not_started(2),
+    "frozen": stuck(),
+    "no majority": stuck() | dict.fromkeys((2, 3), odd_size(0)[0]),
+    "one ahead": dict.fromkeys(range(1, 4), dump(calls(3))) | {0: late(2)[0]},
+    "no dump": {rank: one for rank, one in late(2).items() if rank != 2},
+    "ended on most": {rank: dump(calls(4)) for rank in range(3)} | {3: stuck()[0]},
+    "forgotten": dict.fromkeys(range(3), stuck()[0])
+    | {3: dump([*calls(3), *NOT_MET], {"0": range(4), "1": range(4)})},
+}
+LIVE = {  # who is named; None: whoever the command names
+    "one ahead": (),  # a rank alone is no majority
+    "no dump": (),  # nobody could ask it: no evidence
+    "ended on most": (),  # the others may wait for something else
+}
+
+
+def hung(records: dict[int, FlightRecord], world: int) -> NodeCapture:
+    """All ranks wait for their GPUs."""
+    gpu = process("synchronize (torch/cuda/__init__.py:9)", "loss (train.py:9)", move=still())
+    ranks = [rank(number, gpu, world=world) for number in range(world)]
+    ranks = [msgspec.structs.replace(one, flight=records.get(n)) for n, one in enumerate(ranks)]
+    return msgspec.structs.replace(capture(*ranks, world=world), taken_at=2e9)
+
+
+def live(records: dict[int, FlightRecord], world: int) -> list[int | None]:
+    """Who is named then."""
+    return [one.rank for one in told(hung(records, world)).culprits]
+
+
+@pytest.mark.parametrize("case", OFFLINE)
+def test_the_judge_of_a_live_job_and_the_command_name_the_same(case: str) -> None:
+    records = {n: parse_dump(pickle.dumps(one, 2)) for n, one in OFFLINE[case].items()}
+    assert live(records, 4) == [*LIVE.get(case, analyse(records).culprits)]
+
+
+def test_two_that_both_receive_first_are_told_as_a_circle() -> None:
+    sides = {1: transfer("recv", 1, 2), 2: transfer("recv", 2, 1)}
+    made_ = {n: dump([*calls(3), *([sides[n]] if n in sides else [])]) for n in range(4)}
+    found = told(hung({n: parse_dump(pickle.dumps(one, 2)) for n, one in made_.items()}, 4))
+    assert (found.verdict, found.culprits) == ("collective_mismatch", ())
+    assert found.summary.startswith(
+        "Ranks wait for each other in a circle: rank 1 waits in recv 1 from rank 2 of group 0, which rank 2 has not met"
+    )
+
+
+@pytest.mark.parametrize(("hang", "named"), [("sleep", [1]), ("desync", [])])
+def test_recordings_of_two_gpus_name_nobody_else(hang: str, named: list[int]) -> None:
+    """One of two is no majority, and a job that runs wants one."""
+    files = sorted((H200 / f"hang-{hang}").glob("flight-recorder-rank*.pickle"))
+    records = {n: parse_dump(path.read_bytes()) for n, path in enumerate(files)}
+    assert [*analyse(records).culprits] == named
+    assert live(records, 2) == []

@@ -120,7 +120,7 @@ def test_a_capture_of_before_has_no_answer() -> None:
     """Evidence on disk goes on being read."""
     plain = NodeCapture(node="n", taken_at=1.0, job=Job(id="j", name="x", launcher="torchrun"))
     stored = json.loads(msgspec.json.encode(plain))
-    assert "ras" not in stored
+    del stored["ras"]
     assert msgspec.convert(stored, NodeCapture).ras is None
 
 

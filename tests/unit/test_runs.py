@@ -94,9 +94,9 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     taken = NodeCapture(node="n1", taken_at=1.0, job=job)
     stood_still = []
 
-    def capture(*_: object, stalled: bool) -> NodeCapture:
-        stood_still.append(stalled)
-        return taken
+    def capture(*_: object, quiet: float | None) -> NodeCapture:
+        stood_still.append(quiet)
+        return msgspec.structs.replace(taken, quiet_seconds=quiet or 0.0)
 
     capturer = SimpleNamespace(capture=capture)
     node: Any = SimpleNamespace(bench=SimpleNamespace(capturer=lambda _: capturer))
@@ -105,6 +105,6 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
     assert Node._capture(node, Order(job, Discovery())) == ("j", taken)
     assert stood_still == [
-        True,
-        False,
+        40.0,
+        None,
     ]  # what costs a job something is asked only where it stands still

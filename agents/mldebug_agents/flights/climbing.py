@@ -118,7 +118,8 @@ class Climb:
         for rank in able[len(chosen) :]:
             self._say(rank, AS_ANOTHER.format(able[0]))
         asked = [self._asked(rank, fifos[rank]) for rank in chosen]
-        told = self._tools.fifo.ask(self._tools.reader, asked, seconds(lagging, self._left()))
+        stood = self._taken.taken_at - self._taken.quiet_seconds
+        told = self._tools.fifo.ask(self._tools.reader, asked, seconds(self._left()), stood)
         for rank, answer in told.items():
             one = self._ranks[rank].identity
             own = self._own(one, answer) if isinstance(answer, Found) else answer

@@ -1,10 +1,12 @@
 """The debug FIFO of legacy NCCL: one byte makes the rank dump its Flight Recorder into a file, and train on.
 
 The dump gathers the Python frames of every call, which took 57 s the first time on an H200, and needs the interpreter lock. So a
-rank is asked only after every cheaper way, never while an earlier question is open, and each gets one byte.
+rank is asked only after every cheaper way, never while an earlier question is open, and each gets one byte. A report does not wait
+for it: what comes later, while the job still stands, is the answer that the next capture finds.
 """
 
 import errno
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +15,9 @@ from typing import NamedTuple
 from mldebug.model import RankIdentity
 from mldebug_agents.flights.files import Careful, Found, Mark, mark, newest, read_dump
 
-LONGEST = 15.0  # seconds for all answers together
+LONGEST = 2.5  # seconds for all answers together: PyTorch looks into the FIFO once a second
 MAX_OPEN = 256  # questions without an answer that are remembered
-PAUSE, LONGEST_PAUSE = (
-    0.1,
-    1.0,
-)  # seconds between two looks whether a file has changed: each twice the last
+PAUSE, LONGEST_PAUSE = 0.1, 0.5  # seconds between two looks at a file: each twice the last
 TRIES = 2  # dumps that are read and found wanting, before we wait no longer
 _WHY = {
     errno.ENXIO: "nobody reads its debug FIFO",
@@ -37,6 +36,12 @@ class Asked(NamedTuple):
     identity: RankIdentity
     fifo: str
     dumps: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Where it dumps into, as the rank names it."""
+        path = next(iter(self.dumps), "")
+        return path.partition(f"/{self.identity.pid}/root")[2] or path
 
     @property
     def key(self) -> tuple[int, int]:
@@ -68,32 +73,39 @@ class Fifo:
         self._open: dict[tuple[int, int], Marks] = {}  # (pid, start)
 
     def ask(
-        self, reader: Careful, asked: Sequence[Asked], timeout: float
+        self, reader: Careful, asked: Sequence[Asked], timeout: float, since: float = math.inf
     ) -> dict[int, Found | str]:
-        """By rank, the dump or why there is none. Waits `timeout` seconds at most, and never longer than `LONGEST`."""
+        """By rank, the dump or why there is none. Waits `timeout` seconds at most, and never longer than `LONGEST`.
+
+        `since`: the job has stood still from then on (unix), so that an answer to an earlier question, written later, still holds.
+        """
         timeout = min(timeout, LONGEST)
         deadline = self._clock() + timeout
         told: dict[int, Found | str] = {}
         waiting: list[_Question] = []
         for one in asked:
-            question = self._trigger(reader, one)
-            if isinstance(question, str):
-                told[one.identity.rank] = question
-            else:
+            question = self._trigger(reader, one, since)
+            if isinstance(question, _Question):
                 waiting.append(question)
+            else:
+                told[one.identity.rank] = question
         pause = PAUSE
         while (left := deadline - self._clock()) > 0 and any(it.tries < TRIES for it in waiting):
             self._sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
             waiting = [one for one in waiting if not self._look(reader, one, told)]
-        return told | {it.one.identity.rank: _late(it.why, timeout) for it in waiting}
+        return told | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
-    def _trigger(self, reader: Careful, one: Asked) -> _Question | str:
-        """Why it was not asked. A dump that has come late, and whole, closes its question."""
+    def _trigger(self, reader: Careful, one: Asked, since: float) -> _Question | Found | str:
+        """A question, or what came late, or why it was not asked. A dump that has come late, and whole, closes its question."""
         with self._lock:
             earlier = self._open.get(one.key)
-            if earlier is not None and not isinstance(_answer(reader, one, earlier), Found):
-                return OPEN
+            late = "" if earlier is None else _answer(reader, one, earlier)
+            if earlier is not None and not isinstance(late, Found):
+                return f"{OPEN}; it may still come, into {one.place}"
+            if isinstance(late, Found) and late.at >= since:
+                del self._open[one.key]
+                return late
             before = _marks(reader, one)
             refused = reader.poke(one.fifo, one.identity.uid)
             if refused is not None:
@@ -131,8 +143,11 @@ def _marks(reader: Careful, one: Asked) -> Marks:
     return tuple(mark(reader, path) for path in one.dumps)
 
 
-def _late(why: str, seconds: float) -> str:
-    return f"no dump by its debug FIFO in {seconds:g} s" + (f" ({why})" if why else "")
+def _late(it: _Question, seconds: float) -> str:
+    why = f" ({it.why})" if it.why else ""
+    return (
+        f"no dump by its debug FIFO in {seconds:g} s{why}; it may still come, into {it.one.place}"
+    )
 
 
 def whom(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
@@ -140,6 +155,6 @@ def whom(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ..
     return tuple(waiting[: 1 if lagging else alike])
 
 
-def seconds(lagging: bool, left: float) -> float:
-    """How long a report may wait for it: where stacks tell who lags it only adds to what is known."""
-    return max(0.0, min(4.0 if lagging else LONGEST, left - 5.0))
+def seconds(left: float) -> float:
+    """How long a report may wait for it: it has to be there within 5 s."""
+    return max(0.0, min(LONGEST, left - 5.0))

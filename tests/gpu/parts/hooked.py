@@ -1,4 +1,4 @@
-"""Four of the ways to hang again: with the hook, and with the hook where nobody may attach to a process."""
+"""Some of the ways to hang again: with the hook, and with the hook where nobody may attach to a process."""
 
 import os
 from collections.abc import Iterator
@@ -12,6 +12,6 @@ from gpu.parts.hangs import KEEP
 def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
     """Both modes."""
     keep = Path(os.environ.get(KEEP, folder))
-    for mode in ("hook", "denied"):
-        for fault, told in rows(folder, keep, AGAIN, mode, *options):
+    for mode, faults in AGAIN.items():
+        for fault, told in rows(folder, keep, faults, mode, *options):
             yield f"{mode}: {fault}", told
