@@ -59,7 +59,9 @@ class Capture(Section, frozen=True, kw_only=True):
     deadline: PositiveDuration = 30.0
     # C frames; they stop a rank for 25 to 150 ms. auto: only where it is safe and says more
     native: Literal["auto", "never", "always"] = "auto"
-    # ask NCCL RAS, worker servers, dump files and debug FIFOs, too: not seen yet on a real NCCL
+    # ask NCCL itself who has launched what (2.24 and newer)
+    nccl_ras: bool = True
+    # read Flight Recorders from worker servers, dump files and debug FIFOs, too: not seen yet on a real NCCL
     preview: bool = False
     # the span of the samples that tell frozen from slow
     watch: Annotated[Duration, msgspec.Meta(ge=0, le=60)] = 2.0

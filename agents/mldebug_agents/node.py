@@ -154,7 +154,7 @@ class Node:
         if result is not None:
             self._handle(result)
         self.endings.turn()
-        if self.config.capture.preview:
+        if self.config.capture.nccl_ras:
             self._ras.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self._reread()

@@ -86,12 +86,13 @@ class Workbench:
         )
         if wanted.preview:
             usual.more_flights = self.flights.add
+        if wanted.nccl_ras:
             usual.ras = lambda job, seconds: self.ras.ask(job, seconds=seconds)
         return usual
 
     def _ask_world(self, some: Job) -> World | None:
         """Which of these processes is which rank, as NCCL RAS says."""
-        if not self.config.capture.preview:
+        if not self.config.capture.nccl_ras:
             return None
         return self.ras.ask(some, whole=False, seconds=GLANCE).world
 

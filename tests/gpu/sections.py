@@ -186,6 +186,46 @@ def _flight(data: Found) -> Iterator[str]:
         yield from table(("what", "measured"), [(name.replace("_", " "), json.dumps(one)) for name, one in data["training"].items()])  # fmt: skip
 
 
+def _hangs(data: Found) -> Iterator[str]:
+    yield "Two ranks train a transformer block under DistributedDataParallel; rank 1 is struck. *right*: the verdict, and the rank where one can"
+    yield "be told; *right, unnamed*: the verdict, and nobody where a rank was to be named; *unknown*: said so; *WRONG*: anything else."
+    yield ""
+    rows = [
+        (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"),
+         _seconds(one), ", ".join(one.get("sources", ())), "; ".join(f"{gpu} {told}" for gpu, told in one.get("gpus", {}).items()))
+        for name, one in data.items()
+    ]  # fmt: skip
+    head = (
+        "fault",
+        "result",
+        "verdict",
+        "named",
+        "confidence",
+        "after the timeout",
+        "who speaks, beside stacks",
+        "GPUs",
+    )
+    yield from table(head, rows)
+    yield ""
+    yield from (
+        f"- {name}: {cell(one.get('summary') or one.get('error') or '')}"
+        for name, one in data.items()
+    )
+
+
+def _seconds(row: Found) -> str:
+    told = row.get("seconds_after_timeout")
+    return "" if told is None else f"{told} s"
+
+
+def _healthy(data: Found) -> Iterator[str]:
+    yield f"{data['seconds']} s, {data['steps']} steps, with evaluation on one rank, checkpoints and compilation, beside an agent with the settings as shipped and `capture.preview` on:"
+    yield f"**{data['reports']} reports**; the run was always: {', '.join(data['stages'])}."
+    yield ""
+    cost = data["agent"]
+    yield f"The agent and its children took {cost['cpu_percent']} % of a core and {cost['pss_mib']} MiB (PSS) over {cost['seconds']} s."
+
+
 def _tests(data: Found) -> Iterator[str]:
     yield f"`tests/processes/test_gpu.py` ended with {data.get('exit', 'no exit code')}:"
     yield ""
@@ -202,6 +242,9 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "phases": ("Fingerprint: slow batches, arithmetic, a rest, a checkpoint", _story),
     "desync": ("Fingerprint: ranks in different collectives", _story),
     "flight": ("The Flight Recorder of NCCL, on demand", _flight),
+    "hangs": ("Hangs of a job that nobody touched", _hangs),
+    "hooked": ("Hangs again, with the hook, and with the hook where nobody may attach", _hangs),
+    "healthy": ("Healthy training", _healthy),
     "xid": ("Xids", _xid),
     "xid13": ("An Xid of an application, made on purpose", _xid13),
     "release": ("Releasing the GPUs", _release),

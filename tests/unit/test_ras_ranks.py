@@ -213,7 +213,7 @@ time.sleep(600)
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Workbench]:
     state = Agent(state_dir=tmp_path / "state")
-    with Workbench(Config(agent=state, capture=Capture(preview=True))) as one:
+    with Workbench(Config(agent=state)) as one:
         yield one
 
 
@@ -296,8 +296,8 @@ def test_a_ras_that_is_of_no_use_gives_no_numbers_and_costs_one_question(
         assert [(job.launcher, job.world_size) for job in jobs] == [("single", 1)] * 2
 
 
-def test_without_the_preview_nobody_is_asked(tmp_path: Path) -> None:
-    config = Config(agent=Agent(state_dir=tmp_path / "state"))
+def test_where_it_is_switched_off_nobody_is_asked(tmp_path: Path) -> None:
+    config = Config(agent=Agent(state_dir=tmp_path / "state"), capture=Capture(nccl_ras=False))
     with Workbench(config) as plain, serving(says(ranks(2))) as server, two(tmp_path, server):
         plain.finder.find()
         assert server.connections == 0

@@ -1,0 +1,72 @@
+"""Hangs of NCCL jobs as agents recorded them on two H200s (docs/gpu-validation.md): judged again, each gets the verdict that it got there.
+
+`untouched`: nobody had touched the job; `hook`: under `mldebug run`; `denied`: that, and nobody may attach to a process.
+Rank 1 is the one that was struck, so that nobody else may ever be named.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mldebug.diagnosis import diagnose
+from mldebug.endings.facts import Ending
+from mldebug.incident import Incident
+from mldebug.incident import judge as judge_incident
+from mldebug.model import Diagnosis
+from mldebug.recorded import load_recorded
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "hangs"
+TOLD = {
+    "untouched-sleep": ("rank_waiting", [1], "high"),
+    "untouched-loop": ("rank_busy", [1], "medium"),
+    "untouched-stop": ("rank_stopped", [1], "high"),
+    "untouched-kill": ("rank_exited", [1], "high"),
+    "untouched-oom": ("rank_busy", [1], "low"),
+    "untouched-worker": ("dataloader_stalled", [1], "high"),
+    "untouched-mismatch": ("unknown", [], "low"),
+    "untouched-shape": ("unknown", [], "low"),
+    "untouched-off_by_one": ("unknown", [], "low"),
+    "untouched-kernel": ("unknown", [], "low"),
+    "untouched-frozen": ("unknown", [], "low"),
+    "hook-sleep": ("rank_waiting", [1], "high"),
+    "hook-mismatch": ("collective_mismatch", [], "low"),
+    "hook-shape": ("collective_mismatch", [], "low"),
+    "hook-off_by_one": ("collective_mismatch", [], "medium"),
+    "hook-kernel": ("unknown", [], "low"),
+    "hook-frozen": ("unknown", [], "low"),
+    "denied-sleep": ("rank_waiting", [1], "high"),
+    "denied-mismatch": ("collective_mismatch", [], "low"),
+    "denied-off_by_one": ("collective_mismatch", [], "medium"),
+    "denied-kernel": ("unknown", [], "low"),
+    "gloo-denied-mismatch": ("collective_mismatch", [], "low"),  # named rank 0 once, which waits
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_recorded_hang_is_judged_as_it_was(name: str, tmp_path: Path) -> None:
+    found = judged(RECORDED / f"{name}.json", tmp_path)
+    named = [one.rank for one in found.culprits]
+    assert (str(found.verdict), named, str(found.confidence)) == TOLD[name], found.summary
+
+
+def test_each_recording_is_judged() -> None:
+    assert {file.stem for file in RECORDED.iterdir()} == set(TOLD)
+
+
+def judged(file: Path, folder: Path) -> Diagnosis:
+    """As `mldebug diagnose` does with the folder of a report."""
+    prefix = "ending" if "kill" in file.stem else "capture-1"
+    shutil.copy(file, folder / f"{prefix}-vm.json")
+    told = load_recorded(folder)
+    if told.ending is not None:
+        return judge_incident(incident(told.ending)).diagnosis
+    return diagnose(told.captures).diagnosis
+
+
+def incident(ending: Ending) -> Incident:
+    """An end as the agent tells it."""
+    return Incident(
+        id="recorded", key=ending.job.id, job_id=ending.job.id, detected_at=0.0, why="recorded",
+        state="ended", kind="abnormal_end", ending=ending,
+    )  # fmt: skip
