@@ -15,7 +15,7 @@ from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
 from mldebug.judging.join import join
 from mldebug.judging.nodes import missing_ranks, node_evidence, not_all_seen, where_to_type
-from mldebug.judging.ras import Voice, ras_evidence, ras_voices
+from mldebug.judging.ras import Voice, ras_apart, ras_evidence, ras_voices
 from mldebug.model import (
     Asked,
     Classification,
@@ -68,8 +68,10 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
     devices = tuple(capture.devices for capture in captures if capture.devices)
     ras = () if case.moved else ras_evidence(captures)
     voices = () if case.moved else ras_voices(captures)
+    apart = "" if case.moved else ras_apart(captures)
     nodes = node_evidence(case, captures)
-    diagnosis = conclude(case, _findings(case), (*nodes, *ras, *devices), voices)
+    findings = _findings(case) or _apart(case, apart)
+    diagnosis = conclude(case, findings, (*nodes, *ras, *devices), voices)
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),
@@ -293,6 +295,15 @@ def conclude(
         evidence=(*best.evidence, *Flights(case).evidence(), *beside),
         next_steps=(*where_to_type(case, best), *best.next_steps),
     )
+
+
+def _apart(case: Case, words: str) -> list[Finding]:
+    """All wait, and NCCL tells that they have launched what never meets. Who took the wrong way it does not tell."""
+    if not words or case.suspects or not case.complete or Flights(case).alike:
+        return []
+    summary = f"all {len(case.ranks)} ranks wait ({case.victims()}), and have launched what does not meet: {words}"
+    unknown = _unknown(case)
+    return [msgspec.structs.replace(unknown, verdict=Verdict.COLLECTIVE_MISMATCH, summary=summary)]
 
 
 def _precedence(finding: Finding) -> tuple[bool, int]:

@@ -16,7 +16,7 @@ from mldebug.model import (
     NcclRas,
     NodeCapture,
 )
-from mldebug.ras.judge import at_level, behind, differs
+from mldebug.ras.judge import at_level, behind, crossed, differs
 from mldebug.ras.places import Place, global_ranks, home, world_places
 
 SOURCE = "NCCL RAS"
@@ -29,6 +29,17 @@ def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
     told = _fullest(captures)
     lines = dict.fromkeys(_lines(*told) if told else ())
     return tuple(f"{SOURCE}: {line}" for line in list(lines)[:MAX_LINES])
+
+
+def ras_apart(captures: Sequence[NodeCapture]) -> str:
+    """Calls that exclude each other: ranks that have launched these have left the common path. Empty: nothing says so."""
+    told = _fullest(captures)
+    if told is None:
+        return ""
+    ras, names = told
+    one = next((one for one in ras.communicators if differs(one)), None)
+    both = (one,) if one else crossed(ras.communicators) or ()
+    return " and ".join(line for each in both for line in _counts(each, names))
 
 
 class Voice(msgspec.Struct, frozen=True):

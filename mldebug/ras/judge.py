@@ -4,7 +4,8 @@ Counts are launches by the host: a count that grew is movement, equal counts pro
 replayed from a CUDA graph is not counted at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import combinations
 
 import msgspec
 
@@ -56,6 +57,26 @@ def behind(one: NcclCommunicator) -> Behind | None:
         return None
     most = _most(one, function)
     return Behind(function=function, count=level.count, most=most, ranks=ranks, many=level.ranks)
+
+
+def crossed(
+    told: Iterable[NcclCommunicator],
+) -> tuple[NcclCommunicator, NcclCommunicator] | None:
+    """Two communicators of the same processes, in which each has left out what the other waits in; None where none are."""
+    late = [(one, found.ranks) for one in told if (found := behind(one)) and _are_told(found)]
+    for (one, lack), (other, lacks) in combinations(late, 2):
+        first, second = _places(lack) - _places(lacks), _places(lacks) - _places(lack)
+        if first & _places(other.ranks) and second & _places(one.ranks):
+            return one, other
+    return None
+
+
+def _are_told(found: Behind) -> bool:
+    return len(found.ranks) == found.many
+
+
+def _places(rows: Iterable[NcclRank]) -> set[tuple[str, int]]:
+    return {(row.host, row.pid) for row in rows if row.pid is not None}
 
 
 def differs(one: NcclCommunicator) -> tuple[NcclLevel, ...]:

@@ -7,13 +7,15 @@ Rank 1 is the one that was struck, so that nobody else may ever be named.
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending
 from mldebug.incident import Incident
 from mldebug.incident import judge as judge_incident
-from mldebug.model import Diagnosis
+from mldebug.model import Diagnosis, NcclCommunicator, NcclRank, NodeCapture
+from mldebug.ras.judge import behind, crossed
 from mldebug.recorded import load_recorded
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "hangs"
@@ -24,9 +26,9 @@ TOLD = {
     "untouched-kill": ("rank_exited", [1], "high"),
     "untouched-oom": ("rank_busy", [1], "low"),
     "untouched-worker": ("dataloader_stalled", [1], "high"),
-    "untouched-mismatch": ("unknown", [], "low"),
+    "untouched-mismatch": ("collective_mismatch", [], "low"),
     "untouched-shape": ("unknown", [], "low"),
-    "untouched-off_by_one": ("unknown", [], "low"),
+    "untouched-off_by_one": ("collective_mismatch", [], "low"),
     "untouched-kernel": ("unknown", [], "low"),
     "untouched-frozen": ("unknown", [], "low"),
     "hook-sleep": ("rank_waiting", [1], "high"),
@@ -70,3 +72,20 @@ def incident(ending: Ending) -> Incident:
         id="recorded", key=ending.job.id, job_id=ending.job.id, detected_at=0.0, why="recorded",
         state="ended", kind="abnormal_end", ending=ending,
     )  # fmt: skip
+
+
+def test_communicators_of_other_processes_exclude_nothing() -> None:
+    """Two groups that share one process may each lack somebody: a chain of waits, and no proof of two orders."""
+    taken = msgspec.json.decode((RECORDED / "untouched-off_by_one.json").read_bytes(), type=NodeCapture)  # fmt: skip
+    assert taken.ras is not None
+    one, other = (each for each in taken.ras.communicators if behind(each))
+    assert crossed([one, other]) == (one, other)
+    (late,) = _late(other)
+    moved = [msgspec.structs.replace(row, pid=None if row is late else 4711) for row in other.ranks]
+    assert crossed([one, msgspec.structs.replace(other, ranks=tuple(moved))]) is None
+
+
+def _late(one: NcclCommunicator) -> tuple[NcclRank, ...]:
+    found = behind(one)
+    assert found is not None
+    return found.ranks

@@ -310,7 +310,7 @@ import json, sys
 sys.path[:0] = [{tests!r}]
 from rasserver import RasServer, says, answer
 import os, time
-server = RasServer(says(answer({{0: {{"AllReduce": 3}}, 1: {{"AllReduce": 3}}}})), port=28028)
+server = RasServer(says(answer({{0: {{"AllReduce": 3}}, 1: {{"AllReduce": 3}}}})), port=28028, alone=True)
 print("ready", flush=True)
 time.sleep(60)
 """
