@@ -191,7 +191,7 @@ def _backward(subject: Subject) -> Classification | None:
     if (native := _by_native(subject)) is not None:
         return native
     facts = activity(subject)
-    if subject.computes or not subject.still:
+    if subject.computes or not (subject.still or subject.rests):
         return Classification(
             name="backward",
             role=Role.BUSY,

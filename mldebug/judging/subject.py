@@ -60,6 +60,14 @@ class Subject:
         return self.asleep and not self.transfers
 
     @property
+    def rests(self) -> bool:
+        """True where it is in one place and uses next to no CPU time, however often its futex was looked at."""
+        move = self.movement
+        if move is None or not self.on_futex or self.transfers:
+            return False
+        return move.same_frames and max(move.cpu_ratio, move.process_cpu_ratio) < SOME_CPU
+
+    @property
     def transfers(self) -> bool:
         """True where samples show that some thread of it reads or writes."""
         return self.movement is not None and self.movement.io_chars > SOME_IO

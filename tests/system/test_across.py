@@ -398,10 +398,10 @@ def test_who_is_ended_leaves_nothing_on_the_hosts(
     try:
         wait_for("all three to look", lambda: all(map(asked_on, three)), 60)
         process.send_signal(number)
-        assert process.wait(15) == 128 + number, (tmp_path / "dump.log").read_text()
+        assert process.wait(30) == 128 + number, (tmp_path / "dump.log").read_text()
     finally:
         process.kill()
-    wait_for("nobody to look any more", lambda: not any(map(asked_on, three)), 10)
+    wait_for("nobody to look any more", lambda: not any(map(asked_on, three)), 60)
     for words in three:
         left_alone(words)
 
@@ -415,13 +415,13 @@ def test_who_is_ended_leaves_the_slurm_job_as_it_was(
     try:
         wait_for("both nodes to look", lambda: all(map(asked_on, nodes)), 60)
         process.send_signal(number)
-        assert process.wait(15) == 128 + number, (tmp_path / "dump.log").read_text()
+        assert process.wait(30) == 128 + number, (tmp_path / "dump.log").read_text()
     finally:
         process.kill()
-    wait_for("nobody to look any more", lambda: not any(map(asked_on, nodes)), 15)
+    wait_for("nobody to look any more", lambda: not any(map(asked_on, nodes)), 60)
     for words in nodes:
         left_alone(words)
-    wait_for("the step to be gone", lambda: "mldebug" not in steps(cluster), 15)
+    wait_for("the step to be gone", lambda: "mldebug" not in steps(cluster), 60)
     assert cluster.run("squeue", "--noheader", "--format=%T").strip() == "RUNNING"
 
 
