@@ -78,7 +78,7 @@ class Record:
         self._file = OwnFile(reserve(self.path, SIZE))  # for its lock
         self._memory, self._over = self._shared(), False
         self._writing, self._missed = allocate_lock(), 0
-        self._sequence, self._begun = 0, b""
+        self._sequence, self._begun = 0, b"nothing yet"  # what no file ends with, a cut one neither
         self._is_news, self._scalars = False, _COUNT.pack(0)
         self.step, self.stepped_ns, self.beats = -1, 0, 0
         self.rank = self.world_size = -1

@@ -41,7 +41,11 @@ class Steps:
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             self.calls += 1
-            if self.within or (_may_be_inner(optimizer.__class__) and self._is_inner(optimizer)):
+            if self.within:
+                return
+            if _may_be_inner(optimizer.__class__) and _is_inner(
+                sys._getframe(1), self.code, optimizer
+            ):
                 return
             if self._round and id(optimizer) not in self._round:
                 self._round.add(id(optimizer))
@@ -51,9 +55,6 @@ class Steps:
             self._moved = True
         except Exception as error:
             pass_on(error)
-
-    def _is_inner(self, optimizer: object) -> bool:
-        return self.code is not None and _is_inner(sys._getframe(2), self.code, optimizer)
 
     def counted(self, step: int) -> None:
         """A framework has made a step in its own way, and this is its number."""
@@ -170,11 +171,11 @@ def _may_be_inner(kind: type) -> bool:
     return sum("step" in vars(one) for one in kind.__mro__) > OWN_AND_OPTIMIZERS
 
 
-def _is_inner(frame: FrameType | None, code: CodeType, optimizer: object) -> bool:
+def _is_inner(frame: FrameType | None, code: CodeType | None, optimizer: object) -> bool:
     """Is this the step of a base class, called by the step of the same optimizer? The outer one counts."""
     inner = False
     for _ in range(NEAR):
-        if frame is None:
+        if frame is None or code is None:
             return False
         if frame.f_code is code:
             if inner and frame.f_locals.get("self") is optimizer:

@@ -80,8 +80,8 @@ def walk(folder: Path, plan: str, *options: str) -> dict[str, Any]:
         world.job(folder, "--ddp", "--plan", plan, *options) as job,
     ):
         eye, last = Eye(agent, job), plan.count(",")
-        _poll(eye, lambda: job.alive() and len(job.phases()) > last, _seconds(plan) + 60)
-        _poll(eye, lambda: False, _seconds(plan.rpartition(",")[2]))
+        poll(eye, lambda: job.alive() and len(job.phases()) > last, _seconds(plan) + 60)
+        poll(eye, lambda: False, _seconds(plan.rpartition(",")[2]))
         return _walked(eye, plan) | {"reports": [told_of(one) for one in reports_of(agent, job)]}
 
 
@@ -107,11 +107,11 @@ def story(folder: Path, plan: str, *options: str) -> dict[str, Any]:
         world.job(folder, "--ddp", "--plan", plan, *options) as job,
     ):
         eye = Eye(agent, job)
-        _poll(eye, lambda: job.alive() and job.struck_at() is not None, _seconds(plan) + 60)
+        poll(eye, lambda: job.alive() and job.struck_at() is not None, _seconds(plan) + 60)
         struck = job.struck_at() or world.now()
-        _poll(eye, lambda: bool(reports_of(agent, job)), TIMEOUT + LATE)
+        poll(eye, lambda: bool(reports_of(agent, job)), TIMEOUT + LATE)
         came = world.now()
-        _poll(eye, lambda: world.now() > came + 3, 10)
+        poll(eye, lambda: world.now() > came + 3, 10)
         reports, before = reports_of(agent, job), [one for one in eye.seen if one.at < struck]
         return _walked(eye, plan) | {
             "struck_at": struck,
@@ -122,7 +122,8 @@ def story(folder: Path, plan: str, *options: str) -> dict[str, Any]:
         }
 
 
-def _poll(eye: Eye, until: Any, seconds: float) -> None:
+def poll(eye: Eye, until: Any, seconds: float) -> None:
+    """Look again and again, until that is so or the time is over."""
     deadline = time.monotonic() + seconds
     while not until() and time.monotonic() < deadline:
         eye.look()

@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 
 from gpu import world
-from gpu.hanging import LATE, STALL, reports_of, run_of
-from mldebug.gpus.fingerprint import RunLevels
-from mldebug.gpus.signs import RankSign, sign_of
+from gpu.hanging import LATE, STALL, Eye, poll, reports_of
 from processes.harness import wait_for
 from processes.watching import Report, RunningAgent
 
@@ -70,17 +68,14 @@ def hung(folder: Path, keep: Path, hang: Hang, mode: str, *options: str) -> dict
     ):  # fmt: skip
         wait_for(f"the strike: {job.tail()}", lambda: struck(job), 90)
         at = job.struck_at() or world.now()
-        loads = Loads()
-        deadline = time.monotonic() + hang.timeout + LATE
-        while not reports_of(agent, job) and time.monotonic() < deadline:
-            loads.look(agent, job)
-            time.sleep(0.5)
+        eye = Eye(agent, job)
+        poll(eye, lambda: bool(reports_of(agent, job)), hang.timeout + LATE)
         came = world.now()
         time.sleep(SETTLE)
         found = reports_of(agent, job)
         kept(agent, keep / f"{mode}-{hang.fault}")
         told = _told(hang, found[0], came - at) if found else {"result": "no report", "log": agent.log[-1500:]}  # fmt: skip
-        return told | {"gpus": loads.last, "reports": len(found)}
+        return told | {"gpus": _gpus(eye), "reports": len(found)}
 
 
 def struck(job: world.Job) -> bool:
@@ -96,25 +91,14 @@ def kept(agent: RunningAgent, place: Path) -> None:
         shutil.copytree(agent.state / "reports", place, ignore=shutil.ignore_patterns("*.html"))
 
 
-class Loads:
-    """What the fingerprint says of each GPU, by number: as the agent reads it."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, str] = {}
-        self._at = 0.0
-        self._levels = RunLevels()
-
-    def look(self, agent: RunningAgent, job: world.Job) -> None:
-        """Ask once."""
-        snapshot = agent.snapshot()
-        watch = snapshot.gpu_watch if snapshot else None
-        run = run_of(snapshot, job) if snapshot else None
-        if watch is None or run is None or watch.at <= self._at:
-            return
-        self._at = watch.at
-        signs = [sign_of(one, rank=RankSign(rank=one.index)) for one in watch.gpus]
-        told = self._levels.look(watch.at, signs, run.world_size)
-        self.last = {str(one.index): f"{one.state} ({one.load})" for one in told.gpus}
+def _gpus(eye: Eye) -> dict[str, str]:
+    """What the fingerprint said last of each GPU, by number."""
+    last = eye.seen[-1] if eye.seen else None
+    return (
+        {str(gpu): f"{state} ({last.loads[gpu]})" for gpu, state in last.states.items()}
+        if last
+        else {}
+    )
 
 
 def _told(hang: Hang, report: Report, seconds: float) -> dict[str, Any]:

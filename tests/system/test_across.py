@@ -389,21 +389,28 @@ def left_alone(words: list[str]) -> None:
     assert not [line for line in lines if "(stopped)" in line or "tracing" in line]
 
 
+def end_while_they_look(
+    process: "subprocess.Popen[bytes]", number: signal.Signals, places: list[list[str]], log: Path
+) -> None:
+    """End a dump by a signal while a capture runs in all these places; none goes on, and no rank is held."""
+    try:
+        wait_for("all to look", lambda: all(map(asked_on, places)), 60)
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number, log.read_text()
+    finally:
+        process.kill()
+    wait_for("nobody to look any more", lambda: not any(map(asked_on, places)), 60)
+    for words in places:
+        left_alone(words)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_who_is_ended_leaves_nothing_on_the_hosts(
     hosts: Hosts, job: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     three = [hosts.hosts[name].inside() for name in ("h1", "h2", "h3")]
     process = begun(tmp_path, "--hosts", "h[1-3]", "--ssh", *config_for(tmp_path, hosts))
-    try:
-        wait_for("all three to look", lambda: all(map(asked_on, three)), 60)
-        process.send_signal(number)
-        assert process.wait(30) == 128 + number, (tmp_path / "dump.log").read_text()
-    finally:
-        process.kill()
-    wait_for("nobody to look any more", lambda: not any(map(asked_on, three)), 60)
-    for words in three:
-        left_alone(words)
+    end_while_they_look(process, number, three, tmp_path / "dump.log")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -412,15 +419,7 @@ def test_who_is_ended_leaves_the_slurm_job_as_it_was(
 ) -> None:
     nodes = [Host(name, one).inside() for name, one in cluster.daemons.items()]
     process = begun(tmp_path, "--slurm-job", slurm_job, **cluster.environment)
-    try:
-        wait_for("both nodes to look", lambda: all(map(asked_on, nodes)), 60)
-        process.send_signal(number)
-        assert process.wait(30) == 128 + number, (tmp_path / "dump.log").read_text()
-    finally:
-        process.kill()
-    wait_for("nobody to look any more", lambda: not any(map(asked_on, nodes)), 60)
-    for words in nodes:
-        left_alone(words)
+    end_while_they_look(process, number, nodes, tmp_path / "dump.log")
     wait_for("the step to be gone", lambda: "mldebug" not in steps(cluster), 60)
     assert cluster.run("squeue", "--noheader", "--format=%T").strip() == "RUNNING"
 

@@ -109,8 +109,9 @@ def test_garbage_is_refused(text: bytes) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_line_is_a_piece_or_none(line: bytes) -> None:
-    read_line(line)
-    read_line(b"mldebug-node " + line)
+    for one in (line, b"mldebug-node " + line):
+        piece = read_line(one)
+        assert piece is None or 0 <= piece.number < piece.count
 
 
 # --- how much ------------------------------------------------------------------------------------
