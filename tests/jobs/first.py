@@ -1,6 +1,7 @@
 """Goes through `main_process_first` in the way that is asked for; every rank writes what came of it to EVENTS/told.RANK."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ def main(events: Path, how: str) -> None:
     except (ValueError, mldebug_training.MainProcessError) as error:
         told = f"{type(error).__name__}: {error}"
     (events / f"told.{rank}").write_text(told)
+    if how == "stopped" and rank:
+        os.kill(int((events / "started.0").read_text()), signal.SIGCONT)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -56,7 +59,21 @@ def never_ends(rank: int, events: Path) -> str:
     return "went through"
 
 
-HOW = {"order": order, "fails": fails, "never_comes": never_comes, "never_ends": never_ends}
+def stopped(rank: int, events: Path) -> str:
+    """Rank 0, which keeps the store where no launcher does, is stopped until the other one has said what it has learned."""
+    with mldebug_training.main_process_first(2) as first:
+        if first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    return "went through"
+
+
+HOW = {
+    "order": order,
+    "fails": fails,
+    "never_comes": never_comes,
+    "never_ends": never_ends,
+    "stopped": stopped,
+}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
