@@ -53,6 +53,7 @@ TOLD = {
     "figures-kernel": ("unknown", [], "low"),
     "figures-frozen": ("rank_waiting", [1], "medium"),
     "figures-frozen_guessed": ("unknown", [], "low"),  # a convention alone told the GPU of rank 0
+    "figures-hook_frozen": ("rank_waiting", [1], "medium"),
     "fifo-sleep": ("rank_waiting", [1], "high"),
     "fifo-stop": ("rank_stopped", [1], "high"),
     "fifo-off_by_one": ("collective_mismatch", [], "medium"),
