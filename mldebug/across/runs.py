@@ -24,14 +24,18 @@ def is_loopback(master: str) -> bool:
 
 
 def run_key(capture: NodeCapture) -> RunKey:
-    """The same on all nodes of one run; without a run id and a master that others can reach, a run has one node."""
+    """The same on all nodes of one run; without a run id and a master that others can reach, a run has one node.
+
+    Whose processes they are belongs to it: anybody may start one with another's run id in its environment.
+    """
+    whose = (f"uid {capture.job.uid}",) if capture.job.uid else ()
     first = next(iter(capture.job.ranks), None)
     if first is None:
         return ("alone", capture.node, capture.job.id)
     if is_specific(first.run_id):
-        return (first.launcher, first.run_id)
+        return (first.launcher, first.run_id, *whose)
     if first.master and not is_loopback(first.master):
-        return (first.launcher, "", first.master)
+        return (first.launcher, "", first.master, *whose)
     return ("alone", capture.node, capture.job.id)
 
 
