@@ -146,7 +146,7 @@ def _finding(
 ) -> Finding:
     waiting = ranks_text(one.rank for one in others)
     own, many = devices[rank.rank], len(others) > 1
-    reason = f"waits for its GPU, which runs nothing ({_figures([own])}): its stream is held"
+    reason = f"{rank.is_.doing}, and that runs nothing ({_figures([own])}): its stream is held"
     theirs = f"the GPU{'s' if many else ''} of {waiting} spin{'' if many else 's'} in the collective ({_figures([devices[one.rank] for one in others])})"
     long = all(len(one.samples) >= MANY_LOOKS and _span(one) >= LONG_SPAN for one in devices.values())  # fmt: skip
     finding = blame(
@@ -157,7 +157,7 @@ def _finding(
         confidence=Confidence.MEDIUM if long else Confidence.LOW,
     )  # fmt: skip
     culprits = tuple(replace(one, reason=reason) for one in finding.culprits)
-    summary = f"rank {rank.rank} {reason}, and all have launched the same collectives ({alike}); {theirs}; {case.victims()}"
+    summary = f"rank {rank.rank} {reason}; {theirs} that all have launched ({alike})"
     looks = f"rank {rank.rank}: {len(own.samples)} looks at GPU {own.index} in {_span(own):.0f} s found no kernel on it"
     return replace(finding, culprits=culprits, summary=summary, evidence=(looks, *finding.evidence))
 

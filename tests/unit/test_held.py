@@ -17,7 +17,8 @@ from mldebug.model import Diagnosis, GpuSample, NodeCapture, RankDevice
 RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "hangs"
 ALL = sorted(file.stem for file in RECORDED.iterdir() if "kill" not in file.stem)
 FROZEN = ("untouched-frozen", "hook-frozen")
-HELD = (*FROZEN, "figures-frozen", "fifo-frozen", "dump-frozen", "server-frozen")
+OWN = ("figures-frozen", "figures-hook_frozen", "fifo-frozen", "dump-frozen", "server-frozen")
+HELD = (*FROZEN, *OWN)
 FIGURES = re.compile(r"GPUs? (\S+) .*\((\d+) % busy, (\d+) W of usual (\d+) W")
 LOOKS = (10.0, 8.0, 6.0, 4.0, 2.0, 0.0)  # seconds before the capture
 
@@ -63,9 +64,8 @@ def test_the_gpus_name_the_one_that_is_held_and_change_no_other_verdict(name: st
 def test_the_sentence_says_what_it_rests_on() -> None:
     found = diagnosis(recorded("untouched-frozen"))
     assert found.summary == (
-        "Rank 1 waits for its GPU, which runs nothing (0 % busy, 125 W): its stream is held, and all have launched the same"
-        " collectives (NCCL RAS); the GPU of rank 0 spins in the collective (100 % busy, 127 W);"
-        " ranks 0-1 wait for their GPU in Job.step (hangs.py:86)"
+        "Rank 1 waits for its GPU in Job.step (hangs.py:86), and that runs nothing (0 % busy, 125 W): its stream is held;"
+        " the GPU of rank 0 spins in the collective (100 % busy, 127 W) that all have launched (NCCL RAS)"
     )
     assert found.evidence[0] == "rank 1: 6 looks at GPU 1 in 10 s found no kernel on it"
     recorder = diagnosis(recorded("hook-frozen")).summary
