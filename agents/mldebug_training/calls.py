@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ANSWERING = 10.0  # seconds that the job's store has for a call
+FOR_EVER = 1e8  # seconds; a lock takes no infinity
 GOODBYE = 1.5  # seconds that the end of the process waits for all calls that have not come back
 _running: set[Call] = set()
 
@@ -41,7 +42,7 @@ class Call:
     def wait(self, timeout: float) -> bool:
         """Until it has come back, and no longer. Returns whether it has."""
         if not self._is_over:  # a lock alone would stay taken where this is interrupted
-            self._over.acquire(timeout=max(0.0, timeout))
+            self._over.acquire(timeout=min(max(0.0, timeout), FOR_EVER))
         return self._is_over
 
     def result(self, timeout: float) -> Any:

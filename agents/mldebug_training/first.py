@@ -71,7 +71,7 @@ class MainProcessFirst:
     ) -> None:
         if self._store is not None and self._first:
             try:
-                self._tell("done", f"!{kind.__name__}: {error}"[:MAX_ERROR] if kind else "done")
+                self._tell("done", _words(kind, error) if kind else "done")
             except Exception as gone:  # the store, and so the job; what was raised inside says more
                 pass_on(gone)
                 if kind is None:
@@ -138,6 +138,17 @@ def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProc
     is not done after `timeout` seconds. All ranks come here equally often.
     """
     return MainProcessFirst(timeout, scope)
+
+
+def _words(kind: type[BaseException], error: BaseException | None) -> str:
+    """What was raised, as the store takes it: of an exception that cannot tell itself its type."""
+    try:
+        told = str(error)
+    except Exception as silent:  # its __str__ is the job's
+        pass_on(silent)
+        told = ""
+    text = f"!{kind.__name__}: {told}"[:MAX_ERROR]
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _node(environ: Mapping[str, str]) -> str:

@@ -47,15 +47,19 @@ class OwnGroup:
 
         def say() -> None:
             self.join(patience)
-            self.reduce(
-                sys.modules["torch"].tensor(list(numbers), dtype=sys.modules["torch"].int64)
-            )
+            torch = sys.modules["torch"]
+            self.reduce(torch.tensor(list(numbers), dtype=torch.int64, device="cpu"))
 
         Call(say)
 
 
 def _make(store: Any, rank: int, size: int, name: str, connecting: float) -> Any:
-    """For ever: where the last reference goes, at the end of a process say, gloo waits for an exchange that others never join."""
+    """Raises RuntimeError on a store in a file, which PyTorch removes with its last user: ours would keep it for the next job.
+
+    For ever: where the last reference goes, at the end of a process say, gloo waits for an exchange that others never join.
+    """
+    if _in_a_file(store):
+        raise RuntimeError("the job's store is a file: give Switches a `group` of yours")
     dist = _distributed()
     lengthen = getattr(dist.ProcessGroupGloo, "_set_default_timeout", None)
     seconds = datetime.timedelta(seconds=connecting if lengthen else EXCHANGE)
@@ -68,3 +72,9 @@ def _make(store: Any, rank: int, size: int, name: str, connecting: float) -> Any
 
 def _distributed() -> Any:
     return sys.modules["torch.distributed"].distributed_c10d
+
+
+def _in_a_file(store: Any) -> bool:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return type(store).__name__ == "FileStore"

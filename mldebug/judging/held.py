@@ -3,7 +3,8 @@
 Stacks, Flight Recorder and NCCL RAS see no difference then, for a call counts once the host has launched it. A rank that waits
 for its GPU while nothing runs there waits for what is no kernel: a function of the host, an event, a copy that does not end.
 Whatever does not fit (a GPU that may be another's, a slice, a second process on it, traffic, a count that differs, a send or
-receive, a rank that nobody saw) leaves the verdict to others: rather nobody than a wrong name.
+receive, a rank that nobody saw, power, a fingerprint) leaves the verdict to others: rather nobody than a wrong name. Of two ranks
+it is `low`: a wait for the other one that is no kernel (NVSHMEM, stream memory operations, CUDA's IPC events) looks the same.
 """
 
 from collections import Counter
@@ -25,12 +26,19 @@ from mldebug.model import (
 )
 
 BUSY, QUIET = 0.9, 0.1  # shares of the time with a kernel
-TRAFFIC = 0.01  # share of the time with memory traffic, above which a GPU does more than wait
-ALL_SMS = 0.9  # share of the multiprocessors that no collective fills
+AT_REST = 0.6  # share of its usual power, above which a GPU does more than wait
+ALL_SMS, NO_SMS = (
+    0.9,
+    0.1,
+)  # shares of the multiprocessors: no collective fills so many, a held stream none
 LATELY = 30.0  # seconds before a capture whose looks count, at most
 SETTLED = 3.0  # seconds after the last progress in which utilization may still tell of before
 LOOKS, SPAN = 2, 1.5  # fewest looks, and seconds from the first to the last
 MANY_LOOKS, LONG_SPAN = 3, 5.0  # from which on they are no passing moment
+HELD, SPINNING = (
+    ("", "never_arrived"),
+    ("", "collective_wait"),
+)  # what a fingerprint may say of them
 FOR_ITS_GPU = "device_sync"
 FOR_OTHERS = frozenset((FOR_ITS_GPU, "collective", "backward_wait"))
 
@@ -42,12 +50,12 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
     devices = dict(_devices(captures))
     if not all(_may_be_judged(one, devices) for one in case.ranks) or not _apart(devices):
         return None
-    quiet = [one for one in case.ranks if _all(devices[one.rank], _quiet)]
-    others = [one for one in case.ranks if _all(devices[one.rank], _spins)]
+    quiet = [one for one in case.ranks if _is_quiet(devices[one.rank])]
+    others = [one for one in case.ranks if _is_spinning(devices[one.rank])]
     if len(quiet) != 1 or len(quiet) + len(others) != len(case.ranks):
         return None
     alike = _alike(case, captures)
-    if quiet[0].is_.name != FOR_ITS_GPU or not alike or any(map(_fills, devices.values())):
+    if quiet[0].is_.name != FOR_ITS_GPU or not quiet[0].is_.direct or not alike:
         return None
     return _finding(case, quiet[0], others, devices, alike)
 
@@ -56,19 +64,16 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
 
 
 def _alike(case: Case, captures: Sequence[NodeCapture]) -> str:
-    """Who says that all have launched the same; "" where nobody does, or somebody says otherwise."""
-    counted = ras_alike(captures)
-    if counted is False:
+    """Who says that all have launched as many; "" where NCCL RAS does not, or somebody says otherwise."""
+    if not ras_alike(captures):
         return ""
-    recorded = any(one.groups for one in case.flights.values())
+    if not any(one.groups for one in case.flights.values()):
+        return "NCCL RAS"
     claim = Flights(case).alike
-    if recorded:
-        whole = claim is not None and len(claim.members) == len(case.ranks)
-        sizes = claim is not None and claim.view.one_size(claim.sequence)
-        if not (whole and sizes) or any(one.transfers or one.sends for one in case.flights.values()):  # fmt: skip
-            return ""
-    said = ("the Flight Recorder",) if recorded else ()
-    return " and ".join((*said, *(("NCCL RAS",) if counted else ())))
+    whole = claim is not None and len(claim.members) == len(case.ranks)
+    sizes = claim is not None and claim.view.one_size(claim.sequence)
+    pairs = any(one.transfers or one.sends for one in case.flights.values())
+    return "the Flight Recorder and NCCL RAS" if whole and sizes and not pairs else ""
 
 
 # --- what the GPUs do ------------------------------------------------------------------------------
@@ -91,7 +96,7 @@ def _now(one: RankDevice, capture: NodeCapture) -> RankDevice:
     looks = tuple(each for each in one.samples if begin <= each.at <= end)
     return RankDevice(
         rank=one.rank, uuid=f"{capture.node}/{one.uuid}", index=one.index, sure=one.sure, sliced=one.sliced,
-        others=one.others, pids=one.pids, usual_watts=one.usual_watts, samples=looks,
+        others=one.others, pids=one.pids, state=one.state, usual_watts=one.usual_watts, samples=looks,
         sm_active_ratio=one.sm_active_ratio if begin <= one.sm_read_at <= end else None,
     )  # fmt: skip
 
@@ -101,7 +106,7 @@ def _may_be_judged(rank: ClassifiedRank, devices: dict[int, RankDevice]) -> bool
     one = devices.get(rank.rank)
     if one is None or rank.is_.name not in FOR_OTHERS or rank.is_.thread:
         return False
-    own = one.sure and not one.sliced and not one.others and len(one.pids) == 1
+    own = one.sure and not one.sliced and not one.others and one.pids == (rank.pid,)
     return own and len(one.samples) >= LOOKS and _span(one) >= SPAN
 
 
@@ -117,21 +122,40 @@ def _all(one: RankDevice, is_so: Callable[[GpuSample], bool]) -> bool:
     return all(is_so(each) for each in one.samples)
 
 
+def _is_quiet(one: RankDevice) -> bool:
+    return (
+        one.state in HELD
+        and _rests(one)
+        and (one.sm_active_ratio or 0.0) < NO_SMS
+        and _all(one, _quiet)
+    )
+
+
+def _is_spinning(one: RankDevice) -> bool:
+    return (
+        one.state in SPINNING
+        and _rests(one)
+        and (one.sm_active_ratio or 0.0) < ALL_SMS
+        and _all(one, _spins)
+    )
+
+
+def _rests(one: RankDevice) -> bool:
+    """Far from the power of its work, where both are told: a GPU that waits takes little."""
+    usual = one.usual_watts or 0.0
+    return usual <= 0.0 or all((look.power_watts or 0.0) <= AT_REST * usual for look in one.samples)
+
+
 def _quiet(look: GpuSample) -> bool:
-    return look.busy_ratio is not None and 0.0 <= look.busy_ratio <= QUIET and not _moves(look)
+    return (
+        look.busy_ratio is not None and 0.0 <= look.busy_ratio <= QUIET and look.memory_ratio == 0.0
+    )
 
 
 def _spins(look: GpuSample) -> bool:
-    return look.busy_ratio is not None and BUSY <= look.busy_ratio <= 1.0 and not _moves(look)
-
-
-def _moves(look: GpuSample) -> bool:
-    """Memory traffic; where that is not told there may be some."""
-    return look.memory_ratio is None or not 0.0 <= look.memory_ratio <= TRAFFIC
-
-
-def _fills(one: RankDevice) -> bool:
-    return one.sm_active_ratio is not None and one.sm_active_ratio >= ALL_SMS
+    return (
+        look.busy_ratio is not None and BUSY <= look.busy_ratio <= 1.0 and look.memory_ratio == 0.0
+    )
 
 
 # --- in words --------------------------------------------------------------------------------------
@@ -146,7 +170,7 @@ def _finding(
 ) -> Finding:
     waiting = ranks_text(one.rank for one in others)
     own, many = devices[rank.rank], len(others) > 1
-    reason = f"{rank.is_.doing}, and that runs nothing ({_figures([own])}): its stream is held"
+    reason = f"{rank.is_.doing}, and that runs nothing ({_figures([own])}): its stream waits for what is no kernel"
     theirs = f"the GPU{'s' if many else ''} of {waiting} spin{'' if many else 's'} in the collective ({_figures([devices[one.rank] for one in others])})"
     long = all(len(one.samples) >= MANY_LOOKS and _span(one) >= LONG_SPAN for one in devices.values())  # fmt: skip
     finding = blame(
@@ -154,10 +178,10 @@ def _finding(
         Verdict.RANK_WAITING,
         (rank,),
         (show_source(rank), f"py-spy dump --native --pid {rank.pid}  # does a thread of CUDA stand in a function of the job's?"),
-        confidence=Confidence.MEDIUM if long else Confidence.LOW,
+        confidence=Confidence.MEDIUM if long and many else Confidence.LOW,
     )  # fmt: skip
     culprits = tuple(replace(one, reason=reason) for one in finding.culprits)
-    summary = f"rank {rank.rank} {reason}; {theirs} that all have launched ({alike})"
+    summary = f"rank {rank.rank} {reason}; {theirs}, and all have launched as many ({alike})"
     looks = f"rank {rank.rank}: {len(own.samples)} looks at GPU {own.index} in {_span(own):.0f} s found no kernel on it"
     return replace(finding, culprits=culprits, summary=summary, evidence=(looks, *finding.evidence))
 

@@ -50,6 +50,12 @@ def test_where_the_first_one_fails_all_fail_at_once() -> None:
     assert others == [why] * (RANKS - 1)
 
 
+def test_words_that_no_store_takes_reach_the_others_all_the_same() -> None:
+    _, *others = told("fails_oddly")
+    why = r"rank 0 failed in main_process_first: ValueError: no such file: a\udcff"
+    assert others == [f"MainProcessError: {why}"] * (RANKS - 1)
+
+
 def test_who_never_comes_is_named() -> None:
     first, *others = told("never_comes")
     assert first == "elsewhere"

@@ -51,19 +51,19 @@ TOLD = {
     "figures-shape": ("unknown", [], "low"),
     "figures-off_by_one": ("collective_mismatch", [], "low"),
     "figures-kernel": ("unknown", [], "low"),
-    "figures-frozen": ("rank_waiting", [1], "medium"),
+    "figures-frozen": ("rank_waiting", [1], "low"),
     "figures-frozen_guessed": ("unknown", [], "low"),  # a convention alone told the GPU of rank 0
-    "figures-hook_frozen": ("rank_waiting", [1], "medium"),
+    "figures-hook_frozen": ("rank_waiting", [1], "low"),
     "fifo-sleep": ("rank_waiting", [1], "high"),
     "fifo-stop": ("rank_stopped", [1], "high"),
     "fifo-off_by_one": ("collective_mismatch", [], "medium"),
-    "fifo-frozen": ("rank_waiting", [1], "medium"),
+    "fifo-frozen": ("rank_waiting", [1], "low"),
     "dump-sleep": ("rank_waiting", [1], "high"),
     "dump-off_by_one": ("collective_mismatch", [], "low"),
-    "dump-frozen": ("rank_waiting", [1], "medium"),
+    "dump-frozen": ("rank_waiting", [1], "low"),
     "server-sleep": ("rank_waiting", [1], "high"),
     "server-off_by_one": ("collective_mismatch", [], "medium"),
-    "server-frozen": ("rank_waiting", [1], "medium"),
+    "server-frozen": ("rank_waiting", [1], "low"),
     "gloo-denied-mismatch": ("collective_mismatch", [], "low"),  # named rank 0 once, which waits
 }
 

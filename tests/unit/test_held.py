@@ -58,14 +58,14 @@ def diagnosis(taken: NodeCapture) -> Diagnosis:
 def test_the_gpus_name_the_one_that_is_held_and_change_no_other_verdict(name: str) -> None:
     taken = recorded(name)
     found, before = judged(taken), judged(replace(taken, gpus=()))
-    assert found == (("rank_waiting", [1], "medium") if name in HELD else before)
+    assert found == (("rank_waiting", [1], "low") if name in HELD else before)
 
 
 def test_the_sentence_says_what_it_rests_on() -> None:
     found = diagnosis(recorded("untouched-frozen"))
     assert found.summary == (
-        "Rank 1 waits for its GPU in Job.step (hangs.py:86), and that runs nothing (0 % busy, 125 W): its stream is held;"
-        " the GPU of rank 0 spins in the collective (100 % busy, 127 W) that all have launched (NCCL RAS)"
+        "Rank 1 waits for its GPU in Job.step (hangs.py:86), and that runs nothing (0 % busy, 125 W): its stream waits for what is no"
+        " kernel; the GPU of rank 0 spins in the collective (100 % busy, 127 W), and all have launched as many (NCCL RAS)"
     )
     assert found.evidence[0] == "rank 1: 6 looks at GPU 1 in 10 s found no kernel on it"
     recorder = diagnosis(recorded("hook-frozen")).summary
@@ -102,11 +102,25 @@ QUIET_ONE: dict[str, Change] = {
     "busy without sense": each_look(lambda look: replace(look, busy_ratio=1e9)),
     "memory without sense": each_look(lambda look: replace(look, memory_ratio=-4.0)),
     "another rank's name": lambda one: replace(one, rank=7),
+    "a pid that is not the rank's": lambda one: replace(one, pids=(4711,)),
+    "at the power of work": lambda one: replace(
+        one, usual_watts=690.0, samples=tuple(replace(it, power_watts=690.0) for it in one.samples)
+    ),
+    "multiprocessors at work": lambda one: replace(
+        one, sm_active_ratio=0.5, sm_read_at=one.samples[-1].at
+    ),
+    "a fingerprint of work": lambda one: replace(one, state="training"),
+    "a little traffic": each_look(lambda look: replace(look, memory_ratio=0.01)),
     "throttled: all the time busy, at the power of rest": each_look(
         lambda look: replace(look, busy_ratio=1.0, power_watts=70.0)
     ),
 }
 BUSY_ONE: dict[str, Change] = {
+    "at the power of work": lambda one: replace(
+        one, usual_watts=690.0, samples=tuple(replace(it, power_watts=690.0) for it in one.samples)
+    ),
+    "a fingerprint of work": lambda one: replace(one, state="training"),
+    "the quiet one's pid": lambda one: replace(one, pids=(4711,)),
     "quiet, too": each_look(lambda look: replace(look, busy_ratio=0.0)),
     "it computes": each_look(lambda look: replace(look, memory_ratio=0.4)),
     "traffic is not told": each_look(lambda look: replace(look, memory_ratio=None)),

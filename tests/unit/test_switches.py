@@ -524,7 +524,8 @@ def seconds(count): return {"timeout": datetime.timedelta(seconds=count)}
 
 one, found = Agreement(), []
 found.append(one.shortest_timeout())
-dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1, **seconds(77))
+store = dist.TCPStore("127.0.0.1", 0, 1, True)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1, **seconds(77))
 found.append(one.shortest_timeout())
 dist.new_group([0], **seconds(99))
 dist.new_group([0], **seconds(12))
@@ -537,15 +538,39 @@ print(*found, one._name, given._name, Agreement()._name)
 """
 
 
-def test_of_all_groups_of_the_job_the_shortest_timeout_counts(tmp_path: Path) -> None:
+def test_of_all_groups_of_the_job_the_shortest_timeout_counts() -> None:
     pytest.importorskip("torch")
-    argv = [sys.executable, "-c", GROUPS, f"file://{tmp_path}/rendezvous"]
+    argv = [sys.executable, "-c", GROUPS]
     env = {**os.environ, "PYTHONPATH": str(Path(mldebug_training.__file__).parents[1])}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     *seconds, first, given, second = done.stdout.split()
     assert seconds == ["0.0", "77.0", "12.0", "5.0"], done
     assert (first, second) == ("mldebug/switches/0/all/1", "mldebug/switches/0/all/2")
     assert given.startswith("mldebug/switches/0/0-")
+
+
+IN_A_FILE = """
+import sys
+import torch.distributed as dist
+from mldebug_training.owngroup import OwnGroup
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
+try:
+    OwnGroup(dist.distributed_c10d._get_default_store(), 0, 1, lambda: "ours", 5.0).join(5.0)
+except RuntimeError as error:
+    print(error)
+dist.destroy_process_group()
+"""
+
+
+def test_a_store_in_a_file_is_gone_with_the_job(tmp_path: Path) -> None:
+    """Kept by a group of ours it stays, and the next job of that command reads the addresses of this one."""
+    pytest.importorskip("torch")
+    file = tmp_path / "rendezvous"
+    argv = [sys.executable, "-c", IN_A_FILE, f"file://{file}"]
+    env = {**os.environ, "PYTHONPATH": str(Path(mldebug_training.__file__).parents[1])}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "the job's store is a file: give Switches a `group` of yours\n", done
+    assert not file.exists()
 
 
 class Interrupting:
