@@ -8,7 +8,7 @@ it is `low`: a wait for the other one that is no kernel (NVSHMEM, stream memory 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ from mldebug.model import (
     Verdict,
 )
 
-BUSY, QUIET = 0.9, 0.1  # shares of the time with a kernel
+BUSY, QUIET = (0.9, 1.0), (0.0, 0.1)  # from, to: shares of the time with a kernel
 AT_REST = 0.6  # share of its usual power, above which a GPU does more than wait
 ALL_SMS, NO_SMS = (
     0.9,
@@ -50,8 +50,8 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
     devices = dict(_devices(captures))
     if not all(_may_be_judged(one, devices) for one in case.ranks) or not _apart(devices):
         return None
-    quiet = [one for one in case.ranks if _is_quiet(devices[one.rank])]
-    others = [one for one in case.ranks if _is_spinning(devices[one.rank])]
+    quiet = [one for one in case.ranks if _does(devices[one.rank], QUIET, HELD, NO_SMS)]
+    others = [one for one in case.ranks if _does(devices[one.rank], BUSY, SPINNING, ALL_SMS)]
     if len(quiet) != 1 or len(quiet) + len(others) != len(case.ranks):
         return None
     alike = _alike(case, captures)
@@ -94,11 +94,8 @@ def _now(one: RankDevice, capture: NodeCapture) -> RankDevice:
     back = min(LATELY, quiet - SETTLED) if quiet > 0 else LATELY
     begin, end = capture.taken_at - back, capture.taken_at + max(LATELY, capture.duration_seconds)
     looks = tuple(each for each in one.samples if begin <= each.at <= end)
-    return RankDevice(
-        rank=one.rank, uuid=f"{capture.node}/{one.uuid}", index=one.index, sure=one.sure, sliced=one.sliced,
-        others=one.others, pids=one.pids, state=one.state, usual_watts=one.usual_watts, samples=looks,
-        sm_active_ratio=one.sm_active_ratio if begin <= one.sm_read_at <= end else None,
-    )  # fmt: skip
+    active = one.sm_active_ratio if begin <= one.sm_read_at <= end else None
+    return replace(one, uuid=f"{capture.node}/{one.uuid}", samples=looks, sm_active_ratio=active)
 
 
 def _may_be_judged(rank: ClassifiedRank, devices: dict[int, RankDevice]) -> bool:
@@ -118,25 +115,17 @@ def _span(one: RankDevice) -> float:
     return one.samples[-1].at - one.samples[0].at
 
 
-def _all(one: RankDevice, is_so: Callable[[GpuSample], bool]) -> bool:
-    return all(is_so(each) for each in one.samples)
+def _does(one: RankDevice, busy: tuple[float, float], states: tuple[str, ...], sms: float) -> bool:
+    """Was it so busy at each look, without memory traffic, and does nothing that is told of it speak against that?"""
+    fits = one.state in states and (one.sm_active_ratio or 0.0) < sms and _rests(one)
+    return fits and all(_is_so(look, *busy) for look in one.samples)
 
 
-def _is_quiet(one: RankDevice) -> bool:
+def _is_so(look: GpuSample, least: float, most: float) -> bool:
     return (
-        one.state in HELD
-        and _rests(one)
-        and (one.sm_active_ratio or 0.0) < NO_SMS
-        and _all(one, _quiet)
-    )
-
-
-def _is_spinning(one: RankDevice) -> bool:
-    return (
-        one.state in SPINNING
-        and _rests(one)
-        and (one.sm_active_ratio or 0.0) < ALL_SMS
-        and _all(one, _spins)
+        look.busy_ratio is not None
+        and least <= look.busy_ratio <= most
+        and look.memory_ratio == 0.0
     )
 
 
@@ -144,18 +133,6 @@ def _rests(one: RankDevice) -> bool:
     """Far from the power of its work, where both are told: a GPU that waits takes little."""
     usual = one.usual_watts or 0.0
     return usual <= 0.0 or all((look.power_watts or 0.0) <= AT_REST * usual for look in one.samples)
-
-
-def _quiet(look: GpuSample) -> bool:
-    return (
-        look.busy_ratio is not None and 0.0 <= look.busy_ratio <= QUIET and look.memory_ratio == 0.0
-    )
-
-
-def _spins(look: GpuSample) -> bool:
-    return (
-        look.busy_ratio is not None and BUSY <= look.busy_ratio <= 1.0 and look.memory_ratio == 0.0
-    )
 
 
 # --- in words --------------------------------------------------------------------------------------

@@ -127,7 +127,10 @@ def test_each_gpu_is_a_row_and_those_alike_one_line() -> None:
 
 
 def test_text_has_eighty_columns_and_the_page_has_the_same_lines() -> None:
-    told = report(device(0, pids=(1, 2), sm_active_ratio=0.07), device(1, busy=0.0, sure=False))
+    active = device(0, pids=(1, 2), sm_active_ratio=0.07)
+    told = report(
+        replace(active, sm_read_at=active.samples[-1].at), device(1, busy=0.0, sure=False)
+    )
     lines = list(report_lines(told))
     assert max(map(len, lines)) <= 80
     at = lines.index("GPUs of the ranks")
@@ -184,3 +187,9 @@ def test_numbers_that_cannot_be_refuse_the_capture(number: float) -> None:
 def test_numbers_within_reach_that_make_no_sense_are_rendered() -> None:
     odd = replace(device(0), samples=(GpuSample(at=-1e15, busy_ratio=1e15, power_watts=-5.0), GpuSample(at=1e15)))  # fmt: skip
     assert len(gpu_lines(report(odd).gpus)) == 1
+
+
+def test_a_share_of_sms_from_before_the_looks_is_not_told() -> None:
+    old = device(0, sm_active_ratio=0.07)
+    told = report(replace(old, sm_read_at=old.samples[0].at - 1.0))
+    assert [one.sm_active_ratio for one in told.gpus] == [None]

@@ -487,11 +487,11 @@ import msgspec
 import mldebug_agents.commands.agent
 import mldebug_agents.commands.dump
 from mldebug.config import Config
-from mldebug_agents.starting.structs import _below
+from mldebug_agents.starting.structs import struct_classes
 from mldebug_agents.workbench import Workbench
-before = set(_below(msgspec.Struct))
+before = set(struct_classes(msgspec.Struct))
 Workbench(Config()).close()
-print(*{one.__name__ for one in _below(msgspec.Struct)} - {one.__name__ for one in before})
+print(*{one.__name__ for one in struct_classes(msgspec.Struct)} - {one.__name__ for one in before})
 """
 
 
