@@ -1,31 +1,29 @@
 """What all ranks agree on: the element-wise maximum of a few small numbers, asked at one step and known at the next.
 
-Over a group of its own (gloo, on the CPU), so that a rank that asks more or less often than the others spoils no
-collective of the job; and a step late, so that nobody waits for the network: the answer has come while the step ran.
-What follows from an answer waits until all ranks have met at the job's store.
+Through the job's store, so that a rank that asks more or less often than the others spoils no collective of the job; and a
+step late, so that nobody waits for the network: the answer has come while the step ran. What follows from an answer waits
+until all ranks have met there.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
+import weakref
 import zlib
 
 from mldebug_training import ranks
-from mldebug_training.calls import LateError
+from mldebug_training.exchange import Exchange, Place
 from mldebug_training.flight import collective_timeout
 from mldebug_training.interrupted import pass_on
-from mldebug_training.meeting import LONG_NAP, NAP, Meeting
-from mldebug_training.owngroup import OwnGroup
+from mldebug_training.meeting import Meeting, longest_nap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
 
-CONNECTING = 60.0  # seconds at most to make the group in, once all have come to it
 STEADY = 2  # times that the clocks of all ranks showed the same, after which they have to
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # torchrun's, whose store outlives a launch of the ranks
 _made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
@@ -35,50 +33,44 @@ class Agreement:
     """Begin and finish in turns; all ranks of the job or of a group, equally often."""
 
     def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
-        """`group`: one to use, which takes CPU tensors; `timeout`: seconds that a rank waits for the others."""
+        """`group`: a process group, whose ranks agree; None: all. `timeout`: seconds that a rank waits for the others."""
         self._group = group
-        self._own: OwnGroup | None = None  # where none was given
         self._timeout = timeout
         self._name = _name(group)
-        self._exchange = 0  # the last one begun; 0: that there is to be a group
-        self._work: Any = None
-        self._numbers: Any = None
-        self._meeting: Meeting | None = None  # of the last exchange
-        self._alone: tuple[int, ...] = ()
+        self._store: Any = lambda: (
+            None
+        )  # refers to the one of the last exchange, and does not keep it
+        self._last: Exchange | None = None  # at that store
+        self._work: Exchange | None = None  # whose answer is to come
+        self._meeting: Meeting | None = None  # after the last exchange
+        self._alone: tuple[int, ...] | None = None
 
     @property
     def begun(self) -> bool:
         """Is an answer to be waited for?"""
-        return self._work is not None
+        return self._work is not None or self._alone is not None
 
     def size(self) -> int:
         """How many ranks have to agree; 0: several, and no way to reach them yet; -1: this rank is not one of them."""
         dist = _initialized()
-        if dist and self._own:
-            return self._own.size
         return int(dist.get_world_size(self._group)) if dist else size()
 
-    def begin(self, numbers: Sequence[int], timeout: float | None = None) -> None:
-        """Tell the others; returns at once, but for the first time. Numbers are 0 to 2**63 - 1. Raises LateError."""
+    def begin(self, numbers: Sequence[int]) -> None:
+        """Tell the others; returns at once. Raises RuntimeError where the job's store cannot be used."""
         if self.size() == 1:
-            self._alone, self._work = tuple(numbers), True
+            self._alone = tuple(numbers)
             return
-        if self._group is None and self._own is None:
-            self._make_group(self._timeout if timeout is None else timeout)
-        self._exchange, self._meeting = self._exchange + 1, None
-        torch = sys.modules["torch"]
-        self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
-        self._work = self._reduce(self._numbers)
+        self._last = self._work = self._next(numbers)
+        self._meeting = None
+        self._work.start()
 
     def finish(self, timeout: float | None = None) -> tuple[int, ...]:
         """The highest of all ranks, number by number. Raises LateError after the timeout; what was begun goes on."""
+        alone, self._alone = self._alone, None
         work, self._work = self._work, None
-        if work is True:
-            return self._alone
-        if not _until(work.is_completed, self._timeout if timeout is None else timeout):
-            raise LateError("another rank did not poll in time")
-        work.wait()
-        return tuple(int(one) for one in self._numbers.tolist())
+        if work is None:
+            return alone or ()
+        return work.result(self._timeout if timeout is None else timeout)
 
     def meet(self, timeout: float) -> None:
         """Wait until all ranks have come here, too: all of them learn that, or none does. Raises LateError.
@@ -92,16 +84,18 @@ class Agreement:
         """Tell the others, where they wait for this rank now; returns at once."""
         if self.size() < 2:
             return
-        if self._meeting is None:
-            self._meeting = self._new_meeting()
-        self._meeting.stay_away(why)
+        if self._last is not None:
+            self._last.stay_away(why)
+        if self._last is None or self._last.key:
+            self._meeting = self._meeting or self._new_meeting()
+            self._meeting.stay_away(why)
 
     def give_up(self, numbers: Sequence[int], why: str) -> None:
         """Tell the others that this rank takes part no more, where they wait for it now and where they would; returns at once."""
+        if self._last is not None:
+            self._last.start()  # it may have been interrupted before
         self.stay_away(why)
-        if self._own is not None and self._exchange == 0:
-            self._own.leave(numbers, self._timeout)
-        elif (self._own or self._group) and self.size() > 1:
+        if self._last is not None and self.size() > 1:
             self.begin(numbers)
 
     def shortest_timeout(self) -> float:
@@ -118,35 +112,28 @@ class Agreement:
         meeting = self._meeting
         if meeting is None:
             meeting = self._meeting = self._new_meeting()
-            meeting.come(timeout, LONG_NAP)
+            meeting.come(timeout, longest_nap(self.size()))
         else:
             meeting.hear()
         meeting.leave()
 
+    def _next(self, numbers: Sequence[int]) -> Exchange:
+        """The first one at a store that is not the last one's: the job has left its groups, and made them anew."""
+        place = self._place()
+        if self._store() is not place.store:
+            self._last, self._store = None, weakref.ref(place.store)
+        return Exchange(place, numbers, self._last)
+
     def _new_meeting(self) -> Meeting:
-        key = f"{self._name}/{self.size()}/{self._exchange}"
-        return Meeting(_store(), key, self.size(), is_host=rank() == 0)
+        place, last = self._place(), self._last
+        return place.meeting(f"{last.key}/{last.turn}" if last else f"{place.name}/0")
 
-    def _make_group(self, timeout: float) -> None:
-        """By all ranks, once all have come. Who is interrupted in it leaves it to a thread, and the others wait no longer."""
-        meeting = self._meeting = self._new_meeting()
-
-        def meet() -> str:
-            told = meeting.come(timeout, NAP)
-            meeting.leave()
-            self._name = f"{self._name}/{told}"  # what no earlier launch has had
-            return self._name
-
-        store, limit = _store(), min(CONNECTING, timeout, self.shortest_timeout() / 2 or CONNECTING)
-        self._own = OwnGroup(store, rank(), self.size(), meet, limit)
-        self._own.join(timeout)
-
-    def _reduce(self, numbers: Any) -> Any:
-        """Begin an exchange; it ends by itself."""
-        if self._own is not None:
-            return self._own.reduce(numbers)
+    def _place(self) -> Place:
         dist = sys.modules["torch.distributed"]
-        return dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        store, size = dist.distributed_c10d._get_default_store(), self.size()
+        if _is_a_file(store):
+            raise RuntimeError("the job's store is a file, which each poll would make longer")
+        return Place(store, f"{self._name}/{size}", int(dist.get_rank(self._group)), size)
 
 
 def _name(group: Any) -> str:
@@ -163,9 +150,10 @@ def _name(group: Any) -> str:
     return f"mldebug/switches/{os.environ.get(RESTARTS, '0')}/{members}/{_made[members]}"
 
 
-def _store() -> Any:
-    """The job's."""
-    return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+def _is_a_file(store: Any) -> bool:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return type(store).__name__ == "FileStore"
 
 
 def clock() -> int:
@@ -192,17 +180,6 @@ class Clocks:
         self._steady = 0 if apart else self._steady + (most > self._most)
         self._most = most
         return False
-
-
-def _until(ready: Callable[[], bool], timeout: float, nap: float = NAP) -> bool:
-    """Wait for it, and no longer."""
-    deadline, pause = time.monotonic() + timeout, 0.0001
-    while not ready():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, nap)
-    return True
 
 
 def rank() -> int:

@@ -28,21 +28,50 @@ class LateError(RuntimeError):
 
 
 class Call:
-    """One call, under way since this was made."""
+    """One call, which begins with `start`."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
+        self._function: Callable[[], Any] | None = (
+            function  # none once it was made: it may keep what others wait to go
+        )
         self._result: Any = None
         self._error: BaseException | None = None
         self._is_over = False
-        self._over = natives.allocate_lock()
+        self._claimed, self._over = natives.allocate_lock(), natives.allocate_lock()
         self._over.acquire()
-        closed(natives.start_new_thread, self._run, ())
+
+    @property
+    def begun(self) -> bool:
+        """Has a thread begun to make it?"""
+        return self._claimed.locked()
+
+    def start(self) -> Call:
+        """Returns itself. Whoever was interrupted in it may start it again: it is made once. Raises RuntimeError without a thread."""
+        if not self.begun:
+            _running.add(
+                self
+            )  # before: the end of the process is not to miss a thread that has not come so far
+            closed(natives.start_new_thread, self.make, ())
+        return self
+
+    def make(self) -> None:
+        """Make it in this thread, where no other one has begun to."""
+        function = self._function
+        if function is None or not self._claimed.acquire(blocking=False):
+            return
+        try:
+            self._result = function()
+        except BaseException as error:
+            self._error = error
+        self._function, self._is_over = None, True
+        self._over.release()
+        _running.discard(self)
 
     def wait(self, timeout: float) -> bool:
         """Until it has come back, and no longer. Returns whether it has."""
-        if not self._is_over:  # a lock alone would stay taken where this is interrupted
-            self._over.acquire(timeout=min(max(0.0, timeout), FOR_EVER))
+        waits = not self._is_over  # a lock alone would stay taken where this is interrupted
+        if waits and self._over.acquire(timeout=min(max(0.0, timeout), FOR_EVER)):
+            self._over.release()  # others may wait, too
         return self._is_over
 
     def result(self, timeout: float) -> Any:
@@ -52,16 +81,6 @@ class Call:
         if self._error is not None:
             raise self._error
         return self._result
-
-    def _run(self) -> None:
-        _running.add(self)
-        try:
-            self._result = self._function()
-        except BaseException as error:
-            self._error = error
-        self._is_over = True
-        self._over.release()
-        _running.discard(self)
 
 
 def _end() -> None:

@@ -90,7 +90,7 @@ class MainProcessFirst:
     def _tell(self, word: str, text: str) -> None:
         """A store that has not heard it by then hears it when it goes on: nobody is kept here for it."""
         store, key = self._store, f"{self._key}/{word}"
-        call = Call(lambda: store.set(key, text))
+        call = _begun(Call(lambda: store.set(key, text)))
         if call.wait(ANSWERING):
             call.result(0.0)
 
@@ -98,7 +98,7 @@ class MainProcessFirst:
         """What the store says, which is asked for so long, and has some seconds to answer."""
         self._left, most = False, timeout + ANSWERING
         try:
-            return Call(asks).result(most)
+            return _begun(Call(asks)).result(most)
         except LateError:
             raise MainProcessError(
                 f"the job's store did not answer in main_process_first: waited {most:g} s for it"
@@ -138,6 +138,16 @@ def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProc
     is not done after `timeout` seconds. All ranks come here equally often.
     """
     return MainProcessFirst(timeout, scope)
+
+
+def _begun(call: Call) -> Call:
+    """By a thread; where the process may have no more of them, by this one, and without a deadline."""
+    try:
+        return call.start()
+    except RuntimeError as error:
+        pass_on(error)
+        call.make()
+        return call
 
 
 def _words(kind: type[BaseException], error: BaseException | None) -> str:

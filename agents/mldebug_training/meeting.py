@@ -11,14 +11,14 @@ import os
 import time
 
 from mldebug_training import natives
-from mldebug_training.calls import ANSWERING, GOODBYE, LateError
-from mldebug_training.signals import closed
+from mldebug_training.calls import ANSWERING, GOODBYE, Call, LateError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NAP, LONG_NAP = 0.005, 0.1  # seconds, the longest between two looks
+NAP = 0.1  # seconds, the longest between two looks
+MOST_LOOKS = 1e4  # a second, of all ranks: one process answers them all
 LATE = "another rank did not come to this poll in time"
 SILENT = "the job's store does not answer"
 LEAVING = 5.0  # seconds that whoever keeps the store waits until the others have read there
@@ -34,13 +34,12 @@ class Meeting:
     def __init__(self, store: Any, key: str, size: int, *, is_host: bool = False) -> None:
         self._store, self._key, self._size, self._is_host = store, key, size, is_host
         self._answer = self._why = ""  # what all have learned; why this rank does not come
-        self._is_over = False
         self._until, self._nap = 0.0, NAP
         self._heard = time.monotonic()  # when the store has last answered
-        self._claimed, self._woken = natives.allocate_lock(), natives.allocate_lock()
-        self._answered, self._over = natives.allocate_lock(), natives.allocate_lock()
-        for lock in (self._woken, self._answered, self._over):
+        self._woken, self._answered = natives.allocate_lock(), natives.allocate_lock()
+        for lock in (self._woken, self._answered):
             lock.acquire()
+        self._call = Call(self._run)
 
     @property
     def agreed(self) -> bool:
@@ -56,10 +55,11 @@ class Meeting:
 
     def hear(self) -> str:
         """What came of it, for one that was interrupted as well."""
+        store = self._store
         while not self._answer:
             self._answered.acquire(timeout=LOOK)
             if not self._answer and time.monotonic() > self._heard + ANSWERING:
-                _silent.append(self._store)
+                _silent.append(store)
                 raise LateError(SILENT)
         if not self.agreed:
             raise LateError(self._answer)
@@ -74,23 +74,25 @@ class Meeting:
         self._why = self._why or why
         if self._woken.locked():
             self._woken.release()
-        if not self._claimed.locked():
+        if not self._call.begun:
             self._start()
+
+    def say(self, word: str) -> str:
+        """What all are to learn, where nobody has said it yet; in this thread. Returns what they do learn."""
+        answer = f"{self._key}/answer"
+        return str(self._store.compare_set(answer, "", word).decode("utf-8", "replace"))
 
     def wait(self, timeout: float) -> None:
         """Until no call is made any more."""
-        if not self._is_over:  # a lock alone would stay taken where this is interrupted
-            self._over.acquire(timeout=timeout)
+        self._call.wait(timeout)
 
     def _start(self) -> None:
-        if any(one is self._store for one in _silent):
+        if self._store is not None and any(one is self._store for one in _silent):
             raise LateError(SILENT)
         _running.add(self)
-        closed(natives.start_new_thread, self._run, ())
+        self._call.start()
 
     def _run(self) -> None:
-        if not self._claimed.acquire(blocking=False):  # another thread was started before
-            return
         try:
             self._answer = self._answered_there()
             self._answered.release()
@@ -100,8 +102,7 @@ class Meeting:
             self._answer = self._answer or f"{SILENT}: {type(error).__name__}"
         if self._answered.locked():
             self._answered.release()
-        self._is_over = True
-        self._over.release()
+        self._store = None  # it may be the last to keep it
         _running.discard(self)
 
     def _answered_there(self) -> str:
@@ -114,8 +115,7 @@ class Meeting:
             self._woken.acquire(timeout=pause)
             self._heard = time.monotonic()
             pause = min(2 * pause, self._nap)
-        word = self._why or (f"{_ALL}{os.urandom(8).hex()}" if everyone else LATE)
-        return str(store.compare_set(answer, "", word).decode("utf-8", "replace"))
+        return self.say(self._why or (f"{_ALL}{os.urandom(8).hex()}" if everyone else LATE))
 
     def _last_one_out(self) -> None:
         """Whoever keeps the store cleans up, too: the next launch may find the same one."""
@@ -129,6 +129,11 @@ class Meeting:
         if self._is_host:
             for one in ("came", "answer", "left"):
                 store.delete_key(f"{self._key}/{one}")
+
+
+def longest_nap(size: int) -> float:
+    """Seconds between two looks of one of so many ranks."""
+    return max(NAP, size / MOST_LOOKS)
 
 
 def _end() -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mldebug_training.deadline import TimeLimit
 
 PERIOD = 0.25  # seconds between two agreements, where steps are shorter
+PER_RANK = 0.001  # as many more, of many ranks: one store answers them all
 MOST = 16  # steps between two agreements: a run that becomes slow is not left alone for long
 
 
@@ -26,8 +27,8 @@ class Pace:
         self._begun: tuple[int, float] | None = None  # the poll and the time of the last one
         self._saved_since = 0.0  # seconds
 
-    def measure(self, poll: int) -> int:
-        """An agreement begins at this poll; returns how many steps there may be to the next one."""
+    def measure(self, poll: int, size: int = 1) -> int:
+        """An agreement of so many ranks begins at this poll; returns how many steps there may be to the next one."""
         now, before = time.monotonic(), self._begun
         self._begun = poll, now
         if before is None or poll <= before[0]:
@@ -37,9 +38,7 @@ class Pace:
         turns = poll - before[0]
         if self._limit:
             self._limit.interval(length, turns)
-        return self._every or (
-            min(MOST, max(1, math.ceil(PERIOD * turns / length))) if length else MOST
-        )
+        return self._every or _steps(length / turns, max(1.0, size * PER_RANK / PERIOD))
 
     def agreed(self, steps: int) -> None:
         """So many steps all ranks let pass until the next one."""
@@ -51,6 +50,12 @@ class Pace:
         self._saved_since += length
         if self._limit:
             self._limit.saved(length)
+
+
+def _steps(turn: float, times: float) -> int:
+    """That fit, where all is so many times as slow."""
+    most = math.ceil(MOST * times)
+    return min(most, max(1, math.ceil(times * PERIOD / turn))) if turn else most
 
 
 class Saving:

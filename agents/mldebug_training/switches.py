@@ -42,8 +42,7 @@ class Switches:
     `folder`: where the switches lie; else $MLDEBUG_SWITCH_DIR, else `.mldebug-switch/JOB` in the working directory.
     `limit`: when to stop by itself. `reason`: asked at every agreement why to stop, None for no reason. `signal`: the one
     that asks to stop; None for none. `every`: steps from one agreement to the next; None: so that there are four a second
-    at most. `group`: a process group to agree in, which takes CPU tensors (a rank outside has no switches); None: an own one of
-    all ranks. `timeout`: seconds that a rank waits in a poll for the others; after it the switches are off. Raises ValueError
+    at most. `group`: a process group, whose ranks agree (a rank outside has no switches); None: all ranks. `timeout`: seconds that a rank waits in a poll for the others; after it the switches are off. Raises ValueError
     for arguments that cannot be; later nothing of ours is raised.
     """
 
@@ -113,9 +112,8 @@ class Switches:
         self._watch.first_look()
         if not self._can_agree():
             return None
-        patience = self._patience()
-        self._begin(saves=False, timeout=patience)
-        return self._finish(patience)
+        self._begin(saves=False)
+        return self._finish(self._patience())
 
     def _last_word(self) -> str | None:
         """What all obey, and this rank was not told: it was interrupted on the way."""
@@ -146,9 +144,9 @@ class Switches:
             )
         return size > 0
 
-    def _begin(self, *, saves: bool = True, timeout: float | None = None) -> None:
+    def _begin(self, *, saves: bool = True) -> None:
         self._watch.start()
-        pace = self._pace.measure(self._polls)
+        pace = self._pace.measure(self._polls, self._agreement.size())
         seen = self._watch.seen
         self._own = self._reasons.wanted(seen)
         for one in (*self._reasons.troubles(seen), self._watch.trouble):
@@ -158,7 +156,7 @@ class Switches:
             kind = NOTHING
         token = seen.save if seen and kind == SAVE_SWITCH else 0
         urgent, count = kind * _RANKS + agreement.rank(), agreement.clock()
-        self._agreement.begin((urgent, token, pace, count, _FAR - count), timeout)
+        self._agreement.begin((urgent, token, pace, count, _FAR - count))
         self._leave_word()
 
     def _finish(self, timeout: float | None = None) -> str | None:

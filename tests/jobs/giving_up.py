@@ -5,20 +5,24 @@ Each rank writes to EVENTS/told.RANK what it was answered, with "late" behind it
 
 import atexit
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from leaving import leave
 
 import mldebug_training
-from mldebug_training import agreement, meeting
+from mldebug_training import agreement, exchange, meeting
 
 EVENTS, HOW = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
@@ -112,7 +116,7 @@ def shorter() -> str:
 
 def host() -> str:
     """Rank 0, which keeps the store, ends as soon as it may; rank 1 looks there seldom."""
-    agreement.LONG_NAP = 3.0  # it looks after 1.6 s, and after 3.3
+    meeting.NAP = 3.0  # it looks after 1.6 s, and after 3.3
     loop = Loop()
     loop.polls(3)
     time.sleep(2.2 if RANK == 0 else 0.0)
@@ -142,7 +146,7 @@ def alarmed(step: Callable[[], object]) -> str:
 
 def verdict() -> str:
     """All have met; rank 0 waits until rank 1, which looks after 1.6 s and 3.3, has read that, and is interrupted in it."""
-    agreement.LONG_NAP = 3.0
+    meeting.NAP = 3.0
     loop = Loop()
     loop.polls(3)
     time.sleep(2.2 if RANK == 0 else 0.0)
@@ -162,23 +166,30 @@ def waiting() -> str:
 
 
 def unstarted(timeout: float = 4.0) -> mldebug_training.Switches:
-    """Whose group is made in their first poll."""
+    """Whose ranks come together in their first poll."""
     folder = str(EVENTS / f"switches-{RANK}")
     return mldebug_training.Switches(folder, signal=None, every=1, timeout=timeout)
 
 
 def making() -> str:
-    """Rank 1 is interrupted as all have come to make the group; the next one of the job is the same in both."""
-    switches, leave, told = unstarted(), meeting.Meeting.leave, []
+    """Rank 1 is interrupted as it waits for the first exchange, to which all have come; the job's next group is the same in both."""
+    switches, leave, finish = unstarted(), meeting.Meeting.leave, agreement.Agreement.finish
+    waits, told = threading.Event(), []
 
     def leave_and_ring(one: meeting.Meeting) -> None:
+        waits.wait(LONG)
         os.kill(os.getpid(), signal.SIGALRM)
         leave(one)
+
+    def finish_and_say(*args: Any) -> object:
+        waits.set()
+        return finish(*args)
 
     def ring(*_: object) -> None:
         raise AlarmError
 
     signal.signal(signal.SIGALRM, ring)
+    agreement.Agreement.finish = finish_and_say
     meeting.Meeting.leave = leave_and_ring if RANK == 1 else leave
     for _ in range(3):
         dist.barrier()
@@ -186,26 +197,54 @@ def making() -> str:
             told.append(timed(switches.poll))
         except AlarmError:
             told.append("alarm")
-        meeting.Meeting.leave = leave
+    dist.barrier()  # `new_group` waits at the store, and lets nobody else of its process ask there
     group, ones = dist.new_group([0, 1]), torch.ones(1)
     dist.all_reduce(ones, group=group)
     return f"{' '.join(told)} / {ones.item():g}"
 
 
 def unmade() -> str:
-    """Rank 1 cannot make the group that rank 0 waits for."""
-    switches, torchs = unstarted(), dist.distributed_c10d
+    """The store refuses the numbers of rank 1, for which rank 0 waits."""
+    switches, exchanged = unstarted(), exchange.Exchange._exchanged
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("no device")
 
-    make, torchs.ProcessGroupGloo = (
-        torchs.ProcessGroupGloo,
-        fail if RANK else torchs.ProcessGroupGloo,
-    )
-    told = [timed(switches.poll) for _ in range(2)]
-    torchs.ProcessGroupGloo = make
-    return " ".join(told)
+    exchange.Exchange._exchanged = fail if RANK else exchanged
+    return " ".join(timed(switches.poll) for _ in range(3))
+
+
+def full() -> str:
+    """Rank 1 has no file left to open; in none of them a port is open that was not before."""
+    before, held = ports(), []
+    loop = Loop(stop_at=5)
+    loop.polls(2)
+    if RANK == 1:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, soft[1]))
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+    loop.polls(2)
+    for one in held:
+        os.close(one)
+    return f"{loop.polls(2)} / {ports() - before}"
+
+
+def ports() -> set[int]:
+    """At which this process listens."""
+    found = psutil.Process().net_connections("tcp")
+    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+
+
+def anew() -> str:
+    """The job leaves its groups, and makes them anew at the port of before."""
+    told = Loop().polls(3)
+    loop = Loop()
+    dist.barrier()
+    dist.destroy_process_group()
+    join()
+    return f"{told} / {loop.polls(4)}"
 
 
 def again() -> str:
@@ -289,6 +328,7 @@ def ending() -> str:
     loop = Loop(stop_at=9, limit=Odd(ZeroDivisionError("broken"), 3))
     host = int(wait_for(EVENTS / "keeper"))
     loop.polls(1)
+    assert loop.switches._agreement._last._call.wait(LONG)  # it knows the answer of its next poll
     dist.barrier()
     if RANK == 0:
         os.kill(host, signal.SIGSTOP)

@@ -24,7 +24,8 @@ def told(how: str, ranks: int = 2) -> tuple[list[str], str]:
             job.start()
             ended = wait_for("their end", lambda: _codes(job), 150)
             assert ended == [0] * ranks, job.tail()
-            return [(job.events / f"told.{rank}").read_text() for rank in range(ranks)], job.tail()
+            said = job.log.read_text(errors="replace")
+            return [(job.events / f"told.{rank}").read_text() for rank in range(ranks)], said
         finally:
             job.end()
 
@@ -84,16 +85,28 @@ def test_who_is_interrupted_before_all_have_met_stops_nobody() -> None:
     assert "rank 1 gave up: Alarm" in said
 
 
-def test_who_is_interrupted_while_the_group_is_made_keeps_nobody_and_no_group_of_the_job() -> None:
+def test_who_is_interrupted_in_the_first_exchange_keeps_nobody_and_no_group_of_the_job() -> None:
     found, said = told("making")
-    assert found == ["None None None / 2", "alarm None None / 2"]
+    assert found == ["None None None / 2", "None alarm None / 2"]
     assert "rank 1 asks no more" in said
 
 
-def test_a_group_that_one_rank_cannot_make_keeps_the_others_no_longer_than_a_poll() -> None:
+def test_a_store_that_refuses_one_rank_keeps_the_others_no_longer_than_a_poll() -> None:
     found, said = told("unmade")
-    assert found == ["None None"] * 2
+    assert found == ["None None None"] * 2
     assert "OSError: no device" in said
+
+
+def test_no_port_is_opened_and_a_rank_without_a_file_left_agrees_as_before() -> None:
+    found, said = told("full")
+    assert found == ["None None None None None None kill / set()"] * 2
+    assert "are off" not in said
+
+
+def test_a_job_that_makes_its_groups_anew_has_its_switches_still() -> None:
+    found, said = told("anew")
+    assert found == ["None None None None / None None None None kill"] * 2
+    assert "are off" not in said
 
 
 def test_what_an_earlier_launch_has_left_at_the_store_is_nobodys_concern() -> None:

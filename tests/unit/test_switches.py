@@ -354,7 +354,7 @@ class Seat:
     def give_up(self, numbers: tuple[int, ...], why: str) -> None:
         self.begin(numbers)
 
-    def begin(self, numbers: tuple[int, ...], timeout: float | None = None) -> None:
+    def begin(self, numbers: tuple[int, ...]) -> None:
         rounds = self._table.rounds
         if self._round == len(rounds):
             rounds.append({})
@@ -445,10 +445,10 @@ class Broken(Seat):
             self.where = ""
             raise Interrupted
 
-    def begin(self, numbers: tuple[int, ...], timeout: float | None = None) -> None:
+    def begin(self, numbers: tuple[int, ...]) -> None:
         if self.begun is False and self._round:
             self.break_at("next")
-        super().begin(numbers, timeout)
+        super().begin(numbers)
 
     def meet(self, timeout: float) -> None:
         self.break_at("meeting")
@@ -518,7 +518,6 @@ GROUPS = """
 import datetime, sys
 import torch, torch.distributed as dist
 from mldebug_training.agreement import Agreement
-from mldebug_training.owngroup import OwnGroup
 
 def seconds(count): return {"timeout": datetime.timedelta(seconds=count)}
 
@@ -529,8 +528,6 @@ dist.init_process_group("gloo", store=store, rank=0, world_size=1, **seconds(77)
 found.append(one.shortest_timeout())
 dist.new_group([0], **seconds(99))
 dist.new_group([0], **seconds(12))
-one._own = OwnGroup(dist.distributed_c10d._get_default_store(), 0, 1, lambda: "ours", 5.0)
-one._own.join(5.0)
 found.append(one.shortest_timeout())
 given = Agreement(dist.new_group([0], **seconds(5)))
 found.append(given.shortest_timeout())
@@ -552,24 +549,28 @@ def test_of_all_groups_of_the_job_the_shortest_timeout_counts() -> None:
 IN_A_FILE = """
 import sys
 import torch.distributed as dist
-from mldebug_training.owngroup import OwnGroup
+from mldebug_training.agreement import Agreement
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
-try:
-    OwnGroup(dist.distributed_c10d._get_default_store(), 0, 1, lambda: "ours", 5.0).join(5.0)
-except RuntimeError as error:
-    print(error)
+one = Agreement()
+one.size = lambda: 2
+for does in (lambda: one.begin((1,)), lambda: one.stay_away("gave up")):
+    try:
+        does()
+    except RuntimeError as error:
+        print(error)
 dist.destroy_process_group()
 """
 
 
-def test_a_store_in_a_file_is_gone_with_the_job(tmp_path: Path) -> None:
-    """Kept by a group of ours it stays, and the next job of that command reads the addresses of this one."""
+def test_a_store_in_a_file_is_left_alone(tmp_path: Path) -> None:
+    """It grows with all that it is told, and it stays, for the next job to read, while anybody keeps it."""
     pytest.importorskip("torch")
     file = tmp_path / "rendezvous"
     argv = [sys.executable, "-c", IN_A_FILE, f"file://{file}"]
     env = {**os.environ, "PYTHONPATH": str(Path(mldebug_training.__file__).parents[1])}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "the job's store is a file: give Switches a `group` of yours\n", done
+    told = "the job's store is a file, which each poll would make longer"
+    assert done.stdout.splitlines() == [told] * 2, done
     assert not file.exists()
 
 
@@ -600,13 +601,14 @@ def test_whoever_is_interrupted_as_the_answer_comes_hears_it_again() -> None:
             assert lock.asked.wait(20)
             return int(super().add(key, count))
 
-    one = meeting.Meeting(Waiting(), "here", 1, is_host=True)
+    store = Waiting()
+    one = meeting.Meeting(store, "here", 1, is_host=True)
     lock = one._answered = Interrupting(one._answered)
     with pytest.raises(Interrupted):
         one.come(5.0, 0.01)
     assert len(one.hear()) == 16
     one.leave()
-    assert not one._store.check(["here/came"])  # a later launch finds nothing
+    assert not store.check(["here/came"])  # a later launch finds nothing
 
 
 def test_a_store_that_answers_late_makes_nobody_obey_who_has_given_up(
@@ -929,7 +931,7 @@ def test_root_acts_with_the_rights_of_the_jobs_user(tmp_path: Path, spawner: Spa
     [
         ("finish (mldebug_training/agreement.py:60)", "poll (mldebug_training/switches.py:99)"),
         ("hear (mldebug_training/meeting.py:70)", "_meet (mldebug_training/agreement.py:130)"),
-        ("wait (mldebug_training/calls.py:50)", "_make_group (mldebug_training/agreement.py:140)"),
+        ("wait (mldebug_training/calls.py:50)", "finish (mldebug_training/agreement.py:140)"),
         ("_wait (mldebug_training/first.py:99)", "__enter__ (mldebug_training/first.py:60)"),
     ],
 )

@@ -14,7 +14,7 @@ NARROW = {  # nobody ends what takes too long by one of these
 }  # fmt: skip
 ELSEWHERE = {  # functions that never run where handlers do, the main thread of a job
     "__main__.py": {"main", "_callers"},  # a program of ours
-    "calls.py": {"_run"},  # a thread of its own
+    "calls.py": {"make"},  # for whoever asks for the result, and is given it
     "flight.py": {"tell", "_count", "_counter"},  # the hook's thread
     "meeting.py": {"_run"},  # a thread of its own
     "signals.py": {"_give_back"},  # at a fork: Python drops what is raised there
