@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from mldebug.model import NodeCapture
+from mldebug.model import Job, NodeCapture
 
 GENERIC_RUN_IDS = ("", "none", "default", "static", "0")
 _LOOPBACK = re.compile(
@@ -24,15 +24,21 @@ def is_loopback(master: str) -> bool:
 
 
 def run_key(capture: NodeCapture) -> RunKey:
+    """The same on all nodes of one run."""
+    return job_key(capture.job, capture.node)
+
+
+def job_key(job: Job, node: str) -> RunKey:
     """The same on all nodes of one run; without a run id and a master that others can reach, a run has one node."""
-    first = next(iter(capture.job.ranks), None)
+    alone = ("alone", node, job.id)
+    first = next(iter(job.ranks), None)
     if first is None:
-        return ("alone", capture.node, capture.job.id)
+        return alone
     if is_specific(first.run_id):
         return (first.launcher, first.run_id)
     if first.master and not is_loopback(first.master):
         return (first.launcher, "", first.master)
-    return ("alone", capture.node, capture.job.id)
+    return alone
 
 
 def run_id(key: RunKey) -> str:

@@ -125,8 +125,13 @@ def _host(name: str, folder: Path, names: Sequence[str]) -> Iterator[Host]:
 
 
 @contextmanager
-def job_on(hosts: Sequence[Host], folder: Path, each: int, *options: str) -> Iterator[Path]:
-    """A real gloo job, `each` ranks on each host; yields its events. At the end nothing of it is left."""
+def job_on(
+    hosts: Sequence[Host], folder: Path, each: int, *options: str, first_alone: bool = False
+) -> Iterator[Path]:
+    """A real gloo job, `each` ranks on each host; yields its events. At the end nothing of it is left.
+
+    `first_alone`: only rank 0 has a log.
+    """
     mark, port, started = uuid.uuid4().hex, str(free_port()), []
     events = folder / "events"
     events.mkdir(parents=True)
@@ -142,7 +147,8 @@ def job_on(hosts: Sequence[Host], folder: Path, each: int, *options: str) -> Ite
             }
             environment = own | {name: str(value) for name, value in of_rank.items()}
             argv = [sys.executable, "-u", str(JOBS / "train.py"), "--events", str(events), *options]
-            started.append(_start(hosts[rank // each].inside(*argv), folder, environment))
+            log = Path(os.devnull) if first_alone and rank else folder / "job.log"
+            started.append(_start(hosts[rank // each].inside(*argv), folder, environment, log))
         yield events
     finally:
         end_marked(mark)
@@ -151,9 +157,9 @@ def job_on(hosts: Sequence[Host], folder: Path, each: int, *options: str) -> Ite
 
 
 def _start(
-    argv: Sequence[str], folder: Path, environment: dict[str, str]
+    argv: Sequence[str], folder: Path, environment: dict[str, str], file: Path
 ) -> "subprocess.Popen[bytes]":
-    with (folder / "job.log").open("ab") as log:
+    with file.open("ab") as log:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
             env=clean_environment(folder) | environment,
