@@ -140,7 +140,9 @@ def judge(incident: Incident) -> Judgement:
 def add_across(
     incident: Incident, captures: tuple[NodeCapture, ...], asked: Asked, at: float, what: str
 ) -> Incident:
-    """All nodes were captured at one moment: from now on the judgement rests on that."""
+    """All nodes were captured at one moment: from now on the judgement rests on that, and on none with fewer nodes."""
+    if len(captures) < len(incident.across):
+        return say(incident, at, f"again: {what}; the one of {len(incident.across)} nodes stays")
     return say(msgspec.structs.replace(incident, across=captures, asked=asked), at, what)
 
 

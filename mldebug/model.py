@@ -73,6 +73,7 @@ class Job(Noun, frozen=True, kw_only=True):
     user: str = ""
     started_at: float = 0.0
     nodes: tuple[str, ...] = ()
+    node_list: str = ""  # all nodes of the run as its scheduler says, folded; "": none says so
     ranks: tuple[RankIdentity, ...] = ()  # sorted by rank
     lost: tuple[LostRank, ...] = ()
 

@@ -105,6 +105,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )
+    cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
     series_budget: int = 5000  # of the metrics
     version: str = ""
     replay: str = ""  # what is played back, in words; "": this is a live node

@@ -7,7 +7,7 @@ costs reports, never the loop.
 import logging
 import platform
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -189,7 +189,7 @@ class Incidents:
         if not again:
             self._count(incident, judgement)
         log.warning("%s: %s", found[0].job.name, judgement.diagnosis.summary)
-        self._write(incident, judgement, found[0].job.uid)
+        self._write(incident, judgement, owner_of(found))
         return Whole(report=incident.id, node=self._node, diagnosis=judgement.diagnosis)
 
     def _case(self, incident_id: str, found: tuple[NodeCapture, ...], now: float) -> Incident:
@@ -209,18 +209,26 @@ class Incidents:
             return
         if incident.whole is not None and incident.whole.diagnosis == whole.diagnosis:
             return
-        incident = msgspec.structs.replace(incident, across=(), asked=None)
         run.incident = add_whole(incident, whole, self._now(incident))
         run.judgement = judge(run.incident)
         self._keep(run)
         log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
         self._write(run.incident, run.judgement, run.job.uid)
 
+    def rename_case(self, known: str, incident_id: str) -> None:
+        """A stall of a run that has no rank here has another id from now on."""
+        if (incident := self._cases.pop(known, None)) is None:
+            return
+        self._ledger.drop(known)
+        words = "other nodes know it already: from now on under their id"
+        incident = msgspec.structs.replace(incident, id=incident_id)
+        incident = self._cases[incident_id] = say(incident, self._now(incident), words)
+        self._write(incident, judge(incident), owner_of(incident.across))
+
     def close_case(self, incident_id: str, state: State, why: str) -> None:
         """A stall of a run that has no rank here is over."""
         if (incident := self._cases.pop(incident_id, None)) is not None:
-            owner = incident.across[0].job.uid if incident.across else 0
-            self._end(incident, state, why, owner, judge(incident))
+            self._end(incident, state, why, owner_of(incident.across), judge(incident))
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """A capture has come back; it is kept for an incident that opens later, too."""
@@ -257,6 +265,8 @@ class Incidents:
         """The stall is over: the job moves again, or has ended. Without a capture that is told as well."""
         if run.incident is None:
             return
+        if run.capture is not None and not is_seen(run.incident):
+            run.incident = add_capture(run.incident, run.capture)  # it was held back for others
         if _untold(run.incident) and run.judgement is not None:
             self._tell(run, run.incident, run.judgement)  # who coordinated has not come to it
         self._end(run.incident, state, why, run.job.uid, run.judgement)
@@ -364,6 +374,12 @@ class Incidents:
             self._ledger.archive.prune()
 
         self._ledger.report(incident.id, work)
+
+
+def owner_of(captures: Sequence[NodeCapture]) -> int:
+    """Whose job it is; root's where they do not agree."""
+    owners = {one.job.uid for one in captures}
+    return owners.pop() if len(owners) == 1 else 0
 
 
 def evidence_files(incident: Incident) -> dict[str, bytes]:

@@ -192,6 +192,8 @@ class Node:
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._orders.failed(run, result.order, result.error)
+            if self.members is not None and result.order.again:
+                self.members.failed(result.order.job.id, result.error)
         elif result.error is not None:
             log.warning(
                 "%s failed: %s: %s", result.worker, type(result.error).__name__, result.error
@@ -286,9 +288,7 @@ class Node:
         if decision.open:
             hold = self.members is not None and self.members.holds(run)
             self.incidents.open(run, decision, hold=hold)
-        if self.members is not None and self.members.holding(run):
-            self._orders.look(run, self.found)
-        elif decision.capture:
+        if decision.capture:
             self._orders.ask(run, Order(run.job, self.found, decision))
         else:
             self._orders.look(run, self.found)
@@ -343,7 +343,10 @@ class Node:
         if run is not None:
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
             capture = self._hardware.capture(capture)
-            self.incidents.captured(run, capture)
+            if self.members is not None and self.members.holding(run):
+                run.capture = capture  # nobody knows yet under which id it is told
+            else:
+                self.incidents.captured(run, capture)
             if self.members is not None:
                 self.members.captured(run, capture)
 
@@ -381,6 +384,7 @@ class Node:
             rss_bytes=self._usage.rss_bytes(),
             children=self._usage.children(),
             cluster=self.members.sentence if self.members is not None else "",
+            cluster_refused=self.members.refusals.counts if self.members is not None else {},
             series_budget=self.config.metrics.series_budget,
             version=__version__,
         )

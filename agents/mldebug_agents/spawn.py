@@ -27,6 +27,7 @@ from mldebug_agents.starting.pipes import Child, Stream
 from mldebug_agents.starting.programs import Completed, FakeSpawner, Starter
 from mldebug_agents.starting.roster import Roster, told
 from mldebug_agents.starting.spawning import MAX_REQUEST, Request, Workers, fork_helper
+from mldebug_agents.starting.structs import learn_structs
 from mldebug_agents.starting.worker import Worker
 
 __all__ = ["Completed", "FakeSpawner", "Spawner", "Starter", "Worker"]
@@ -43,6 +44,7 @@ class Spawner:
 
     def __init__(self, workers: Workers = WORKERS) -> None:
         """Fork the helper now. `workers` are the functions that `fork_worker` knows by name."""
+        learn_structs()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
         self.helper_pid = fork_helper(theirs, workers)

@@ -4,7 +4,9 @@ Unknown fields are ignored; another number after `SCHEMA`'s slash is refused in 
 times are ages, in seconds, by the clock of whoever tells.
 """
 
+import math
 import re
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -64,6 +66,7 @@ class Announcement(Message, frozen=True, kw_only=True):
     node: str
     agent: str  # of this start of the agent, at random
     port: int  # where it can be asked
+    circle: str = ""  # which of its circles of nodes these runs are of: others are announced apart
     runs: tuple[RunNews, ...] = ()
 
 
@@ -138,11 +141,35 @@ def read(data: bytes, kind: type[M]) -> M:
         raise EvidenceError(f"malformed: {clean(str(error), 200)}") from error
 
 
+def joined(views: Sequence[ClusterView]) -> ClusterView:
+    """What several coordinators see, as one; of a node that two have heard of, what was heard last. At least one view."""
+    if len(views) == 1:
+        return views[0]
+    members: dict[str, MemberView] = {}
+    for one in sorted((one for view in views for one in view.members), key=_how_long_ago):
+        first = members.setdefault(one.node, one)
+        known = {news.key for news in first.runs}
+        more = tuple(news for news in one.runs if news.key not in known)
+        members[one.node] = msgspec.structs.replace(first, runs=(*first.runs, *more))
+    return ClusterView(
+        coordinator=", ".join(view.coordinator for view in views),
+        silent_after=max(view.silent_after for view in views),
+        members=tuple(members[name] for name in sorted(members)),
+        refused={who: why for view in views for who, why in view.refused.items()},
+    )
+
+
+def _how_long_ago(one: MemberView) -> float:
+    return math.inf if one.seen is None else one.seen
+
+
 def believed(told: Announcement) -> Announcement:
     """The same with its words cleaned; EvidenceError where its names, numbers or ranks cannot be."""
     if not _NODE.fullmatch(told.node) or not 0 < told.port < 65_536:
         raise EvidenceError(f"{clean(told.node, 60)!r}:{told.port} is no node")
-    return msgspec.structs.replace(told, runs=tuple(map(_believed_run, told.runs[:MAX_RUNS])))
+    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
+    words = {name: clean(getattr(told, name), 40) for name in ("agent", "version", "circle")}
+    return msgspec.structs.replace(told, runs=runs, **words)
 
 
 def _believed_run(news: RunNews) -> RunNews:
@@ -154,7 +181,8 @@ def _believed_run(news: RunNews) -> RunNews:
     if wrong := wrong_ranks(ranks, news.world_size):
         raise EvidenceError(f"it {wrong}")
     words = {"name": clean(news.name, 200), "sentence": clean(news.sentence, 500)}
-    return msgspec.structs.replace(news, **words)
+    stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
+    return msgspec.structs.replace(news, **words, stage=stage, key=key)
 
 
 def check_incident(incident: str) -> None:

@@ -29,15 +29,19 @@ def run_key(capture: NodeCapture) -> RunKey:
 
 
 def job_key(job: Job, node: str) -> RunKey:
-    """The same on all nodes of one run; without a run id and a master that others can reach, a run has one node."""
+    """The same on all nodes of one run; without a run id and a master that others can reach, a run has one node.
+
+    Whose processes they are belongs to it: anybody may start one with another's run id in its environment.
+    """
     alone = ("alone", node, job.id)
+    whose = (f"uid {job.uid}",) if job.uid else ()
     first = next(iter(job.ranks), None)
     if first is None:
         return alone
     if is_specific(first.run_id):
-        return (first.launcher, first.run_id)
+        return (first.launcher, first.run_id, *whose)
     if first.master and not is_loopback(first.master):
-        return (first.launcher, "", first.master)
+        return (first.launcher, "", first.master, *whose)
     return alone
 
 

@@ -46,6 +46,7 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is alw
     gaps: tuple[Gap, ...] = ()  # what it could not see, of no run in particular
     hidden: bool = False  # there are processes of others that it may not look at
     uid: int = 0  # as whom it looked
+    age: float = 0.0  # seconds from the first of its captures to this reply, by its own clock
 
 
 class _Head(msgspec.Struct):

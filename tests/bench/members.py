@@ -84,7 +84,7 @@ class Fleet:
         )  # fmt: skip
         told = Announcement(node=name, agent=name, port=self._ports[name], runs=(news,))
         body = msgspec.json.encode(told)
-        Talk(self._proof.client).ask(self._to, ANNOUNCE, body, timeout=30.0, most=1 << 20)
+        Talk(self._proof).ask(self._to, ANNOUNCE, body, timeout=30.0, most=1 << 20)
 
     def announce_all(self) -> None:
         """All of them, one after the other."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -126,7 +126,13 @@ def _host(name: str, folder: Path, names: Sequence[str]) -> Iterator[Host]:
 
 @contextmanager
 def job_on(
-    hosts: Sequence[Host], folder: Path, each: int, *options: str, first_alone: bool = False
+    hosts: Sequence[Host],
+    folder: Path,
+    each: int,
+    *options: str,
+    first_alone: bool = False,
+    master: str = MASTER,
+    environ: Mapping[str, str] = {},
 ) -> Iterator[Path]:
     """A real gloo job, `each` ranks on each host; yields its events. At the end nothing of it is left.
 
@@ -136,7 +142,13 @@ def job_on(
     events = folder / "events"
     events.mkdir(parents=True)
     world = len(hosts) * each
-    own = {MARK: mark, "MASTER_ADDR": MASTER, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    own = {
+        **environ,
+        MARK: mark,
+        "MASTER_ADDR": master,
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
     try:
         for rank in range(world):
             of_rank = {

@@ -6,7 +6,6 @@ A bridge in a network namespace of its own is the switch: nothing of it is seen 
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,12 @@ class NetworkHost(Host):
         """The words that run a program there."""
         spaces = ("--pid", "--mount", "--uts", "--net")
         return ["nsenter", f"--target={self.pid}", *spaces, *argv]
+
+    def shape(self, rate: str) -> None:
+        """What it sends goes no faster than `rate`, as tc writes it."""
+        words = ("rate", rate, "burst", "32kbit", "latency", "400ms")
+        argv = self.inside("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *words)
+        subprocess.run(argv, check=True)
 
     def link(self, state: str) -> None:
         """Take its network `down` or `up`."""
@@ -88,10 +93,3 @@ def _plug(switch: int, host: NetworkHost, number: int) -> None:
 
 def _ip(pid: int, *words: str) -> None:
     subprocess.run(["nsenter", f"--target={pid}", "--net", "ip", *words], check=True)
-
-
-def wait_until(what: str, condition: object, seconds: float) -> float:
-    """Wait for it; returns how long it took."""
-    began = time.monotonic()
-    wait_for(what, condition, seconds)  # type: ignore[arg-type]
-    return time.monotonic() - began

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mldebug.across.coordinator import FRESH, KEPT, Call, Coordinator
+from mldebug.across.coordinator import DOUBT, FRESH, KEPT, MOVES, Coordinator
 from mldebug.across.members import (
     SCHEMA,
     Announcement,
@@ -15,6 +15,7 @@ from mldebug.across.members import (
     believed,
     read,
 )
+from mldebug.across.membership import Call
 from mldebug.across.runs import run_id
 from mldebug.errors import EvidenceError
 from mldebug.model import Confidence, Diagnosis, Verdict
@@ -95,9 +96,80 @@ def test_it_stays_open_while_whoever_noticed_it_is_silent() -> None:
         for number in (1, 2):
             one.hear(announced(f"n{number}", news("0", "quiet", "first")), f"10.0.0.{number}", now)
         assert list(one.due(now)) == []
-    assert one.ended() == []
     assert list(one.due(4 * FRESH)) == []
+    assert one.ended() == []  # all are silent: nobody knows
+    for number in (1, 2):
+        one.hear(announced(f"n{number}"), f"10.0.0.{number}", 5 * FRESH)
+    assert list(one.due(5 * FRESH)) == []
     assert one.ended() == [("first", "no node shows the job any more")]
+
+
+def test_a_coordinator_that_heard_nobody_for_a_while_ends_nothing() -> None:
+    one = Coordinator()
+    blamed = ("blamed", "blamed", "blamed")
+    three(one, 0.0, *blamed, ids=("x", "x", "x"))
+    assert list(one.due(FRESH + 30.0)) == []
+    assert three(one, FRESH + 31.0, *blamed, ids=("x", "x", "x")) == []
+    word = one.word(news("0-1", "blamed", "x"), "n1", FRESH + 31.0)
+    assert (word.incident, word.over) == ("x", "")
+
+
+def test_an_agent_that_was_started_again_has_noticed_nothing() -> None:
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    for now in (2.0, DOUBT, DOUBT + 4.0):
+        one.hear(announced("n1", news("0-1"), agent="restarted"), "10.0.0.1", now)
+        one.hear(announced("n2", news("2-3", "quiet", "first")), "10.0.0.2", now)
+        assert list(one.due(now)) == []
+        assert one.ended() == ([("first", MOVES)] if now > DOUBT + 3.0 else [])
+
+
+def test_a_stall_that_is_over_does_not_rename_the_next() -> None:
+    """n3 has not heard yet that it is over."""
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("2A", "2A", "2A"))
+    three(one, 2.0, "watching", "quiet", "quiet", ids=("2A", "2A", "2A"))
+    (call,) = three(one, 4.0, "blamed", "quiet", "blamed", ids=("3B", "", "2A"))
+    assert call.incident == "3B"
+    three(one, 5.0, "blamed", "quiet", "blamed", ids=("3B", "", "2A"))
+    assert one.word(news("0-1", incident="3B"), "n1", 5.0).incident == "3B"
+    late = one.word(news("4-5", incident="2A"), "n3", 5.0)
+    assert (late.incident, late.over) == ("2A", MOVES)
+
+
+def test_a_new_coordinator_does_not_leave_an_old_stall_open_for_ever() -> None:
+    one = Coordinator()
+    told = news("2-3", incident="old")
+    three(one, 0.0, "watching", "watching", "watching", ids=("", "old", ""))
+    assert one.word(told, "n2", 0.0).over == ""
+    three(one, DOUBT + 1.0, "watching", "watching", "watching", ids=("", "old", ""))
+    word = one.word(told, "n2", DOUBT + 1.0)
+    assert (word.incident, word.over) == ("old", MOVES)
+
+
+def test_a_node_may_announce_its_runs_in_several_circles() -> None:
+    one = Coordinator()
+    other = RunNews(key=("env", "", "n5:1"), world_size=8, ranks="0")
+    step = Signal(kind="step", value=5.0, age=1.0)
+    first = news("0-1", signals=(step,))
+    one.hear(msgspec.structs.replace(announced("n1", first), circle="a"), "10.0.0.1", 0.0)
+    one.hear(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", 4.0)
+    (member,) = one.view("n1", [], 4.0).members
+    assert {run.key for run in member.runs} == {KEY, other.key}
+    (signal,) = one.word(news("2-3"), "n2", 4.0).signals
+    assert signal.age == 5.0
+
+    later = 2 * FRESH  # the first run has ended: nobody announces it
+    one.hear(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", later)
+    assert [run.key for run in one.view("n1", [], later).members[0].runs] == [other.key]
+
+
+def test_who_does_not_lead_a_run_calls_nobody() -> None:
+    one = Coordinator()
+    one.hear(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", 0.0)
+    assert list(one.due(0.0, lambda key: key != KEY)) == []
+    (call,) = one.due(0.0, lambda key: key == KEY)
+    assert call.incident == "i"
 
 
 def test_who_is_lost_is_called_all_the_same() -> None:
@@ -254,3 +326,23 @@ def test_who_was_heard_of_before_the_run_began_may_have_it() -> None:
     one.hear(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", later)
     (call,) = one.due(later)
     assert [member.told.node for member in one.others(call, later)] == ["n9"]
+
+
+def test_a_call_that_came_to_nothing_is_made_again_a_few_times() -> None:
+    one = Coordinator()
+    (call,) = three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    for now in (1.0, 2.0, 3.0):
+        assert one.failed(call.news)
+        (call,) = three(one, now, "blamed", "quiet", "quiet", ids=("first", "first", "first"))
+        assert call.incident == "first"
+        assert list(one.due(now)) == []
+    assert not one.failed(call.news)
+    assert three(one, 4.0, "blamed", "quiet", "quiet", ids=("first", "", "")) == []
+
+
+def test_a_change_of_an_id_is_told_once() -> None:
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("9", "", ""))
+    three(one, 1.0, "blamed", "quiet", "blamed", ids=("9", "", "7"))
+    assert one.renamed() == [("9", "7")]
+    assert one.renamed() == []

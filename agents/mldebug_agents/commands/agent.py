@@ -12,6 +12,7 @@ import msgspec
 from mldebug.config import Config, load_config
 from mldebug.errors import MldebugError, UsageError
 from mldebug.suggest import typed
+from mldebug_agents.across import machine
 from mldebug_agents.hardware.verbs import gpu_verbs
 from mldebug_agents.life import loglines
 from mldebug_agents.life.ending import Ending
@@ -19,8 +20,9 @@ from mldebug_agents.manual import write_case
 from mldebug_agents.members.asking import Together
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import app
-from mldebug_agents.members.identity import in_child
+from mldebug_agents.members.identity import counting, in_child
 from mldebug_agents.members.joining import Joined, join
+from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.verbs import member_verbs
 from mldebug_agents.node import Node
 from mldebug_agents.replay.place import place
@@ -96,8 +98,11 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
     )
     if joined is not None and node.members is not None:
         judge = partial(_judged, settings, bench.node)
-        door = app(node.members.ask, bench.node, judge, lambda: ledger.waiting)
-        server.serve_peers(door, joined.door, joined.identity.server)
+        refusals, proof = node.members.refusals, joined.identity
+        ask, waiting = node.members.ask, lambda: ledger.waiting
+        door = app(ask, bench.node, judge, waiting, proof, refusals, machine())
+        proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
+        server.serve_peers(door, joined.door, proof.server)
     talk = joined.talk if joined is not None else None
     server.verbs = gpu_verbs(node.gpu_desk) | member_verbs(node.members, talk)
     ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
@@ -119,6 +124,10 @@ def members(node: Node, joined: Joined | None) -> Members | None:
         *(node.bench.node, joined.port, joined.talk, joined.candidates, joined.interval),
         *(node.inbox, node.incidents, node.ask_capture),
     )
+
+
+def _turned_away(refusals: Refusals, reason: str, why: str) -> None:
+    refusals.count(reason, "", why)
 
 
 def _judged(settings: Config, node: str, told: Together) -> bytes:

@@ -1,16 +1,17 @@
 """The coordinated capture: all nodes of a run are asked at one moment, and what comes until a deadline is put together."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from mldebug.across.coordinator import Call, ranks_of
 from mldebug.across.members import CaptureOrder
+from mldebug.across.membership import Call, ranks_of
 from mldebug.across.merge import Heard, Run, merge
+from mldebug.across.runs import RunKey, run_key
 from mldebug.across.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.folding import unfold
@@ -20,6 +21,7 @@ from mldebug_agents.members.talk import Peer, SilentError, Talk
 CAPTURE = "/peer/v1/capture"
 DEADLINE = 20.0  # seconds for one node
 AT_ONCE = 512  # connections
+MAX_AGE = 3600.0  # seconds
 
 
 class ToAsk(NamedTuple):
@@ -40,7 +42,7 @@ class Round(NamedTuple):
     def asked(self) -> tuple[ToAsk, ...]:
         """All that are to be asked."""
         known = tuple(
-            ToAsk(one.told.node, Peer(one.address, one.told.port), one.at)
+            ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
             for one in self.call.members
         )
         shown = unfold(ranks_of(self.call.members, self.call.news.key) or "0")
@@ -52,7 +54,7 @@ class Together(NamedTuple):
 
     call: Call
     run: Run | None
-    spread: float  # seconds from the first order to the begin of the last capture
+    spread: float  # seconds from the begin of the first capture to that of the last, as the clock here tells it
 
 
 class _Answer(NamedTuple):
@@ -74,26 +76,42 @@ def ask_all(talk: Talk, told: Round, clock: Callable[[], float] = time.monotonic
     )
     body = msgspec.json.encode(order)
     with ThreadPoolExecutor(max(1, min(AT_ONCE, len(nodes)))) as pool:
-        answers = list(pool.map(lambda one: _ask(talk, one, body, clock), nodes))
+        answers = list(pool.map(lambda one: _ask(talk, one, order.key, body, clock), nodes))
+    answers = list(_once_each(answers))
     replies = {one.name: one.reply for one in answers if one.reply is not None}
     heard = Heard(replies, [one.failed for one in answers if one.failed is not None])
     run = next(iter(merge(heard).runs), None)
     took = [one.begun for one in answers if one.reply is not None and one.reply.captures]
-    spread = max(took) - min(one.sent for one in answers) if took else 0.0
+    spread = max(took) - min(took) if took else 0.0
     return Together(call, run, spread)
 
 
-def _ask(talk: Talk, node: ToAsk, body: bytes, clock: Callable[[], float]) -> _Answer:
+def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:
+    """A node that was asked under two names has answered twice: under the name that it told, which comes first."""
+    known = set()
+    for one in answers:
+        if one.reply is not None and one.reply.machine:
+            ranks = [rank for capture in one.reply.captures for rank in capture.job.ranks]
+            place = (one.reply.machine, *((rank.pid, rank.start_ticks) for rank in ranks))
+            if place in known:
+                continue
+            known.add(place)
+        yield one
+
+
+def _ask(talk: Talk, node: ToAsk, key: RunKey, body: bytes, clock: Callable[[], float]) -> _Answer:
     sent = clock()
     seen = None if node.seen is None else time.time() - (sent - node.seen)
     failed = partial(AskedNode, name=node.name, last_seen=seen)
     try:
         reply = unpack(talk.ask(node.to, CAPTURE, body, timeout=DEADLINE, most=MAX_BYTES))
+        if any(run_key(one) != key for one in reply.captures):
+            raise EvidenceError("its answer is of another run")
     except SilentError as error:
         return _Answer(node.name, None, failed(state="silent", reason=error.message), sent, sent)
     except EvidenceError as error:
         return _Answer(node.name, None, failed(state="refused", reason=error.message), sent, sent)
     except MldebugError as error:
         return _Answer(node.name, None, failed(state="unable", reason=error.message), sent, sent)
-    lasted = max((one.duration_seconds for one in reply.captures), default=0.0)
-    return _Answer(node.name, reply, None, sent, clock() - max(0.0, lasted))
+    age = reply.age if 0.0 <= reply.age <= MAX_AGE else MAX_AGE
+    return _Answer(node.name, reply, None, sent, clock() - age)

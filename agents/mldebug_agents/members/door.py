@@ -1,10 +1,10 @@
-"""What other agents may ask of this one. Who is here has shown the certificate of the shared key: nobody else gets so far."""
+"""What other agents may ask of this one. Who is here has shown a certificate of ours: nobody else gets so far."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -28,7 +28,11 @@ from mldebug.errors import EvidenceError, MldebugError
 from mldebug.model import NodeCapture
 from mldebug.redact import clean
 from mldebug_agents.members.asking import CAPTURE, DEADLINE, Together
+from mldebug_agents.members.certificates import Certificate, CertificateError
+from mldebug_agents.members.identity import Identity
+from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.seeking import ANNOUNCE, ANSWER
+from mldebug_agents.members.talk import plain_ip
 
 VIEW = "/peer/v1/cluster"
 DUMP = "/peer/v1/dump"
@@ -38,39 +42,65 @@ Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[An
 Judge = Callable[[Together], bytes]
 
 
-def app(ask: Ask, node: str, judge: Judge, waiting: Callable[[], int] = lambda: 0) -> Starlette:
+class Asker(NamedTuple):
+    """Who asks: the host of the connection, and what it has proved."""
+
+    address: str
+    certificate: Certificate
+
+
+def app(
+    ask: Ask,
+    node: str,
+    judge: Judge,
+    waiting: Callable[[], int] = lambda: 0,
+    proof: Identity | None = None,
+    refusals: Refusals | None = None,
+    machine: str = "",
+) -> Starlette:
     """`ask` puts a question to the main loop; `judge` makes a report of what came for a person.
 
-    `waiting`: how many reports are not on this node's disk yet.
+    `waiting`: how many reports are not on this node's disk yet. `machine`: of `NodeReply`.
     """
+    refused = refusals or Refusals()
 
-    async def announced(body: bytes, address: str) -> bytes:
+    async def announced(body: bytes, who: Asker) -> bytes:
         told = believed(read(body, Announcement))
-        return msgspec.json.encode(await _answer(ask(told, address), ANSWER))
+        try:
+            if proof is not None:
+                proof.check(who.certificate, told.node)
+        except CertificateError as error:
+            why = f"it calls itself {told.node}, and {error}"
+            refused.count("name", who.address, why)
+            raise MldebugError(why) from error
+        return msgspec.json.encode(await _answer(ask(told, who.address), ANSWER))
 
-    async def ordered(body: bytes, address: str) -> bytes:
+    async def ordered(body: bytes, who: Asker) -> bytes:
         order = read(body, CaptureOrder)
         check_incident(order.incident)
         order = msgspec.structs.replace(order, sentence=clean(order.sentence, 600))
-        capture: NodeCapture | None = await _answer(ask(order, address), DEADLINE)
+        capture: NodeCapture | None = await _answer(ask(order, who.address), DEADLINE)
         await _written(waiting)
-        return await run_in_threadpool(_packed, capture, node)
+        return await run_in_threadpool(_packed, capture, node, machine)
 
-    async def viewed(body: bytes, address: str) -> bytes:
-        return msgspec.json.encode(await _answer(ask(None, address), ANSWER))
+    async def viewed(body: bytes, who: Asker) -> bytes:
+        return msgspec.json.encode(await _answer(ask(None, who.address), ANSWER))
 
-    async def dumped(body: bytes, address: str) -> bytes:
-        together = await _answer(ask(read(body, DumpOrder), address), DUMP_DEADLINE)
+    async def dumped(body: bytes, who: Asker) -> bytes:
+        together = await _answer(ask(read(body, DumpOrder), who.address), DUMP_DEADLINE)
         return await run_in_threadpool(judge, together)
 
     routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
     return Starlette(
-        routes=[Route(path, _bounded(do), methods=["POST"]) for path, do in routes.items()]
+        routes=[Route(path, _bounded(do, refused), methods=["POST"]) for path, do in routes.items()]
     )
 
 
-def _packed(capture: NodeCapture | None, node: str) -> bytes:
-    return pack(slim(NodeReply(node=node, captures=(capture,) if capture else ())))
+def _packed(capture: NodeCapture | None, node: str, machine: str) -> bytes:
+    age = max(0.0, time.time() - capture.taken_at) if capture else 0.0
+    return pack(
+        slim(NodeReply(age=age, node=node, machine=machine, captures=(capture,) if capture else ()))
+    )
 
 
 async def _written(waiting: Callable[[], int]) -> None:
@@ -88,20 +118,24 @@ async def _answer(asked: "Future[Any]", seconds: float) -> Any:
 
 
 def _bounded(
-    do: Callable[[bytes, str], Awaitable[bytes]],
+    do: Callable[[bytes, Asker], Awaitable[bytes]], refused: Refusals
 ) -> Callable[[Request], Awaitable[Response]]:
     """Bodies have an end, errors are told in words."""
 
     async def handle(request: Request) -> Response:
         body = bytearray()
+        address = str(plain_ip(request.client.host)) if request.client else ""
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_MESSAGE:
-                return Response(f"more than {MAX_MESSAGE >> 10} KiB", status_code=413)
-        address = request.client.host if request.client else ""
+                words = f"more than {MAX_MESSAGE >> 10} KiB"
+                refused.count("size", address, f"it sends {words}")
+                return Response(words, status_code=413)
+        who = Asker(address, getattr(request.state, "certificate", {}))
         try:
-            return Response(await do(bytes(body), address), media_type="application/octet-stream")
+            return Response(await do(bytes(body), who), media_type="application/octet-stream")
         except EvidenceError as error:
+            refused.count("malformed", address, error.message)
             return Response(error.message, status_code=400)
         except MldebugError as error:
             return Response(error.message, status_code=409)

@@ -2,15 +2,17 @@
 
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from mldebug.config import Cluster
 from mldebug.errors import ConfigError, UsageError
 from mldebug.folding import unfold_nodes
-from mldebug_agents.members.identity import MAKE_ONE, Identity, Pair, identity
+from mldebug_agents.members.identity import Identity, Pair, identity, of_certificates
 from mldebug_agents.members.talk import Network, Peer, Talk, peer
 from mldebug_agents.serving.doors import open_tcp
+
+HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes.md"
 
 
 class Joined(NamedTuple):
@@ -26,26 +28,44 @@ class Joined(NamedTuple):
 
 def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
     """Listen and read the key; None where no other agents are configured. ConfigError, UsageError where it cannot be."""
-    if settings.key_file is None and not settings.peers:
+    if problems := list(_problems(settings)):
+        raise ConfigError(problems, HOW)
+    if settings.key_file is None and settings.certificate is None:
         return None
-    if settings.key_file is None:
-        raise ConfigError(["cluster.peers needs cluster.key_file"], MAKE_ONE)
-    if not settings.peers:
-        raise ConfigError(
-            ["cluster.key_file needs cluster.peers"], "cluster: {peers: [node1, node2]}"
-        )
     networks = [_network(one) for one in settings.networks]
-    proof = identity(settings.key_file, make)
+    proof = _proof(settings, make)
     door = open_tcp(settings.listen)
     port = door.getsockname()[1]
     return Joined(
         door=door,
         identity=proof,
-        talk=Talk(proof.client, networks),
+        talk=Talk(proof, networks),
         candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
         port=port,
         interval=settings.interval,
     )
+
+
+def _problems(settings: Cluster) -> Iterator[str]:
+    shared = settings.key_file is not None
+    own = (settings.certificate, settings.key, settings.ca)
+    if any(own) and not all(own):
+        yield "cluster.certificate, cluster.key and cluster.ca go together"
+    if shared and any(own):
+        yield "cluster.key_file and cluster.certificate are two ways: choose one"
+    if settings.peers and not shared and not any(own):
+        yield "cluster.peers needs cluster.key_file, or cluster.certificate"
+    if (shared or any(own)) and not settings.peers and not settings.networks:
+        # whoever starts a job chooses who is asked: the site says where that may be
+        yield "cluster needs peers, or networks in which the nodes of jobs are"
+
+
+def _proof(settings: Cluster, make: Callable[[bytes], Pair]) -> Identity:
+    if settings.key_file is not None:
+        return identity(settings.key_file, make)
+    if settings.certificate is None or settings.key is None or settings.ca is None:
+        raise ConfigError(["cluster.certificate, cluster.key and cluster.ca go together"], HOW)
+    return of_certificates(settings.certificate, settings.key, settings.ca)
 
 
 def _peers(text: str, port: int) -> tuple[Peer, ...]:

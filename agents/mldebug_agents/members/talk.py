@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mldebug.errors import MldebugError
+from mldebug_agents.members.certificates import CertificateError
+from mldebug_agents.members.identity import Identity
 
 CONNECT = 3.0  # seconds
+MAX_ADDRESSES = 8  # of one name
 _CHUNK = 1 << 16
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -22,6 +25,7 @@ class Peer(NamedTuple):
 
     host: str
     port: int
+    name: str = ""  # of the node, where it is known: its certificate may say this one
 
 
 class SilentError(MldebugError):
@@ -40,24 +44,28 @@ def peer(text: str, port: int) -> Peer:
     return Peer(host.strip("[]"), int(told))
 
 
+def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address without its scope; an IPv4 one that came by an IPv6 socket is an IPv4 one."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
 class Talk:
     """`networks`: where other agents may be; none: anywhere but link-local and multicast."""
 
-    def __init__(self, context: ssl.SSLContext, networks: Sequence[Network] = ()) -> None:
-        self._context = context
+    def __init__(self, proof: Identity, networks: Sequence[Network] = ()) -> None:
+        self._proof = proof
         self._networks = tuple(networks)
 
     def ask(self, to: Peer, path: str, body: bytes, *, timeout: float, most: int) -> bytes:
         """POST; SilentError or RefusedError in words. Resolving a name may take longer than `timeout`."""
         deadline = time.monotonic() + timeout
-        address = self._address(to)
-        link = http.client.HTTPSConnection(
-            address, to.port, timeout=min(CONNECT, timeout), context=self._context
-        )
+        link = _Link(to.host, to.port, self._proof.client)
         try:
-            with _in_words(timeout):
-                link.connect()
+            with _in_words(timeout, self._proof):
+                link.reach(self._addresses(to), deadline)
                 sock = link.sock  # `link` forgets it when the answer is to end it
+                self._proof.check(sock.getpeercert() or {}, to.host, to.name)
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
                 link.request("POST", path, body)
                 answer = link.getresponse()
@@ -68,8 +76,8 @@ class Talk:
             raise RefusedError(told[:300].decode(errors="replace") or f"status {answer.status}")
         return told
 
-    def _address(self, to: Peer) -> str:
-        """The first address that is allowed."""
+    def _addresses(self, to: Peer) -> tuple[str, ...]:
+        """Those of its addresses that are allowed, in the order of the resolver."""
         try:
             found = socket.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -78,14 +86,37 @@ class Talk:
         allowed = [one for one in addresses if self.allows(one)]
         if not allowed:
             raise RefusedError(f"{addresses[0]} is in no network of cluster.networks")
-        return allowed[0]
+        return tuple(dict.fromkeys(allowed))[:MAX_ADDRESSES]
 
     def allows(self, address: str) -> bool:
         """May an agent be there?"""
-        ip = ipaddress.ip_address(address.partition("%")[0])
+        ip = plain_ip(address)
         if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
             return False
         return not self._networks or any(ip in one for one in self._networks)
+
+
+class _Link(http.client.HTTPSConnection):
+    """To the first of several addresses that takes a connection."""
+
+    sock: ssl.SSLSocket
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, context=context)
+        self._proving = context
+
+    def reach(self, addresses: Sequence[str], deadline: float) -> None:
+        """Connect, and prove; OSError of the last where none of them does."""
+        for number, address in enumerate(addresses, 1):
+            left = min(CONNECT, deadline - time.monotonic())
+            try:
+                plain = socket.create_connection((address, self.port), max(0.01, left))
+            except OSError:
+                if number == len(addresses) or left <= 0:
+                    raise
+                continue
+            self.sock = self._proving.wrap_socket(plain)
+            return
 
 
 def _read(
@@ -106,20 +137,20 @@ def _read(
 
 
 @contextlib.contextmanager
-def _in_words(timeout: float) -> Iterator[None]:
+def _in_words(timeout: float, proof: Identity) -> Iterator[None]:
     try:
         yield
-    except ssl.SSLError as error:
-        raise RefusedError("it does not have the same key") from error
+    except (ssl.SSLError, CertificateError) as error:
+        raise RefusedError(proof.in_words(error)) from error
     except TimeoutError as error:
         raise SilentError(f"no answer in {timeout:g} s") from error
+    except (ConnectionResetError, BrokenPipeError) as error:
+        raise RefusedError(proof.in_words(error) if proof.named else "it hung up") from error
     except http.client.HTTPException as error:
         raise RefusedError(
             f"it does not answer as an agent does: {type(error).__name__}"
         ) from error
     except ConnectionRefusedError as error:
         raise RefusedError("the node answers, and no agent is there") from error
-    except ConnectionResetError as error:
-        raise RefusedError("it hung up") from error
     except OSError as error:
         raise SilentError(error.strerror or str(error)) from error
