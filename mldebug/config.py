@@ -61,8 +61,8 @@ class Capture(Section, frozen=True, kw_only=True):
     native: Literal["auto", "never", "always"] = "auto"
     # ask NCCL itself who has launched what (2.24 and newer)
     nccl_ras: bool = True
-    # read Flight Recorders from worker servers, dump files and debug FIFOs, too: not seen yet on a real NCCL
-    preview: bool = False
+    # read Flight Recorders from worker servers, dump files and debug FIFOs, too, where a job offers them
+    preview: bool = True
     # the span of the samples that tell frozen from slow
     watch: Annotated[Duration, msgspec.Meta(ge=0, le=60)] = 2.0
     # processes dumped at once. auto: as many as cores, at most 4

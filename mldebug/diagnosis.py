@@ -13,6 +13,7 @@ from mldebug.folding import fold_ranks
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
+from mldebug.judging.held import held
 from mldebug.judging.join import join
 from mldebug.judging.nodes import missing_ranks, node_evidence, not_all_seen, where_to_type
 from mldebug.judging.ras import Voice, ras_apart, ras_evidence, ras_voices
@@ -70,7 +71,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
     voices = () if case.moved else ras_voices(captures)
     apart = "" if case.moved else ras_apart(captures)
     nodes = node_evidence(case, captures)
-    findings = _findings(case) or _apart(case, apart)
+    findings = _findings(case) or _apart(case, apart) or _held(case, captures)
     diagnosis = conclude(case, findings, (*nodes, *ras, *devices), voices)
     return Judgement(
         diagnosis=diagnosis,
@@ -304,6 +305,11 @@ def _apart(case: Case, words: str) -> list[Finding]:
     summary = f"all {len(case.ranks)} ranks wait ({case.victims()}), and have launched what does not meet: {words}"
     unknown = _unknown(case)
     return [msgspec.structs.replace(unknown, verdict=Verdict.COLLECTIVE_MISMATCH, summary=summary)]
+
+
+def _held(case: Case, captures: tuple[NodeCapture, ...]) -> list[Finding]:
+    found = held(case, captures)
+    return [] if found is None else [found]
 
 
 def _precedence(finding: Finding) -> tuple[bool, int]:

@@ -375,6 +375,34 @@ class Fault(Noun, frozen=True, kw_only=True):
     advice: str = ""  # "drain and reboot the node"
 
 
+class GpuSample(Noun, frozen=True, kw_only=True):
+    """What one look told of one GPU; None: it was not told."""
+
+    at: float  # unix
+    busy_ratio: float | None = None  # of the time with a kernel on it
+    memory_ratio: float | None = None  # of the time with memory traffic
+    power_watts: float | None = None
+
+
+class RankDevice(Noun, frozen=True, kw_only=True):
+    """The GPU of one rank as it was seen while its job stood still: figures, no judgement."""
+
+    rank: int
+    uuid: str
+    index: int
+    sure: bool = True  # False: only a convention says that it is this rank's
+    sliced: bool = False  # a MIG slice, of which the figures of the whole GPU say nothing
+    others: int = 0  # other GPUs on which the driver counts its process
+    pids: tuple[int, ...] = ()  # compute processes on it, as the driver counted them last
+    state: str = (
+        ""  # of the fingerprint, a `mldebug.gpus.fingerprint.GpuState`; "": nobody has watched it
+    )
+    usual_watts: float | None = None  # at work, in this run
+    sm_active_ratio: float | None = None  # by the hardware's own counters, at the last full read
+    sm_read_at: float = 0.0  # unix: when that was
+    samples: tuple[GpuSample, ...] = ()  # oldest first
+
+
 class NodeCapture(
     Noun, frozen=True, kw_only=True, omit_defaults=False
 ):  # its schema is always written
@@ -392,6 +420,7 @@ class NodeCapture(
     remarks: tuple[Remark, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
     devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict
+    gpus: tuple[RankDevice, ...] = ()  # of its ranks, sorted by rank; of an earlier version none
     ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
     gaps: tuple[Gap, ...] = ()
     versions: dict[str, str] = {}

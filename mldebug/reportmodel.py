@@ -43,6 +43,27 @@ class RankView(Spoken, frozen=True, kw_only=True):
     phase_age: float | None = None
 
 
+class GpuView(Spoken, frozen=True, kw_only=True):
+    """The GPU of one rank while the job stood still: what the looks at it told; null: not told."""
+
+    rank: int
+    node: str
+    gpu: int  # its number on the node
+    sure: (
+        bool  # false: a convention alone says that it is this rank's, or the rank has a slice of it
+    )
+    state: str  # of the fingerprint: collective_wait, never_arrived …; "": nobody watched it
+    looks: int
+    seconds: float  # from the first to the last of them
+    least_busy_ratio: float | None  # of the time with a kernel, of the least busy look
+    most_busy_ratio: float | None
+    memory_traffic: bool | None  # in any of them
+    power_watts: float | None  # at the last
+    usual_watts: float | None  # at work, in this run
+    sm_active_ratio: float | None  # by the hardware's own counters, at the last full read
+    processes: int  # on it, as the driver counted; 0: not told
+
+
 class JobView(Spoken, frozen=True, kw_only=True):
     """The job as a report names it."""
 
@@ -163,4 +184,5 @@ class Report(Spoken, frozen=True, kw_only=True):
     hardware: tuple[str, ...] = ()
     # version of the catalogue that says what the Xids above mean; "" without any, and in reports of earlier versions
     xid_catalogue: str = ""
+    gpus: tuple[GpuView, ...] = ()  # by rank; reports of earlier versions lack it
     comparison: Comparison | None = None  # null: there was one capture, or none

@@ -7,7 +7,7 @@ from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.health.components import Health
 from mldebug.kernellog.counts import KernelCounts
 from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap, Noun, Remark, Said
+from mldebug.model import Gap, Noun, RankDevice, Remark, Said
 from mldebug.records import LogCounts, StepTimes
 from mldebug.traps.finding import Trap
 
@@ -49,6 +49,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     gpus: dict[int, str] = {}  # rank -> uuid of its GPU, as far as it is known
     gpus_guessed: tuple[int, ...] = ()  # ranks whose GPU only a convention tells
     devices: str = ""  # what the GPUs of its ranks do, in one sentence
+    gpu_states: tuple[RankDevice, ...] = ()  # the same in figures, by rank
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end
     incident_since: float | None = None  # unix: since when the run has not moved

@@ -173,7 +173,7 @@ def monitored(
     try:
         assert one.stdout is not None
         assert one.stdout.readline() == "ready\n"
-        dump.write_bytes(recording(number, recorded))
+        dump.write_bytes(recording(number % 2, recorded))  # of two ranks
         yield Monitored(one, number, folder)
     finally:
         one.kill()

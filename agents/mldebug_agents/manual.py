@@ -27,6 +27,7 @@ from mldebug_agents.workbench import Workbench
 
 STORE_TIMEOUT = 10.0
 BESIDE = 3.0  # seconds for GPUs and kernel log, from the begin of the first capture
+AGAIN = 2.0  # seconds between two looks at the GPUs: one tells what they did in the second before
 MAX_TOLD = 4  # jobs listed in an error
 MAX_TURNS = 100  # reports of one job in one second
 
@@ -106,6 +107,7 @@ def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OnceL
         found,
         BESIDE,
         lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
+        again=AGAIN,
     )
 
 
@@ -134,6 +136,7 @@ def with_hardware(capture: NodeCapture, seen: Glance) -> NodeCapture:
         capture,
         faults=seen.faults(capture.job),
         devices=seen.devices(capture.job.id),
+        gpus=seen.states.get(capture.job.id, ()),
         gaps=(*capture.gaps, *gaps),
     )
 

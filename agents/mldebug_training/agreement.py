@@ -7,17 +7,17 @@ What follows from an answer waits until all ranks have met at the job's store.
 
 from __future__ import annotations
 
-import ctypes
-import datetime
 import os
 import sys
 import time
 import zlib
 
 from mldebug_training import ranks
+from mldebug_training.calls import LateError
 from mldebug_training.flight import collective_timeout
 from mldebug_training.interrupted import pass_on
-from mldebug_training.meeting import LONG_NAP, NAP, LateError, Meeting
+from mldebug_training.meeting import LONG_NAP, NAP, Meeting
+from mldebug_training.owngroup import OwnGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-GROUP = 600.0  # seconds that an exchange lives: ranks come to a step, and so begin it, at different times
-CONNECTING = 60.0  # seconds that all have to make the group in, once all have come to it
+CONNECTING = 60.0  # seconds at most to make the group in, once all have come to it
+STEADY = 2  # times that the clocks of all ranks showed the same, after which they have to
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # torchrun's, whose store outlives a launch of the ranks
 _made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
 
@@ -37,7 +37,7 @@ class Agreement:
     def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
         """`group`: one to use, which takes CPU tensors; `timeout`: seconds that a rank waits for the others."""
         self._group = group
-        self._own = group is None
+        self._own: OwnGroup | None = None  # where none was given
         self._timeout = timeout
         self._name = _name(group)
         self._exchange = 0  # the last one begun; 0: that there is to be a group
@@ -54,6 +54,8 @@ class Agreement:
     def size(self) -> int:
         """How many ranks have to agree; 0: several, and no way to reach them yet; -1: this rank is not one of them."""
         dist = _initialized()
+        if dist and self._own:
+            return self._own.size
         return int(dist.get_world_size(self._group)) if dist else size()
 
     def begin(self, numbers: Sequence[int], timeout: float | None = None) -> None:
@@ -61,14 +63,12 @@ class Agreement:
         if self.size() == 1:
             self._alone, self._work = tuple(numbers), True
             return
-        torch, dist = sys.modules["torch"], sys.modules["torch.distributed"]
-        if self._group is None:
-            self._make_group(dist, self._timeout if timeout is None else timeout)
+        if self._group is None and self._own is None:
+            self._make_group(self._timeout if timeout is None else timeout)
         self._exchange, self._meeting = self._exchange + 1, None
+        torch = sys.modules["torch"]
         self._numbers = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
-        self._work = dist.all_reduce(
-            self._numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True
-        )
+        self._work = self._reduce(self._numbers)
 
     def finish(self, timeout: float | None = None) -> tuple[int, ...]:
         """The highest of all ranks, number by number. Raises LateError after the timeout; what was begun goes on."""
@@ -86,7 +86,7 @@ class Agreement:
         Whoever was interrupted in it asks again, and hears what came of it.
         """
         if self.size() > 1:
-            self._meet(timeout, LONG_NAP)
+            self._meet(timeout)
 
     def stay_away(self, why: str) -> None:
         """Tell the others, where they wait for this rank now; returns at once."""
@@ -99,7 +99,9 @@ class Agreement:
     def give_up(self, numbers: Sequence[int], why: str) -> None:
         """Tell the others that this rank takes part no more, where they wait for it now and where they would; returns at once."""
         self.stay_away(why)
-        if self._group is not None and self.size() > 1:
+        if self._own is not None and self._exchange == 0:
+            self._own.leave(numbers, self._timeout)
+        elif (self._own or self._group) and self.size() > 1:
             self.begin(numbers)
 
     def shortest_timeout(self) -> float:
@@ -109,35 +111,42 @@ class Agreement:
         except Exception as error:  # no torch, another PyTorch than those we know
             pass_on(error)
             groups = []
-        told = [collective_timeout(one) for one in groups if not (self._own and one is self._group)]
+        told = [collective_timeout(one) for one in groups]
         return min((one for one in told if one), default=0.0)
 
-    def _meet(self, timeout: float, nap: float) -> str:
+    def _meet(self, timeout: float) -> None:
         meeting = self._meeting
         if meeting is None:
             meeting = self._meeting = self._new_meeting()
-            told = meeting.come(timeout, nap)
+            meeting.come(timeout, LONG_NAP)
         else:
-            told = meeting.hear()
+            meeting.hear()
         meeting.leave()
-        return told
 
     def _new_meeting(self) -> Meeting:
-        store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
         key = f"{self._name}/{self.size()}/{self._exchange}"
-        return Meeting(store, key, self.size(), is_host=rank() == 0)
+        return Meeting(_store(), key, self.size(), is_host=rank() == 0)
 
-    def _make_group(self, dist: Any, timeout: float) -> None:
-        """By all ranks, once all have come; one that is interrupted in it keeps the others no longer than that takes."""
-        told = self._meet(timeout, NAP)
-        limit = min(CONNECTING, self.shortest_timeout() / 2 or CONNECTING)
-        lengthen = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
-        seconds = datetime.timedelta(seconds=limit if lengthen else GROUP)
-        group = dist.new_group(backend="gloo", timeout=seconds)
-        if lengthen:
-            lengthen(datetime.timedelta(seconds=GROUP), group)
-        _keep(group)
-        self._group, self._name = group, f"{self._name}/{told}"  # what no earlier launch has had
+    def _make_group(self, timeout: float) -> None:
+        """By all ranks, once all have come. Who is interrupted in it leaves it to a thread, and the others wait no longer."""
+        meeting = self._meeting = self._new_meeting()
+
+        def meet() -> str:
+            told = meeting.come(timeout, NAP)
+            meeting.leave()
+            self._name = f"{self._name}/{told}"  # what no earlier launch has had
+            return self._name
+
+        store, limit = _store(), min(CONNECTING, timeout, self.shortest_timeout() / 2 or CONNECTING)
+        self._own = OwnGroup(store, rank(), self.size(), meet, limit)
+        self._own.join(timeout)
+
+    def _reduce(self, numbers: Any) -> Any:
+        """Begin an exchange; it ends by itself."""
+        if self._own is not None:
+            return self._own.reduce(numbers)
+        dist = sys.modules["torch.distributed"]
+        return dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
 
 def _name(group: Any) -> str:
@@ -154,9 +163,9 @@ def _name(group: Any) -> str:
     return f"mldebug/switches/{os.environ.get(RESTARTS, '0')}/{members}/{_made[members]}"
 
 
-def _keep(group: Any) -> None:
-    """For ever: where the last reference goes, at the end of a process say, gloo waits for an exchange that others never join."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+def _store() -> Any:
+    """The job's."""
+    return sys.modules["torch.distributed"].distributed_c10d._get_default_store()
 
 
 def clock() -> int:
@@ -167,6 +176,22 @@ def clock() -> int:
     except Exception as error:  # a backend that does not count
         pass_on(error)
         return 0
+
+
+class Clocks:
+    """What the clocks of all ranks have shown, from one agreement to the next."""
+
+    def __init__(self) -> None:
+        self._most = self._steady = self._parted = 0
+
+    def have_parted(self, most: int, apart: int) -> bool:
+        """Do they differ for good, where they were the same in all ranks? Once may be an accident."""
+        self._parted = self._parted + 1 if apart else 0
+        if self._parted and self._steady >= STEADY:
+            return self._parted > 1
+        self._steady = 0 if apart else self._steady + (most > self._most)
+        self._most = most
+        return False
 
 
 def _until(ready: Callable[[], bool], timeout: float, nap: float = NAP) -> bool:

@@ -10,7 +10,7 @@ import re
 import time
 
 from mldebug_training.interrupted import pass_on
-from mldebug_training.record import start_ticks
+from mldebug_training.sharedfiles import start_ticks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """One rank does something first (download, tokenise, build), the others after it: never a barrier.
 
 The others wait at the job's store, with a deadline of their own, and learn at once when the first one failed. Nobody waits
-for the others, so that what is inside may take longer than any collective's timeout.
+for the others, so that what is inside may take longer than any collective's timeout. Threads ask the store, because no call of
+it has a deadline, and one to a host that is stopped never comes back.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 import time
 
 from mldebug_training import ranks
+from mldebug_training.calls import ANSWERING, Call, LateError
 from mldebug_training.interrupted import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 TIMEOUT = 3600.0
@@ -45,6 +47,7 @@ class MainProcessFirst:
         self._first = True
         self._store: Any = None
         self._key = ""
+        self._left = False  # nobody waits any more
 
     def __enter__(self) -> bool:
         """Whether this rank goes first; the others come here when it is done."""
@@ -58,18 +61,17 @@ class MainProcessFirst:
         self._key = f"mldebug/first/{place}/{turn}"
         self._first = self._goes_first(dist)
         if self._first:
-            self._store.set(f"{self._key}/came", f"rank {dist.get_rank()}")
+            self._tell("came", f"rank {dist.get_rank()}")
         else:
-            self._wait(node)
+            self._wait(lambda: self._ask(node), self._timeout)
         return self._first
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
         if self._store is not None and self._first:
-            text = f"!{kind.__name__}: {error}"[:MAX_ERROR] if kind else "done"
             try:
-                self._store.set(f"{self._key}/done", text)
+                self._tell("done", _words(kind, error) if kind else "done")
             except Exception as gone:  # the store, and so the job; what was raised inside says more
                 pass_on(gone)
                 if kind is None:
@@ -81,15 +83,35 @@ class MainProcessFirst:
             return bool(dist.get_rank() == 0)
         local = next((os.environ[name] for name in _LOCAL if os.environ.get(name)), None)
         if local is None:  # whoever comes first
-            return bool(self._store.add(f"{self._key}/tickets", 1) == 1)
+            store, key = self._store, f"{self._key}/tickets"
+            return bool(self._wait(lambda: store.add(key, 1), 0.0) == 1)
         return local == "0"
 
-    def _wait(self, node: str) -> None:
+    def _tell(self, word: str, text: str) -> None:
+        """A store that has not heard it by then hears it when it goes on: nobody is kept here for it."""
+        store, key = self._store, f"{self._key}/{word}"
+        call = Call(lambda: store.set(key, text))
+        if call.wait(ANSWERING):
+            call.result(0.0)
+
+    def _wait(self, asks: Callable[[], Any], timeout: float) -> Any:
+        """What the store says, which is asked for so long, and has some seconds to answer."""
+        self._left, most = False, timeout + ANSWERING
+        try:
+            return Call(asks).result(most)
+        except LateError:
+            raise MainProcessError(
+                f"the job's store did not answer in main_process_first: waited {most:g} s for it"
+            ) from None
+        finally:
+            self._left = True
+
+    def _ask(self, node: str) -> None:
         """Ask until it is done; a question to the store, and not a wait there, blocks nobody else who uses it."""
         deadline, pause = time.monotonic() + self._timeout, 0.01
         while not self._store.check([f"{self._key}/done"]):
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or self._left:
                 raise MainProcessError(self._who(node))
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, LONGEST_PAUSE)
@@ -116,6 +138,17 @@ def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProc
     is not done after `timeout` seconds. All ranks come here equally often.
     """
     return MainProcessFirst(timeout, scope)
+
+
+def _words(kind: type[BaseException], error: BaseException | None) -> str:
+    """What was raised, as the store takes it: of an exception that cannot tell itself its type."""
+    try:
+        told = str(error)
+    except Exception as silent:  # its __str__ is the job's
+        pass_on(silent)
+        told = ""
+    text = f"!{kind.__name__}: {told}"[:MAX_ERROR]
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _node(environ: Mapping[str, str]) -> str:

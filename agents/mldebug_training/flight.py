@@ -24,7 +24,7 @@ import sys
 from mldebug_training.handlers import APART, only_of, recorded_by
 from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile
-from mldebug_training.record import remove, reserve
+from mldebug_training.sharedfiles import remove, reserve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

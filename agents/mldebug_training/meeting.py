@@ -11,6 +11,7 @@ import os
 import time
 
 from mldebug_training import natives
+from mldebug_training.calls import ANSWERING, GOODBYE, LateError
 from mldebug_training.signals import closed
 
 TYPE_CHECKING = False
@@ -21,16 +22,10 @@ NAP, LONG_NAP = 0.005, 0.1  # seconds, the longest between two looks
 LATE = "another rank did not come to this poll in time"
 SILENT = "the job's store does not answer"
 LEAVING = 5.0  # seconds that whoever keeps the store waits until the others have read there
-ANSWERING = 10.0  # seconds that the store has for a call
 LOOK = 1.0  # seconds between two looks whether it has answered a call
-GOODBYE = 1.5  # seconds that the end of the process waits for all calls that have not come back
 _ALL = "all "  # and a number, drawn by whoever came last
 _running: set[Meeting] = set()
 _silent: list[Any] = []  # stores that have not answered; never asked again
-
-
-class LateError(RuntimeError):
-    """Another rank did not take part in time, or has said that it never will."""
 
 
 class Meeting:

@@ -14,7 +14,8 @@ from mldebug_training.flight import Flight, collective_timeout
 from mldebug_training.interrupted import pass_on
 from mldebug_training.natives import get_ident
 from mldebug_training.ownfile import OwnFile
-from mldebug_training.record import FOLDER, Record, remove, short, sweep
+from mldebug_training.record import Record, short
+from mldebug_training.sharedfiles import FOLDER, remove, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,8 +169,9 @@ class Process:
     def _forget(self) -> None:
         record, self._record, self._tried = self._record, None, False
         flight, self._flight = self._flight, None
-        self._phases, self._thread = [], 0
-        self._stacks, self._ask = OwnFile(-1), 0
+        stacks_file, self._stacks, self._ask = self._stacks, OwnFile(-1), 0
+        self._phases, self._thread, self.explicit = [], 0, False
+        _quietly(stacks_file.close)
         if record is not None:
             _quietly(record.close, unlink=False)
         if flight is not None:

@@ -11,7 +11,7 @@ _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"
 _SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _PROGRAMS = (
     *("torchrun", "accelerate", "accelerate-launch", "deepspeed"),
-    *("composer", "colossalai", "fabric", "lightning"),
+    *("composer", "colossalai", "fabric", "lightning", "mldebug"),
 )
 _FILES = (
     *("torch/distributed/run.py", "torch/distributed/launch.py", "deepspeed/launcher/launch.py"),
@@ -20,6 +20,7 @@ _FILES = (
 _MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands"),
     *("deepspeed.launcher", "composer.cli", "joblib.externals.loky"),
+    *("mldebug", "mldebug_training"),  # which become the job, and it finds its signals as they were
 )
 _HELPERS = (
     *("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker"),

@@ -27,7 +27,7 @@ import threading
 from mldebug_training import natives
 from mldebug_training.interrupted import pass_on
 from mldebug_training.ownfile import OwnFile
-from mldebug_training.record import remove, reserve
+from mldebug_training.sharedfiles import remove, reserve
 from mldebug_training.signals import (
     all_closed,
     at_fork,

@@ -8,6 +8,7 @@ step: it ends when one of them steps again. So the busiest counts where those of
 from __future__ import annotations
 
 import functools
+import os
 import sys
 
 from mldebug_training.imports import after_import
@@ -72,6 +73,10 @@ class Steps:
         else:
             self._tell(step)
 
+    def forget(self) -> None:
+        """In a forked child: what it steps is its own. It may be inside of a step of a framework, which ends here, too."""
+        self._round, self._moved, self.step = set(), False, 0
+
     def _tell(self, step: int) -> None:
         self.step = step
         if not self._own.explicit:
@@ -79,6 +84,7 @@ class Steps:
 
 
 steps = Steps(own)
+os.register_at_fork(after_in_child=steps.forget)
 
 
 def count_steps(module: ModuleType) -> None:

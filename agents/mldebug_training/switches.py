@@ -6,7 +6,6 @@ enough. What is asked at one step is agreed while that step runs and obeyed at t
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import sys
@@ -14,9 +13,9 @@ import time
 
 from mldebug_training import agreement
 from mldebug_training.agreement import Agreement
+from mldebug_training.calls import LateError
 from mldebug_training.interrupted import pass_on
-from mldebug_training.meeting import LateError
-from mldebug_training.phases import Phase
+from mldebug_training.pace import Pace, Saving
 from mldebug_training.printing import write_lines
 from mldebug_training.reasons import NOTHING, OFF, SAVE_SWITCH, WORDS, Reasons
 from mldebug_training.switchfiles import KILL, SAVE, choose
@@ -29,15 +28,12 @@ if TYPE_CHECKING:
 
     from mldebug_training.deadline import TimeLimit
 
-PERIOD = 0.25  # seconds between two agreements, where steps are shorter
-MOST = 16  # steps between two agreements: a run that becomes slow is not left alone for long
 REMEMBERED = 64  # sentences that were said
 _RANKS = 2**32
 _FAR = (
     2**62
 )  # more than any count; what is left of it is the lowest count, as the highest is agreed
 PATIENCE = 600.0  # seconds that `at_start`, and whoever saves or ends, waits for the others at most
-STEADY = 2  # times that the counts of all ranks were the same, after which they have to be
 
 
 class Switches:
@@ -68,7 +64,6 @@ class Switches:
         path, ours = choose(os.fspath(folder) if folder else None, environ)
         self.folder = path
         self.reason = ""  # why to stop or save, once that was agreed
-        self._limit, self._every = limit, every
         self._reasons = Reasons(path, limit, reason, signal)
         self._agreement = Agreement(group, timeout)
         self._watch = Watch(path, ours=ours)
@@ -77,10 +72,9 @@ class Switches:
         self._verdict: tuple[int, int, int] | None = None  # kind, rank, token: what all are to obey
         self._agreed: str | None = None  # in this poll
         self._owed: str | None = None  # that, where the poll did not come to its end
-        self._polls = self._due = 0
-        self._counted = self._steady = self._parted = 0
-        self._begun: tuple[int, float] | None = None  # the poll and the time of the last agreement
-        self._saved_since = 0.0  # seconds
+        self._polls = 0
+        self._pace = Pace(limit, every)
+        self._clocks = agreement.Clocks()
         self._own: tuple[int, str] = (NOTHING, "")
 
     def at_start(self) -> str | None:
@@ -108,7 +102,7 @@ class Switches:
 
     def saving(self) -> Saving:
         """`with switches.saving():` around a save: how long it takes decides how early the end of the time is heeded."""
-        return Saving(self._saved)
+        return Saving(self._pace.saved)
 
     def close(self) -> None:
         """Look no more. The end of the process does it, too."""
@@ -135,7 +129,7 @@ class Switches:
             action = self._finish() if self._agreement.begun else None
         else:
             action = self._obey()  # this poll was interrupted before
-        waits = not self._off and action != KILL and self._polls >= self._due
+        waits = not self._off and action != KILL and self._polls >= self._pace.due
         if waits and self._can_agree():
             self._begin()
             if self._agreement.size() == 1:
@@ -154,7 +148,7 @@ class Switches:
 
     def _begin(self, *, saves: bool = True, timeout: float | None = None) -> None:
         self._watch.start()
-        pace = self._measure()
+        pace = self._pace.measure(self._polls)
         seen = self._watch.seen
         self._own = self._reasons.wanted(seen)
         for one in (*self._reasons.troubles(seen), self._watch.trouble):
@@ -164,7 +158,7 @@ class Switches:
             kind = NOTHING
         token = seen.save if seen and kind == SAVE_SWITCH else 0
         urgent, count = kind * _RANKS + agreement.rank(), agreement.clock()
-        self._agreement.begin((urgent, token, self._every or pace, count, _FAR - count), timeout)
+        self._agreement.begin((urgent, token, pace, count, _FAR - count), timeout)
         self._leave_word()
 
     def _finish(self, timeout: float | None = None) -> str | None:
@@ -174,26 +168,16 @@ class Switches:
             self._turn_off(f"rank {rank} asks no more")
             return None
         apart = most - (_FAR - left)
-        if kind == NOTHING and self._have_parted(most, apart):
+        if kind == NOTHING and self._clocks.have_parted(most, apart):
             self._turn_off(
                 f"not all ranks polled after each step: their counts of collectives are {apart} apart"
             )
             return None
-        if self._begun:
-            self._due = self._begun[0] + max(1, pace)
+        self._pace.agreed(pace)
         if kind == NOTHING:
             return None
         self._verdict = kind, rank, token
         return self._obey()
-
-    def _have_parted(self, most: int, apart: int) -> bool:
-        """Do the counts of collectives differ for good, where they were the same in all ranks? Once may be an accident."""
-        self._parted = self._parted + 1 if apart else 0
-        if self._parted and self._steady >= STEADY:
-            return self._parted > 1
-        self._steady = 0 if apart else self._steady + (most > self._counted)
-        self._counted = most
-        return False
 
     def _obey(self) -> str:
         """Once all ranks have met: what they have agreed on. Interrupted, it is called again by the next poll."""
@@ -220,28 +204,10 @@ class Switches:
         """
         return min(PATIENCE, self._agreement.shortest_timeout() / 2 or PATIENCE)
 
-    def _measure(self) -> int:
-        """Tell the limit how long the loop takes; returns how many steps there may be to the next agreement."""
-        now, before = time.monotonic(), self._begun
-        self._begun = self._polls, now
-        if before is None or self._polls <= before[0]:
-            return 1
-        length = max(0.0, now - before[1] - self._saved_since)
-        self._saved_since = 0.0
-        if self._limit:
-            self._limit.interval(length, self._polls - before[0])
-        step = length / (self._polls - before[0])
-        return min(MOST, max(1, math.ceil(PERIOD / step))) if step > 0 else MOST
-
     def _leave_word(self) -> None:
         rank, size = agreement.rank(), agreement.size()
         word = {"at": time.time(), "polls": self._polls, "rank": rank, "world_size": size}
         self._watch.tell({**word, "node": socket.gethostname(), "pid": os.getpid()})
-
-    def _saved(self, length: float) -> None:
-        self._saved_since += length
-        if self._limit:
-            self._limit.saved(length)
 
     def _give_up(self, error: BaseException) -> None:
         """Nothing that is broken here may harm the job; the others learn it at once, and wait for nobody.
@@ -279,20 +245,3 @@ class Switches:
         self._said.add(text)
         if sys.stderr is not None:  # a job without one
             write_lines(f"mldebug: {text}", rank=None, file=sys.stderr)
-
-
-class Saving:
-    """What `Switches.saving` gives: measures a save, and tells it as a phase."""
-
-    def __init__(self, then: Callable[[float], None]) -> None:
-        self._then = then
-        self._phase = Phase("checkpoint_save")
-        self._since = 0.0
-
-    def __enter__(self) -> None:
-        self._phase.__enter__()
-        self._since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._then(time.monotonic() - self._since)
-        self._phase.__exit__()

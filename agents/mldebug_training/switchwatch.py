@@ -13,9 +13,9 @@ import os
 import threading
 import time
 
-from mldebug_training import ranks
-from mldebug_training import record as records
+from mldebug_training import ranks, sharedfiles
 from mldebug_training.ownfile import OwnFile
+from mldebug_training.record import SIZE
 from mldebug_training.signals import closed
 from mldebug_training.switchfiles import POLLED, SAVE, Seen, clear_up, look, make, take, write
 
@@ -125,18 +125,18 @@ class Watch:
 
     def _announce(self) -> None:
         _, size = ranks.rank_and_size()
-        name = f"{records.PREFIX}{os.getpid()}-{records.start_ticks()}{SUFFIX}"
-        path = os.path.join(records.FOLDER, name)
-        records.sweep(records.FOLDER)  # what a killed job has left
-        file = OwnFile(records.reserve(path, records.SIZE))
+        name = f"{sharedfiles.PREFIX}{os.getpid()}-{sharedfiles.start_ticks()}{SUFFIX}"
+        path = os.path.join(sharedfiles.FOLDER, name)
+        sharedfiles.sweep(sharedfiles.FOLDER)  # what a killed job has left
+        file = OwnFile(sharedfiles.reserve(path, SIZE))
         self._announced = path, file
         told = json.dumps({"folder": os.path.realpath(self.folder), "world_size": size})
-        file.write(told.encode()[: records.SIZE])
+        file.write(told.encode()[:SIZE])
 
     def _withdraw(self) -> None:
         announced, self._announced = self._announced, None
         if announced:
-            records.remove(announced[0])
+            sharedfiles.remove(announced[0])
             announced[1].close()
 
     @staticmethod

@@ -142,7 +142,7 @@ PYTHON: tuple[Calls, ...] = (
         W,
         "waits for the others to ask for the switches, in {site}",
         r"mldebug_training/agreement\.py",
-        r"finish|_meet",
+        r"finish|_meet|_make_group",
     ),
     _calls(
         "store",

@@ -22,6 +22,7 @@ from mldebug.ras.places import Place, global_ranks, home, world_places
 SOURCE = "NCCL RAS"
 MAX_LINES = 4
 MAX_PLACES = 4
+_PAIRS = frozenset(("Send", "Recv"))
 
 
 def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
@@ -40,6 +41,29 @@ def ras_apart(captures: Sequence[NodeCapture]) -> str:
     one = next((one for one in ras.communicators if differs(one)), None)
     both = (one,) if one else crossed(ras.communicators) or ()
     return " and ".join(line for each in both for line in _counts(each, names))
+
+
+def ras_alike(captures: Sequence[NodeCapture]) -> bool | None:
+    """Have all ranks launched the same, in every communicator? None: it does not tell, as where one was not asked.
+
+    Stages of a pipeline send and receive, which is not counted everywhere and differs as it should: a communicator of
+    some of the ranks, or a send, and equal counts prove nothing.
+    """
+    told = _fullest(captures)
+    if told is None:
+        return None
+    ras, names = told
+    every = ras.communicators
+    if ras.absent or ras.timeouts or ras.left_out or any(map(_speaks_against, every)):
+        return False
+    used = [one for one in every if one.launched != 0]
+    return (bool(used) and all(one.launched and names.is_world(one) for one in used)) or None
+
+
+def _speaks_against(one: NcclCommunicator) -> bool:
+    apart = bool(one.absent_count or one.absent or one.levels)
+    counts = (name for row in one.ranks for name in row.counts)
+    return apart or any(name in _PAIRS for name in counts)
 
 
 class Voice(msgspec.Struct, frozen=True):

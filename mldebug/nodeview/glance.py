@@ -12,7 +12,7 @@ from mldebug.health.faults import fault_of_missing, faults_of_events, gpus_by_ad
 from mldebug.health.telling import GpuName
 from mldebug.kernellog.joining import RankEvent
 from mldebug.kernellog.reading import bus_id
-from mldebug.model import Fault, Gap, Job, Noun
+from mldebug.model import Fault, Gap, Job, Noun, RankDevice
 from mldebug.snapshot import RunState, Snapshot
 
 FRESH = 15.0  # seconds that a read of the agent's may be old to say what a GPU does now
@@ -40,6 +40,7 @@ class Glance(Noun, frozen=True, kw_only=True):
     users: tuple[GpuUser, ...] = ()
     unjoined: tuple[str, ...] = ()  # ranks whose GPU is not known, and why
     sentences: dict[str, str] = {}  # job id -> the fingerprint of its GPUs: the agent's alone
+    states: dict[str, tuple[RankDevice, ...]] = {}  # job id -> the GPUs of its ranks, in figures
     count: GpuCount | None = None
     events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
     health: tuple[Health, ...] = ()
@@ -103,6 +104,7 @@ def of_agent(told: Snapshot) -> Glance:
         watch=told.gpu_watch,
         users=tuple(_users(told.runs)),
         sentences={run.id: run.devices for run in told.runs if run.devices and fresh(told)},
+        states={run.id: run.gpu_states for run in told.runs if run.gpu_states and fresh(told)},
         count=told.gpu_count,
         events=told.kernel_events,
         health=told.health,

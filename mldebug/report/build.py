@@ -19,6 +19,7 @@ from mldebug.model import (
     TreeNode,
 )
 from mldebug.redact import safe_line
+from mldebug.report.gpus import gpu_views
 from mldebug.report.hardware import hardware_lines, xid_catalogue
 from mldebug.report.ranks import rank_views, shorten_stack
 from mldebug.report.tidy import tidy_report
@@ -92,6 +93,7 @@ def build_report(
         remarks=tuple(_unique(mark.message for each in captures for mark in each.remarks)),
         gaps=tuple(_gaps(captures)),
         hardware=hardware,
+        gpus=gpu_views(captures),
         xid_catalogue=xid_catalogue(captures, judgement.diagnosis, hardware),
     )
     return tidy_report(report)

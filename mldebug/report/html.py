@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Culprit, Group
-from mldebug.report import changes, columns, rankmap, steps, story, treeview, words
+from mldebug.report import changes, columns, gpus, rankmap, steps, story, treeview, words
 from mldebug.report.tidy import tidy_report
 from mldebug.reportmodel import GapView, RankView, Report
 
@@ -120,6 +120,7 @@ def _view(report: Report) -> dict[str, Any]:
         "steps": steps.step_lines(report.ranks),
         "moved": changes.change_lines(report.comparison) if report.comparison else (),
         "moved_title": changes.later_words(report.comparison) if report.comparison else "",
+        "gpus": gpus.gpu_lines(report.gpus),
         "gaps": _gap_rows(report.gaps),
         "nodes": report.nodes[:TABLE_ROWS],
         "data": embed(columns.data(report.ranks, legend)),

@@ -10,6 +10,7 @@ from rich.text import Text
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Diagnosis, Group
 from mldebug.report.changes import change_lines, later_words
+from mldebug.report.gpus import gpu_lines
 from mldebug.report.steps import job_words, step_lines
 from mldebug.report.story import (
     Event,
@@ -66,6 +67,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _listed("Steps, as the ranks say", "- ", step_lines(report.ranks), width)
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
     yield from _listed(*_moved(report), width)
+    yield from _listed("GPUs of the ranks", "- ", gpu_lines(report.gpus), width)
     yield from _listed("GPUs and kernel", "- ", report.hardware, width)
     if report.xid_catalogue:
         yield from _wrap(f"What the Xids mean: catalogue {report.xid_catalogue}", width, "  ")

@@ -74,8 +74,8 @@ def hung(folder: Path, keep: Path, hang: Hang, mode: str, *options: str) -> dict
         time.sleep(SETTLE)
         found = reports_of(agent, job)
         kept(agent, keep / f"{mode}-{hang.fault}")
-        told = _told(hang, found[0], came - at) if found else {"result": "no report", "log": agent.log[-1500:]}  # fmt: skip
-        return told | {"gpus": _gpus(eye), "reports": len(found)}
+        told = judged_row(hang, found[0], came - at) if found else {"result": "no report", "log": agent.log[-1500:]}  # fmt: skip
+        return told | {"gpus": gpus_of(eye), "reports": len(found)}
 
 
 def struck(job: world.Job) -> bool:
@@ -91,7 +91,7 @@ def kept(agent: RunningAgent, place: Path) -> None:
         shutil.copytree(agent.state / "reports", place, ignore=shutil.ignore_patterns("*.html"))
 
 
-def _gpus(eye: Eye) -> dict[str, str]:
+def gpus_of(eye: Eye) -> dict[str, str]:
     """What the fingerprint said last of each GPU, by number."""
     last = eye.seen[-1] if eye.seen else None
     return (
@@ -101,7 +101,8 @@ def _gpus(eye: Eye) -> dict[str, str]:
     )
 
 
-def _told(hang: Hang, report: Report, seconds: float) -> dict[str, Any]:
+def judged_row(hang: Hang, report: Report, seconds: float) -> dict[str, Any]:
+    """A row of the page."""
     diagnosis = report["diagnosis"]
     named = [one.get("rank") for one in diagnosis["culprits"] or ()]
     return {

@@ -218,6 +218,28 @@ def _seconds(row: Found) -> str:
     return "" if told is None else f"{told} s"
 
 
+def _preview(data: Found) -> Iterator[str]:
+    yield "With `capture: {preview: true}`, a job without the hook, one way open in each row: the debug FIFO, the dump of a timeout of 10 s (*ended*: and the job"
+    yield "ends by it), the worker server. *Unharmed*: both ranks stand after all captures as before, no signal pends, nobody traces them. *Steps on*: the"
+    yield "fault was taken back, and the job made 20 steps so many seconds later; after a timeout of its own PyTorch does not let a job go on."
+    yield ""
+    rows = [
+        (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"), _seconds(one),
+         "; ".join(one.get("had_by", ())).replace("Flight Recorder of ", "") or "nobody", "; ".join(f"`{file}` {told}" for file, told in one.get("answers", {}).items()),
+         one.get("unharmed"), _on(one.get("steps_on_s")))
+        for name, one in data.items()
+    ]  # fmt: skip
+    head = ("way: fault", "result", "verdict", "named", "confidence", "after the timeout", "Flight Recorder of", "files, after the strike", "unharmed", "steps on, s")  # fmt: skip
+    yield from table(head, rows)
+    yield ""
+    yield from (f"- {name}: {cell(one.get('summary') or one.get('error') or '')}" for name, one in data.items())  # fmt: skip
+
+
+def _on(told: float | str | None) -> float | str | None:
+    """Why a job does not step on is long; that it does not is enough here."""
+    return "no" if isinstance(told, str) else told
+
+
 def _healthy(data: Found) -> Iterator[str]:
     yield f"{data['seconds']} s, {data['steps']} steps, with evaluation on one rank, checkpoints and compilation, beside an agent with the settings as shipped and `capture.preview` on:"
     yield f"**{data['reports']} reports**; the run was always: {', '.join(data['stages'])}."
@@ -245,6 +267,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "hangs": ("Hangs of a job that nobody touched", _hangs),
     "hooked": ("Hangs again, with the hook, and with the hook where nobody may attach", _hangs),
     "healthy": ("Healthy training", _healthy),
+    "preview": ("Flight Recorders without the hook (`capture.preview`)", _preview),
     "xid": ("Xids", _xid),
     "xid13": ("An Xid of an application, made on purpose", _xid13),
     "release": ("Releasing the GPUs", _release),

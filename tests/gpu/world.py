@@ -92,8 +92,10 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, *options: str, hook: bool = False, script: Path = JOB) -> Iterator[Job]:
-    """Start it by torchrun, with the hook by `mldebug run`; at the end nothing of it is left."""
+def job(
+    folder: Path, *options: str, hook: bool = False, script: Path = JOB, more: Mapping[str, str] = {},
+) -> Iterator[Job]:  # fmt: skip
+    """Start it by torchrun, with the hook by `mldebug run`; at the end nothing of it is left. `more`: of its environment."""
     place = Path(tempfile.mkdtemp(dir=folder))
     (place / "events").mkdir()
     argv = [*MLDEBUG, "run", "--"] if hook else []
@@ -107,7 +109,7 @@ def job(folder: Path, *options: str, hook: bool = False, script: Path = JOB) -> 
         *options,
     ]
     with (place / "job.log").open("wb") as log:
-        launcher = subprocess.Popen(argv, stdout=log, stderr=log, env=environment(place))
+        launcher = subprocess.Popen(argv, stdout=log, stderr=log, env=environment(place, more))
     try:
         yield Job(place, launcher)
     finally:

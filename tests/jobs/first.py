@@ -1,6 +1,8 @@
 """Goes through `main_process_first` in the way that is asked for; every rank writes what came of it to EVENTS/told.RANK."""
 
+import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,7 +20,9 @@ def main(events: Path, how: str) -> None:
         told = HOW[how](rank, events)
     except (ValueError, mldebug_training.MainProcessError) as error:
         told = f"{type(error).__name__}: {error}"
-    (events / f"told.{rank}").write_text(told)
+    (events / f"told.{rank}").write_text(told.encode("utf-8", "backslashreplace").decode())
+    if how == "stopped" and rank:
+        os.kill(int((events / "started.0").read_text()), signal.SIGCONT)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -26,7 +30,7 @@ def main(events: Path, how: str) -> None:
 def order(rank: int, events: Path) -> str:
     told = []
     for scope in ("job", "node", "job"):
-        with mldebug_training.main_process_first(60, scope) as first:
+        with mldebug_training.main_process_first(math.inf, scope) as first:
             path = events / f"made.{len(told)}"
             told.append(f"{first}:{path.exists()}")
             if first:
@@ -39,6 +43,14 @@ def fails(rank: int, _: Path) -> str:
     with mldebug_training.main_process_first(60) as first:
         if first:
             raise ValueError("no such dataset")
+    return "went through"
+
+
+def fails_oddly(rank: int, _: Path) -> str:
+    """In words that no store takes, as names of files have them."""
+    with mldebug_training.main_process_first(60) as first:
+        if first:
+            raise ValueError("no such file: a\udcff")
     return "went through"
 
 
@@ -56,7 +68,22 @@ def never_ends(rank: int, events: Path) -> str:
     return "went through"
 
 
-HOW = {"order": order, "fails": fails, "never_comes": never_comes, "never_ends": never_ends}
+def stopped(rank: int, events: Path) -> str:
+    """Rank 0, which keeps the store where no launcher does, is stopped until the other one has said what it has learned."""
+    with mldebug_training.main_process_first(2) as first:
+        if first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    return "went through"
+
+
+HOW = {
+    "order": order,
+    "fails": fails,
+    "fails_oddly": fails_oddly,
+    "never_comes": never_comes,
+    "never_ends": never_ends,
+    "stopped": stopped,
+}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])

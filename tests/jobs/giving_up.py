@@ -18,7 +18,7 @@ import torch.distributed as dist
 from leaving import leave
 
 import mldebug_training
-from mldebug_training import agreement
+from mldebug_training import agreement, meeting
 
 EVENTS, HOW = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])
@@ -61,9 +61,13 @@ class Loop:
         return " ".join(self.told)
 
     def _timed(self, ask: Callable[[], str | None]) -> None:
-        began = time.monotonic()
-        answer = str(ask())
-        self.told.append(f"{answer} late" if time.monotonic() - began > LONG else answer)
+        self.told.append(timed(ask))
+
+
+def timed(ask: Callable[[], str | None]) -> str:
+    began = time.monotonic()
+    answer = str(ask())
+    return f"{answer} late" if time.monotonic() - began > LONG else answer
 
 
 def late() -> str:
@@ -157,18 +161,51 @@ def waiting() -> str:
     return loop.polls(2)
 
 
-def making() -> str:
-    """Rank 1 is interrupted while the group is made that the ranks agree in."""
-    agreement.CONNECTING = 5.0
-    make = dist.new_group
+def unstarted(timeout: float = 4.0) -> mldebug_training.Switches:
+    """Whose group is made in their first poll."""
+    folder = str(EVENTS / f"switches-{RANK}")
+    return mldebug_training.Switches(folder, signal=None, every=1, timeout=timeout)
 
-    def interrupt(**_: Any) -> None:
+
+def making() -> str:
+    """Rank 1 is interrupted as all have come to make the group; the next one of the job is the same in both."""
+    switches, leave, told = unstarted(), meeting.Meeting.leave, []
+
+    def leave_and_ring(one: meeting.Meeting) -> None:
+        os.kill(os.getpid(), signal.SIGALRM)
+        leave(one)
+
+    def ring(*_: object) -> None:
         raise AlarmError
 
-    dist.new_group = interrupt if RANK == 1 else make
-    told = Loop().polls(2)
-    dist.new_group = make
-    return told
+    signal.signal(signal.SIGALRM, ring)
+    meeting.Meeting.leave = leave_and_ring if RANK == 1 else leave
+    for _ in range(3):
+        dist.barrier()
+        try:
+            told.append(timed(switches.poll))
+        except AlarmError:
+            told.append("alarm")
+        meeting.Meeting.leave = leave
+    group, ones = dist.new_group([0, 1]), torch.ones(1)
+    dist.all_reduce(ones, group=group)
+    return f"{' '.join(told)} / {ones.item():g}"
+
+
+def unmade() -> str:
+    """Rank 1 cannot make the group that rank 0 waits for."""
+    switches, torchs = unstarted(), dist.distributed_c10d
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no device")
+
+    make, torchs.ProcessGroupGloo = (
+        torchs.ProcessGroupGloo,
+        fail if RANK else torchs.ProcessGroupGloo,
+    )
+    told = [timed(switches.poll) for _ in range(2)]
+    torchs.ProcessGroupGloo = make
+    return " ".join(told)
 
 
 def again() -> str:

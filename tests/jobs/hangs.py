@@ -1,21 +1,27 @@
 """A transformer block trained under DistributedDataParallel that gets stuck in one of the ways that GPUs add; started by torchrun.
 
-EVENTS/strike.RANK comes right before the fault. `healthy` never gets stuck: it trains, evaluates and saves by turns, compiled or not.
+EVENTS/strike.RANK comes right before the fault. SIGUSR1 wakes a rank that sleeps; EVENTS/held is the semaphore that holds the stream of
+one that is `frozen`; SIGCONT does for one that is stopped: these jobs can go on. `--timeout` is that of its collectives in seconds,
+`--served FOLDER` gives each rank a worker server there. `healthy` never gets stuck: it trains, evaluates and saves by turns, compiled or not.
 `--cpu` does all of it small and on gloo, for tests of whoever uses this; what only a GPU can do is refused there.
 """
 
 import argparse
+import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.control_plane import worker_main
 from torch.utils.data import DataLoader, IterableDataset
 
 ON_CPU = "--cpu" in sys.argv
@@ -109,9 +115,19 @@ def told(job: Job, step: int, loss: float) -> None:
 # --- the faults --------------------------------------------------------------------------------------
 
 
+class WokenError(Exception):
+    """Somebody has woken it."""
+
+
 def sleep(job: Job) -> None:
-    """It never arrives."""
-    time.sleep(AGES)
+    """It never arrives, unless it is woken."""
+    signal.signal(signal.SIGUSR1, awake)
+    with contextlib.suppress(WokenError):
+        time.sleep(AGES)
+
+
+def awake(number: int, frame: object) -> None:
+    raise WokenError
 
 
 def loop(job: Job) -> None:
@@ -174,11 +190,25 @@ def frozen(job: Job) -> None:
     runtime = ctypes.CDLL(cuda_runtime())
     libc = ctypes.CDLL(None)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    function = ctypes.cast(libc.sleep, ctypes.c_void_p)
-    error = runtime.cudaLaunchHostFunc(stream, function, ctypes.c_void_p(HELD))
+    function = ctypes.cast(libc.sem_wait, ctypes.c_void_p)
+    error = runtime.cudaLaunchHostFunc(stream, function, semaphore(job.options.events / "held"))
     if error:
         raise OSError(error, "cudaLaunchHostFunc")
     job.step()
+
+
+def semaphore(file: Path) -> ctypes.c_void_p:
+    """One that lies in a file, so that another process can post it; it stays mapped."""
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    with file.open("r+b") as opened:
+        mapped = mmap.mmap(opened.fileno(), mmap.PAGESIZE)
+    held.append(mapped)
+    place = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(mapped)))
+    ctypes.CDLL(None).sem_init(place, 1, 0)
+    return place
+
+
+held: list[mmap.mmap] = []
 
 
 def cuda_runtime() -> str:
@@ -239,14 +269,26 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--after", type=int, default=60)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--served", type=Path)
     options = parser.parse_args()
     if options.cpu and options.fault in ONLY_GPU:
         parser.error("that takes a GPU")
     if not options.cpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("gloo" if options.cpu else "nccl")
+    backend = "gloo" if options.cpu else "nccl"
+    dist.init_process_group(backend, timeout=timedelta(seconds=options.timeout))
     job = Job(options)
-    healthy(job) if options.fault == "healthy" else train(job)
+    with served(options.served):
+        healthy(job) if options.fault == "healthy" else train(job)
+
+
+def served(folder: Path | None) -> contextlib.AbstractContextManager[object]:
+    """PyTorch's worker server on a socket of this rank's own."""
+    if folder is None:
+        return contextlib.nullcontext()
+    os.environ["TORCH_WORKER_SERVER_SOCKET"] = str(folder / f"server{os.environ['RANK']}")
+    return worker_main()
 
 
 if __name__ == "__main__":

@@ -214,9 +214,9 @@ def _right_pids(job: RunningJob, case: Case, rank: int) -> tuple[int | None, ...
 def health(pid: int) -> str:
     """The state of a process as far as a capture could have harmed it: who polls is now on a CPU, now asleep."""
     deadline = time.monotonic() + 5  # the agent that watches beside us may just read a native stack
-    while state_of(pid) == "t" and time.monotonic() < deadline:
+    while (state := state_of(pid)) == "t" and time.monotonic() < deadline:
         time.sleep(0.05)
-    return {"R": "runs", "S": "runs", "D": "runs"}.get(state_of(pid), state_of(pid))
+    return {"R": "runs", "S": "runs", "D": "runs"}.get(state, state)
 
 
 def _finish(agent: RunningAgent, case: Case, job: RunningJob, stack: ExitStack) -> Case:

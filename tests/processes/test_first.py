@@ -17,20 +17,24 @@ class Going(RunningJob):
         return [str(JOBS / "first.py"), str(self.events), *self.plan.options]
 
 
-def told(how: str) -> list[str]:
+def told(how: str, ranks: int = RANKS, launch: tuple[int, ...] | None = None) -> list[str]:
     """What came of it, rank by rank."""
-    plan = Plan(world_size=RANKS, struck=(), options=(how,))
+    plan = Plan(world_size=ranks, struck=(), options=(how,), launch=launch)
     with folder_for(plan.user) as folder:
         job = Going(plan, folder)
         try:
             job.start()
-            ended = wait_for(
-                "its end", lambda: (code := job.started[0].poll()) is not None and [code]
-            )
-            assert ended == [0], job.tail()
-            return [(job.events / f"told.{rank}").read_text() for rank in range(RANKS)]
+            ended = wait_for("its end", lambda: all_ended(job))
+            assert set(ended) == {0}, job.tail()
+            return [(job.events / f"told.{rank}").read_text() for rank in range(ranks)]
         finally:
             job.end()
+
+
+def all_ended(job: RunningJob) -> list[int] | None:
+    """The codes of all that were started, once they are there."""
+    codes = [one.poll() for one in job.started]
+    return None if None in codes else [int(code or 0) for code in codes]
 
 
 def test_one_goes_first_and_the_others_find_what_it_made() -> None:
@@ -46,6 +50,12 @@ def test_where_the_first_one_fails_all_fail_at_once() -> None:
     assert others == [why] * (RANKS - 1)
 
 
+def test_words_that_no_store_takes_reach_the_others_all_the_same() -> None:
+    _, *others = told("fails_oddly")
+    why = r"rank 0 failed in main_process_first: ValueError: no such file: a\udcff"
+    assert others == [f"MainProcessError: {why}"] * (RANKS - 1)
+
+
 def test_who_never_comes_is_named() -> None:
     first, *others = told("never_comes")
     assert first == "elsewhere"
@@ -57,3 +67,10 @@ def test_who_is_not_done_in_time_is_named() -> None:
     first, *others = told("never_ends")
     assert first == "went through"
     assert others == ["MainProcessError: rank 0 went first and is not done after 2 s"] * (RANKS - 1)
+
+
+def test_a_store_whose_host_is_stopped_keeps_nobody_for_ever() -> None:
+    first, other = told("stopped", ranks=2, launch=(0, 1))  # rank 0 keeps it
+    assert first == "went through"  # once it goes on
+    why = "the job's store did not answer in main_process_first: waited 12 s for it"
+    assert other == f"MainProcessError: {why}"

@@ -84,9 +84,16 @@ def test_who_is_interrupted_before_all_have_met_stops_nobody() -> None:
     assert "rank 1 gave up: Alarm" in said
 
 
-def test_who_is_interrupted_while_the_group_is_made_keeps_nobody() -> None:
-    found, _ = told("making")
-    assert found == ["None None None"] * 2
+def test_who_is_interrupted_while_the_group_is_made_keeps_nobody_and_no_group_of_the_job() -> None:
+    found, said = told("making")
+    assert found == ["None None None / 2", "alarm None None / 2"]
+    assert "rank 1 asks no more" in said
+
+
+def test_a_group_that_one_rank_cannot_make_keeps_the_others_no_longer_than_a_poll() -> None:
+    found, said = told("unmade")
+    assert found == ["None None"] * 2
+    assert "OSError: no device" in said
 
 
 def test_what_an_earlier_launch_has_left_at_the_store_is_nobodys_concern() -> None:

@@ -312,6 +312,18 @@ def test_another_run_on_the_same_nodes_is_another_report() -> None:
     assert len({one.captures[0].job.id for one in found.runs}) == 2
 
 
+def test_whoever_starts_a_process_under_the_run_id_of_another_is_not_in_that_run() -> None:
+    """Its ranks would join his, and his stacks its report."""
+    whose = {"a1": 1000, "a2": 1000, "a3": 6666}
+    captures = {
+        node: msgspec.structs.replace(one, job=msgspec.structs.replace(one.job, uid=whose[node]))
+        for node, one in run(3, 2, {1: sleeper()}).items()
+    }
+    found = merge(Heard(replies(captures)), "")
+
+    assert [[one.node for one in each.captures] for each in found.runs] == [["a1", "a2"], ["a3"]]
+
+
 def test_a_node_of_another_world_size_is_refused() -> None:
     captures = run(3, 2, {1: sleeper()})
     captures["a3"] = node_capture("a3", [rank(6, waiter(), 8), rank(7, waiter(), 8)])

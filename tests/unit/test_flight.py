@@ -18,8 +18,9 @@ from mldebug.flight.parse import MAX_BYTES, MAX_CALLS, MAX_GROUPS, parse_file
 from mldebug.flight.votes import collective_words
 from mldebug.heartbeat import parse_record
 from mldebug_training import flight as written
-from mldebug_training.record import Record, start_ticks
+from mldebug_training.record import Record
 from mldebug_training.recording import NEW, OLD, record_collectives
+from mldebug_training.sharedfiles import start_ticks
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 

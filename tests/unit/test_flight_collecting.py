@@ -94,15 +94,30 @@ def test_who_waits_as_another_does_is_spared_and_who_works_too(
     collector: Collector, tmp_path: Path
 ) -> None:
     """The dump may hold a rank up, and stacks tell who lags: one that waits is enough."""
-    with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
-        third = msgspec.structs.replace(first.identity, rank=2)
-        again = msgspec.structs.replace(first.captured(WAITS), identity=third)
-        found = add(collector, first.captured(WAITS), second.captured(SLEEPS), again)
+    numbers = (0, 1, 2)
+    with ExitStack() as stack:
+        first, second, third = (
+            stack.enter_context(met(collector, tmp_path, number)) for number in numbers
+        )
+        told_by = (first.captured(WAITS), second.captured(SLEEPS), third.captured(WAITS))
+        found = add(collector, *told_by)
         assert told(found) == {0: "debug FIFO"}
         price = "not asked by the debug FIFO, whose dump may hold a rank up for a minute: "
         assert (f"rank 2: {price}it waits as rank 0 does", "") in reasons(found)
         assert (f"rank 1: {price}it does not wait", "") in reasons(found)
-        assert [first.end(), second.end()] == [["dump 1 for 1 bytes"], []]
+        assert [first.end(), second.end(), third.end()] == [["dump 1 for 1 bytes"], [], []]
+
+
+def test_a_fifo_of_that_name_that_another_job_has_made_since_is_not_asked(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """PyTorch takes a FIFO away that is there, and makes its own: a byte would make the other job dump, which may be well."""
+    with met(collector, tmp_path / "mine") as mine, monitored(tmp_path / "theirs") as theirs:
+        os.replace(theirs.fifo, mine.fifo)
+        found = add(collector, mine.captured(WAITS))
+        assert told(found) == {}
+        assert "another job has made one of that name since" in str(reasons(found))
+        assert [mine.end(), theirs.end()] == [[], []]
 
 
 WHY_NOT = {
@@ -240,7 +255,9 @@ def test_an_old_dump_of_a_rank_that_lives_is_not_used(collector: Collector, tmp_
         assert told(found) == {}
         ((reason, _),) = reasons(found)
         assert reason == (
-            "rank 0: its dump file is 1000 s old, and it may have gone on since; nobody reads its debug FIFO"
+            "rank 0: its dump file is 1000 s old, and it may have gone on since; not asked by the debug FIFO,"
+            " whose dump may hold a rank up for a minute: it holds no such FIFO open: none was made, or another job has made one of that"
+            " name since; give each job a name of its own"
         )
 
 

@@ -1,6 +1,7 @@
 """Hangs of NCCL jobs as agents recorded them on two H200s (docs/gpu-validation.md): judged again, each gets the verdict that it got there.
 
-`untouched`: nobody had touched the job; `hook`: under `mldebug run`; `denied`: that, and nobody may attach to a process.
+`untouched`: nobody had touched the job; `hook`: under `mldebug run`; `denied`: that, and nobody may attach to a process; `figures`:
+untouched, with the looks at the GPUs; `fifo`, `dump`, `server`: that, and the Flight Recorders had by this way.
 Rank 1 is the one that was struck, so that nobody else may ever be named.
 """
 
@@ -41,6 +42,28 @@ TOLD = {
     "denied-mismatch": ("collective_mismatch", [], "low"),
     "denied-off_by_one": ("collective_mismatch", [], "medium"),
     "denied-kernel": ("unknown", [], "low"),
+    "figures-sleep": ("rank_waiting", [1], "high"),
+    "figures-loop": ("rank_busy", [1], "medium"),
+    "figures-stop": ("rank_stopped", [1], "high"),
+    "figures-oom": ("rank_busy", [1], "low"),
+    "figures-worker": ("dataloader_stalled", [1], "high"),
+    "figures-mismatch": ("collective_mismatch", [], "low"),
+    "figures-shape": ("unknown", [], "low"),
+    "figures-off_by_one": ("collective_mismatch", [], "low"),
+    "figures-kernel": ("unknown", [], "low"),
+    "figures-frozen": ("rank_waiting", [1], "low"),
+    "figures-frozen_guessed": ("unknown", [], "low"),  # a convention alone told the GPU of rank 0
+    "figures-hook_frozen": ("rank_waiting", [1], "low"),
+    "fifo-sleep": ("rank_waiting", [1], "high"),
+    "fifo-stop": ("rank_stopped", [1], "high"),
+    "fifo-off_by_one": ("collective_mismatch", [], "medium"),
+    "fifo-frozen": ("rank_waiting", [1], "low"),
+    "dump-sleep": ("rank_waiting", [1], "high"),
+    "dump-off_by_one": ("collective_mismatch", [], "low"),
+    "dump-frozen": ("rank_waiting", [1], "low"),
+    "server-sleep": ("rank_waiting", [1], "high"),
+    "server-off_by_one": ("collective_mismatch", [], "medium"),
+    "server-frozen": ("rank_waiting", [1], "low"),
     "gloo-denied-mismatch": ("collective_mismatch", [], "low"),  # named rank 0 once, which waits
 }
 

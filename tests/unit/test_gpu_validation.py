@@ -17,7 +17,7 @@ from fakenvml.library import RECORDINGS, FakeNvml, build
 from gpu import claims, hanging, machine, smi, timing, validate, wild
 from gpu.compare import Row, _judge, table
 from gpu.page import page
-from gpu.parts import desync, fingerprint, metrics, xid13
+from gpu.parts import desync, fingerprint, metrics, preview, xid13
 from gpu.tables import number
 from mldebug import __version__
 from mldebug.gpus.readings import GpuEvent
@@ -640,3 +640,58 @@ def test_labels_that_nvidia_smi_lacks_are_named() -> None:
 def test_numbers_are_short() -> None:
     told = [number(one) for one in (1.98e9, 0.123456, 3.0, 150754820096, True)]
     assert told == ["1.98e9", "0.1235", "3", "1.50755e11", "yes"]
+
+
+# --- ways to a Flight Recorder -----------------------------------------------------------------------
+
+
+RUNNING = {"State": "R", "SigPnd": "0" * 16, "ShdPnd": "0" * 16, "TracerPid": "0"}
+
+
+def test_each_way_is_opened_alone(tmp_path: Path) -> None:
+    names = {way: set(preview.opened(way, tmp_path)[1]) for way in ("fifo", "dump", "ended", "server")}  # fmt: skip
+    assert [way for way, some in names.items() if "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in some] == ["fifo"]  # fmt: skip
+    assert preview.opened("server", tmp_path) == (("--served", str(tmp_path)), {})
+    assert preview.opened("dump", tmp_path)[0] == preview.opened("ended", tmp_path)[0] != ()
+
+
+@pytest.mark.parametrize(
+    ("after", "harmless"),
+    [
+        (RUNNING, True),
+        (RUNNING | {"State": "S"}, True),
+        (RUNNING | {"State": "T"}, False),
+        (RUNNING | {"TracerPid": "77"}, False),
+        (RUNNING | {"SigPnd": "0000000000040000"}, False),
+        ({}, False),
+    ],
+)
+def test_a_rank_that_is_stopped_traced_or_gone_was_harmed(
+    after: dict[str, str], harmless: bool
+) -> None:
+    assert preview.harmless(RUNNING, after) is harmless
+
+
+def test_a_stopped_rank_that_still_is_was_not_harmed() -> None:
+    stopped = RUNNING | {"State": "T"}
+    assert preview.harmless(stopped, stopped)
+    assert not preview.harmless(stopped, RUNNING)
+
+
+def test_the_kernel_says_how_a_process_stands() -> None:
+    assert preview.standing(os.getpid()).keys() == RUNNING.keys()
+    assert preview.standing(os.getpid())["State"] in ("R", "S")
+    assert preview.standing(1 << 30) == {}
+
+
+def test_the_page_says_what_became_of_the_job() -> None:
+    row = {
+        "result": "right", "verdict": "rank_waiting", "named": [1], "confidence": "high", "summary": "Rank 1 sleeps",
+        "seconds_after_timeout": 3.3, "had_by": ["Flight Recorder of rank 0: by the debug FIFO"],
+        "answers": {"trace_0": "26084 bytes after 17.2 s"}, "unharmed": True, "steps_on_s": 1.2,
+    }  # fmt: skip
+    rows = {"fifo: sleep": row, "dump: sleep": row | {"steps_on_s": "no: waited 30 s in vain"}}
+    parts = {"preview": {"status": "done", "seconds": 9.0, "data": rows}}
+    text = page({"parts": parts})
+    assert "| fifo: sleep | **right** | rank_waiting | 1 | high | 3.3 s | rank 0: by the debug FIFO | `trace_0` 26084 bytes after 17.2 s | yes | 1.2 |" in text  # fmt: skip
+    assert "| yes | no |" in text

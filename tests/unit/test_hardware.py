@@ -332,6 +332,17 @@ def test_a_rank_that_opens_its_gpu_later_is_not_known_before() -> None:
     assert one.knows(JOB)
 
 
+def test_a_gpu_that_a_convention_alone_gives_a_rank_is_read_again_soon() -> None:
+    """Its process opens the GPU some seconds after it is found: a hang soon after it began was told without its processes."""
+    one = board()
+    guessed = tuple(RankGpu(rank=rank, uuid=f"GPU-{rank}", index=rank, evidence=JoinEvidence.ENVIRONMENT) for rank in (0, 1))  # fmt: skip
+    early = GpuNews(full=node(1.0, 0, 1, processes=False), joined={"job": Joined(ranks=guessed)})
+    one.told(early, LIMITS, None)
+    assert not one.knows(JOB)
+    one.told(read(Source(node(6.0, 0, 1))), LIMITS, None)
+    assert one.knows(JOB)
+
+
 # --- fingerprints ---------------------------------------------------------------------------------------
 
 

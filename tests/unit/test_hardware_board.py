@@ -13,10 +13,18 @@ import pytest
 from hung import wait_until
 from mldebug.config import Config
 from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
+from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu
+from mldebug.gpus.readings import (
+    GpuProcess,
+    GpuReading,
+    GpuWatch,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+)
 from mldebug.health.components import State
 from mldebug.model import Gap, Job, NodeCapture, RankIdentity
-from mldebug.snapshot import Snapshot
+from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.gpuchild.errors import GpusReleasedError
 from mldebug_agents.hardware import board as module
@@ -96,8 +104,10 @@ class Board:
         self.runs: dict[str, Any] = {HERE: Run()}
 
     def told(self, full: NodeGpus) -> None:
-        order = GpuOrder({})
-        result = Result("gpus", order, GpuNews(full=full), None)
+        self.told_news(GpuNews(full=full))
+
+    def told_news(self, news: GpuNews) -> None:
+        result = Result("gpus", GpuOrder({}), news, None)
         self.hardware.told(result, [run.job for run in self.runs.values()], {}, self._config)
 
     def kernel(self, news: KernelNews) -> None:
@@ -140,6 +150,25 @@ def test_lost_kernel_records_are_told_in_status_and_report(board: Board) -> None
     assert board.hardware.capture(capture).gaps == (loss,)
     board.kernel(KernelNews())
     assert board.shown().gaps == ()
+
+
+def test_looks_at_the_gpus_of_a_run_stand_in_its_captures_and_its_state(board: Board) -> None:
+    """Only of the GPUs that are read now: where a look fails nothing old is told."""
+    known = RankGpu(rank=3, uuid="GPU-1", index=1, evidence=JoinEvidence.COMPUTE_PROCESS)
+    news = GpuNews(full=gpus(held=(GpuProcess(pid=44),)), joined={HERE: Joined(ranks=(known,))})
+    board.told_news(news)
+    for at in (1.0, 2.0):
+        look = GpuWatch(uuid="GPU-1", index=1, utilization_ratio=0.0, power_watts=120.0)
+        board.told_news(GpuNews(watch=NodeWatch(at=at, gpus=(look,))))
+    capture = NodeCapture(node="n1", job=Job(id=HERE, name="train", launcher="x"), taken_at=2.0)
+    (told,) = board.hardware.capture(capture).gpus
+    assert (told.rank, told.uuid, told.pids, told.sure) == (3, "GPU-1", (44,), True)
+    assert [(one.at, one.busy_ratio, one.memory_ratio) for one in told.samples] == [(1.0, 0.0, None), (2.0, 0.0, None)]  # fmt: skip
+    run = RunState(id=HERE, name="train", launcher="x")
+    (shown,) = board.hardware.show(Snapshot(node="n1", at=2.0, started_at=0.0, runs=(run,))).runs
+    assert shown.gpu_states == (told,)
+    board.failed(GpusReleasedError("released"))
+    assert board.hardware.capture(capture).gpus == ()
 
 
 def test_it_lets_go_of_a_gpu_that_waits_for_its_reset_and_its_health_stays(board: Board) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from mldebug.heartbeat import TornError, parse_record
 from mldebug_training import record as written
+from mldebug_training import sharedfiles
 from unit.test_training_hook import run, site
 
 __all__ = ["site"]
@@ -77,17 +78,17 @@ def test_what_a_job_has_not_flushed_survives_the_end_of_the_hook(site: Path) -> 
 def test_a_living_process_keeps_its_record_without_its_lock(tmp_path: Path) -> None:
     record = written.Record(str(tmp_path))
     os.close(record._file.fd)  # as the job may
-    written.sweep(str(tmp_path))
+    sharedfiles.sweep(str(tmp_path))
     assert Path(record.path).exists()
     record.close()
 
 
 @pytest.mark.parametrize("suffix", ["", ".stacks"])
 def test_an_earlier_process_of_this_pid_is_swept(tmp_path: Path, suffix: str) -> None:
-    start = written.start_ticks() + 1
-    left = tmp_path / f"{written.PREFIX}{os.getpid()}-{start}{suffix}"
+    start = sharedfiles.start_ticks() + 1
+    left = tmp_path / f"{sharedfiles.PREFIX}{os.getpid()}-{start}{suffix}"
     left.touch()
-    written.sweep(str(tmp_path))
+    sharedfiles.sweep(str(tmp_path))
     assert not left.exists()
 
 
@@ -108,7 +109,7 @@ def test_a_file_swept_before_its_lock_is_made_again(
 ) -> None:
     path = tmp_path / "mldebug-1-1"
     before_the_lock(monkeypatch, path.unlink)
-    fd = written.reserve(str(path), 64)
+    fd = sharedfiles.reserve(str(path), 64)
     assert path.stat().st_ino == os.fstat(fd).st_ino
     os.close(fd)
 
@@ -128,8 +129,8 @@ def test_a_file_whose_lock_a_neighbour_has_is_left_to_it_and_made_again(
             path.unlink()
 
     before_the_lock(monkeypatch, lock)
-    monkeypatch.setattr(written.time, "sleep", sleep)
-    fd = written.reserve(str(path), 64)
+    monkeypatch.setattr(sharedfiles.time, "sleep", sleep)
+    fd = sharedfiles.reserve(str(path), 64)
     assert len(slept) == 2
     assert path.stat().st_ino == os.fstat(fd).st_ino
     os.close(fd)
@@ -147,7 +148,7 @@ def record(tmp_path: Path) -> Iterator[written.Record]:
 
 
 def read(record: written.Record) -> Any:
-    return parse_record(Path(record.path).read_bytes(), os.getpid(), written.start_ticks(), 1e9)
+    return parse_record(Path(record.path).read_bytes(), os.getpid(), sharedfiles.start_ticks(), 1e9)
 
 
 class Between:

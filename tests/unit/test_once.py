@@ -11,7 +11,9 @@ import pytest
 from fakenvml.library import FakeNvml
 from mldebug.config import Config
 from mldebug.gpus.readings import NodeGpus, NodeWatch
-from mldebug.snapshot import Snapshot, SourceState
+from mldebug.model import GpuSample, Job, RankDevice, RankIdentity
+from mldebug.nodeview.glance import of_agent
+from mldebug.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.sources.gpus import Gpus
@@ -21,6 +23,15 @@ from mldebug_agents.workbench import Workbench
 TOLD = Snapshot(node="n1", at=1000.0, started_at=0.0)
 LOOKED = msgspec.structs.replace(TOLD, gpus=NodeGpus(at=990.0), gpu_watch=NodeWatch(at=999.0))
 NOBODY = Discovery()
+HANGING = Discovery(
+    jobs=(
+        Job(
+            id="1a2b", name="train.py", launcher="torchrun", world_size=2,
+            ranks=tuple(RankIdentity(rank=rank, world_size=2, pid=620 + rank) for rank in (0, 1)),
+        ),
+    )
+)  # fmt: skip
+DEVICE = RankDevice(rank=0, uuid="GPU-0", index=0, samples=(GpuSample(at=999.0, busy_ratio=1.0),))
 
 
 class Bench:
@@ -117,3 +128,30 @@ def test_what_came_before_the_driver_hung_is_kept(it: Bench) -> None:
     assert seen.gpus is None
     assert seen.gpu_gap is not None
     assert "within 3 s" in seen.gpu_gap.reason
+
+
+def test_two_looks_tell_what_the_gpus_of_a_job_do(it: Bench, tmp_path: Path) -> None:
+    """In figures, by the processes that the driver counts; whoever wants them at once does not wait for the second."""
+    it.fake.play("hang-sleep")
+    began = time.monotonic()
+    seen = OnceLooked(it.bench, HANGING, 60.0, again=50.0).take()
+    assert time.monotonic() - began < 45.0
+    first, second = seen.states["1a2b"]
+    assert [len(one.samples) for one in (first, second)] == [2, 2]
+    assert [one.samples[-1].busy_ratio for one in (first, second)] == [1.0, 0.0]
+    assert [one.pids for one in (first, second)] == [(620,), (621,)]
+    assert all(one.sure and not one.sliced and not one.others for one in (first, second))
+
+
+def test_one_look_has_no_second(it: Bench) -> None:
+    it.fake.play("hang-sleep")
+    (told,) = OnceLooked(it.bench, HANGING, 60.0).take().states.values()
+    assert [len(one.samples) for one in told] == [1, 1]
+
+
+def test_what_an_agent_has_seen_counts_where_it_has_looked_lately() -> None:
+    run = RunState(id="1a2b", name="train.py", launcher="torchrun", gpu_states=(DEVICE,))
+    told = msgspec.structs.replace(LOOKED, runs=(run,))
+    assert of_agent(told).states == {"1a2b": (DEVICE,)}
+    old = msgspec.structs.replace(told, at=told.at + 60.0)
+    assert of_agent(old).states == {}

@@ -439,3 +439,64 @@ def test_what_the_agent_holds_when_it_forks_stays_shared_with_its_children() -> 
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
     shared, private = map(int, done.stdout.split())
     assert shared > 2 * private, f"{shared} KiB are shared and {private} are not"
+
+
+# --- what must be known before there are threads -------------------------------------------------
+
+RACING = """
+import sys, threading
+import msgspec
+from mldebug_agents.spawn import Spawner
+
+def chain(length):
+    kind = int
+    for _ in range(length):
+        kind = msgspec.defstruct("Link", [("a", int), ("b", dict[str, tuple[str, ...]], {}), ("c", list[kind], [])])
+    return kind
+
+def first(kind, start):
+    start.wait()
+    msgspec.json.decode(b'{"a": 1, "b": {}, "c": [{"a": 1}]}', type=kind)
+
+kinds = [chain(20) for _ in range(20)]
+if "known" in sys.argv:
+    Spawner().close()
+sys.setswitchinterval(1e-6)
+for kind in kinds:
+    start = threading.Barrier(3)
+    threads = [threading.Thread(target=first, args=(kind, start)) for _ in range(3)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def raced(*words: str) -> int:
+    return subprocess.run(
+        [sys.executable, "-c", RACING, *words], check=False, timeout=120
+    ).returncode
+
+
+def test_threads_may_decode_at_once_what_was_known_when_the_helper_was_forked() -> None:
+    """Not so without: the day that the first of these is red, msgspec has mended it and `learn_structs` may go."""
+    assert any(raced() == -signal.SIGSEGV for _ in range(10))
+    assert [raced("known") for _ in range(3)] == [0] * 3
+
+
+LATE = """
+import msgspec
+import mldebug_agents.commands.agent
+import mldebug_agents.commands.dump
+from mldebug.config import Config
+from mldebug_agents.starting.structs import struct_classes
+from mldebug_agents.workbench import Workbench
+before = set(struct_classes(msgspec.Struct))
+Workbench(Config()).close()
+print(*{one.__name__ for one in struct_classes(msgspec.Struct)} - {one.__name__ for one in before})
+"""
+
+
+def test_no_struct_class_comes_later_but_options_of_plugins() -> None:
+    """Those are read while there is one thread."""
+    argv = [sys.executable, "-c", LATE]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() in (["Options"], [])

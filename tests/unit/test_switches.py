@@ -244,7 +244,7 @@ def test_a_signal_asks_to_stop_and_reaches_the_handler_before() -> None:
     assert one.poll() is None
     os.kill(os.getpid(), signal.SIGUSR1)
     assert one._reasons.asked.came
-    one._due = 0
+    one._pace.due = 0
     assert one.poll() == "kill"
     assert came == [signal.SIGUSR1]
     assert one.reason == "rank 0: SIGUSR1 came"
@@ -518,26 +518,29 @@ GROUPS = """
 import datetime, sys
 import torch, torch.distributed as dist
 from mldebug_training.agreement import Agreement
+from mldebug_training.owngroup import OwnGroup
 
 def seconds(count): return {"timeout": datetime.timedelta(seconds=count)}
 
 one, found = Agreement(), []
 found.append(one.shortest_timeout())
-dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1, **seconds(77))
+store = dist.TCPStore("127.0.0.1", 0, 1, True)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1, **seconds(77))
 found.append(one.shortest_timeout())
 dist.new_group([0], **seconds(99))
 dist.new_group([0], **seconds(12))
-one._group = dist.new_group([0], **seconds(5))  # ours
+one._own = OwnGroup(dist.distributed_c10d._get_default_store(), 0, 1, lambda: "ours", 5.0)
+one._own.join(5.0)
 found.append(one.shortest_timeout())
-given = Agreement(one._group)
+given = Agreement(dist.new_group([0], **seconds(5)))
 found.append(given.shortest_timeout())
 print(*found, one._name, given._name, Agreement()._name)
 """
 
 
-def test_of_all_groups_of_the_job_the_shortest_timeout_counts(tmp_path: Path) -> None:
+def test_of_all_groups_of_the_job_the_shortest_timeout_counts() -> None:
     pytest.importorskip("torch")
-    argv = [sys.executable, "-c", GROUPS, f"file://{tmp_path}/rendezvous"]
+    argv = [sys.executable, "-c", GROUPS]
     env = {**os.environ, "PYTHONPATH": str(Path(mldebug_training.__file__).parents[1])}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     *seconds, first, given, second = done.stdout.split()
@@ -546,13 +549,39 @@ def test_of_all_groups_of_the_job_the_shortest_timeout_counts(tmp_path: Path) ->
     assert given.startswith("mldebug/switches/0/0-")
 
 
+IN_A_FILE = """
+import sys
+import torch.distributed as dist
+from mldebug_training.owngroup import OwnGroup
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
+try:
+    OwnGroup(dist.distributed_c10d._get_default_store(), 0, 1, lambda: "ours", 5.0).join(5.0)
+except RuntimeError as error:
+    print(error)
+dist.destroy_process_group()
+"""
+
+
+def test_a_store_in_a_file_is_gone_with_the_job(tmp_path: Path) -> None:
+    """Kept by a group of ours it stays, and the next job of that command reads the addresses of this one."""
+    pytest.importorskip("torch")
+    file = tmp_path / "rendezvous"
+    argv = [sys.executable, "-c", IN_A_FILE, f"file://{file}"]
+    env = {**os.environ, "PYTHONPATH": str(Path(mldebug_training.__file__).parents[1])}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "the job's store is a file: give Switches a `group` of yours\n", done
+    assert not file.exists()
+
+
 class Interrupting:
     """A lock: a handler of the job raises as soon as it is taken."""
 
     def __init__(self, lock: Any) -> None:
         self._lock, self._rings = lock, True
+        self.asked = threading.Event()
 
     def acquire(self, timeout: float) -> bool:
+        self.asked.set()
         taken = bool(self._lock.acquire(timeout=timeout))
         if self._rings and taken:
             self._rings = False
@@ -565,8 +594,14 @@ class Interrupting:
 
 def test_whoever_is_interrupted_as_the_answer_comes_hears_it_again() -> None:
     dist = pytest.importorskip("torch.distributed")
-    one = meeting.Meeting(dist.HashStore(), "here", 1, is_host=True)
-    one._answered = Interrupting(one._answered)
+
+    class Waiting(dist.HashStore):  # type: ignore[misc,name-defined]
+        def add(self, key: str, count: int) -> int:
+            assert lock.asked.wait(20)
+            return int(super().add(key, count))
+
+    one = meeting.Meeting(Waiting(), "here", 1, is_host=True)
+    lock = one._answered = Interrupting(one._answered)
     with pytest.raises(Interrupted):
         one.come(5.0, 0.01)
     assert len(one.hear()) == 16
@@ -646,8 +681,8 @@ def _happen(what: str, rank: tuple[Switches, Still], words: list[str | None], nu
         one._reasons.asked.came = True
     elif what == "reason":
         words[number] = "memory"
-    elif one._begun:  # its steps take long: it proposes another pace
-        one._begun = one._begun[0], one._begun[1] - 100.0
+    elif one._pace._begun:  # its steps take long: it proposes another pace
+        one._pace._begun = one._pace._begun[0], one._pace._begun[1] - 100.0
 
 
 def _undone(events: list[Any]) -> bool:
@@ -726,7 +761,7 @@ def wait_for(condition: Any, timeout: float = 20.0) -> None:
 
 
 def test_the_watch_leaves_word_and_takes_it_back(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(switchwatch.records, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(switchwatch.sharedfiles, "FOLDER", str(tmp_path))
     folder = tmp_path / "a" / "b"
     watch = switchwatch.Watch(str(folder), ours=True, interval=0.01)
     watch.start()
@@ -748,7 +783,7 @@ def test_the_watch_leaves_word_and_takes_it_back(tmp_path: Path, monkeypatch: An
 
 
 def test_what_a_killed_job_has_left_goes_with_the_next(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(switchwatch.records, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(switchwatch.sharedfiles, "FOLDER", str(tmp_path))
     left = tmp_path / "mldebug-1-1.switch"
     left.write_text('{"folder": "/x"}')
     watch = switchwatch.Watch(str(tmp_path / "none"), ours=False, interval=0.01)
@@ -894,6 +929,7 @@ def test_root_acts_with_the_rights_of_the_jobs_user(tmp_path: Path, spawner: Spa
     [
         ("finish (mldebug_training/agreement.py:60)", "poll (mldebug_training/switches.py:99)"),
         ("hear (mldebug_training/meeting.py:70)", "_meet (mldebug_training/agreement.py:130)"),
+        ("wait (mldebug_training/calls.py:50)", "_make_group (mldebug_training/agreement.py:140)"),
         ("_wait (mldebug_training/first.py:99)", "__enter__ (mldebug_training/first.py:60)"),
     ],
 )

@@ -1,5 +1,6 @@
 """The hook where it has nothing to do, or is there twice: nobody notices it."""
 
+import ast
 import json
 import os
 import shutil
@@ -43,6 +44,9 @@ def said(argv: list[str], site: Path, **more: str) -> Any:
         ("python", False),
         ("python /venv/bin/torchrun --nproc-per-node 2 train.py", True),
         ("python -W error -X dev -u -m torch.distributed.run train.py", True),
+        ("python /venv/bin/mldebug run -- train.py", True),
+        ("python -m mldebug run -- train.py", True),
+        ("python -m mldebug_training -- train.py", True),
         ("python -um torch.distributed.run train.py", True),
         ("python /x/torch/distributed/run.py train.py", True),
         ("python -m accelerate.commands.launch train.py", True),
@@ -104,6 +108,96 @@ def test_tools_beside_the_job_make_no_record(site: Path) -> None:
         text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stderr == ""
+
+
+# --- what becomes the job -------------------------------------------------------------------------
+
+WAYS = (("-m", "mldebug", "run", "--"), ("-m", "mldebug_training", "--"))
+CALLER = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def told_by(words: list[str], env: dict[str, str]) -> list[str]:
+    done = subprocess.run(
+        words, env=env, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return sorted(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_job_has_the_signals_of_its_caller(site: Path, way: tuple[str, ...]) -> None:
+    """Also where that is a rank under the hook, as below srun."""
+    caller = [sys.executable, "-I", "-c", CALLER]
+    job = ["/bin/grep", "^Sig[BIC]", "/proc/self/status"]
+    bare = told_by([*caller, *job], variables(site))
+    assert len(bare) == 3
+    assert told_by([*caller, sys.executable, *way, *job], variables(site)) == bare
+
+
+@pytest.mark.parametrize(
+    "locale", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "POSIX", "LANG": "C.UTF-8"}]
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_job_has_the_environment_of_its_caller_and_the_hook(
+    site: Path, way: tuple[str, ...], locale: dict[str, str]
+) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(site), **locale}
+    found = told_by([sys.executable, *way, "/usr/bin/env"], env)
+    wanted = {**env, "PYTHONPATH": str(hook_folder())}
+    assert found == sorted(f"{name}={one}" for name, one in wanted.items())
+
+
+# --- Pythons that it is not for --------------------------------------------------------------------
+
+OLDER = ("2.7", "3.6", "3.8")
+OF_ANY_PYTHON = (
+    *(ast.Module, ast.Expr, ast.Import, ast.ImportFrom, ast.alias, ast.If, ast.Try, ast.ExceptHandler),
+    *(ast.Assign, ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List),
+    *(ast.Call, ast.keyword, ast.Starred, ast.ListComp, ast.comprehension, ast.IfExp, ast.expr_context),
+    *(ast.BoolOp, ast.boolop, ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.Compare, ast.cmpop),
+)  # fmt: skip
+
+
+def older(version: str) -> str:
+    """Skip where this machine has none of that version."""
+    known = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    path = shutil.which(f"python{version}") if not known else str(known[-1])
+    if path is None:
+        pytest.skip(f"there is no Python {version} here")
+    return path
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("version", OLDER)
+def test_an_older_python_starts_as_without_us(site: Path, version: str, own: bool) -> None:
+    if own:
+        (site / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = 'yes'\n")
+    told = "os.environ.get('SEEN', '') + str('mldebug_training' in sys.modules)"
+    done = subprocess.run(
+        [older(version), "-c", f"import os, sys; sys.stdout.write({told})"],
+        env=variables(site, PYTHONDONTWRITEBYTECODE="1"),
+        capture_output=True, text=True, timeout=60, check=False, cwd=site,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("yes" if own else "") + "False"
+
+
+def test_what_every_python_finds_is_written_as_every_python_reads_it() -> None:
+    """Where no old one is at hand: by words that Python 2 had."""
+    text = (hook_folder() / "sitecustomize.py").read_bytes().decode("ascii")
+    nodes = list(ast.walk(ast.parse(text)))
+    assert [ast.unparse(one) for one in nodes if not isinstance(one, OF_ANY_PYTHON)] == []
+    starred = sum(isinstance(one, ast.Starred) for one in nodes)
+    last = [one.args[-1] for one in nodes if isinstance(one, ast.Call) and one.args]
+    assert sum(isinstance(one, ast.Starred) for one in last) == starred
+    assert not [one for one in nodes if isinstance(one, ast.Name) and one.id == "print"]
 
 
 # --- there twice ---------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ CALLS = {
 INTERRUPTED = """
     import builtins, signal, torch, mldebug_training
     from mldebug_training.process import own
-    from mldebug_training.record import sweep
+    from mldebug_training.sharedfiles import sweep
     class Late(TimeoutError): pass
     {handler}
     signal.signal(signal.SIGALRM, handler)

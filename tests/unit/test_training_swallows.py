@@ -13,7 +13,8 @@ NARROW = {  # nobody ends what takes too long by one of these
     "ProcessLookupError", "StopIteration", "TypeError",
 }  # fmt: skip
 ELSEWHERE = {  # functions that never run where handlers do, the main thread of a job
-    "__main__.py": {"main"},  # a program of ours
+    "__main__.py": {"main", "_callers"},  # a program of ours
+    "calls.py": {"_run"},  # a thread of its own
     "flight.py": {"tell", "_count", "_counter"},  # the hook's thread
     "meeting.py": {"_run"},  # a thread of its own
     "signals.py": {"_give_back"},  # at a fork: Python drops what is raised there

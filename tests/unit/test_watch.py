@@ -23,6 +23,7 @@ from mldebug.rooms import create_all
 from mldebug.stall.stillness import Ranks
 from mldebug_agents.capturing.pyspy import Dump
 from mldebug_agents.discovery.traps import TrapFinder
+from mldebug_agents.flights.collecting import Collector
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.reader import Reader
@@ -75,6 +76,7 @@ class Bench:
         self.node = "n1"
         self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
         self.traps = TrapFinder(host, reader)
+        self.flights = Collector(host, reader, self.traps.installed)
         self.config = Config()
 
     def log_parser(self) -> LogParser:

@@ -19,6 +19,7 @@ FOLDER = "startup"
 PIPE, CALLS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python from its start; the job would inherit it
 RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
+LOCALE = "LC_CTYPE"  # which Python sets for itself where the locale is C (PEP 538); the job would inherit it
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +48,21 @@ def command(print_env: bool, nccl_pipe: str | None, words: tuple[str, ...]) -> N
         return
     if not words or not words[0]:
         raise UsageError("no job was named", "mldebug run -- torchrun train.py")
-    become(words, {**pipe_settings(nccl_pipe), **os.environ, **environment(os.environ, folder)})
+    told = callers_environment(os.environ)
+    become(words, {**pipe_settings(nccl_pipe), **told, **environment(told, folder)})
+
+
+def callers_environment(
+    now: Mapping[str, str], first: str = "/proc/self/environ"
+) -> dict[str, str]:
+    """Without what Python has changed since this process was started; `first` is what it was started with."""
+    told = {name: one for name, one in now.items() if name != LOCALE}
+    try:
+        given = Path(first).read_bytes().split(b"\0")
+    except OSError:  # no /proc
+        return dict(now)
+    begun = [os.fsdecode(one) for one in given if one.startswith(f"{LOCALE}=".encode())]
+    return told | dict(one.split("=", 1) for one in begun[:1])
 
 
 def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:

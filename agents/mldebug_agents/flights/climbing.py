@@ -31,6 +31,7 @@ WORKS = f"{NOT_ASKED}it does not wait"
 BLOCKED = f"{NOT_ASKED}one of its threads is stopped, or in the kernel"
 AS_ANOTHER = f"{NOT_ASKED}it waits as rank {{}} does"
 SHARED = "its dump file is not believed: {} may have written it, too; give each job a TORCH_FR_DUMP_TEMP_FILE of its own"
+NOT_ITS_OWN = f"{NOT_ASKED}it holds no such FIFO open: none was made, or another job has made one of that name since; give each job a name of its own"
 
 
 class Tools(NamedTuple):
@@ -112,7 +113,11 @@ class Climb:
             if way.kind is Kind.FIFO and rank not in self._had and not _has_hook(its)
         }
         waiting = still_waiting(self._taken) if fifos and stalled else None
-        able = [rank for rank in fifos if self._may_be_asked(rank, waiting, stalled=stalled)]
+        able = [
+            rank
+            for rank, fifo in fifos.items()
+            if self._may_be_asked(rank, fifo, waiting, stalled=stalled)
+        ]
         lagging = len(waiting or ()) < len(self._ranks)
         chosen = whom(lagging, able)
         for rank in able[len(chosen) :]:
@@ -125,11 +130,15 @@ class Climb:
             own = self._own(one, answer) if isinstance(answer, Found) else answer
             self._note(rank, Kind.FIFO, own)
 
-    def _may_be_asked(self, rank: int, waiting: tuple[int, ...] | None, *, stalled: bool) -> bool:
+    def _may_be_asked(
+        self, rank: int, fifo: str, waiting: tuple[int, ...] | None, *, stalled: bool
+    ) -> bool:
         """Says why not, where that is so."""
         if self._is_deaf(rank, f"D{DEAF}"):
             return False
         why = self._why_not(rank, waiting, stalled=stalled)
+        if not why and fifo not in self._tools.host.open_names(self._ranks[rank].identity.pid):
+            why = NOT_ITS_OWN
         self._say(rank, why)
         return not why
 

@@ -26,6 +26,7 @@ _WHY = {
     errno.EACCES: "its debug FIFO may not be written",
     errno.EPERM: "its debug FIFO may not be written",
 }
+NO_TIME = "it was not asked by its debug FIFO: no time was left to wait for it"
 OPEN = "an earlier question has not been answered yet, so it was not asked again"
 Marks = tuple[Mark | None, ...]
 
@@ -84,7 +85,7 @@ class Fifo:
         told: dict[int, Found | str] = {}
         waiting: list[_Question] = []
         for one in asked:
-            question = self._trigger(reader, one, since)
+            question = self._trigger(reader, one, since, timeout)
             if isinstance(question, _Question):
                 waiting.append(question)
             else:
@@ -96,7 +97,9 @@ class Fifo:
             waiting = [one for one in waiting if not self._look(reader, one, told)]
         return told | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
-    def _trigger(self, reader: Careful, one: Asked, since: float) -> _Question | Found | str:
+    def _trigger(
+        self, reader: Careful, one: Asked, since: float, timeout: float
+    ) -> _Question | Found | str:
         """A question, or what came late, or why it was not asked. A dump that has come late, and whole, closes its question."""
         with self._lock:
             earlier = self._open.get(one.key)
@@ -106,6 +109,8 @@ class Fifo:
             if isinstance(late, Found) and late.at >= since:
                 del self._open[one.key]
                 return late
+            if timeout <= 0:
+                return NO_TIME
             before = _marks(reader, one)
             refused = reader.poke(one.fifo, one.identity.uid)
             if refused is not None:

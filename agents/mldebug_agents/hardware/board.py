@@ -20,6 +20,7 @@ from mldebug.gpus.handsoff import HandsOff
 from mldebug.gpus.handsoff import gaps as gaps_of
 from mldebug.gpus.readings import NodeGpus
 from mldebug.gpus.releasing import wants_release
+from mldebug.gpus.states import rank_devices
 from mldebug.health.components import BAD, Health
 from mldebug.health.faults import faults_of_events, gpus_by_address
 from mldebug.health.noderules import node_health
@@ -30,7 +31,7 @@ from mldebug.kernellog.joining import RankEvent, join
 from mldebug.kernellog.nvml import xid_of_nvml
 from mldebug.kernellog.owners import gpu_owners, process_owners
 from mldebug.kernellog.reading import bus_id
-from mldebug.model import Fault, Gap, Job, NodeCapture
+from mldebug.model import Fault, Gap, Job, NodeCapture, RankDevice
 from mldebug.nodeview.lines import rank_sentences
 from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.gpuchild.errors import GpusReleasedError
@@ -243,8 +244,14 @@ class Hardware:
             capture,
             faults=self._faults(job_id),
             devices=self._levels.sentence(job_id),
+            gpus=self._gpu_states(job_id),
             gaps=(*capture.gaps, *self._missed()),
         )
+
+    def _gpu_states(self, job_id: str) -> tuple[RankDevice, ...]:
+        """The GPUs of a run's ranks in figures, none older than its reads may be."""
+        joined, full = self._gpus.joined(job_id), self._gpus.full
+        return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
 
     def ending(self, ending: Ending) -> Ending:
         """An end, with what was said against its ranks."""
@@ -280,6 +287,7 @@ class Hardware:
             gpus={one.rank: one.uuid for one in joined.ranks},
             gpus_guessed=tuple(sorted(joined.guessed())),
             devices=self._levels.sentence(run.id),
+            gpu_states=self._gpu_states(run.id),
             kernel=rank_sentences(self._events, run),
         )
 

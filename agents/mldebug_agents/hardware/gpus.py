@@ -12,6 +12,7 @@ from mldebug.gpus.expected import ExpectedGpus, GpuCount
 from mldebug.gpus.joining import Joined
 from mldebug.gpus.places import remembering
 from mldebug.gpus.readings import GpuEvent, GpuReading, LostGpu, NodeGpus, NodeWatch, ecc_count
+from mldebug.gpus.states import Samples, with_looks
 from mldebug.health.components import Health
 from mldebug.health.faults import as_sure, faults_of_count, faults_of_memory
 from mldebug.health.gpurules import gpu_health
@@ -38,6 +39,7 @@ class GpuBoard:
         self.full: NodeGpus | None = None
         self.count: GpuCount | None = None
         self.health: tuple[Health, ...] = ()
+        self.samples: Samples = {}  # the newest looks at each GPU
         self._before: NodeGpus | None = None  # the last full read that went well
         self._joined: dict[str, Joined] = {}  # also of GPUs that are lost since
         self._errors: dict[str, ErrorCount] = {}  # of memory, by uuid
@@ -47,6 +49,7 @@ class GpuBoard:
         """A read went well."""
         if news.full is None:
             self.watch = news.watch
+            self.samples = with_looks(self.samples, news.watch)
             return
         self.full = news.full
         for job_id, joined in news.joined.items():
@@ -61,15 +64,15 @@ class GpuBoard:
         if full:
             self.full, self.count, self.health = None, None, ()
         else:
-            self.watch = None
+            self.watch, self.samples = None, {}
 
     def joined(self, job_id: str) -> Joined:
         """Who works on which GPU."""
         return self._joined.get(job_id) or Joined()
 
     def knows(self, job: Job) -> bool:
-        """Is the GPU of each of its ranks known?"""
-        known = {one.rank for one in self.joined(job.id).ranks}
+        """Is the GPU of each of its ranks known by more than a convention? A rank that starts has no process on it yet."""
+        known = {one.rank for one in self.joined(job.id).ranks if one.sure}
         return all(one.rank in known for one in job.ranks)
 
     def events(self) -> tuple[GpuEvent, ...]:

@@ -51,6 +51,10 @@ class Levels:
         told = self._prints.get(job_id)
         return sentence(told) if told else ""
 
+    def states(self, job_id: str) -> Fingerprint | None:
+        """The fingerprint of a run at the last look; None where nothing is known."""
+        return self._prints.get(job_id)
+
     def store(self) -> None:
         """Have the newest of everything stored."""
         for job_id, levels in self._runs.items():

@@ -16,6 +16,7 @@ from mldebug.folding import fold_ranks
 from mldebug.gpus.expected import ExpectedGpus, GpuCount
 from mldebug.gpus.joining import Joined
 from mldebug.gpus.readings import NodeGpus
+from mldebug.gpus.states import rank_devices, with_looks
 from mldebug.health.components import Health
 from mldebug.health.faults import gpus_by_address
 from mldebug.health.gpurules import gpu_health
@@ -23,7 +24,7 @@ from mldebug.health.noderules import node_health
 from mldebug.kernellog.handsoff import hands_off
 from mldebug.kernellog.joining import RankEvent, join
 from mldebug.kernellog.owners import gpu_owners, process_owners
-from mldebug.model import Gap, Job
+from mldebug.model import Gap, Job, RankDevice
 from mldebug.nodeview.glance import Glance, GpuUser, fresh, of_agent
 from mldebug.snapshot import Snapshot
 from mldebug_agents.gpuchild.errors import GpuBlockedError
@@ -32,6 +33,7 @@ from mldebug_agents.sources.kernellog import KernelNews, sees_kernel_pids
 from mldebug_agents.sources.ranks import Child, Discovery
 from mldebug_agents.workbench import Workbench
 
+RESERVE = 0.5  # seconds that are left for a second look
 LISTEN = 1.0  # seconds at most in which the kernel's log is read before the GPUs are asked
 T = TypeVar("T")
 
@@ -64,14 +66,17 @@ class OnceLooked:
         *,
         alone: bool = False,
         between: float = 0.0,
+        again: float = 0.0,
     ) -> None:
         """`alone`: look by ourselves even where an agent has looked just now.
 
-        `between`: seconds between two full reads, for what only a movement tells; 0: one read.
+        `between`: seconds between two full reads, for what only a movement tells; 0: one read. `again`: seconds between
+        two looks at what the GPUs do, fewer where `take` is called before; 0: one look.
         """
         self._bench, self._found, self._alone = bench, found, alone
         self._until = time.monotonic() + seconds
-        self._seconds, self._between = seconds, between
+        self._seconds, self._between, self._again = seconds, between, again
+        self._wanted = threading.Event()
         self.told: Snapshot | None = None  # by the agent, where one answered
         self._parts = [GpuPart()]  # the newest, which knows most, last
         self._agent = _Task("agent", agent)
@@ -80,13 +85,14 @@ class OnceLooked:
 
     def take(self) -> Glance:
         """All that is known when the time is over."""
+        self._wanted.set()
         done = self._gpus.within(self._left())
         kernel = self._kernel.within(self._left())
         told = self.told = self._agent.within(self._left())
         if told is not None and not self._alone and _knows(told):
             return of_agent(told)
         part = self._parts[-1]
-        if not done:
+        if not done and part.full.full is None:
             reason = f"the driver has not answered within {self._seconds:g} s"
             late = Gap(what="GPUs", reason=reason, way_out="look for Xid lines in the kernel log")
             part = msgspec.structs.replace(part, gap=late)
@@ -96,6 +102,10 @@ class OnceLooked:
     def _left(self) -> float:
         return self._until - time.monotonic()
 
+    def _wait_again(self) -> None:
+        """Until it is time for the second look, or somebody wants to know what there is."""
+        self._wanted.wait(min(self._again, max(0.0, self._left() - RESERVE)))
+
     def _read_gpus(self) -> bool:
         """What has come so far counts, also where the rest does not come."""
         told = self._agent.within(self._seconds / 2)  # one that does not answer must not cost all
@@ -104,7 +114,8 @@ class OnceLooked:
         elif told is None or not (told.gpus_released_until or (not self._alone and _knows(told))):
             news = self._kernel.within(min(LISTEN, self._seconds / 4)) or KernelNews()
             apart = hands_off(news.bursts, time.time())
-            for part in read_gpus(self._bench, self._found.jobs, self._between, apart):
+            jobs, again = self._found.jobs, self._wait_again if self._again else None
+            for part in read_gpus(self._bench, jobs, self._between, apart, again):
                 self._parts.append(part)
         return True
 
@@ -137,6 +148,7 @@ def _put_together(
         users=tuple(_users(found.jobs, part.full.joined)) or (seen.users if seen else ()),
         unjoined=_unjoined(found.jobs, part.full.joined),
         sentences=seen.sentences if seen else {},
+        states=_states(part) or (seen.states if seen else {}),
         count=count,
         events=events,
         health=(
@@ -148,6 +160,14 @@ def _put_together(
         kernel_gap=kernel.gap,
         released_until=seen.released_until if seen else None,
     )
+
+
+def _states(part: GpuPart) -> dict[str, tuple[RankDevice, ...]]:
+    """The GPUs of each job's ranks in figures, without a baseline."""
+    looks = with_looks({}, part.watch.watch)
+    looks = with_looks(looks, part.again.watch) if part.again.watch else looks
+    full = part.full
+    return {job: rank_devices(told, looks, None, full.full) for job, told in full.joined.items()}
 
 
 def _events(

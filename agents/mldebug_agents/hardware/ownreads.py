@@ -1,7 +1,7 @@
 """What a command reads by itself of GPUs and kernel log: each once, or twice where only a movement tells."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -22,6 +22,7 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     before: GpuNews = GpuNews()  # the full read before, where two were made
     full: GpuNews = GpuNews()
     watch: GpuNews = GpuNews()
+    again: GpuNews = GpuNews()  # what moves, a little later, where that was asked for
     no_library: bool = False
     gap: Gap | None = None
 
@@ -31,10 +32,11 @@ def read_gpus(
     jobs: Sequence[Job],
     between: float = 0.0,
     hands_off: tuple[HandsOff, ...] = (),
+    again: Callable[[], object] | None = None,
 ) -> Iterator[GpuPart]:
     """What moves, then everything, once or twice; each time all that is known. Never raises for what a driver does.
 
-    `hands_off`: GPUs that must not be asked.
+    `hands_off`: GPUs that must not be asked. `again` waits until it is time for another look; None: there is none.
     """
     holders = Holders(bench.host, bench.reader)
     reads = GpuReads(bench.gpus, holders, partial(gpu_slots, bench.host))
@@ -51,7 +53,11 @@ def read_gpus(
         yield part
         if between:
             time.sleep(between)
-            yield msgspec.structs.replace(part, full=reads(order))
+            part = msgspec.structs.replace(part, full=reads(order))
+            yield part
+        if again is not None:
+            again()
+            yield msgspec.structs.replace(part, again=reads(GpuOrder(hands_off=hands_off)))
     except MldebugError as error:
         gap = Gap(what="GPUs", reason=error.message, way_out=error.way_out)
         yield msgspec.structs.replace(part, gap=gap)

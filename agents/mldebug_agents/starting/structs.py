@@ -12,12 +12,13 @@ import msgspec
 
 def learn_structs() -> None:
     """Look at every struct class there is: 14 ms for the 300 of an agent; those known already cost nothing."""
-    for kind in _below(msgspec.Struct):
+    for kind in struct_classes(msgspec.Struct):
         with suppress(TypeError):  # it holds what cannot be decoded, and so never is
             msgspec.json.Decoder(kind)
 
 
-def _below(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+def struct_classes(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    """All that stand on this one, at whatever depth."""
     for one in kind.__subclasses__():
         yield one
-        yield from _below(one)
+        yield from struct_classes(one)

@@ -1,0 +1,75 @@
+"""A call that may never come back, or must not be broken off: a thread makes it, and whoever asked waits until a deadline.
+
+No handler of the job runs in that thread, so nothing is left half made by an exception of one. A call that is late goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+from mldebug_training import natives
+from mldebug_training.signals import closed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+ANSWERING = 10.0  # seconds that the job's store has for a call
+FOR_EVER = 1e8  # seconds; a lock takes no infinity
+GOODBYE = 1.5  # seconds that the end of the process waits for all calls that have not come back
+_running: set[Call] = set()
+
+
+class LateError(RuntimeError):
+    """Who was waited for did not answer in time, or has said that it never will."""
+
+
+class Call:
+    """One call, under way since this was made."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._over = natives.allocate_lock()
+        self._over.acquire()
+        closed(natives.start_new_thread, self._run, ())
+
+    def wait(self, timeout: float) -> bool:
+        """Until it has come back, and no longer. Returns whether it has."""
+        if not self._is_over:  # a lock alone would stay taken where this is interrupted
+            self._over.acquire(timeout=min(max(0.0, timeout), FOR_EVER))
+        return self._is_over
+
+    def result(self, timeout: float) -> Any:
+        """What it came to. Raises LateError after so many seconds, and else what it raised."""
+        if not self.wait(timeout):
+            raise LateError(f"no answer after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _run(self) -> None:
+        _running.add(self)
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+        self._is_over = True
+        self._over.release()
+        _running.discard(self)
+
+
+def _end() -> None:
+    """A thread that is in a call of C++ when the interpreter goes would end the process by SIGABRT as it comes back."""
+    deadline = time.monotonic() + GOODBYE
+    for one in list(_running):
+        one.wait(deadline - time.monotonic())
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_running.clear)
