@@ -207,6 +207,14 @@ def test_a_stall_is_held_back_for_the_coordinator_and_not_for_ever(
     assert "this is what one node has seen" in loop.books.done[0][1]
 
 
+def test_who_was_told_of_a_stall_before_it_notices_it_keeps_its_capture(loop: Loop) -> None:
+    """The order came first: what it has captured is part of the incident, and nothing waits for an order any more."""
+    welcomed(loop)
+    loop.run.incident = Incident(id="first", key="k", job_id=JOB.id, detected_at=0.0, shared=True)
+    assert not loop.members.holds(loop.run)
+    assert not loop.members.holding(loop.run)
+
+
 def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
     welcomed(loop)
     loop.run.seen = JobLook(job=JOB, look=Look(at=0.0))

@@ -420,4 +420,4 @@ def test_who_was_turned_away_is_counted_by_reason() -> None:
     told = Prometheus().render(snapshot(cluster_refused={"certificate": 3, "name": 0}))[0].decode()
     assert 'mldebug_cluster_refused_total{reason="certificate"} 3' in told
     assert 'mldebug_cluster_refused_total{reason="name"} 0' in told
-    assert "mldebug_cluster_refused" not in Prometheus().render(snapshot())[0].decode()
+    assert "mldebug_cluster_refused_total{" not in Prometheus().render(snapshot())[0].decode()

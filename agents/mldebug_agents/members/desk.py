@@ -160,8 +160,10 @@ class Members:
             or not run.seen.look.elsewhere
         ):
             return False
-        self._held[run.job.id] = time.monotonic() + ALONE
         circle.due = 0.0
+        if run.incident is not None:
+            return False  # others have told of it already: its capture is on its way
+        self._held[run.job.id] = time.monotonic() + ALONE
         return True
 
     def holding(self, run: Run) -> bool:
