@@ -57,5 +57,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,pystack]' --group dev
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,pystack,cluster]' --group dev
 	@touch $@

@@ -114,6 +114,11 @@ class Archive:
             shutil.rmtree(temporary, ignore_errors=True)
         return target
 
+    def remove(self, report_id: str) -> None:
+        """Remove one report, where it is there."""
+        self._check_name(report_id)
+        shutil.rmtree(self.folder / report_id, ignore_errors=True)
+
     def list(self) -> tuple[Entry, ...]:
         """Return all reports, newest first; one that cannot be read is listed as broken.
 

@@ -84,6 +84,26 @@ class Stall(Section, frozen=True, kw_only=True):
     exclude: tuple[str, ...] = ("ipykernel_launcher",)
 
 
+class Cluster(Section, frozen=True, kw_only=True):
+    """The agents of several nodes among themselves; without a key or certificates each is alone."""
+
+    # the same file on all nodes, at least 32 random bytes, closed to others: openssl rand -hex 32
+    key_file: Path | None = None
+    # or a certificate of this node's own, PEM, its private key, and the CA that has signed those of all nodes
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+    # who coordinates: the first of these that answers. host, host:port, node[1-4]; none: each run's own nodes, as Slurm
+    # or MASTER_ADDR say
+    peers: tuple[str, ...] = ()
+    # where other agents reach this one; they expect the same port unless told
+    listen: str = "0.0.0.0:9754"
+    # where other agents may be, like 10.1.0.0/16; none, with peers: anywhere but link-local
+    networks: tuple[str, ...] = ()
+    # between two announcements
+    interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=60)] = 2.0
+
+
 class Metrics(Section, frozen=True, kw_only=True):
     """What Prometheus gets."""
 
@@ -114,6 +134,7 @@ class Config(Section, frozen=True, kw_only=True):
     transports: Annotated[
         dict[str, Plugin], Room(lambda: names("transports"), lambda kind: load("transports", kind))
     ] = {}
+    cluster: Cluster = Cluster()
     metrics: Metrics = Metrics()
     health: Health = Health()
 

@@ -61,10 +61,11 @@ def fold_nodes(names: Iterable[str]) -> str:
     return ",".join(filter(None, [str(NodeSet.fromlist(plain, resolver=NO_GROUPS)), *odd]))
 
 
-def unfold_nodes(text: str) -> tuple[str, ...]:
+def unfold_nodes(text: str, *, groups: bool = True) -> tuple[str, ...]:
     """Return the names that `node[1-40,42],login` stands for, sorted as their numbers are.
 
-    UsageError when it is no such set or more than `MAX_NODES`; `@group` is one of the site's ClusterShell groups.
+    UsageError when it is no such set or more than `MAX_NODES`; `@group` is one of the site's ClusterShell groups, unless
+    no person wrote the text: a group may be what a program of the site prints.
     """
     if odd := _NOT_IN_A_LIST.search(
         text
@@ -74,7 +75,7 @@ def unfold_nodes(text: str) -> tuple[str, ...]:
     if len(text) > MAX_TEXT or max(spans, default=0) >= MAX_NODES:
         raise _not_nodes(text, f"it names more than {MAX_NODES:,} nodes")
     try:
-        found = NodeSet(text)
+        found = NodeSet(text) if groups else NodeSet(text, resolver=NO_GROUPS)
         count = len(found)
     except (NodeSetException, ValueError) as error:
         raise _not_nodes(text, str(error)) from error

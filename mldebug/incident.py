@@ -6,12 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from mldebug.across.members import Whole
 from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.timeline import with_exits
 from mldebug.endings.written import judgement_of, with_gaps, without_processes
-from mldebug.model import Gap, Job, Judgement, NodeCapture, Noun
+from mldebug.model import Asked, Gap, Job, Judgement, NodeCapture, Noun
 from mldebug.report.build import State, build_report, rfc3339
 from mldebug.report.changes import comparison, later_words
 from mldebug.reportmodel import (
@@ -51,6 +52,10 @@ class Incident(Noun, frozen=True, kw_only=True):
     ending: Ending | None = None  # of the newest attempt that failed
     failed: tuple[int, ...] = ()  # attempts that failed the same way, in order
     versions: dict[str, str] = {}
+    across: tuple[NodeCapture, ...] = ()  # of all nodes at one moment, ours among them
+    asked: Asked | None = None  # the nodes that were asked for them
+    shared: bool = False  # several nodes have it under this id: it is counted where their report is
+    whole: Whole | None = None  # what all nodes together have come to, as the coordinator told it
 
 
 def say(incident: Incident, at: float, what: str) -> Incident:
@@ -79,7 +84,7 @@ def add_gap(incident: Incident, at: float, gap: Gap) -> Incident:
 
 def is_seen(incident: Incident) -> bool:
     """Is there evidence to judge by?"""
-    return bool(incident.captures) or incident.ending is not None
+    return bool(incident.captures or incident.across) or incident.ending is not None
 
 
 def end(incident: Incident, state: State, at: float, what: str) -> Incident:
@@ -124,6 +129,30 @@ def judge(incident: Incident) -> Judgement:
     """What the first capture says, or the newest where the first names nobody: who is busy may be inert by then."""
     if incident.ending is not None:
         return _judge_ending(incident, incident.ending)
+    if incident.across:
+        return diagnose(incident.across, incident.asked)
+    found = _judge_here(incident)
+    if incident.whole is None:
+        return found
+    return msgspec.structs.replace(found, diagnosis=incident.whole.diagnosis)
+
+
+def add_across(
+    incident: Incident, captures: tuple[NodeCapture, ...], asked: Asked, at: float, what: str
+) -> Incident:
+    """All nodes were captured at one moment: from now on the judgement rests on that, and on none with fewer nodes."""
+    if len(captures) < len(incident.across):
+        return say(incident, at, f"again: {what}; the one of {len(incident.across)} nodes stays")
+    return say(msgspec.structs.replace(incident, across=captures, asked=asked), at, what)
+
+
+def add_whole(incident: Incident, whole: Whole, at: float) -> Incident:
+    """Another node has put together what all nodes have seen."""
+    what = f"all nodes together: {whole.diagnosis.summary} (report {whole.report} on {whole.node})"
+    return say(msgspec.structs.replace(incident, whole=whole), at, what)
+
+
+def _judge_here(incident: Incident) -> Judgement:
     if not incident.captures:
         return judge_uncaptured(_stand_in(incident), incident.sentence, _lasted(incident))
     first = diagnose(incident.captures[:1])
@@ -156,7 +185,7 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
     capture = msgspec.structs.replace(capture, gaps=(*capture.gaps, *incident.gaps))
     report = build_report(
         judgement,
-        (capture,),
+        incident.across or (capture,),
         kind=incident.kind,
         trigger="stall" if incident.kind == "stall" else "exit",
         state=incident.state,
@@ -167,7 +196,11 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         versions=capture.versions or incident.versions,
         report_id=incident.id,
         stalled_since=incident.stalled_since,
+        asked=incident.asked,
+        node=incident.asked.by or None if incident.asked else None,
     )
+    if not incident.captures:
+        return report
     views = _views(incident, judgement)
     return msgspec.structs.replace(report, captures=views, comparison=_moved(incident))
 

@@ -73,6 +73,7 @@ class Job(Noun, frozen=True, kw_only=True):
     user: str = ""
     started_at: float = 0.0
     nodes: tuple[str, ...] = ()
+    node_list: str = ""  # all nodes of the run as its scheduler says, folded; "": none says so
     ranks: tuple[RankIdentity, ...] = ()  # sorted by rank
     lost: tuple[LostRank, ...] = ()
 
@@ -436,6 +437,9 @@ class AskedNode(Noun, frozen=True, kw_only=True):
     state: Literal["answered", "down", "silent", "unable", "refused"] = "answered"
     reason: str = ""  # why there is no capture of it, in a few words
     way_out: str = ""
+    last_seen: float | None = (
+        None  # unix, by the clock of whoever asked; None: never, as far as he knows
+    )
 
 
 class Asked(Noun, frozen=True, kw_only=True):
@@ -445,6 +449,7 @@ class Asked(Noun, frozen=True, kw_only=True):
     listed_by: str = (
         ""  # the scheduler that says that these are all the nodes of the job; "": a person
     )
+    by: str = ""  # the node that asked, where it is one of them: it may be cut off itself
     hidden: tuple[str, ...] = ()  # nodes on which not every process could be looked at
 
     def named(self, *states: str) -> tuple[str, ...]:

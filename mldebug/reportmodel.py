@@ -88,6 +88,7 @@ class NodeView(Spoken, frozen=True, kw_only=True):
     duration_seconds: float
     state: str = "answered"  # down, silent, unable, refused: see mldebug.model.AskedNode
     reason: str = ""  # why there is no capture
+    last_seen: str = ""  # when it was heard of before, by the clock of whoever asked
 
 
 class Stall(Spoken, frozen=True, kw_only=True):

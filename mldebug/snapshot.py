@@ -103,6 +103,10 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
     kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
+    cluster: str = (
+        ""  # who coordinates, or that nobody else answers; "": this agent knows no others
+    )
+    cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
     series_budget: int = 5000  # of the metrics
     version: str = ""
     replay: str = ""  # what is played back, in words; "": this is a live node

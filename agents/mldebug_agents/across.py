@@ -42,7 +42,7 @@ def reply(bench: Workbench, slurm_job: str | None, wanted: str | None) -> NodeRe
     return slim(
         NodeReply(
             node=os.environ.get("SLURMD_NODENAME") or bench.node if slurm_job else bench.node,
-            machine=_machine(),
+            machine=machine(),
             captures=tuple(look(bench, one, found, beside) for one in jobs),
             gaps=found.gaps,
             hidden=any(gap.way_out for gap in found.gaps),
@@ -60,7 +60,7 @@ def _is_of(job: Job, slurm_job: str, host: Host, reader: Reader) -> bool:
     return False
 
 
-def _machine() -> str:
+def machine() -> str:
     """The same for two names of one machine; a container with its own processes counts as one."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

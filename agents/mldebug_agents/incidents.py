@@ -7,25 +7,29 @@ costs reports, never the loop.
 import logging
 import platform
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
 from mldebug import __version__
+from mldebug.across.members import Whole
 from mldebug.endings.facts import Ending
 from mldebug.endings.outcomes import Outcome
 from mldebug.incident import (
     Incident,
+    add_across,
     add_capture,
     add_ending,
     add_gap,
+    add_whole,
     end,
     is_seen,
     judge,
     say,
     write_report,
 )
-from mldebug.model import Gap, Judgement, NodeCapture
+from mldebug.model import Asked, Gap, Judgement, NodeCapture
+from mldebug.recorded import ASKED
 from mldebug.report.build import State, make_id
 from mldebug.report.html import render_html
 from mldebug.stall.signals import Decision
@@ -48,6 +52,8 @@ class Incidents:
         self._ledger = ledger
         self._clock = clock or Clock()
         self._last_id = ""
+        self._node = platform.node()
+        self._cases: dict[str, Incident] = {}  # of runs that have no rank here, by id
 
     def recall(self, run: Run) -> None:
         """An incident that was open before our restart goes on under its id, whatever was told meanwhile."""
@@ -92,10 +98,17 @@ class Incidents:
         """The state dir was lost: what had been written is not there any more."""
         self._write(incident, judge(incident), _owner(incident))
 
-    def open(self, run: Run, decision: Decision) -> None:
-        """A stall is blamed on somebody; with the capture of its confirmation, where one was taken."""
+    def open(self, run: Run, decision: Decision, *, hold: bool = False) -> None:
+        """A stall is blamed on somebody; with the capture of its confirmation, where one was taken.
+
+        `hold`: nothing is written yet, for other nodes are asked, who may know it under another id.
+        """
         if run.incident is not None and run.incident.key == decision.key:
             return  # known from before our restart: the same stall keeps its id
+        if run.incident is not None and run.incident.kind == "stall":
+            run.incident = msgspec.structs.replace(run.incident, key=decision.key)
+            self.note(run, self._clock.now(), f"noticed here, too: {decision.sentence}")
+            return  # another node was first
         if run.incident is not None and run.incident.kind == "abnormal_end":
             self.note(run, self._clock.now(), f"the others hang: {decision.sentence}")
             return  # they wait for the rank that ended: one story
@@ -115,11 +128,107 @@ class Incidents:
         )
         run.incident = say(incident, now, f"incident opened: {decision.sentence}")
         self._keep(run)
+        if hold:
+            return
         if run.capture is not None:
             self._take(run, run.incident, run.capture)
         missed, run.missed = run.missed, ()
         for gap in missed:
             self.missed(run, gap)
+
+    # --- across nodes ------------------------------------------------------------------------------
+
+    def called(self, run: Run, incident_id: str, sentence: str) -> None:
+        """Another node has noticed a stall of this run: it is one incident, under one id."""
+        known, now = run.incident, self._clock.now()
+        if known is None:
+            known = Incident(
+                id=incident_id,
+                key=f"{run.job.id}/{run.job.attempt}/{incident_id}",
+                job_id=run.job.id,
+                job=run.job,
+                detected_at=now,
+                why="another node has noticed it",
+                sentence=sentence,
+                versions=_versions(),
+            )
+            known = say(known, now, f"incident opened: {sentence}")
+        elif known.kind == "stall" and incident_id < known.id:  # of two ids the first stays
+            self._ledger.drop(known.id)
+            known = msgspec.structs.replace(known, id=incident_id)
+            known = say(known, now, "other nodes know it already: from now on under their id")
+        if known == run.incident and known.shared:
+            return
+        run.incident = known = msgspec.structs.replace(known, shared=True)
+        self._keep(run)
+        if run.judgement is not None:
+            run.judgement = judge(known)
+            self._write(known, run.judgement, run.job.uid)
+
+    def together(
+        self,
+        run: Run | None,
+        incident_id: str,
+        found: tuple[NodeCapture, ...],
+        asked: Asked,
+        what: str,
+    ) -> Whole:
+        """All nodes were captured: the report rests on all of them. `run`: where it has ranks here, too."""
+        now = self._clock.now()
+        incident = run.incident if run is not None else None
+        if incident is None or incident.kind != "stall":
+            run, incident = None, self._case(incident_id, found, now)
+        again = bool(incident.across)
+        incident = add_across(incident, found, asked, max(incident.detected_at, now), what)
+        judgement = judge(incident)
+        if run is not None:
+            run.incident, run.judgement = incident, judgement
+            self._keep(run)
+        else:
+            self._cases[incident_id] = incident
+        if not again:
+            self._count(incident, judgement)
+        log.warning("%s: %s", found[0].job.name, judgement.diagnosis.summary)
+        self._write(incident, judgement, owner_of(found))
+        return Whole(report=incident.id, node=self._node, diagnosis=judgement.diagnosis)
+
+    def _case(self, incident_id: str, found: tuple[NodeCapture, ...], now: float) -> Incident:
+        """Of a run that has no rank here."""
+        job = found[0].job
+        why = "a node of the run has noticed it"
+        new = Incident(
+            id=incident_id, key=incident_id, job_id=job.id, job=job, detected_at=now, why=why,
+            versions=_versions(),
+        )  # fmt: skip
+        return self._cases.get(incident_id, new)
+
+    def told(self, run: Run, whole: Whole) -> None:
+        """What all nodes together have come to, where another one has put it together."""
+        incident = run.incident
+        if incident is None or incident.id != whole.report or whole.node == self._node:
+            return
+        if incident.whole is not None and incident.whole.diagnosis == whole.diagnosis:
+            return
+        run.incident = add_whole(incident, whole, self._now(incident))
+        run.judgement = judge(run.incident)
+        self._keep(run)
+        log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
+        self._write(run.incident, run.judgement, run.job.uid)
+
+    def rename_case(self, known: str, incident_id: str) -> None:
+        """A stall of a run that has no rank here has another id from now on."""
+        if (incident := self._cases.pop(known, None)) is None:
+            return
+        self._ledger.drop(known)
+        words = "other nodes know it already: from now on under their id"
+        incident = msgspec.structs.replace(incident, id=incident_id)
+        incident = self._cases[incident_id] = say(incident, self._now(incident), words)
+        self._write(incident, judge(incident), owner_of(incident.across))
+
+    def close_case(self, incident_id: str, state: State, why: str) -> None:
+        """A stall of a run that has no rank here is over."""
+        if (incident := self._cases.pop(incident_id, None)) is not None:
+            self._end(incident, state, why, owner_of(incident.across), judge(incident))
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """A capture has come back; it is kept for an incident that opens later, too."""
@@ -156,6 +265,10 @@ class Incidents:
         """The stall is over: the job moves again, or has ended. Without a capture that is told as well."""
         if run.incident is None:
             return
+        if run.capture is not None and not is_seen(run.incident):
+            run.incident = add_capture(run.incident, run.capture)  # it was held back for others
+        if _untold(run.incident) and run.judgement is not None:
+            self._tell(run, run.incident, run.judgement)  # who coordinated has not come to it
         self._end(run.incident, state, why, run.job.uid, run.judgement)
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
         self._keep(run)
@@ -229,7 +342,7 @@ class Incidents:
         run.incident = add_capture(incident, capture)
         run.judgement = judge(run.incident)
         self._keep(run)
-        if first and incident.kind == "stall":
+        if first and incident.kind == "stall" and not incident.shared:
             self._tell(run, run.incident, run.judgement)
         self._write(run.incident, run.judgement, run.job.uid)
 
@@ -254,16 +367,37 @@ class Incidents:
 
         def work() -> None:
             report = write_report(incident, judgement, reported_at)
-            evidence = {
-                f"capture-{number}-{capture.node}.json": msgspec.json.encode(capture)
-                for number, capture in enumerate(incident.captures, 1)
-            }
+            evidence = evidence_files(incident)
             if incident.ending is not None:
                 evidence[f"ending-{report.node}.json"] = msgspec.json.encode(incident.ending)
             self._ledger.archive.save(report, render_html(report), evidence, owner_uid=uid)
             self._ledger.archive.prune()
 
         self._ledger.report(incident.id, work)
+
+
+def owner_of(captures: Sequence[NodeCapture]) -> int:
+    """Whose job it is; root's where they do not agree."""
+    owners = {one.job.uid for one in captures}
+    return owners.pop() if len(owners) == 1 else 0
+
+
+def evidence_files(incident: Incident) -> dict[str, bytes]:
+    """The captures from which the same report can be made again; beside those of all nodes, what was seen here alone."""
+    beside = "own" if incident.across else "capture"
+    files = {
+        f"{beside}-{number}-{capture.node}.json": msgspec.json.encode(capture)
+        for number, capture in enumerate(incident.captures, 1)
+    }
+    files |= {f"capture-{one.node}.json": msgspec.json.encode(one) for one in incident.across}
+    if incident.asked is not None:
+        files[ASKED] = msgspec.json.encode(incident.asked)
+    return files
+
+
+def _untold(incident: Incident) -> bool:
+    """Was it left to another node to tell of it, which never did?"""
+    return incident.shared and incident.whole is None and not incident.across
 
 
 def _versions() -> dict[str, str]:

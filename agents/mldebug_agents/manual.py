@@ -20,6 +20,7 @@ from mldebug.report.html import render_html
 from mldebug.reportmodel import Report, Stall
 from mldebug.traps.finding import remarks
 from mldebug_agents.hardware.once import OnceLooked
+from mldebug_agents.incidents import owner_of
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
@@ -198,7 +199,7 @@ def store(
     asked: Asked | None = None,
 ) -> Named:
     """Save under an id that no other report has: of two taken in one second, the second gets a number."""
-    files, owner = evidence(captures, asked), captures[0].job.uid
+    files, owner = evidence(captures, asked), owner_of(captures)
     for turn in range(1, MAX_TURNS):
         report_id = report.id if turn == 1 else f"{report.id}-{turn:02d}"
         named = msgspec.structs.replace(report, id=report_id)

@@ -32,6 +32,7 @@ from mldebug_agents.life.clock import Clock
 from mldebug_agents.life.notify import Notifier, reloading, status_text
 from mldebug_agents.life.reloading import needs_restart, stuck_remarks
 from mldebug_agents.life.usage import Usage
+from mldebug_agents.members.desk import Members
 from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
 from mldebug_agents.ras.asking import RasReply
@@ -66,6 +67,7 @@ class Node:
         notifier: Notifier | None = None,
         read_config: Callable[[], Config] | None = None,
         clock: Clock | None = None,
+        members: Callable[["Node"], Members | None] = lambda _: None,
     ) -> None:
         self.config = config
         self.bench = bench
@@ -108,6 +110,7 @@ class Node:
         self._past = Past(
             *(ledger, bench, self.incidents, self.stories, self.endings), self._capture_now
         )
+        self.members = members(self)
         self._wanted: set[str] = set()
         self._due = time.monotonic()
         self._started = time.monotonic()
@@ -156,6 +159,8 @@ class Node:
         self.endings.turn()
         if self.config.capture.nccl_ras:
             self._ras.turn(self.runs)
+        if self.members is not None:
+            self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self._reread()
         if not any(run.incident for run in self.runs.values()):
@@ -182,9 +187,13 @@ class Node:
             self._hardware.told(result, jobs, self.found.children, self.config)
         elif result.worker == "ras":
             self._ras.told(result)
+        elif self.members is not None and result.worker in self.members.tells:
+            self.members.told(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._orders.failed(run, result.order, result.error)
+            if self.members is not None and result.order.again:
+                self.members.failed(result.order.job.id, result.error)
         elif result.error is not None:
             log.warning(
                 "%s failed: %s: %s", result.worker, type(result.error).__name__, result.error
@@ -248,6 +257,7 @@ class Node:
             run.see(one)
             self.endings.follow(run, look.found.children)
             one = self._ras.complete(self.endings.complete(one))
+            one = self.members.complete(one) if self.members is not None else one
             self._see(run, self._hardware.complete(one))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
@@ -276,7 +286,8 @@ class Node:
             self._wanted.add(run.job.id)
         self._due = min(self._due, time.monotonic() + decision.next_look)
         if decision.open:
-            self.incidents.open(run, decision)
+            hold = self.members is not None and self.members.holds(run)
+            self.incidents.open(run, decision, hold=hold)
         if decision.capture:
             self._orders.ask(run, Order(run.job, self.found, decision))
         else:
@@ -314,6 +325,15 @@ class Node:
         """In the worker: the sums of all launches of one job."""
         return self.bench.ras.ask(order.job, whole=False, seconds=RAS_GLANCE)
 
+    def ask_capture(self, run: Run) -> None:
+        """Other nodes want it captured now."""
+        self._capture_now(run)
+
+    @property
+    def inbox(self) -> "queue.SimpleQueue[Result | None]":
+        """Where results go; safe from any thread."""
+        return self._inbox
+
     def _capture_now(self, run: Run) -> None:
         """A rank has ended and others live on, or an incident of before has no capture: what do they do?"""
         self._orders.ask(run, Order(run.job, self.found))
@@ -322,9 +342,18 @@ class Node:
         run = self.runs.get(job_id)
         if run is not None:
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
-            self.incidents.captured(run, self._hardware.capture(capture))
+            capture = self._hardware.capture(capture)
+            if self.members is not None and self.members.holding(run):
+                run.capture = capture  # nobody knows yet under which id it is told
+            else:
+                self.incidents.captured(run, capture)
+            if self.members is not None:
+                self.members.captured(run, capture)
 
     # --- what others see ---------------------------------------------------------------------------
+
+    def _others(self) -> tuple[Worker, ...]:
+        return self.members.workers if self.members is not None else ()
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
@@ -337,7 +366,10 @@ class Node:
             started_at=self.started_at,
             pid=os.getpid(),
             runs=tuple(run_state(run, self.endings.exits(id)) for id, run in self.runs.items()),
-            sources=(*(one.state() for one in self._workers.values()), *self.ledger.states()),
+            sources=(
+                *(one.state() for one in (*self._workers.values(), *self._others())),
+                *self.ledger.states(),
+            ),
             incidents=dict(self.incidents.counts),
             last_report=dict(self.incidents.last_report),
             reports_lost=self.ledger.lost,
@@ -351,6 +383,8 @@ class Node:
             cpu_seconds=self._usage.cpu_seconds(),
             rss_bytes=self._usage.rss_bytes(),
             children=self._usage.children(),
+            cluster=self.members.sentence if self.members is not None else "",
+            cluster_refused=self.members.refusals.counts if self.members is not None else {},
             series_budget=self.config.metrics.series_budget,
             version=__version__,
         )

@@ -6,6 +6,7 @@ nothing else, so that it needs no credentials; everything that shows stacks goes
 
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, may_s
 from mldebug_agents.serving.telling import carry_out, refused
 
 log = logging.getLogger("mldebug")
+
+PEERS_EACH, PEERS = 32, 1024  # connections of one node, and of all
 
 Verb = Callable[[Mapping[str, str]], object]
 """Does what was asked for with these parameters and returns a struct; an MldebugError says why it cannot."""
@@ -65,6 +68,10 @@ class Server:
         app = Starlette(routes=[*self._public(), *self._private()])
         self._private_server = self._serve(app, door)
 
+    def serve_peers(self, app: Starlette, door: socket.socket, context: ssl.SSLContext) -> None:
+        """Serve other agents: who does not show the certificate of the shared key gets no further than the handshake."""
+        self._serve(app, Door(door, PEERS_EACH, PEERS), context)
+
     def stop(self, timeout: float = 0.5) -> None:
         """Close the doors; waits at most `timeout` seconds for all of them."""
         deadline = time.monotonic() + timeout
@@ -75,14 +82,21 @@ class Server:
         for _, thread in servers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _serve(self, app: Starlette, door: socket.socket) -> uvicorn.Server:
+    def _serve(
+        self, app: Starlette, door: socket.socket, context: ssl.SSLContext | None = None
+    ) -> uvicorn.Server:
         # asyncio's own loop: another one would not ask our `Door` to accept
         config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none",
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
+        config.load()
+        config.ssl = context  # uvicorn itself reads certificates from files alone
         server = uvicorn.Server(config)
         thread = threading.Thread(
-            target=server.run, kwargs={"sockets": [Door(door)]}, name="mldebug-server", daemon=True
+            target=server.run,
+            kwargs={"sockets": [door if isinstance(door, Door) else Door(door)]},
+            name="mldebug-server",
+            daemon=True,
         )
         thread.start()
         self._servers = [one for one in self._servers if one[1].is_alive()]

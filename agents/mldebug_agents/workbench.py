@@ -20,6 +20,7 @@ from mldebug_agents.hooks.asking import Asking
 from mldebug_agents.hooks.flight import HookFlight
 from mldebug_agents.hooks.stacks import HookStacks
 from mldebug_agents.host import Host
+from mldebug_agents.members import identity as proving
 from mldebug_agents.ras import asking
 from mldebug_agents.ras.client import GLANCE, RasClient
 from mldebug_agents.reader import Reader
@@ -42,6 +43,7 @@ class Workbench:
                 wire.NAME: serving.serve,
                 switchroom.NAME: switchroom.serve,
                 asking.NAME: asking.serve,
+                proving.NAME: proving.serve,
             }
         )
         self.reader = Reader(self.spawner)

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from mldebug.model import NodeCapture
+from mldebug.model import Job, NodeCapture
 
 GENERIC_RUN_IDS = ("", "none", "default", "static", "0")
 _LOOPBACK = re.compile(
@@ -24,19 +24,25 @@ def is_loopback(master: str) -> bool:
 
 
 def run_key(capture: NodeCapture) -> RunKey:
+    """The same on all nodes of one run."""
+    return job_key(capture.job, capture.node)
+
+
+def job_key(job: Job, node: str) -> RunKey:
     """The same on all nodes of one run; without a run id and a master that others can reach, a run has one node.
 
     Whose processes they are belongs to it: anybody may start one with another's run id in its environment.
     """
-    whose = (f"uid {capture.job.uid}",) if capture.job.uid else ()
-    first = next(iter(capture.job.ranks), None)
+    alone = ("alone", node, job.id)
+    whose = (f"uid {job.uid}",) if job.uid else ()
+    first = next(iter(job.ranks), None)
     if first is None:
-        return ("alone", capture.node, capture.job.id)
+        return alone
     if is_specific(first.run_id):
         return (first.launcher, first.run_id, *whose)
     if first.master and not is_loopback(first.master):
         return (first.launcher, "", first.master, *whose)
-    return ("alone", capture.node, capture.job.id)
+    return alone
 
 
 def run_id(key: RunKey) -> str:

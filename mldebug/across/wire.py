@@ -46,6 +46,7 @@ class NodeReply(msgspec.Struct, frozen=True, kw_only=True):  # its schema is alw
     gaps: tuple[Gap, ...] = ()  # what it could not see, of no run in particular
     hidden: bool = False  # there are processes of others that it may not look at
     uid: int = 0  # as whom it looked
+    age: float = 0.0  # seconds from the first of its captures to this reply, by its own clock
 
 
 class _Head(msgspec.Struct):
@@ -65,7 +66,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 def encode(reply: NodeReply) -> Iterator[bytes]:
     """Yield the lines of a reply, the ends of lines included."""
-    text = base64.b64encode(zlib.compress(msgspec.json.encode(reply)))
+    text = base64.b64encode(pack(reply))
     parts = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     token, node = secrets.token_hex(8), re.sub(r"[^A-Za-z0-9_.-]", "-", reply.node)[:253] or "-"
     yield b"\n"  # a banner may have no end of line
@@ -116,8 +117,21 @@ class Pieces:
 
 
 def decode(text: bytes) -> NodeReply:
+    """Unpack the text of a reply; EvidenceError says in words why it cannot be used."""
+    try:
+        return unpack(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise EvidenceError("its answer was damaged on the way") from error
+
+
+def pack(reply: NodeReply) -> bytes:
+    """A reply as it travels where all bytes do."""
+    return zlib.compress(msgspec.json.encode(reply))
+
+
+def unpack(packed: bytes) -> NodeReply:
     """Unpack a reply; EvidenceError says in words why it cannot be used."""
-    data = _unpack(text)
+    data = _unpack(packed)
     try:
         _check_schema(msgspec.json.decode(data, type=_Head))
         reply = msgspec.json.decode(data, type=NodeReply)
@@ -128,11 +142,11 @@ def decode(text: bytes) -> NodeReply:
     return reply
 
 
-def _unpack(text: bytes) -> bytes:
+def _unpack(packed: bytes) -> bytes:
     unpacker = zlib.decompressobj()
     try:
-        data = unpacker.decompress(base64.b64decode(text, validate=True), MAX_BYTES)
-    except (binascii.Error, ValueError, zlib.error) as error:
+        data = unpacker.decompress(packed, MAX_BYTES)
+    except zlib.error as error:
         raise EvidenceError("its answer was damaged on the way") from error
     if unpacker.unconsumed_tail:
         raise EvidenceError(f"its answer is larger than {MAX_BYTES >> 20} MiB")

@@ -14,7 +14,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeUnreachable:
-    """Names nodes, never ranks. Of a node that was reached and could not capture nothing is known: then nobody is named."""
+    """Names nodes, never ranks; medium where the scheduler says so, or it was heard of before and is no more.
+
+    Of a node that was reached and could not capture nothing is known: then nobody is named.
+    """
 
     def judge(self, case: Case) -> Finding | None:
         """Speak where the ranks that nobody saw can only be on nodes that are silent."""
@@ -23,13 +26,15 @@ class NodeUnreachable:
         gone = [node for node in case.asked.nodes if node.state in ("down", "silent")]
         if case.suspects or not case.waiting or len(gone) != len(case.asked.absent):
             return None
-        down = all(node.state == "down" for node in gone)
+        if case.asked.by and 2 * len(gone) >= len(case.asked.nodes):
+            return None  # whoever asked may be the one that is cut off
+        sure = all(node.state == "down" or node.last_seen is not None for node in gone)
         names = fold_nodes(node.name for node in gone)
         verb = "does" if len(gone) == 1 else "do"
         return Finding(
             verdict=Verdict.NODE_UNREACHABLE,
             culprits=tuple(map(_culprit, gone[:MAX_NAMED])),
-            confidence=Confidence.MEDIUM if down else Confidence.LOW,
+            confidence=Confidence.MEDIUM if sure else Confidence.LOW,
             summary=f"{names} {verb} not answer; {case.victims()}",
             evidence=evidence_of(case, ()),
             next_steps=(

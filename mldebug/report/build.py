@@ -169,6 +169,7 @@ def _silent_view(node: AskedNode) -> NodeView:
         duration_seconds=0.0,
         state=node.state,
         reason=safe_line(node.reason, 300),
+        last_seen="" if node.last_seen is None else rfc3339(node.last_seen),
     )
 
 

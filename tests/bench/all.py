@@ -24,6 +24,7 @@ NAMES = (
     "kernellog",
     "flight",
     "across",
+    "members",
     "scrape",
 )
 

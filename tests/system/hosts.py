@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -125,13 +125,30 @@ def _host(name: str, folder: Path, names: Sequence[str]) -> Iterator[Host]:
 
 
 @contextmanager
-def job_on(hosts: Sequence[Host], folder: Path, each: int, *options: str) -> Iterator[Path]:
-    """A real gloo job, `each` ranks on each host; yields its events. At the end nothing of it is left."""
+def job_on(
+    hosts: Sequence[Host],
+    folder: Path,
+    each: int,
+    *options: str,
+    first_alone: bool = False,
+    master: str = MASTER,
+    environ: Mapping[str, str] = {},
+) -> Iterator[Path]:
+    """A real gloo job, `each` ranks on each host; yields its events. At the end nothing of it is left.
+
+    `first_alone`: only rank 0 has a log.
+    """
     mark, port, started = uuid.uuid4().hex, str(free_port()), []
     events = folder / "events"
     events.mkdir(parents=True)
     world = len(hosts) * each
-    own = {MARK: mark, "MASTER_ADDR": MASTER, "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    own = {
+        **environ,
+        MARK: mark,
+        "MASTER_ADDR": master,
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
     try:
         for rank in range(world):
             of_rank = {
@@ -142,7 +159,8 @@ def job_on(hosts: Sequence[Host], folder: Path, each: int, *options: str) -> Ite
             }
             environment = own | {name: str(value) for name, value in of_rank.items()}
             argv = [sys.executable, "-u", str(JOBS / "train.py"), "--events", str(events), *options]
-            started.append(_start(hosts[rank // each].inside(*argv), folder, environment))
+            log = Path(os.devnull) if first_alone and rank else folder / "job.log"
+            started.append(_start(hosts[rank // each].inside(*argv), folder, environment, log))
         yield events
     finally:
         end_marked(mark)
@@ -151,9 +169,9 @@ def job_on(hosts: Sequence[Host], folder: Path, each: int, *options: str) -> Ite
 
 
 def _start(
-    argv: Sequence[str], folder: Path, environment: dict[str, str]
+    argv: Sequence[str], folder: Path, environment: dict[str, str], file: Path
 ) -> "subprocess.Popen[bytes]":
-    with (folder / "job.log").open("ab") as log:
+    with file.open("ab") as log:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
             env=clean_environment(folder) | environment,

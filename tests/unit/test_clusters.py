@@ -198,3 +198,18 @@ def test_every_file_in_the_room_is_a_plugin_with_help() -> None:
         "accelerate", "deepspeed", "environment", "mpich", "openmpi", "single", "slurm", "torchrun",
     ]  # fmt: skip
     assert all(summary("clusters", name) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes"),
+    [
+        (SRUN, ""),
+        (SRUN | {"SLURM_JOB_NODELIST": "n[1-3]"}, "n[1-3]"),
+        (SRUN | {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_NODELIST": "n[1-2]"}, "n[1-2]"),
+        (TORCHRUN | {"SLURM_JOB_NODELIST": "n[1-3]"}, "n[1-3]"),
+        (SRUN | {"SLURM_JOB_NODELIST": "n," * 9000}, ""),
+        (SRUN | {"SLURM_JOB_NODELIST": "n1\x1b[2J"}, "n1"),
+    ],
+)
+def test_the_nodes_of_a_scheduler_are_told(environ: dict[str, str], nodes: str) -> None:
+    assert strongest(environ).node_list == nodes

@@ -414,3 +414,10 @@ def test_the_scraper_chooses_the_format(accept: str, openmetrics: bool) -> None:
 def test_a_snapshot_goes_to_people_and_back_with_its_step_times() -> None:
     seen: Any = snapshot(moving())
     assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
+
+
+def test_who_was_turned_away_is_counted_by_reason() -> None:
+    told = Prometheus().render(snapshot(cluster_refused={"certificate": 3, "name": 0}))[0].decode()
+    assert 'mldebug_cluster_refused_total{reason="certificate"} 3' in told
+    assert 'mldebug_cluster_refused_total{reason="name"} 0' in told
+    assert "mldebug_cluster_refused_total{" not in Prometheus().render(snapshot())[0].decode()

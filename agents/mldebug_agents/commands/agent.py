@@ -2,6 +2,8 @@
 
 import logging
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,9 +12,18 @@ import msgspec
 from mldebug.config import Config, load_config
 from mldebug.errors import MldebugError, UsageError
 from mldebug.suggest import typed
+from mldebug_agents.across import machine
 from mldebug_agents.hardware.verbs import gpu_verbs
 from mldebug_agents.life import loglines
 from mldebug_agents.life.ending import Ending
+from mldebug_agents.manual import write_case
+from mldebug_agents.members.asking import Together
+from mldebug_agents.members.desk import Members
+from mldebug_agents.members.door import app
+from mldebug_agents.members.identity import counting, in_child
+from mldebug_agents.members.joining import Joined, join
+from mldebug_agents.members.refusals import Refusals
+from mldebug_agents.members.verbs import member_verbs
 from mldebug_agents.node import Node
 from mldebug_agents.replay.place import place
 from mldebug_agents.replay.recording import Recording, load
@@ -74,10 +85,26 @@ def agent(
 def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None) -> None:
     """Run the node and its server until a signal says stop."""
     server = Server(settings.agent)
+    joined = join(settings.cluster, in_child(bench.spawner))
     server.start()
     ledger = Ledger(settings.agent.state_dir, bench.spawner, server.serve_door)
-    node = Node(settings, bench, ledger, server.publish, read_config=lambda: load_config(file))
-    server.verbs = gpu_verbs(node.gpu_desk)
+    node = Node(
+        settings,
+        bench,
+        ledger,
+        server.publish,
+        read_config=lambda: load_config(file),
+        members=lambda node: members(node, joined),
+    )
+    if joined is not None and node.members is not None:
+        judge = partial(_judged, settings, bench.node)
+        refusals, proof = node.members.refusals, joined.identity
+        ask, waiting = node.members.ask, lambda: ledger.waiting
+        door = app(ask, bench.node, judge, waiting, proof, refusals, machine())
+        proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
+        server.serve_peers(door, joined.door, proof.server)
+    talk = joined.talk if joined is not None else None
+    server.verbs = gpu_verbs(node.gpu_desk) | member_verbs(node.members, talk)
     ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
     try:
         ledger.start()
@@ -87,6 +114,29 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         raise
     finally:
         _end(bench, server, ledger)
+
+
+def members(node: Node, joined: Joined | None) -> Members | None:
+    """Other agents, where some are configured."""
+    if joined is None:
+        return None
+    return Members(
+        *(node.bench.node, joined.port, joined.talk, joined.candidates, joined.interval),
+        *(node.inbox, node.incidents, node.ask_capture),
+    )
+
+
+def _turned_away(refusals: Refusals, reason: str, why: str) -> None:
+    refusals.count(reason, "", why)
+
+
+def _judged(settings: Config, node: str, told: Together) -> bytes:
+    """What came of all nodes for a person, as a report; it is stored here."""
+    if told.run is None:
+        raise MldebugError("no node has sent a capture of it")
+    asked = msgspec.structs.replace(told.run.asked, by=node)
+    taken = write_case(settings.agent.state_dir, told.run.captures, time.time(), asked, node)
+    return msgspec.json.encode(taken.report)
 
 
 def play(

@@ -11,13 +11,20 @@ from mldebug.across.wire import encode
 from mldebug.config import Config, load_config
 from mldebug.console import Console
 from mldebug.errors import ExitCode, MldebugError, UsageError
+from mldebug.model import Verdict
+from mldebug.report.html import render_html
 from mldebug.report.text import print_report
+from mldebug.reportmodel import Report
 from mldebug.settings.units import parse_duration
 from mldebug_agents.across import capture_all, reply
 from mldebug_agents.fanout.leaving import end_without_reader, ended_by_signals
 from mldebug_agents.fanout.orders import Wanted
 from mldebug_agents.fanout.waiting import Waiting
 from mldebug_agents.manual import STORE_TIMEOUT, Taken, choose, look_beside, take, within
+from mldebug_agents.members.door import DUMP_DEADLINE
+from mldebug_agents.members.verbs import DUMP_PATH, MAX_REPORT
+from mldebug_agents.serving.nearest import ask_nearest
+from mldebug_agents.serving.telling import tell_agent
 from mldebug_agents.workbench import Workbench
 
 MAX_WATCH = 60.0
@@ -57,6 +64,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 )
 @click.option("--hosts", metavar="NODES", help="On these nodes, like node[1-40,42]; with --ssh.")
 @click.option("--ssh", is_flag=True, help="Reach --hosts by ssh.")
+@click.option(
+    "--cluster", "everywhere", is_flag=True, help="On all nodes of --job, by their agents."
+)
 @click.option("--python", help="The Python with mldebug there; default: this one's path.")
 @click.option("--wait", metavar="DURATION", help="How long a node has to answer, 60s by default.")
 @click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
@@ -71,6 +81,7 @@ def dump(
     slurm_job: str | None,
     hosts: str | None,
     ssh: bool,
+    everywhere: bool,
     python: str | None,
     wait: str | None,
     send: bool,
@@ -84,6 +95,8 @@ def dump(
     if send:
         _send(own, slurm_job, job)
         return
+    if everywhere:
+        sys.exit(_by_agents(own, job, as_json, html, here_only=config is not None))
     far = _transport(slurm_job, hosts, ssh, pid)
     if far:
         arguments = _arguments(native, watch, job)
@@ -102,6 +115,29 @@ def dump(
     for one in taken:
         _show(one, as_json, html)
     sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
+
+
+def _by_agents(
+    config: Config, job: str | None, as_json: bool, html: Path | None, *, here_only: bool
+) -> ExitCode:
+    """The agent of this node asks for it; the report lies with the one that coordinates, too."""
+    if job is None:
+        raise UsageError(
+            "--cluster needs to know which job", "add --job NAME; see `mldebug status --cluster`"
+        )
+    state_dir = ask_nearest(config.agent.state_dir, here_only=here_only).state_dir
+    report = tell_agent(
+        state_dir, DUMP_PATH, Report, timeout=DUMP_DEADLINE + 5.0, most=MAX_REPORT, job=job
+    )
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+    else:
+        print_report(report, Console())
+        click.echo(f"\nFull report: {report.id} on {report.node}")
+    if html:
+        _copy(render_html(report), html)
+    found = report.diagnosis.verdict is not Verdict.UNKNOWN
+    return ExitCode.FOUND if found else ExitCode.FINE
 
 
 def _here(

@@ -10,12 +10,14 @@ import click
 import msgspec
 from rich.text import Text
 
-from mldebug.config import load_config
+from mldebug.across.members import ClusterView
+from mldebug.config import Config, load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job, RankIdentity, Remark
+from mldebug.nodeview.cluster import cluster_lines, stalled
 from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.nodeview.said import said_words
 from mldebug.redact import clean
@@ -25,7 +27,9 @@ from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.suggest import typed
 from mldebug.traps.finding import Trap
 from mldebug_agents.discovery.seats import BY_RAS
+from mldebug_agents.members.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.serving.nearest import ask_nearest
+from mldebug_agents.serving.telling import tell_agent
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
 
@@ -53,14 +57,17 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all jobs.")
+@click.option("--cluster", "everywhere", is_flag=True, help="All nodes, as the agents know them.")
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
-def command(as_json: bool, config: Path | None) -> None:
+def command(as_json: bool, everywhere: bool, config: Path | None) -> None:
     """Show the training jobs on this node and their ranks: who runs them, who is missing.
 
     Where an agent runs: how far each job is, and why it is quiet or not. Nothing is attached to and nothing is
     stopped. Exit code 1: an incident is open.
     """
     settings = load_config(config)
+    if everywhere:
+        sys.exit(_cluster(settings, as_json, here_only=config is not None))
     with Workbench(settings) as bench:
         found = bench.finder.find()
         asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
@@ -82,6 +89,18 @@ def command(as_json: bool, config: Path | None) -> None:
             print_line(console, line)
     hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
+    """Ask the agent of this node for all of them."""
+    state_dir = ask_nearest(settings.agent.state_dir, here_only=here_only).state_dir
+    view = tell_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+    else:
+        for line in cluster_lines(view):
+            print_line(Console(), Text(line))
+    return ExitCode.FOUND if stalled(view) else ExitCode.FINE
 
 
 def traps_shown(
@@ -182,6 +201,8 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         else "no incident open"
     )
     yield Text(f"an agent watches them for {since}: {state}", style="red" if stalled else "")
+    if agent.cluster:
+        yield Text(clean(f"  other nodes: {agent.cluster}", 300))
     if agent.hidden_runs:
         runs = "run" if agent.hidden_runs == 1 else "runs"
         yield Text(

@@ -14,6 +14,8 @@ from mldebug.redact import clean
 
 MAX_WORLD = 1_000_000
 MAX_LOCAL = 4096  # ranks on one node
+MAX_NODE_LIST = 8192  # characters
+NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the narrowest first
 
 _MODULE_FLAG = re.compile(r"-[a-zA-Z]*m")
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -31,6 +33,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     attempt: int = 0
     master: str = ""  # "addr:port"
+    node_list: str = ""  # the scheduler's list of the run's nodes, folded as it says it
     supervised: bool = (
         False  # one launcher per node gives out neighbouring ranks and waits for each
     )
@@ -91,6 +94,12 @@ class Variables:
         address, port = self.text("MASTER_ADDR"), self.text("MASTER_PORT")
         return f"{clean(address, 100)}:{clean(port, 10)}" if address else ""
 
+    def node_list(self) -> str:
+        """The scheduler's nodes, folded; "" where it says none, or more than can be believed."""
+        name = next((name for name in NODE_LISTS if self._environ.get(name)), "")
+        told = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
+        return told if len(told) <= MAX_NODE_LIST else ""
+
 
 def claim(
     launcher: str,
@@ -131,6 +140,7 @@ def claim(
         run_id=clean(run_id),
         attempt=tries or 0,
         master=values.master(),
+        node_list=values.node_list(),
         supervised=supervised,
         needs_torch=needs_torch,
     )

@@ -47,10 +47,11 @@ class Guest(socket.socket):
 class Door(socket.socket):
     """A listening socket that counts its guests; takes the descriptor of `plain` over. One thread uses it."""
 
-    def __init__(self, plain: socket.socket) -> None:
+    def __init__(self, plain: socket.socket, each: int = EACH, most: int = MOST) -> None:
         super().__init__(fileno=plain.detach())
         self._inside: dict[Guest, str] = {}  # in the order of their coming
         self._complained = -SILENT
+        self._each, self._most = each, most
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Let one in. Never raises for want of descriptors: an event loop would try again at once, and log each try."""
@@ -71,10 +72,10 @@ class Door(socket.socket):
         who = self._inside[guest]
         same = [one for one, name in self._inside.items() if name == who]
         others = [one for one, name in self._inside.items() if name not in ("", _OURS)]
-        limit = MOST if who == _OURS else EACH
+        limit = self._most if who == _OURS else self._each
         if len(same) > limit:
             same[0].send_away()
-        elif who != _OURS and len(others) > MOST:
+        elif who != _OURS and len(others) > self._most:
             others[0].send_away()
 
     def _wait(self, error: OSError) -> None:

@@ -49,7 +49,7 @@ def _groups(link: socket.socket) -> tuple[int, ...]:
 
 
 class PeerProtocol(H11Protocol):
-    """Tells each request who asks: `request.state.peer`. Whoever asks nothing is not kept."""
+    """Tells each request who asks: `request.state.peer`, and `certificate` by TLS. Whoever asks nothing is not kept."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Ask the kernel once per connection."""
@@ -58,7 +58,8 @@ class PeerProtocol(H11Protocol):
             peer = peer_of(link)
         except (OSError, AttributeError):
             peer = None
-        self.app_state = {**self.app_state, "peer": peer}
+        certificate = transport.get_extra_info("peercert") or {}
+        self.app_state = {**self.app_state, "peer": peer, "certificate": certificate}
         super().connection_made(transport)
         self._patience = self.loop.call_later(FIRST_WORDS, self._hang_up)
 

@@ -41,14 +41,22 @@ def refused() -> tuple[int, bytes]:
     return FORBIDDEN, msgspec.json.encode(Refusal("the agent does that for its own only", way_out))
 
 
-def tell_agent(state_dir: Path, path: str, type_: type[T], **asked: float) -> T:
+def tell_agent(
+    state_dir: Path,
+    path: str,
+    type_: type[T],
+    *,
+    timeout: float = TIMEOUT,
+    most: int = MAX_BYTES,
+    **asked: float | str,
+) -> T:
     """The other end: have something done. Raises an MldebugError in words where it is not."""
-    link = OverUnix(state_dir, TIMEOUT)
+    link = OverUnix(state_dir, timeout)
     query = f"{path}?{urlencode(asked)}" if asked else path
     try:
         link.request("POST", query, headers={"Content-Length": "0"})
         answer = link.getresponse()
-        body = answer.read(MAX_BYTES)
+        body = answer.read(most)
         if answer.status == OK:
             return msgspec.json.decode(body, type=type_)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):

@@ -135,6 +135,7 @@ class RankFinder:
             user=first.user,
             started_at=min(rank.started_at for rank in memory.ranks.values()),
             nodes=(self._node,),
+            node_list=team.first.claim.node_list,
             ranks=ranks,
             lost=lost,
         )

@@ -19,6 +19,7 @@ from mldebug_agents.spawn import Worker
 from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.wire import (
     Door,
+    Drop,
     End,
     Open,
     Order,
@@ -143,6 +144,10 @@ class RemoteArchive:
         """Write one report; the same id again replaces what was there."""
         told = msgspec.json.encode(report)
         self._keeper.ask(Save(told, html, dict(evidence), owner_uid))
+
+    def remove(self, report_id: str) -> None:
+        """Remove one report."""
+        self._keeper.ask(Drop(report_id))
 
     def prune(self) -> None:
         """Remove what is too old or too much."""

@@ -23,6 +23,7 @@ from mldebug_agents.state.folder import Hold, OccupiedError
 from mldebug_agents.state.wire import (
     Check,
     Door,
+    Drop,
     End,
     Forget,
     Keep,
@@ -96,6 +97,7 @@ class Keeping:
             Forget: lambda order: self._database.forget(order.job_id),
             Leave: lambda order: self._database.leave(order.leftovers),
             Save: self._save,
+            Drop: lambda order: Archive(self._folder).remove(order.report_id),
             Prune: self._prune,
             End: self._end,
         }

@@ -212,6 +212,11 @@ class Ledger:
         """A report that waits is told under another id."""
         self.scribe.drop(REPORT + report_id)
 
+    def drop(self, report_id: str) -> None:
+        """A report that may be written already is told under another id."""
+        self.withdraw(report_id)
+        self.scribe.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
+
     def leave(self, leftovers: tuple[Leftover, ...]) -> None:
         """Remember processes that could not be ended; only a change is written."""
         if leftovers != self._left:

@@ -87,6 +87,12 @@ class Save(msgspec.Struct, frozen=True, tag=True):
     owner_uid: int | None
 
 
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Remove a report that is told under another id."""
+
+    report_id: str
+
+
 class Prune(msgspec.Struct, frozen=True, tag=True):
     """Remove reports that are too old or too many."""
 
@@ -97,7 +103,9 @@ class End(msgspec.Struct, frozen=True, tag=True):
     door: Place | None
 
 
-Order = Open | Check | Door | Keep | StoredEnds | Remember | Forget | Leave | Save | Prune | End
+Order = (
+    Open | Check | Door | Keep | StoredEnds | Remember | Forget | Leave | Save | Drop | Prune | End
+)
 
 
 class StoredRow(msgspec.Struct, frozen=True):

@@ -1,0 +1,88 @@
+"""Certificates of single nodes: whose they are, and why one is not taken, in words. Pure."""
+
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from mldebug.redact import clean
+
+MAX_NAMES = 4  # told
+_VERIFIED = {
+    9: "its certificate is not valid yet, by the clock here",
+    10: "its certificate has expired, by the clock here",
+}
+_ALERTS = {
+    "CERTIFICATE_EXPIRED": "it says that the certificate of this node has expired",
+    "UNKNOWN_CA": "it says that the certificate of this node is not of its CA",
+    "BAD_CERTIFICATE": "it does not take the certificate of this node: is it valid yet, by its clock?",
+    "CERTIFICATE_REQUIRED": "it asks for a certificate, and got none",
+}
+_STRANGE = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "HTTP_REQUEST": "it speaks HTTP without TLS",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+}
+
+Certificate = Mapping[str, Any]
+"""As `ssl.SSLSocket.getpeercert` tells it."""
+
+
+class CertificateError(Exception):
+    """A good certificate, and not of the node that it should be of; in words."""
+
+
+def names_of(certificate: Certificate) -> frozenset[str]:
+    """The names and addresses that a certificate is for, in small letters."""
+    told = certificate.get("subjectAltName", ())
+    return frozenset(value.lower() for kind, value in told if kind in ("DNS", "IP Address"))
+
+
+def says(certificate: Certificate, name: str) -> bool:
+    """Is it for this name or address? A name without a domain is any of that name."""
+    names, name = names_of(certificate), name.lower()
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        short = name.partition(".")[0]
+        return name in names or short in names or ("." not in name and short in _shorts(names))
+    return any(_same(address, each) for each in names)
+
+
+def _shorts(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(each.partition(".")[0] for each in names if not each[:1].isdecimal())
+
+
+def _same(address: ipaddress.IPv4Address | ipaddress.IPv6Address, text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text) == address
+    except ValueError:
+        return False
+
+
+def owners(certificate: Certificate) -> str:
+    """Some of its names, to be told."""
+    told = ", ".join(sorted(names_of(certificate))[:MAX_NAMES]) or "nobody"
+    return clean(told, 100)
+
+
+def is_strange(error: Exception) -> bool:
+    """Did somebody come who is no agent at all?"""
+    return any(part in reason_of(error) for part in _STRANGE)
+
+
+def in_words(error: Exception) -> str:
+    """Why a handshake came to nothing, as each end says it of the other."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        words = _VERIFIED.get(error.verify_code)
+        return words or f"its certificate is not of cluster.ca ({error.verify_message})"
+    reason = reason_of(error)
+    return next(
+        (words for part, words in (_STRANGE | _ALERTS).items() if part in reason),
+        f"no handshake: {reason}",
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """OpenSSL's own name of it."""
+    return getattr(error, "reason", None) or type(error).__name__

@@ -1,0 +1,123 @@
+"""Nodes that belong together, and who of them coordinates: one circle of the configured peers, or one for the nodes of a run.
+
+Belongs to the main loop's thread; who asks the candidates is a worker's.
+"""
+
+import logging
+import queue
+from collections.abc import Iterator, Mapping
+
+from mldebug.across.coordinator import SLOWEST
+from mldebug.across.members import Announcement
+from mldebug.across.runs import run_id
+from mldebug.errors import MldebugError
+from mldebug_agents.members.candidates import candidates
+from mldebug_agents.members.seeking import Found, Seeker
+from mldebug_agents.members.talk import Peer, Talk
+from mldebug_agents.runner import Result, Worker
+from mldebug_agents.runs import Run
+
+log = logging.getLogger("mldebug")
+
+ALONE = 10.0  # seconds without a coordinator, after which a node is alone
+ANNOUNCE_DEADLINE = 60.0
+AT_ONCE = 4  # circles that are told at the same time
+MOST = 64  # circles of one node
+ALL = ""  # the circle of all configured peers
+
+
+class Circle:
+    """One list of candidates, and what is known of who coordinates."""
+
+    def __init__(self, name: str, peers: tuple[Peer, ...], talk: Talk, now: float) -> None:
+        self.name, self.candidates = name, peers
+        self.seeker = Seeker(talk, peers)
+        self.found: Found | None = None  # who coordinates; None: nobody answers
+        self.trouble = ""
+        self.due, self.busy = now, False
+        self._heard_at = now
+        self._passed: tuple[str, ...] = ()
+
+    def led_by(self, agent: str) -> bool:
+        """Does that agent coordinate?"""
+        return self.found is not None and self.found.welcome.agent == agent
+
+    def welcomed(self, found: Found, now: float, interval: float, us: str) -> None:
+        """Somebody coordinates, or `us`."""
+        if not self.led_by(found.welcome.agent):
+            ours = found.welcome.agent == us
+            log.info("%s coordinates", "this agent" if ours else found.welcome.node)
+        self.found, self._heard_at, self.trouble = found, now, ""
+        if self.due > now:  # or there is news already
+            self.due = max(self.due, now + min(found.welcome.pace, SLOWEST) - interval)
+        for why in set(found.passed) - set(self._passed):
+            log.warning("no answer of %s", why)
+        self._passed = found.passed or self._passed
+
+    def unheard(self, error: Exception, now: float) -> None:
+        """Nobody has answered; after a while nobody coordinates."""
+        words = (
+            error.message if isinstance(error, MldebugError) else f"{type(error).__name__}: {error}"
+        )
+        if words != self.trouble and "given some seconds" not in words:
+            log.warning("%s", words)
+            self.trouble = words
+        if now - self._heard_at > ALONE + (self.found.welcome.pace if self.found else 0.0):
+            self.found = None
+
+
+class Circles:
+    """All circles of this node. `peers`: the configured ones; without any, each run's own nodes are asked."""
+
+    def __init__(
+        self,
+        talk: Talk,
+        peers: tuple[Peer, ...],
+        port: int,
+        inbox: "queue.SimpleQueue[Result | None]",
+        now: float,
+    ) -> None:
+        self._talk, self._port = talk, port
+        self._all = Circle(ALL, peers, talk, now) if peers else None
+        self._circles: dict[str, Circle] = {ALL: self._all} if self._all else {}
+        self._of: dict[str, str] = {}  # job -> circle
+        self.worker = Worker("members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE)
+
+    def __iter__(self) -> Iterator[Circle]:
+        return iter(tuple(self._circles.values()))
+
+    def named(self, name: str) -> Circle | None:
+        """A circle, unless it is gone."""
+        return self._circles.get(name)
+
+    def of(self, run: Run | None) -> Circle | None:
+        """The circle of a run; `None` is a run of other nodes."""
+        if run is None or self._all is not None:
+            return self._all
+        return self._circles.get(self._of.get(run.job.id, "none"))
+
+    def sort(self, runs: Mapping[str, Run], now: float) -> None:
+        """Put each run into its circle; a circle without a run is let go."""
+        if self._all is not None:
+            return
+        self._of = {}
+        for run in runs.values():
+            peers = candidates(run.job, self._port)
+            name = run_id(tuple(f"{one.host} {one.port}" for one in peers))
+            if peers and (name in self._circles or len(self._circles) < MOST):
+                self._of[run.job.id] = name
+                if name not in self._circles:
+                    self._circles[name] = Circle(name, peers, self._talk, now)
+        kept = set(self._of.values())
+        self._circles = {name: one for name, one in self._circles.items() if name in kept}
+
+    def tell(self, circle: Circle, told: Announcement) -> None:
+        """Announce ourselves in a circle; what comes of it is for the main loop's inbox."""
+        circle.busy = self.worker.order(told)
+
+    def _announce(self, told: Announcement) -> Found:
+        """In the worker."""
+        circle = self._circles.get(told.circle)
+        if circle is None:
+            raise MldebugError("the run is gone")
+        return circle.seeker.announce(told)

@@ -1,0 +1,292 @@
+"""What the main loop does with other nodes: announces its runs, follows who coordinates, and has a stall captured everywhere
+at one moment. Belongs to the main loop's thread; what talks to others is a worker's.
+
+Who notices a stall holds it back until the coordinator has answered, so that one stall has one id. Without one it reports
+alone after `ALONE` seconds, and says so.
+"""
+
+import logging
+import queue
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from mldebug.across.coordinator import MOVES
+from mldebug.across.members import (
+    Announcement,
+    CaptureOrder,
+    DumpOrder,
+    RunKey,
+    RunNews,
+    RunWord,
+)
+from mldebug.across.runs import job_key
+from mldebug.folding import fold_ranks
+from mldebug.model import Gap, NodeCapture
+from mldebug.stall.signals import Stage
+from mldebug_agents.incidents import Incidents
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.members.circles import ALONE, Circle, Circles
+from mldebug_agents.members.leading import Leader
+from mldebug_agents.members.ordered import Ordered
+from mldebug_agents.members.progress import FarProgress
+from mldebug_agents.members.refusals import Refusals
+from mldebug_agents.members.seeking import Found
+from mldebug_agents.members.talk import Peer, Talk
+from mldebug_agents.members.waiting import give
+from mldebug_agents.runner import Result, Worker
+from mldebug_agents.runs import Run
+
+log = logging.getLogger("mldebug")
+
+MAX_SHOWN = 4  # circles in a sentence
+WHAT = "the captures of other nodes"
+
+Asking = Announcement | CaptureOrder | DumpOrder | None
+
+
+class Question(NamedTuple):
+    """What another node, or a person here, asks the main loop; `answer` is waited for in the server's thread."""
+
+    what: Asking  # None: who is there
+    address: str
+    answer: "Future[Any]"
+
+
+class Members:
+    """`capture` has a run captured soon; its capture comes back by `captured`."""
+
+    tells = ("members", "other nodes", "question")  # whose results are for `told`
+
+    def __init__(
+        self,
+        node: str,
+        port: int,
+        talk: Talk,
+        candidates: tuple[Peer, ...],
+        interval: float,
+        inbox: "queue.SimpleQueue[Result | None]",
+        incidents: Incidents,
+        capture: Callable[[Run], None],
+        refusals: Refusals | None = None,
+    ) -> None:
+        self.agent = secrets.token_hex(8)
+        self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
+        self.refusals = refusals or Refusals()
+        self._node, self._port, self._interval = node, port, interval
+        self._inbox, self._incidents, self._capture = inbox, incidents, capture
+        self._circles = Circles(talk, candidates, port, inbox, time.monotonic())
+        self.leader = Leader(
+            *(node, self.agent, talk, interval, inbox, incidents),
+            *(self._circles, self._run, self.refusals),
+        )
+        self._runs: Mapping[str, Run] = {}
+        self._far: dict[str, FarProgress] = {}
+        self._held: dict[str, float] = {}  # job -> until when
+        self._ordered = Ordered(capture)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """For status."""
+        return self._circles.worker, self.leader.worker
+
+    @property
+    def sentence(self) -> str:
+        """Who coordinates, for status."""
+        told = list(dict.fromkeys(self._who(one) for one in self._circles))
+        return "; ".join(told[:MAX_SHOWN]) or "no run here has ranks on other nodes"
+
+    def _who(self, circle: Circle) -> str:
+        if circle.found is None:
+            return f"alone: {circle.trouble or 'no other agent has answered yet'}"
+        if not circle.led_by(self.agent):
+            return f"{circle.found.welcome.node} coordinates"
+        count = self.leader.count(time.monotonic())
+        return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    def turn(self, runs: Mapping[str, Run]) -> None:
+        """Announce, ask, and report alone what was held back for too long."""
+        now = time.monotonic()
+        self._runs = runs
+        self._ordered.keep(runs.keys())
+        for known in (self._far, self._held):
+            for job_id in known.keys() - runs.keys():
+                del known[job_id]
+        self._circles.sort(runs, now)
+        for circle in self._circles:
+            if now >= circle.due and not circle.busy:
+                circle.due = now + self._interval
+                self._circles.tell(circle, self._announcement(circle, now))
+        self.coordinators = tuple(
+            dict.fromkeys(one.found.peer for one in self._circles if one.found is not None)
+        )
+        self.leader.turn(now)
+        for job_id in [one for one, until in self._held.items() if now >= until]:
+            self._alone(runs[job_id])
+
+    def told(self, result: Result) -> None:
+        """Take what one of `tells` has put into the inbox."""
+        now = time.monotonic()
+        if result.worker == "members":
+            self._announced(result, now)
+        elif result.worker == "other nodes":
+            self.leader.together(result)
+        else:
+            self._answer(result.value, now)
+
+    def ask(self, what: Asking, address: str) -> "Future[Any]":
+        """Put a question to the main loop; from any thread."""
+        answer: Future[Any] = Future()
+        self._inbox.put(Result("question", None, Question(what, address, answer), None))
+        return answer
+
+    # --- our runs ----------------------------------------------------------------------------------
+
+    def complete(self, one: JobLook) -> JobLook:
+        """The look with the progress that other nodes have seen."""
+        return self._progress_of(one.job.id).complete(one)
+
+    def holds(self, run: Run) -> bool:
+        """Is this stall to be told to others first? Then it is held back, and everybody is told at once."""
+        circle = self._circles.of(run)
+        if (
+            circle is None
+            or circle.found is None
+            or run.seen is None
+            or not run.seen.look.elsewhere
+        ):
+            return False
+        circle.due = 0.0
+        if run.incident is not None:
+            return False  # others have told of it already: its capture is on its way
+        self._held[run.job.id] = time.monotonic() + ALONE
+        return True
+
+    def holding(self, run: Run) -> bool:
+        """Does it wait for the coordinator?"""
+        return run.job.id in self._held
+
+    def captured(self, run: Run, capture: NodeCapture) -> None:
+        """A capture has come back: who waits for it gets it."""
+        self._ordered.captured(run.job.id, capture, time.monotonic())
+
+    def failed(self, job_id: str, error: Exception) -> None:
+        """A capture came to nothing: who waits for it hears why."""
+        self._ordered.failed(job_id, error)
+
+    def _progress_of(self, job_id: str) -> FarProgress:
+        return self._far.setdefault(job_id, FarProgress())
+
+    def _alone(self, run: Run) -> None:
+        """Nobody has answered in time."""
+        self._held.pop(run.job.id, None)
+        circle = self._circles.of(run)
+        why = (circle.trouble if circle else "") or "the coordinator has not asked for it"
+        reason = f"{why}; in {ALONE:g} s nobody has: this is what one node has seen"
+        self._incidents.missed(run, Gap(what=WHAT, reason=reason))
+        if run.capture is not None:
+            self._incidents.captured(run, run.capture)
+        else:
+            self._capture(run)
+
+    def _announcement(self, circle: Circle, now: float) -> Announcement:
+        runs = tuple(
+            self._news(run, now)
+            for run in self._runs.values()
+            if not run.unjudged and self._circles.of(run) is circle
+        )
+        return Announcement(
+            node=self._node, agent=self.agent, port=self._port, circle=circle.name, runs=runs
+        )
+
+    def _news(self, run: Run, now: float) -> RunNews:
+        job, told = run.job, run.decision
+        stall = run.incident if run.incident and run.incident.kind == "stall" else None
+        return RunNews(
+            key=job_key(job, self._node),
+            name=job.name,
+            attempt=job.attempt,
+            world_size=job.world_size,
+            ranks=fold_ranks(rank.rank for rank in job.ranks),
+            step=run.seen.step if run.seen else None,
+            stage=str(told.stage) if told else "watching",
+            sentence=told.sentence if told else "",
+            signals=self._progress_of(job.id).own(now),
+            incident=stall.id if stall else "",
+        )
+
+    def _run(self, key: RunKey, attempt: int | None = None) -> Run | None:
+        for run in self._runs.values():
+            if job_key(run.job, self._node) == key and attempt in (None, run.job.attempt):
+                return run
+        return None
+
+    # --- what the coordinator says -----------------------------------------------------------------
+
+    def _announced(self, result: Result, now: float) -> None:
+        circle = self._circles.named(result.order.circle)
+        if circle is None:
+            return
+        circle.busy = False
+        if result.error is not None:
+            circle.unheard(result.error, now)
+            if circle.found is None:
+                self._forget(circle)
+            return
+        found: Found = result.value
+        circle.welcomed(found, now, self._interval, self.agent)
+        self.leader.met(found.peer, now)
+        for word in found.welcome.runs:
+            if (run := self._run(word.key)) is not None and self._circles.of(run) is circle:
+                self._obey(run, word, now)
+
+    def _forget(self, circle: Circle) -> None:
+        for job_id, far in self._far.items():
+            if job_id in self._runs and self._circles.of(self._runs[job_id]) is circle:
+                far.forget()
+
+    def _obey(self, run: Run, word: RunWord, now: float) -> None:
+        self._progress_of(run.job.id).take(word.signals, now)
+        incident = run.incident
+        if incident is None or incident.kind != "stall" or not word.incident:
+            return
+        if incident.id != word.incident:
+            if not word.over:
+                self._incidents.called(run, word.incident, "")
+            return
+        if word.whole is not None:
+            self._incidents.told(run, word.whole)
+        blamed = run.decision is not None and run.decision.stage is Stage.BLAMED
+        if word.over and not blamed:  # our own watch goes before what others say
+            self._incidents.close(run, "recovered" if word.over == MOVES else "ended", word.over)
+
+    # --- questions of others -----------------------------------------------------------------------
+
+    def _answer(self, question: Question, now: float) -> None:
+        what, answer = question.what, question.answer
+        if answer.cancelled():
+            return  # whoever asked has given up
+        if isinstance(what, Announcement):
+            give(answer, self.leader.welcome(what, question.address, now))
+        elif isinstance(what, CaptureOrder):
+            self._capture_for(what, answer, now)
+        elif isinstance(what, DumpOrder):
+            self.leader.dump(what.job, answer, now)
+        else:
+            give(answer, self.leader.view(now))
+
+    def _capture_for(
+        self, order: CaptureOrder, answer: "Future[NodeCapture | None]", now: float
+    ) -> None:
+        run = self._run(order.key, order.attempt)
+        if run is None:
+            give(answer, None)  # no rank of it is here
+            return
+        if order.incident:
+            self._held.pop(run.job.id, None)
+            self._incidents.called(run, order.incident, order.sentence)
+        self._ordered.order(run, order.incident, answer, now)

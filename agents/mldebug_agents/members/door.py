@@ -1,0 +1,143 @@
+"""What other agents may ask of this one. Who is here has shown a certificate of ours: nobody else gets so far."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mldebug.across.members import (
+    MAX_MESSAGE,
+    Announcement,
+    CaptureOrder,
+    DumpOrder,
+    believed,
+    check_incident,
+    read,
+)
+from mldebug.across.slimming import slim
+from mldebug.across.wire import NodeReply, pack
+from mldebug.errors import EvidenceError, MldebugError
+from mldebug.model import NodeCapture
+from mldebug.redact import clean
+from mldebug_agents.members.asking import CAPTURE, DEADLINE, Together
+from mldebug_agents.members.certificates import Certificate, CertificateError
+from mldebug_agents.members.identity import Identity
+from mldebug_agents.members.refusals import Refusals
+from mldebug_agents.members.seeking import ANNOUNCE, ANSWER
+from mldebug_agents.members.talk import plain_ip
+
+VIEW = "/peer/v1/cluster"
+DUMP = "/peer/v1/dump"
+DUMP_DEADLINE = 60.0
+WRITTEN = 2.0  # seconds that an answer waits for the disk
+Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[Any]"]
+Judge = Callable[[Together], bytes]
+
+
+class Asker(NamedTuple):
+    """Who asks: the host of the connection, and what it has proved."""
+
+    address: str
+    certificate: Certificate
+
+
+def app(
+    ask: Ask,
+    node: str,
+    judge: Judge,
+    waiting: Callable[[], int] = lambda: 0,
+    proof: Identity | None = None,
+    refusals: Refusals | None = None,
+    machine: str = "",
+) -> Starlette:
+    """`ask` puts a question to the main loop; `judge` makes a report of what came for a person.
+
+    `waiting`: how many reports are not on this node's disk yet. `machine`: of `NodeReply`.
+    """
+    refused = refusals or Refusals()
+
+    async def announced(body: bytes, who: Asker) -> bytes:
+        told = believed(read(body, Announcement))
+        try:
+            if proof is not None:
+                proof.check(who.certificate, told.node)
+        except CertificateError as error:
+            why = f"it calls itself {told.node}, and {error}"
+            refused.count("name", who.address, why)
+            raise MldebugError(why) from error
+        return msgspec.json.encode(await _answer(ask(told, who.address), ANSWER))
+
+    async def ordered(body: bytes, who: Asker) -> bytes:
+        order = read(body, CaptureOrder)
+        check_incident(order.incident)
+        order = msgspec.structs.replace(order, sentence=clean(order.sentence, 600))
+        capture: NodeCapture | None = await _answer(ask(order, who.address), DEADLINE)
+        await _written(waiting)
+        return await run_in_threadpool(_packed, capture, node, machine)
+
+    async def viewed(body: bytes, who: Asker) -> bytes:
+        return msgspec.json.encode(await _answer(ask(None, who.address), ANSWER))
+
+    async def dumped(body: bytes, who: Asker) -> bytes:
+        together = await _answer(ask(read(body, DumpOrder), who.address), DUMP_DEADLINE)
+        return await run_in_threadpool(judge, together)
+
+    routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
+    return Starlette(
+        routes=[Route(path, _bounded(do, refused), methods=["POST"]) for path, do in routes.items()]
+    )
+
+
+def _packed(capture: NodeCapture | None, node: str, machine: str) -> bytes:
+    age = max(0.0, time.time() - capture.taken_at) if capture else 0.0
+    return pack(
+        slim(NodeReply(age=age, node=node, machine=machine, captures=(capture,) if capture else ()))
+    )
+
+
+async def _written(waiting: Callable[[], int]) -> None:
+    """What this node has seen lies on its own disk before anybody else gets it, unless the disk keeps it waiting."""
+    until = time.monotonic() + WRITTEN
+    while waiting() and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+
+
+async def _answer(asked: "Future[Any]", seconds: float) -> Any:
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(asked), seconds)
+    except TimeoutError:
+        raise MldebugError(f"not done in {seconds:g} s") from None
+
+
+def _bounded(
+    do: Callable[[bytes, Asker], Awaitable[bytes]], refused: Refusals
+) -> Callable[[Request], Awaitable[Response]]:
+    """Bodies have an end, errors are told in words."""
+
+    async def handle(request: Request) -> Response:
+        body = bytearray()
+        address = str(plain_ip(request.client.host)) if request.client else ""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_MESSAGE:
+                words = f"more than {MAX_MESSAGE >> 10} KiB"
+                refused.count("size", address, f"it sends {words}")
+                return Response(words, status_code=413)
+        who = Asker(address, getattr(request.state, "certificate", {}))
+        try:
+            return Response(await do(bytes(body), who), media_type="application/octet-stream")
+        except EvidenceError as error:
+            refused.count("malformed", address, error.message)
+            return Response(error.message, status_code=400)
+        except MldebugError as error:
+            return Response(error.message, status_code=409)
+
+    return handle

@@ -1,0 +1,82 @@
+"""From the `cluster` section to the parts that it asks for, with every problem in words."""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mldebug.config import Cluster
+from mldebug.errors import ConfigError, UsageError
+from mldebug.folding import unfold_nodes
+from mldebug_agents.members.identity import Identity, Pair, identity, of_certificates
+from mldebug_agents.members.talk import Network, Peer, Talk, peer
+from mldebug_agents.serving.doors import open_tcp
+
+HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes.md"
+
+
+class Joined(NamedTuple):
+    """What an agent needs to talk to others."""
+
+    door: socket.socket
+    identity: Identity
+    talk: Talk
+    candidates: tuple[Peer, ...]
+    port: int
+    interval: float
+
+
+def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
+    """Listen and read the key; None where no other agents are configured. ConfigError, UsageError where it cannot be."""
+    if problems := list(_problems(settings)):
+        raise ConfigError(problems, HOW)
+    if settings.key_file is None and settings.certificate is None:
+        return None
+    networks = [_network(one) for one in settings.networks]
+    proof = _proof(settings, make)
+    door = open_tcp(settings.listen)
+    port = door.getsockname()[1]
+    return Joined(
+        door=door,
+        identity=proof,
+        talk=Talk(proof, networks),
+        candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
+        port=port,
+        interval=settings.interval,
+    )
+
+
+def _problems(settings: Cluster) -> Iterator[str]:
+    shared = settings.key_file is not None
+    own = (settings.certificate, settings.key, settings.ca)
+    if any(own) and not all(own):
+        yield "cluster.certificate, cluster.key and cluster.ca go together"
+    if shared and any(own):
+        yield "cluster.key_file and cluster.certificate are two ways: choose one"
+    if settings.peers and not shared and not any(own):
+        yield "cluster.peers needs cluster.key_file, or cluster.certificate"
+    if (shared or any(own)) and not settings.peers and not settings.networks:
+        # whoever starts a job chooses who is asked: the site says where that may be
+        yield "cluster needs peers, or networks in which the nodes of jobs are"
+
+
+def _proof(settings: Cluster, make: Callable[[bytes], Pair]) -> Identity:
+    if settings.key_file is not None:
+        return identity(settings.key_file, make)
+    if settings.certificate is None or settings.key is None or settings.ca is None:
+        raise ConfigError(["cluster.certificate, cluster.key and cluster.ca go together"], HOW)
+    return of_certificates(settings.certificate, settings.key, settings.ca)
+
+
+def _peers(text: str, port: int) -> tuple[Peer, ...]:
+    if text.startswith("[") or text.count(":") > 1:
+        return (peer(text, port),)
+    hosts, colon, told = text.partition(":")
+    return tuple(peer(f"{host}{colon}{told}", port) for host in unfold_nodes(hosts))
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise UsageError(f"cluster.networks: {error}", "write it like 10.1.0.0/16") from error

@@ -1,0 +1,174 @@
+"""What the main loop does for others where this agent coordinates: has all nodes of a run asked, and tells what came of it.
+
+Belongs to the main loop's thread; what talks to others is a worker's.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from mldebug.across.coordinator import MOVES, Coordinator
+from mldebug.across.members import Announcement, ClusterView, RunKey, Welcome
+from mldebug.across.membership import Call
+from mldebug.across.runs import run_id
+from mldebug.errors import MldebugError
+from mldebug.model import Asked, AskedNode
+from mldebug.redact import clean
+from mldebug_agents.incidents import Incidents
+from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
+from mldebug_agents.members.circles import Circle, Circles
+from mldebug_agents.members.refusals import Refusals
+from mldebug_agents.members.talk import Peer, Talk
+from mldebug_agents.members.waiting import give, refuse
+from mldebug_agents.runner import Result, Worker
+from mldebug_agents.runs import Run
+
+log = logging.getLogger("mldebug")
+
+BEAT = 0.5  # seconds between two looks at all nodes: each costs the more, the more there are
+MISSED = 2.5  # announcements that are due and have not come, after which a node is silent
+ASK_DEADLINE = 60.0
+AT_ONCE = 4  # runs captured at the same time
+MAX_TOLD = 4  # runs listed in an error
+
+Find = Callable[[RunKey, int | None], Run | None]
+
+
+class Leader:
+    """`find`: the run of that key and attempt, where it has ranks here."""
+
+    def __init__(
+        self,
+        node: str,
+        agent: str,
+        talk: Talk,
+        interval: float,
+        inbox: "queue.SimpleQueue[Result | None]",
+        incidents: Incidents,
+        circles: Circles,
+        find: Find,
+        refusals: Refusals,
+    ) -> None:
+        self._node, self._agent, self._interval = node, agent, interval
+        self._incidents, self._circles, self._find = incidents, circles, find
+        self._refusals = refusals
+        self._coordinator = Coordinator()
+        self._due = 0.0
+        self._met: dict[Peer, float] = {}  # who has coordinated, and when he was heard last
+        self.worker = Worker(
+            "other nodes", lambda told: ask_all(talk, told), inbox, ASK_DEADLINE, AT_ONCE
+        )
+
+    def turn(self, now: float) -> None:
+        """Have what is due captured; let go what is over."""
+        if now < self._due:
+            return
+        self._due = now + BEAT
+        for call in self._coordinator.due(now, self._leads):
+            log.info("%s: asking %d nodes", call.news.name, len(call.members))
+            if not self.worker.order(Round(call, self._unheard_of(call, now))):
+                self._failed(call, "too many captures wait")
+        for known, incident in self._coordinator.renamed():
+            self._incidents.rename_case(known, incident)
+        for incident, why in self._coordinator.ended():
+            self._incidents.close_case(incident, "recovered" if why == MOVES else "ended", why)
+
+    def met(self, peer: Peer, now: float) -> None:
+        """Somebody else coordinates: should he fall silent, this is when he was heard last."""
+        self._met[peer] = now
+
+    def welcome(self, told: Announcement, address: str, now: float) -> Welcome:
+        """The answer to an announcement."""
+        self._coordinator.hear(told, address, now)
+        if why := self._coordinator.refused.get(address):
+            self._refusals.count("name", address, why)
+        words = tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
+        pace = self._coordinator.pace
+        return Welcome(node=self._node, agent=self._agent, pace=pace, runs=words)
+
+    def view(self, now: float) -> ClusterView:
+        """All nodes that have announced themselves here."""
+        return self._coordinator.view(self._node, _hosts(*self._circles), now)
+
+    def count(self, now: float) -> int:
+        """How many nodes announce themselves here."""
+        return len(self._coordinator.fresh(now))
+
+    def dump(self, job: str, answer: "Future[Together]", now: float) -> None:
+        """A person asks; there may be a stall, or none."""
+        calls = self._coordinator.named(job)
+        if len(calls) != 1:
+            names = sorted({f"{run_id(one.news.key)} ({one.news.name})" for one in calls})
+            have = f": {', '.join(names[:MAX_TOLD])}" if calls else ""
+            count = len(calls) or "no"
+            refuse(answer, MldebugError(f"{count} runs match {clean(job, 60)}{have}"))
+        elif not self.worker.order(Round(calls[0], self._unheard_of(calls[0], now), answer)):
+            refuse(answer, MldebugError("too many captures wait"))
+
+    def together(self, result: Result) -> None:
+        """All nodes have answered, or had their time."""
+        call: Call = result.order.call
+        answer: Future[Any] | None = result.order.answer
+        why = f"the nodes could not be asked: {result.error}" if result.error else ""
+        if answer is not None and why:
+            refuse(answer, MldebugError(why))
+        elif answer is not None:
+            give(answer, result.value)
+        elif why or result.value.run is None:
+            self._failed(call, why or "no node has sent a capture")
+        else:
+            self._report(call, result.value)
+
+    def _failed(self, call: Call, why: str) -> None:
+        again = "asking again" if self._coordinator.failed(call.news) else "given up"
+        log.error("%s: %s; %s", call.news.name, why, again)
+
+    def _report(self, call: Call, told: Together) -> None:
+        if told.run is None:
+            return
+        captures = told.run.captures
+        nodes = "1 node" if len(captures) == 1 else f"{len(captures)} nodes"
+        what = f"captured {nodes}, all within {told.spread:.1f} s"
+        run = self._find(call.news.key, call.news.attempt)
+        asked = self.judged(told.run.asked)
+        whole = self._incidents.together(run, call.incident, captures, asked, what)
+        self._coordinator.captured(call.news, whole)
+
+    def _leads(self, key: RunKey) -> bool:
+        """Of a run without ranks here: where others say so, or have found us by its nodes."""
+        circle = self._circles.of(self._find(key, None))
+        return circle is None or circle.led_by(self._agent)
+
+    def judged(self, asked: Asked) -> Asked:
+        """Who goes on to announce himself is not silent, though he cannot be asked: an address, or a firewall."""
+        nodes = tuple(self._alive(one) if one.state == "silent" else one for one in asked.nodes)
+        return msgspec.structs.replace(asked, nodes=nodes, by=self._node)
+
+    def _alive(self, node: AskedNode) -> AskedNode:
+        at, now = self._coordinator.heard(node.name), time.monotonic()
+        if at is None or now - at > MISSED * max(self._interval, self._coordinator.pace):
+            return node
+        reason = f"{node.reason}, and it has announced itself {now - at:.0f} s ago"
+        return msgspec.structs.replace(node, state="unable", reason=reason)
+
+    def _unheard_of(self, call: Call, now: float) -> tuple[ToAsk, ...]:
+        """Nodes that do not announce themselves here, or not any more; one of them may have coordinated before."""
+        circle = self._circles.of(self._find(call.news.key, None))
+        peers = circle.candidates if circle is not None else ()
+        view = self._coordinator.view(self._node, (one.host for one in peers), now)
+        never = {one.node for one in view.members if one.seen is None}
+        lost = (
+            ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
+            for one in self._coordinator.others(call, now)
+        )
+        met = (ToAsk(one.host, one, self._met.get(one)) for one in peers if one.host in never)
+        return (*lost, *met)
+
+
+def _hosts(*circles: Circle) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.host for circle in circles for one in circle.candidates))

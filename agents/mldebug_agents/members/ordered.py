@@ -1,0 +1,57 @@
+"""Captures that other nodes have ordered: one serves all who ask for it. Belongs to the main loop's thread."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+
+from mldebug.errors import MldebugError
+from mldebug.model import NodeCapture
+from mldebug.redact import clean
+from mldebug_agents.members.waiting import give, refuse
+from mldebug_agents.runs import Run
+
+AGAIN = 10.0  # seconds in which one capture serves all who ask for it for the same reason
+MOMENT = 1.0  # seconds in which it serves all
+
+Answer = Future[NodeCapture | None]
+
+
+class Ordered:
+    """`capture` has a run captured soon; its capture comes back by `captured`."""
+
+    def __init__(self, capture: Callable[[Run], None]) -> None:
+        self._capture = capture
+        self._waiting: dict[str, list[Answer]] = {}  # by job
+        self._taken: dict[str, float] = {}  # job -> when its last one came back
+        self._reason: dict[str, str] = {}  # job -> the incident of the last order
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forget all other jobs."""
+        for known in (self._waiting, self._taken, self._reason):
+            for job_id in known.keys() - jobs:
+                del known[job_id]
+
+    def order(self, run: Run, incident: str, answer: Answer, now: float) -> None:
+        """Somebody wants it; what was taken for another reason shows another moment than those of the other nodes."""
+        job_id = run.job.id
+        age = now - self._taken.get(job_id, -AGAIN)
+        same = self._reason.get(job_id) == incident
+        self._reason[job_id] = incident
+        if run.capture is not None and age < (AGAIN if same else MOMENT):
+            give(answer, run.capture)
+            return
+        waiting = [one for one in self._waiting.get(job_id, ()) if not one.cancelled()]
+        self._waiting[job_id] = [*waiting, answer]
+        if not waiting:
+            self._capture(run)
+
+    def captured(self, job_id: str, capture: NodeCapture, now: float) -> None:
+        """It has come: who waits for it gets it."""
+        self._taken[job_id] = now
+        for waiting in self._waiting.pop(job_id, ()):
+            give(waiting, capture)
+
+    def failed(self, job_id: str, error: Exception) -> None:
+        """It came to nothing: who waits for it hears why."""
+        why = clean(f"its capture failed: {type(error).__name__}: {error}", 200)
+        for waiting in self._waiting.pop(job_id, ()):
+            refuse(waiting, MldebugError(why))

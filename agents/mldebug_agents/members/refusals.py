@@ -1,0 +1,39 @@
+"""Who was turned away, counted by reason and said once. Safe from any thread."""
+
+import logging
+import threading
+from collections import Counter
+
+from mldebug.redact import clean
+
+log = logging.getLogger("mldebug")
+
+REASONS = ("certificate", "handshake", "name", "malformed", "size")
+MAX_SAID = 1000  # lines in the log; after that they are only counted
+
+
+class Refusals:
+    """certificate: none, or not one of ours; handshake: does not speak TLS as an agent does; name: not the one that it may
+    have; malformed, size: a message that cannot be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self._said: set[tuple[str, str]] = set()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """By reason, all of them."""
+        with self._lock:
+            return dict(self._counts)
+
+    def count(self, reason: str, who: str, why: str) -> None:
+        """One more; `who` and `why` may be anything that a stranger says."""
+        who, why = clean(who, 60), clean(why, 200)
+        with self._lock:
+            self._counts[reason] += 1
+            known = (who, why) in self._said or len(self._said) >= MAX_SAID
+            if not known:
+                self._said.add((who, why))
+        if not known:
+            log.warning("other nodes: %s is refused: %s", who or "somebody", why)

@@ -1,0 +1,37 @@
+"""The agents of other nodes: who was turned away."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Sample
+
+REFUSED = Family(
+    name="mldebug_cluster_refused",
+    kind="counter",
+    help="Connections and messages at cluster.listen that were turned away. certificate: none, expired, or not one of ours;"
+    " handshake: not as an agent speaks; name: not the one that it may have; malformed, size: a message that cannot be.",
+    labels=("reason",),
+    absent="where no cluster is configured",
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class ClusterMetrics:
+    """All reasons are there from the start at 0."""
+
+    families = (REFUSED,)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """One for each reason."""
+        for reason, count in snapshot.cluster_refused.items():
+            yield Sample(REFUSED, (reason,), count)
+
+
+def create(options: Options) -> ClusterMetrics:
+    """Build the plugin."""
+    return ClusterMetrics()

@@ -1,0 +1,285 @@
+"""The memory of the agent that coordinates: who has announced what, and which stall is to be captured on which nodes. Pure.
+
+`now` is monotonic seconds of this node. Of one run and attempt there is one open stall, whoever noticed it and however often.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from mldebug.across.members import (
+    MAX_RUNS,
+    Announcement,
+    ClusterView,
+    MemberView,
+    RunKey,
+    RunNews,
+    RunWord,
+    Whole,
+)
+from mldebug.across.membership import Call, Member, Part, Stall, aged, another, signals_of
+from mldebug.across.runs import run_id
+
+FRESH = 15.0  # seconds that an announcement holds
+KEPT = 3600.0  # seconds that a node which was heard of is remembered
+MAX_MEMBERS = 8_192
+MAX_CIRCLES = 64  # of one node
+EACH = 0.02  # seconds between two announcements to one coordinator, which cost it 2 ms each
+SLOWEST = 20.0  # seconds between two announcements of one node
+DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
+MAX_TRIES = 3  # of a call of which nothing came
+MAX_PAST = 256  # incidents that are remembered
+MOVES = "the job moves again"
+GONE = "no node shows the job any more"
+BLAMED = "blamed"  # mldebug.stall.signals.Stage
+
+
+class Coordinator:
+    """Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}  # by name of the node
+        self._stalls: dict[tuple[RunKey, int], Stall] = {}
+        self.refused: dict[str, str] = {}  # address -> why
+        self._ended: list[tuple[str, str]] = []
+        self._renamed: list[tuple[str, str]] = []
+        self._past: dict[str, str] = {}  # incident -> why it is over
+        self._unknown: dict[str, float] = {}  # incident of a member, of no stall here -> since when
+
+    def hear(self, told: Announcement, address: str, now: float) -> None:
+        """Take an announcement; a second node of one name is not believed while the first is there."""
+        known = self._members.get(told.node)
+        if known and self._is_fresh(known, now) and another(known, told, address):
+            self.refused[address] = f"it calls itself {told.node}, as {known.address} does"
+            return
+        if known is None and len(self._members) >= MAX_MEMBERS:
+            self.refused[address] = f"there are {MAX_MEMBERS:,} nodes already"
+            return
+        self.refused.pop(address, None)
+        self._members[told.node] = self._with_parts(Member(told, address, now), known)
+
+    def _with_parts(self, new: Member, known: Member | None) -> Member:
+        """What it has announced in other circles holds as long as an announcement does."""
+        same = known is not None and known.told.agent == new.told.agent
+        before = dict(known.parts) if known and same else {}
+        before.pop(new.told.circle, None)
+        parts = {n: one for n, one in before.items() if new.at - one.at < self.patience}
+        shown = {news.key for news in new.told.runs}
+        others = tuple(
+            aged(news, new.at - one.at)
+            for one in parts.values()
+            for news in one.runs
+            if news.key not in shown
+        )
+        told = msgspec.structs.replace(new.told, runs=(*new.told.runs, *others)[:MAX_RUNS])
+        parts[new.told.circle] = Part(new.told.runs, new.at)
+        return new._replace(told=told, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
+
+    def due(self, now: float, leads: Callable[[RunKey], bool] = lambda _: True) -> Iterator[Call]:
+        """The stalls that nobody has been asked about yet; those that are over are let go.
+
+        `leads`: is this agent the one that coordinates that run?
+        """
+        self._forget(now)
+        for key, attempt, member, news in self._blamed(now):
+            if not leads(key):
+                continue
+            stall = self._stalls.get((key, attempt))
+            if stall is not None and not stall.over:
+                stall.noticed_by[member.told.node] = member.told.agent
+                if news.incident and news.incident not in self._past:
+                    # there was another coordinator for a while: of two ids the first stays
+                    first = min(stall.incident, news.incident)
+                    if first != stall.incident:
+                        self._renamed.append((stall.incident, first))
+                    stall.incident = first
+                if stall.again:
+                    stall.again = False
+                    yield self._call(stall.incident, member, news)
+                continue
+            if not news.incident or news.incident in self._past:
+                continue
+            noticed = {member.told.node: member.told.agent}
+            self._stalls[key, attempt] = Stall(news.incident, noticed)
+            yield self._call(news.incident, member, news)
+
+    def _call(self, incident: str, member: Member, news: RunNews) -> Call:
+        members = tuple(one for one, _ in self._of(news.key, news.attempt))
+        return Call(incident, news, member.told.node, members)
+
+    def failed(self, news: RunNews) -> bool:
+        """Nothing came of a call: it is due again, a few times. False: it is not."""
+        stall = self._stalls.get((news.key, news.attempt))
+        if stall is None or stall.over or stall.tries >= MAX_TRIES:
+            return False
+        stall.tries += 1
+        stall.again = True
+        return True
+
+    def renamed(self) -> list[tuple[str, str]]:
+        """Stalls that have another id since it was asked last: the old one, and the new."""
+        told, self._renamed = self._renamed, []
+        return told
+
+    def ended(self) -> list[tuple[str, str]]:
+        """Stalls that are over since it was asked last: id of the incident, and why."""
+        told, self._ended = self._ended, []
+        return told
+
+    def named(self, job: str) -> tuple[Call, ...]:
+        """The runs of that name, or whose id begins so; as calls without an incident."""
+        found: dict[tuple[RunKey, int], tuple[Member, RunNews]] = {}
+        for member in self._members.values():
+            for news in member.told.runs:
+                if job == news.name or run_id(news.key).startswith(job):
+                    found.setdefault((news.key, news.attempt), (member, news))
+        return tuple(
+            Call("", news, member.told.node, tuple(one for one, _ in self._of(*key)))
+            for key, (member, news) in found.items()
+        )
+
+    def captured(self, news: RunNews, whole: Whole) -> None:
+        """What came of a call."""
+        stall = self._stalls.get((news.key, news.attempt))
+        if stall is not None:
+            stall.whole = whole
+
+    def others(self, call: Call, now: float) -> tuple[Member, ...]:
+        """Nodes that have announced themselves before, and not since: whoever has the run by now."""
+        known = {one.told.node for one in call.members}
+        return tuple(
+            one
+            for name, one in self._members.items()
+            if name not in known and not self._is_fresh(one, now)
+        )
+
+    def word(self, news: RunNews, node: str, now: float) -> RunWord:
+        """What one node is told about one of its runs."""
+        others = [
+            (one, each)
+            for one, each in self._of(news.key, news.attempt)
+            if one.told.node != node and self._is_fresh(one, now)
+        ]
+        stall = self._stalls.get((news.key, news.attempt))
+        told = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
+        if news.incident and (why := self._over(news, stall, now)):
+            return msgspec.structs.replace(told, incident=news.incident, over=why)
+        if stall is None:
+            return told
+        whole = stall.whole and msgspec.structs.replace(stall.whole, report=stall.incident)
+        return msgspec.structs.replace(told, incident=stall.incident, over=stall.over, whole=whole)
+
+    def _over(self, news: RunNews, stall: Stall | None, now: float) -> str:
+        """Why the stall that a member still has open is none any more; "" while it may be one."""
+        if news.incident in self._past or stall is not None:
+            return self._past.get(news.incident, "")
+        fresh = (each for one, each in self._of(news.key, news.attempt) if self._is_fresh(one, now))
+        if any(each.stage == BLAMED for each in fresh):
+            return ""
+        since = self._unknown.setdefault(news.incident, now)
+        return MOVES if now - since > DOUBT else ""
+
+    def heard(self, node: str) -> float | None:
+        """When a node was heard of last."""
+        known = self._members.get(node)
+        return known.at if known else None
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which an announcement holds."""
+        return FRESH + 2 * self.pace
+
+    @property
+    def pace(self) -> float:
+        """Seconds between two announcements of one node at least."""
+        return min(SLOWEST, EACH * len(self._members))
+
+    def fresh(self, now: float) -> tuple[str, ...]:
+        """The nodes that announce themselves."""
+        return tuple(
+            name for name, one in sorted(self._members.items()) if self._is_fresh(one, now)
+        )
+
+    def view(self, node: str, peers: Iterable[str], now: float) -> ClusterView:
+        """All nodes: who has announced itself, and which of the configured ones never has."""
+        found = [
+            MemberView(
+                node=name, address=one.address, version=one.told.version, seen=round(now - one.at, 1),
+                runs=one.told.runs,
+            )
+            for name, one in sorted(self._members.items())
+        ]  # fmt: skip
+        known = {*self._members, *(one.address for one in self._members.values())}
+        known |= {name.partition(".")[0] for name in self._members}
+        found += [
+            MemberView(node=name)
+            for name in peers
+            if name not in known and (name[:1].isdecimal() or name.partition(".")[0] not in known)
+        ]
+        return ClusterView(
+            coordinator=node,
+            silent_after=self.patience,
+            members=tuple(found),
+            refused=dict(self.refused),
+        )
+
+    def _is_fresh(self, member: Member, now: float) -> bool:
+        return now - member.at < self.patience
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
+        for name in sorted(self._members):
+            member = self._members[name]
+            for news in member.told.runs:
+                if (news.key, news.attempt) == (key, attempt):
+                    yield member, news
+
+    def _blamed(self, now: float) -> Iterator[tuple[RunKey, int, Member, RunNews]]:
+        for name in sorted(self._members):
+            member = self._members[name]
+            for news in member.told.runs if self._is_fresh(member, now) else ():
+                if news.stage == BLAMED:
+                    yield news.key, news.attempt, member, news
+
+    def _forget(self, now: float) -> None:
+        self._members = {n: one for n, one in self._members.items() if now - one.at < KEPT}
+        for (key, attempt), stall in self._stalls.items():
+            if stall.over:
+                continue
+            shown = {one.told.node: (one, news) for one, news in self._of(key, attempt)}
+            stall.shown_by |= shown.keys()
+            stall.over = self._ends(stall, shown, now)
+            if stall.over:
+                self._ended.append((stall.incident, stall.over))
+                self._past[stall.incident] = stall.over
+        self._past = dict(list(self._past.items())[-MAX_PAST:])
+        self._unknown = dict(list(self._unknown.items())[-MAX_PAST:])
+        here = {
+            (key, attempt)
+            for (key, attempt), stall in self._stalls.items()
+            if not stall.over or any(self._of(key, attempt))
+        }
+        self._stalls = {each: stall for each, stall in self._stalls.items() if each in here}
+
+    def _ends(self, stall: Stall, shown: Mapping[str, tuple[Member, RunNews]], now: float) -> str:
+        """Why it is over: by what is said, never by silence."""
+        fresh = {name: pair for name, pair in shown.items() if self._is_fresh(pair[0], now)}
+        heard = any(
+            self._is_fresh(self._members[name], now)
+            for name in stall.shown_by & self._members.keys()
+        )
+        if not fresh:  # whoever is heard of says that it has the run no more, or nobody is for long
+            return GONE if heard or not shown else ""
+        for name, agent in tuple(stall.noticed_by.items()):
+            known = self._members.get(name)
+            if known is None or known.told.agent != agent:
+                del stall.noticed_by[name]
+        says = [news for name, (_, news) in fresh.items() if name in stall.noticed_by]
+        if says and all(news.stage != BLAMED for news in says):
+            return MOVES
+        if stall.noticed_by or not fresh or any(n.stage == BLAMED for _, n in fresh.values()):
+            stall.doubted = None
+            return ""
+        stall.doubted = now if stall.doubted is None else stall.doubted
+        return MOVES if now - stall.doubted > DOUBT else ""

@@ -1,0 +1,203 @@
+"""What agents tell each other: how far their runs are, who stalls, and what is to be captured. Pure, and versioned.
+
+Unknown fields are ignored; another number after `SCHEMA`'s slash is refused in words. No clock of another node is compared:
+times are ages, in seconds, by the clock of whoever tells.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from mldebug import __version__
+from mldebug.across.sane import wrong_ranks
+from mldebug.errors import EvidenceError, UsageError
+from mldebug.folding import unfold
+from mldebug.model import Diagnosis, Noun
+from mldebug.redact import clean
+
+SCHEMA = "mldebug.peer/1"
+MAX_MESSAGE = 1 << 20  # bytes
+MAX_RUNS = 256  # of one node
+_NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
+
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_INCIDENT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
+
+RunKey = tuple[str, ...]
+M = TypeVar("M", bound="Message")
+
+
+class Message(Noun, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of all that travels between agents."""
+
+    schema: str = SCHEMA
+    version: str = __version__
+
+
+class Signal(Noun, frozen=True, kw_only=True):
+    """One sign of progress: a `mldebug.stall.signals.Progress` with its age in place of a time."""
+
+    kind: str
+    value: float
+    age: float
+
+
+class RunNews(Noun, frozen=True, kw_only=True):
+    """One run on one node."""
+
+    key: RunKey  # mldebug.across.runs: the same on all nodes of the run
+    name: str = ""
+    attempt: int = 0
+    world_size: int = 1
+    ranks: str = ""  # folded
+    step: int | None = None
+    stage: str = "watching"
+    sentence: str = ""
+    signals: tuple[Signal, ...] = ()  # of its own
+    incident: str = ""  # id of the stall that this node has noticed, or was told of
+
+
+class Announcement(Message, frozen=True, kw_only=True):
+    """What a node tells its coordinator every few seconds."""
+
+    node: str
+    agent: str  # of this start of the agent, at random
+    port: int  # where it can be asked
+    circle: str = ""  # which of its circles of nodes these runs are of: others are announced apart
+    runs: tuple[RunNews, ...] = ()
+
+
+class Whole(Noun, frozen=True, kw_only=True):
+    """What all nodes together have come to, for those who saw a part of it."""
+
+    report: str  # id
+    node: str  # where the report over all nodes is
+    diagnosis: Diagnosis
+
+
+class RunWord(Noun, frozen=True, kw_only=True):
+    """What the coordinator knows of one run from others."""
+
+    key: RunKey
+    signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind
+    incident: str = ""  # of the open stall of this run
+    over: str = ""  # why that stall is none any more: "" while it is open
+    whole: Whole | None = None
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The answer to an announcement."""
+
+    node: str
+    agent: str
+    pace: float = 0.0  # seconds until the next announcement at least, where nothing happens
+    runs: tuple[RunWord, ...] = ()
+
+
+class CaptureOrder(Message, frozen=True, kw_only=True):
+    """Capture this run now, as part of this incident."""
+
+    key: RunKey
+    attempt: int
+    incident: str
+    sentence: str = ""  # who has noticed what
+
+
+class DumpOrder(Message, frozen=True, kw_only=True):
+    """Somebody wants to know now: capture this run on all its nodes."""
+
+    job: str  # its id, the begin of it, or its name
+
+
+class MemberView(Noun, frozen=True, kw_only=True):
+    """One node as its coordinator sees it."""
+
+    node: str
+    address: str = ""
+    version: str = ""
+    seen: float | None = None  # seconds ago; None: never
+    runs: tuple[RunNews, ...] = ()
+
+
+class ClusterView(Message, frozen=True, kw_only=True):
+    """All nodes, as `mldebug status --cluster` shows them."""
+
+    coordinator: str
+    silent_after: float = 15.0  # seconds after which a node counts as not heard of
+    members: tuple[MemberView, ...] = ()
+    refused: dict[str, str] = {}  # who is not believed, and why
+
+
+def read(data: bytes, kind: type[M]) -> M:
+    """One message; EvidenceError says in words why it cannot be used."""
+    try:
+        head = msgspec.json.decode(data, type=Message)
+        _check(head)
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise EvidenceError(f"malformed: {clean(str(error), 200)}") from error
+
+
+def joined(views: Sequence[ClusterView]) -> ClusterView:
+    """What several coordinators see, as one; of a node that two have heard of, what was heard last. At least one view."""
+    if len(views) == 1:
+        return views[0]
+    members: dict[str, MemberView] = {}
+    for one in sorted((one for view in views for one in view.members), key=_how_long_ago):
+        first = members.setdefault(one.node, one)
+        known = {news.key for news in first.runs}
+        more = tuple(news for news in one.runs if news.key not in known)
+        members[one.node] = msgspec.structs.replace(first, runs=(*first.runs, *more))
+    return ClusterView(
+        coordinator=", ".join(view.coordinator for view in views),
+        silent_after=max(view.silent_after for view in views),
+        members=tuple(members[name] for name in sorted(members)),
+        refused={who: why for view in views for who, why in view.refused.items()},
+    )
+
+
+def _how_long_ago(one: MemberView) -> float:
+    return math.inf if one.seen is None else one.seen
+
+
+def believed(told: Announcement) -> Announcement:
+    """The same with its words cleaned; EvidenceError where its names, numbers or ranks cannot be."""
+    if not _NODE.fullmatch(told.node) or not 0 < told.port < 65_536:
+        raise EvidenceError(f"{clean(told.node, 60)!r}:{told.port} is no node")
+    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
+    words = {name: clean(getattr(told, name), 40) for name in ("agent", "version", "circle")}
+    return msgspec.structs.replace(told, runs=runs, **words)
+
+
+def _believed_run(news: RunNews) -> RunNews:
+    check_incident(news.incident)
+    try:
+        ranks = unfold(news.ranks) if news.ranks else ()
+    except UsageError as error:
+        raise EvidenceError(error.message) from error
+    if wrong := wrong_ranks(ranks, news.world_size):
+        raise EvidenceError(f"it {wrong}")
+    words = {"name": clean(news.name, 200), "sentence": clean(news.sentence, 500)}
+    stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
+    return msgspec.structs.replace(news, **words, stage=stage, key=key)
+
+
+def check_incident(incident: str) -> None:
+    """An id becomes the name of a folder; EvidenceError where it is none."""
+    if incident and not _INCIDENT.fullmatch(incident):
+        raise EvidenceError(f"{clean(incident, 60)!r} is no id of an incident")
+
+
+def _check(head: Message) -> None:
+    found = _NUMBER.fullmatch(head.schema)
+    if found is None:
+        raise EvidenceError(f"no message of an agent ({clean(head.schema, 40)!r})")
+    if head.schema != SCHEMA:
+        age = "newer" if int(found[1]) > int(SCHEMA.rpartition("/")[2]) else "older"
+        raise EvidenceError(
+            f"it is mldebug {clean(head.version, 20)}, which is {age} and speaks {head.schema}; this one "
+            f"({__version__}) speaks {SCHEMA}: install the same on both"
+        )

@@ -1,0 +1,75 @@
+"""What a coordinator remembers of other nodes: who has announced itself, with which runs, and the stalls of those. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.across.members import Announcement, RunKey, RunNews, Signal, Whole
+from mldebug.folding import fold_ranks, unfold
+
+
+class Part(NamedTuple):
+    """The runs that one node has announced in one circle, and when."""
+
+    runs: tuple[RunNews, ...]
+    at: float
+
+
+class Member(NamedTuple):
+    """One node that has announced itself, with the runs of all circles. `at`: when."""
+
+    told: Announcement
+    address: str  # host of its connection
+    at: float
+    parts: Mapping[str, Part] = {}
+
+
+class Call(NamedTuple):
+    """A stall to be captured now, on all nodes that have shown ranks of the run."""
+
+    incident: str
+    news: RunNews  # as whoever noticed it says it
+    noticed_by: str
+    members: tuple[Member, ...]
+
+
+class Stall(msgspec.Struct):
+    """One stall of one run and attempt."""
+
+    incident: str
+    noticed_by: dict[str, str]  # node -> its agent: one that was started again has noticed nothing
+    whole: Whole | None = None
+    over: str = ""
+    shown_by: set[str] = set()  # nodes that have had the run since
+    tries: int = 0  # calls that came to nothing
+    again: bool = False  # it is to be called once more
+    doubted: float | None = None  # since when nobody who noticed it is left, and nobody else does
+
+
+def aged(news: RunNews, seconds: float) -> RunNews:
+    """The same, told so much later."""
+    signals = tuple(msgspec.structs.replace(one, age=one.age + seconds) for one in news.signals)
+    return msgspec.structs.replace(news, signals=signals)
+
+
+def another(known: Member, told: Announcement, address: str) -> bool:
+    """Not the same agent, nor one that was started in its place."""
+    return known.told.agent != told.agent and known.address != address
+
+
+def signals_of(others: list[tuple[Member, RunNews]], now: float) -> Iterator[Signal]:
+    """Of each kind those of the first node that has it: two nodes may count differently."""
+    seen: set[str] = set()
+    for member, news in others:
+        for signal in news.signals:
+            if signal.kind not in seen:
+                seen.add(signal.kind)
+                age = max(0.0, signal.age) + now - member.at
+                yield msgspec.structs.replace(signal, age=age)
+
+
+def ranks_of(members: Iterable[Member], key: RunKey) -> str:
+    """The ranks that these nodes have shown, folded."""
+    shown = (news.ranks for one in members for news in one.told.runs if news.key == key)
+    return fold_ranks(rank for text in shown if text for rank in unfold(text))

@@ -1,0 +1,348 @@
+"""Who coordinates: one stall has one id, whoever notices it and however often; nothing that cannot be is believed."""
+
+import msgspec
+import pytest
+
+from mldebug.across.coordinator import DOUBT, FRESH, KEPT, MOVES, Coordinator
+from mldebug.across.members import (
+    SCHEMA,
+    Announcement,
+    RunNews,
+    RunWord,
+    Signal,
+    Welcome,
+    Whole,
+    believed,
+    read,
+)
+from mldebug.across.membership import Call
+from mldebug.across.runs import run_id
+from mldebug.errors import EvidenceError
+from mldebug.model import Confidence, Diagnosis, Verdict
+from mldebug.nodeview.cluster import cluster_lines, stalled
+
+KEY = ("env", "", "n1:29500")
+WHOLE = Whole(
+    report="first",
+    node="n1",
+    diagnosis=Diagnosis(
+        verdict=Verdict.UNKNOWN, culprits=(), confidence=Confidence.LOW, summary="x", evidence=(),
+        next_steps=(),
+    ),
+)  # fmt: skip
+
+
+def news(ranks: str, stage: str = "watching", incident: str = "", **more: object) -> RunNews:
+    told = RunNews(key=KEY, world_size=6, ranks=ranks, stage=stage, incident=incident)
+    return msgspec.structs.replace(told, **more)
+
+
+def announced(node: str, *runs: RunNews, agent: str = "") -> Announcement:
+    return Announcement(node=node, agent=agent or f"agent of {node}", port=9754, runs=runs)
+
+
+def three(
+    coordinator: Coordinator, now: float, *stages: str, ids: tuple[str, ...] = ("", "", "")
+) -> list[Call]:
+    for number, (stage, own) in enumerate(zip(stages, ids, strict=True), 1):
+        ranks = f"{2 * number - 2}-{2 * number - 1}"
+        told = announced(f"n{number}", news(ranks, stage, own))
+        coordinator.hear(told, f"10.0.0.{number}", now)
+    return list(coordinator.due(now))
+
+
+def test_a_stall_is_called_once_on_all_nodes() -> None:
+    one = Coordinator()
+    assert three(one, 0.0, "watching", "watching", "watching") == []
+    (call,) = three(one, 1.0, "suspect", "blamed", "quiet", ids=("", "first", ""))
+    assert (call.incident, call.noticed_by) == ("first", "n2")
+    assert [member.told.node for member in call.members] == ["n1", "n2", "n3"]
+
+    again = three(one, 2.0, "blamed", "blamed", "blamed", ids=("second", "first", "third"))
+    assert again == []
+    word = one.word(news("4-5"), "n3", 2.0)
+    assert (word.incident, word.over) == ("first", "")
+
+
+def test_all_notice_it_in_the_same_second_and_one_id_is_left() -> None:
+    one = Coordinator()
+    (call,) = three(one, 0.0, "blamed", "blamed", "blamed", ids=("a", "b", "c"))
+    words = {one.word(news(""), f"n{number}", 0.0).incident for number in (1, 2, 3)}
+    assert words == {call.incident}
+
+
+def test_a_stall_without_an_id_waits_for_one() -> None:
+    assert three(Coordinator(), 0.0, "blamed", "watching", "watching") == []
+
+
+def test_it_is_over_when_whoever_noticed_it_says_so() -> None:
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    one.captured(news(""), WHOLE)
+    assert one.word(news(""), "n2", 1.0).whole == msgspec.structs.replace(WHOLE, report="first")
+    three(one, 2.0, "watching", "quiet", "quiet", ids=("", "first", "first"))
+
+    assert one.ended() == [("first", "the job moves again")]
+    assert one.ended() == []
+    assert one.word(news(""), "n2", 2.0).over == "the job moves again"
+    (call,) = three(one, 9.0, "blamed", "quiet", "quiet", ids=("next", "", ""))
+    assert call.incident == "next"
+
+
+def test_it_stays_open_while_whoever_noticed_it_is_silent() -> None:
+    one = Coordinator()
+    three(one, 0.0, "quiet", "quiet", "blamed", ids=("", "", "first"))
+    for now in (FRESH + 1.0, 2 * FRESH):
+        for number in (1, 2):
+            one.hear(announced(f"n{number}", news("0", "quiet", "first")), f"10.0.0.{number}", now)
+        assert list(one.due(now)) == []
+    assert list(one.due(4 * FRESH)) == []
+    assert one.ended() == []  # all are silent: nobody knows
+    for number in (1, 2):
+        one.hear(announced(f"n{number}"), f"10.0.0.{number}", 5 * FRESH)
+    assert list(one.due(5 * FRESH)) == []
+    assert one.ended() == [("first", "no node shows the job any more")]
+
+
+def test_a_coordinator_that_heard_nobody_for_a_while_ends_nothing() -> None:
+    one = Coordinator()
+    blamed = ("blamed", "blamed", "blamed")
+    three(one, 0.0, *blamed, ids=("x", "x", "x"))
+    assert list(one.due(FRESH + 30.0)) == []
+    assert three(one, FRESH + 31.0, *blamed, ids=("x", "x", "x")) == []
+    word = one.word(news("0-1", "blamed", "x"), "n1", FRESH + 31.0)
+    assert (word.incident, word.over) == ("x", "")
+
+
+def test_an_agent_that_was_started_again_has_noticed_nothing() -> None:
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    for now in (2.0, DOUBT, DOUBT + 4.0):
+        one.hear(announced("n1", news("0-1"), agent="restarted"), "10.0.0.1", now)
+        one.hear(announced("n2", news("2-3", "quiet", "first")), "10.0.0.2", now)
+        assert list(one.due(now)) == []
+        assert one.ended() == ([("first", MOVES)] if now > DOUBT + 3.0 else [])
+
+
+def test_a_stall_that_is_over_does_not_rename_the_next() -> None:
+    """n3 has not heard yet that it is over."""
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("2A", "2A", "2A"))
+    three(one, 2.0, "watching", "quiet", "quiet", ids=("2A", "2A", "2A"))
+    (call,) = three(one, 4.0, "blamed", "quiet", "blamed", ids=("3B", "", "2A"))
+    assert call.incident == "3B"
+    three(one, 5.0, "blamed", "quiet", "blamed", ids=("3B", "", "2A"))
+    assert one.word(news("0-1", incident="3B"), "n1", 5.0).incident == "3B"
+    late = one.word(news("4-5", incident="2A"), "n3", 5.0)
+    assert (late.incident, late.over) == ("2A", MOVES)
+
+
+def test_a_new_coordinator_does_not_leave_an_old_stall_open_for_ever() -> None:
+    one = Coordinator()
+    told = news("2-3", incident="old")
+    three(one, 0.0, "watching", "watching", "watching", ids=("", "old", ""))
+    assert one.word(told, "n2", 0.0).over == ""
+    three(one, DOUBT + 1.0, "watching", "watching", "watching", ids=("", "old", ""))
+    word = one.word(told, "n2", DOUBT + 1.0)
+    assert (word.incident, word.over) == ("old", MOVES)
+
+
+def test_a_node_may_announce_its_runs_in_several_circles() -> None:
+    one = Coordinator()
+    other = RunNews(key=("env", "", "n5:1"), world_size=8, ranks="0")
+    step = Signal(kind="step", value=5.0, age=1.0)
+    first = news("0-1", signals=(step,))
+    one.hear(msgspec.structs.replace(announced("n1", first), circle="a"), "10.0.0.1", 0.0)
+    one.hear(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", 4.0)
+    (member,) = one.view("n1", [], 4.0).members
+    assert {run.key for run in member.runs} == {KEY, other.key}
+    (signal,) = one.word(news("2-3"), "n2", 4.0).signals
+    assert signal.age == 5.0
+
+    later = 2 * FRESH  # the first run has ended: nobody announces it
+    one.hear(msgspec.structs.replace(announced("n1", other), circle="b"), "10.0.0.1", later)
+    assert [run.key for run in one.view("n1", [], later).members[0].runs] == [other.key]
+
+
+def test_who_does_not_lead_a_run_calls_nobody() -> None:
+    one = Coordinator()
+    one.hear(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", 0.0)
+    assert list(one.due(0.0, lambda key: key != KEY)) == []
+    (call,) = one.due(0.0, lambda key: key == KEY)
+    assert call.incident == "i"
+
+
+def test_who_is_lost_is_called_all_the_same() -> None:
+    one = Coordinator()
+    three(one, 0.0, "watching", "watching", "watching")
+    later = FRESH + 20.0
+    one.hear(announced("n1", news("0-1", "blamed", "first")), "10.0.0.1", later)
+    (call,) = one.due(later)
+    assert [(member.told.node, member.at) for member in call.members] == [
+        ("n1", later),
+        ("n2", 0.0),
+        ("n3", 0.0),
+    ]
+
+
+def test_who_is_long_gone_is_forgotten() -> None:
+    one = Coordinator()
+    three(one, 0.0, "watching", "watching", "watching")
+    list(one.due(KEPT + 1.0))
+    assert one.view("n1", ["n2", "10.0.0.9"], KEPT + 1.0).members[0].seen is None
+
+
+def test_progress_of_others_travels_with_its_age() -> None:
+    one = Coordinator()
+    told = Signal(kind="step", value=41.0, age=1.5)
+    one.hear(announced("n1", news("0-1", signals=(told,))), "10.0.0.1", 10.0)
+    one.hear(announced("n2", news("2-3")), "10.0.0.2", 11.0)
+
+    (signal,) = one.word(news("2-3"), "n2", 12.0).signals
+    assert (signal.kind, signal.value, signal.age) == ("step", 41.0, 3.5)
+    assert one.word(news("0-1"), "n1", 12.0).signals == ()
+    assert one.word(news("2-3"), "n2", 11.0 + FRESH).signals == ()
+
+
+def test_many_nodes_announce_themselves_less_often() -> None:
+    one = Coordinator()
+    for number in range(1024):
+        one.hear(
+            announced(f"n{number}", news(str(number))), f"10.0.{number // 250}.{number % 250}", 0.0
+        )
+    assert one.pace == 20.0
+    assert len(one.fresh(FRESH + 30.0)) == 1024
+    assert one.fresh(FRESH + 60.0) == ()
+
+
+def test_two_nodes_of_one_name_are_not_mixed() -> None:
+    one = Coordinator()
+    one.hear(announced("n1", news("0")), "10.0.0.1", 0.0)
+    one.hear(announced("n1", news("5"), agent="liar"), "10.0.0.66", 1.0)
+    assert "10.0.0.1" in one.refused["10.0.0.66"]
+    assert one.view("n1", [], 1.0).members[0].runs[0].ranks == "0"
+
+    one.hear(announced("n1", news("1"), agent="restarted"), "10.0.0.1", 2.0)
+    assert one.view("n1", [], 2.0).members[0].runs[0].ranks == "1"
+
+
+def test_attempts_are_told_apart() -> None:
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    one.hear(announced("n1", news("0-1", "blamed", "later", attempt=1)), "10.0.0.1", 1.0)
+    (call,) = one.due(1.0)
+    assert (call.incident, [m.told.node for m in call.members]) == ("later", ["n1"])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "malformed"),
+        (b"[]", "malformed"),
+        (b'{"schema": "mldebug.peer/9", "version": "7.0"}', "newer and speaks mldebug.peer/9"),
+        (b'{"schema": "mldebug.peer/0"}', "older and speaks mldebug.peer/0"),
+        (b'{"schema": "mldebug.node/1"}', "no message of an agent"),
+        (msgspec.json.encode({"schema": SCHEMA, "node": "a"}), "malformed"),
+        (b'{"a":' * 50_000, "malformed"),
+    ],
+)
+def test_what_is_no_message_is_refused_in_words(data: bytes, words: str) -> None:
+    with pytest.raises(EvidenceError, match=words):
+        read(data, Announcement)
+
+
+def test_unknown_fields_are_ignored_and_the_schema_is_written() -> None:
+    welcome = Welcome(node="a", agent="b", runs=(RunWord(key=KEY, whole=WHOLE),))
+    later = msgspec.to_builtins(welcome) | {"mood": "fine"}
+    assert later["schema"] == SCHEMA
+    assert read(msgspec.json.encode(later), Welcome) == welcome
+
+
+def test_all_nodes_in_lines() -> None:
+    one = Coordinator()
+    told = announced("n1", news("0-1", step=7, name=""))
+    one.hear(told, "10.0.0.1", 0.0)
+    for number, stage in ((2, "blamed"), (3, "quiet")):
+        more = news(f"{2 * number - 2}-{2 * number - 1}", stage, "i", sentence=f"{stage}\x1b[31m")
+        one.hear(announced(f"n{number}", more), f"10.0.0.{number}", 40.0)
+    one.hear(announced("n2", agent="liar"), "10.0.0.9", 41.0)
+    view = one.view("n2", ["n3", "n4"], 42.0)
+
+    assert stalled(view)
+    assert list(cluster_lines(view)) == [
+        "n2 coordinates; 2 of 4 nodes here: n[2-3]",
+        f" ({run_id(KEY)}): ranks 0-5 of 6 on n[1-3], step 7",
+        "  blamed: blamed",
+        "not heard of for up to 42 s: n1",
+        "never heard of: n4",
+        "not believed: 10.0.0.9: it calls itself n2, as 10.0.0.2 does",
+    ]
+    assert not stalled(Coordinator().view("n1", [], 0.0))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        announced("../../etc"),
+        announced("a b"),
+        announced(""),
+        msgspec.structs.replace(announced("a"), port=0),
+        announced("a", news("0-7")),  # of 6
+        announced("a", news("5-")),
+        announced("a", news("x")),
+        announced("a", news("0", world_size=2_000_000)),
+        announced("a", news("0", incident="../x")),
+    ],
+)
+def test_what_cannot_be_is_not_believed(told: Announcement) -> None:
+    with pytest.raises(EvidenceError):
+        believed(told)
+
+
+def test_words_of_others_are_cleaned() -> None:
+    told = believed(announced("a", news("0", name="\x1b[2Jx" * 100, sentence="y" * 9000)))
+    assert "\x1b" not in told.runs[0].name
+    assert len(told.runs[0].sentence) <= 500
+
+
+def test_two_coordinators_end_with_the_first_of_two_ids() -> None:
+    """Each had called its own side; when one is left, its stall and that of the others have one id."""
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("20300101T000009Z", "", ""))
+    one.captured(news("0-1"), WHOLE)
+    three(one, 9.0, "blamed", "quiet", "blamed", ids=("20300101T000009Z", "", "20300101T000007Z"))
+    for node in ("n1", "n2", "n3"):
+        word = one.word(news(""), node, 9.0)
+        assert word.incident == "20300101T000007Z"
+        assert word.whole is not None
+        assert word.whole.report == word.incident
+
+
+def test_who_was_heard_of_before_the_run_began_may_have_it() -> None:
+    one = Coordinator()
+    one.hear(announced("n9"), "10.0.0.9", 0.0)  # then it found another coordinator
+    later = FRESH + 10.0
+    one.hear(announced("n8"), "10.0.0.8", later)  # it is here, and has no such run
+    one.hear(announced("n1", news("0-1", "blamed", "i")), "10.0.0.1", later)
+    (call,) = one.due(later)
+    assert [member.told.node for member in one.others(call, later)] == ["n9"]
+
+
+def test_a_call_that_came_to_nothing_is_made_again_a_few_times() -> None:
+    one = Coordinator()
+    (call,) = three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    for now in (1.0, 2.0, 3.0):
+        assert one.failed(call.news)
+        (call,) = three(one, now, "blamed", "quiet", "quiet", ids=("first", "first", "first"))
+        assert call.incident == "first"
+        assert list(one.due(now)) == []
+    assert not one.failed(call.news)
+    assert three(one, 4.0, "blamed", "quiet", "quiet", ids=("first", "", "")) == []
+
+
+def test_a_change_of_an_id_is_told_once() -> None:
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("9", "", ""))
+    three(one, 1.0, "blamed", "quiet", "blamed", ids=("9", "", "7"))
+    assert one.renamed() == [("9", "7")]
+    assert one.renamed() == []

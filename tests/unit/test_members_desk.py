@@ -1,0 +1,446 @@
+"""What the main loop does with other nodes, whoever gives up waiting and whatever fails."""
+
+import queue
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import pytest
+
+from mldebug.across.members import (
+    Announcement,
+    CaptureOrder,
+    DumpOrder,
+    RunNews,
+    RunWord,
+    Signal,
+    Welcome,
+)
+from mldebug.across.membership import Call, Member
+from mldebug.across.runs import job_key, run_key
+from mldebug.across.wire import NodeReply, pack
+from mldebug.errors import MldebugError
+from mldebug.incident import Incident
+from mldebug.model import Asked, AskedNode, Job, NodeCapture, RankIdentity
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
+from mldebug.stall.watch import StallWatch
+from mldebug_agents.incidents import owner_of
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
+from mldebug_agents.members.candidates import candidates
+from mldebug_agents.members.desk import Members
+from mldebug_agents.members.progress import FarProgress
+from mldebug_agents.members.seeking import Found
+from mldebug_agents.members.talk import Peer, SilentError
+from mldebug_agents.runner import Result
+from mldebug_agents.runs import Run
+from nodes import run as captures_of
+
+CAPTURE = captures_of(3, 2)["a1"]
+JOB = CAPTURE.job
+KEY = job_key(JOB, "n1")
+
+
+class Silence:
+    """A network in which nobody answers."""
+
+    def ask(self, *_: object, **__: object) -> bytes:
+        raise SilentError("no answer in 1 s")
+
+
+class Books:
+    """What became of the incidents."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, ...]] = []
+
+    def called(self, run: Run, incident: str, sentence: str) -> None:
+        self.done.append(("called", incident))
+
+    def missed(self, run: Run, gap: Any) -> None:
+        self.done.append(("missed", gap.reason))
+
+    def captured(self, run: Run, capture: NodeCapture) -> None:
+        self.done.append(("captured",))
+
+    def close(self, run: Run, state: str, why: str) -> None:
+        self.done.append(("close", state))
+
+    def told(self, run: Run, whole: object) -> None:
+        self.done.append(("told",))
+
+    def close_case(self, incident: str, state: str, why: str) -> None:
+        self.done.append(("closed", incident, state))
+
+
+class Loop:
+    """A main loop without a node."""
+
+    def __init__(
+        self, peers: tuple[Peer, ...] = (Peer("n2", 1),), jobs: tuple[Job, ...] = ()
+    ) -> None:
+        self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+        self.books, self.ordered = Books(), 0
+        self.run = Run(JOB, StallWatch(StallSettings()))
+        look = Look(at=0.0, elsewhere=True)
+        self.run.seen = JobLook(job=JOB, look=look)
+        self.members = Members(
+            "n1", 9754, Silence(), peers, 1.0, self.inbox, self.books, self._capture  # type: ignore[arg-type]
+        )  # fmt: skip
+
+        self.runs = {job.id: self._met(job) for job in jobs}
+
+    def _met(self, job: Job) -> Run:
+        run = Run(job, StallWatch(StallSettings()))
+        run.seen = JobLook(job=job, look=Look(at=0.0, elsewhere=True))
+        return run
+
+    def _capture(self, run: Run) -> None:
+        self.ordered += 1
+
+    def ask(self, what: Any) -> "Future[Any]":
+        """A question, as the server's thread puts it, taken by the main loop."""
+        answer = self.members.ask(what, "10.0.0.2")
+        self.take("question")
+        return answer
+
+    def take(self, worker: str) -> None:
+        while (found := self.inbox.get(timeout=10)) is not None:
+            self.members.told(found)
+            if found.worker == worker:
+                return
+
+
+@pytest.fixture
+def loop() -> Loop:
+    made = Loop()
+    made.members.turn({JOB.id: made.run})
+    made.take("members")  # nobody answers
+    return made
+
+
+ORDER = CaptureOrder(key=KEY, attempt=0, incident="first")
+
+
+def test_one_capture_serves_all_who_ask(loop: Loop) -> None:
+    first, second = loop.ask(ORDER), loop.ask(ORDER)
+    assert loop.ordered == 1
+    loop.members.captured(loop.run, CAPTURE)
+    assert first.result(0) is second.result(0) is CAPTURE
+    loop.run.capture = CAPTURE
+    assert loop.ask(ORDER).result(0) is CAPTURE  # a moment later: no dump storm
+    assert loop.ordered == 1
+    assert loop.books.done == [("called", "first")] * 3
+
+
+def test_a_capture_of_before_is_none_of_now(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken for another reason seconds ago shows another moment than those of the other nodes."""
+    loop.members.captured(loop.run, CAPTURE)
+    loop.run.capture = CAPTURE
+    assert loop.ask(ORDER).result(0) is CAPTURE  # of this moment
+    now = time.monotonic()
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 5.0)
+    assert loop.ask(ORDER).result(0) is CAPTURE  # of this incident
+    assert not loop.ask(msgspec.structs.replace(ORDER, incident="next")).done()
+    assert loop.ordered == 1
+
+
+def test_what_was_taken_while_it_was_held_back_is_not_lost(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed(loop)
+    assert loop.members.holds(loop.run)
+    loop.run.capture = CAPTURE
+    now = time.monotonic()
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 60)
+    loop.members.turn({JOB.id: loop.run})
+    assert [one[0] for one in loop.books.done] == ["missed", "captured"]
+    assert loop.ordered == 0
+
+
+def test_the_age_of_a_capture_is_told_and_counts() -> None:
+    """All moments by the clock of whoever asks."""
+    replies = {
+        name: NodeReply(node=name, age=age, captures=(one,))
+        for (name, one), age in zip(captures_of(3, 2).items(), (0.5, 9.0, 0.0), strict=True)
+    }
+    assert 8.9 < asked(Nodes(replies)).spread < 20
+
+
+def test_who_has_given_up_ends_nothing(loop: Loop) -> None:
+    """The server's thread has waited for long enough; the capture comes all the same."""
+    gone, patient = loop.ask(ORDER), loop.ask(ORDER)
+    assert gone.cancel()
+    loop.members.captured(loop.run, CAPTURE)
+    assert patient.result(0) is CAPTURE
+
+
+def test_a_run_that_is_not_here_has_no_capture(loop: Loop) -> None:
+    assert loop.ask(msgspec.structs.replace(ORDER, attempt=3)).result(0) is None
+    assert loop.ordered == 0
+
+
+def test_nobody_answers_and_a_stall_is_not_held_back(loop: Loop) -> None:
+    assert not loop.members.holds(loop.run)
+    assert loop.members.sentence == "alone: no other agent coordinates: n2: no answer in 1 s"
+
+
+def welcomed(loop: Loop, *words: RunWord, agent: str = "other") -> None:
+    found = Found(Peer("n2", 1), Welcome(node="n2", agent=agent, runs=words))
+    loop.members.told(Result("members", Announcement(node="n1", agent="", port=1), found, None))
+
+
+def test_a_stall_is_held_back_for_the_coordinator_and_not_for_ever(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed(loop)
+    assert loop.members.sentence == "n2 coordinates"
+    assert loop.members.holds(loop.run)
+    assert loop.members.holding(loop.run)
+    now = time.monotonic()
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 60)
+    loop.members.turn({JOB.id: loop.run})
+    assert not loop.members.holding(loop.run)
+    assert loop.ordered == 1
+    assert "this is what one node has seen" in loop.books.done[0][1]
+
+
+def test_who_was_told_of_a_stall_before_it_notices_it_keeps_its_capture(loop: Loop) -> None:
+    """The order came first: what it has captured is part of the incident, and nothing waits for an order any more."""
+    welcomed(loop)
+    loop.run.incident = Incident(id="first", key="k", job_id=JOB.id, detected_at=0.0, shared=True)
+    assert not loop.members.holds(loop.run)
+    assert not loop.members.holding(loop.run)
+
+
+def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
+    welcomed(loop)
+    loop.run.seen = JobLook(job=JOB, look=Look(at=0.0))
+    assert not loop.members.holds(loop.run)
+
+
+def test_who_announces_himself_is_told_what_others_know(loop: Loop) -> None:
+    step = Signal(kind="step", value=5.0, age=1.0)
+    first = RunNews(key=KEY, world_size=6, ranks="0-1", signals=(step,))
+    second = RunNews(key=KEY, world_size=6, ranks="2-3")
+    loop.ask(Announcement(node="n7", agent="7", port=1, runs=(first,)))
+    welcome = loop.ask(Announcement(node="n8", agent="8", port=1, runs=(second,))).result(0)
+    assert [one.value for one in welcome.runs[0].signals] == [5.0]
+    assert [one.node for one in loop.ask(None).result(0).members] == ["n7", "n8", "n2"]
+
+
+def test_a_run_that_nobody_knows_cannot_be_dumped(loop: Loop) -> None:
+    with pytest.raises(MldebugError, match="no runs match nosuch"):
+        loop.ask(DumpOrder(job="nosuch")).result(0)
+
+
+def test_nodes_that_could_not_be_asked_at_all_are_told_of(loop: Loop) -> None:
+    """The worker itself has failed."""
+    answer: Future[Any] = Future()
+    news = RunNews(key=KEY, world_size=6, ranks="0-1")
+    loop.ask(Announcement(node="n7", agent="7", port=1, runs=(news,)))
+    (call,) = loop.members.leader._coordinator.named(
+        JOB.name
+    ) or loop.members.leader._coordinator.named("")
+    failed = Result(
+        "other nodes", Round(call, (), answer), None, RuntimeError("can't start new thread")
+    )
+    loop.members.told(failed)
+    with pytest.raises(MldebugError, match="can't start new thread"):
+        answer.result(0)
+    loop.members.told(Result("other nodes", Round(call), None, RuntimeError("x")))  # of an incident
+
+
+def test_who_announces_himself_is_not_silent(loop: Loop) -> None:
+    loop.ask(Announcement(node="n7", agent="7", port=1))
+    nodes = (
+        AskedNode(name="n7", state="silent", reason="no answer"),
+        AskedNode(name="n9", state="silent"),
+    )
+    judged = loop.members.leader.judged(Asked(nodes=nodes))
+    assert [one.state for one in judged.nodes] == ["unable", "silent"]
+    assert judged.by == "n1"
+
+
+def look(*progress: Progress) -> JobLook:
+    return JobLook(job=Job(id="j", name="j", launcher="x"), look=Look(at=9.0, progress=progress))
+
+
+def test_progress_from_afar_stands_in_for_what_is_not_seen_here() -> None:
+    far = FarProgress()
+    far.take(
+        [Signal(kind="step", value=5.0, age=1.0), Signal(kind="mood", value=1.0, age=0.0)], 10.0
+    )
+    (step,) = far.complete(look()).look.progress
+    assert (step.kind, step.value, step.at) == (ProgressKind.STEP, 5.0, 9.0)
+
+    far.take([Signal(kind="step", value=5.0, age=4.0)], 12.0)  # the same: its time stands
+    assert far.complete(look()).look.progress == (step,)
+    far.take([Signal(kind="step", value=8.0, age=0.0)], 14.0)
+    (later,) = far.complete(look()).look.progress
+    assert (later.value, later.at, later.events) == (8.0, 14.0, 3)
+
+    own = Progress(kind=ProgressKind.STEP, value=2.0, at=8.0)
+    assert far.complete(look(own)).look.progress == (own,)
+    assert [one.value for one in far.own(9.0)] == [2.0]
+    far.take([], 15.0)
+    assert far.complete(look()).look.progress == ()
+
+
+# --- circles -----------------------------------------------------------------------------------------
+
+
+def of_nodes(job_id: str, nodes: str, master: str = "", world: int = 8) -> Job:
+    identity = RankIdentity(rank=0, world_size=world, pid=7, master=master, run_id=job_id)
+    return Job(
+        id=job_id, name=f"{job_id}.py", launcher="slurm", world_size=world, node_list=nodes, ranks=(identity,)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("job", "hosts"),
+    [
+        (of_nodes("a", "n[1-2]"), ["n1", "n2"]),
+        (of_nodes("a", "n[08-10,12],login"), ["login", "n08", "n09", "n10", "n12"]),
+        (of_nodes("a", "r[1-2]n[1-2]"), ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        (of_nodes("a", "n[1-2]", "n1:29500"), ["n1", "n2"]),
+        (of_nodes("a", "n[1-2]", "10.0.0.7:29500"), ["n1", "n2", "10.0.0.7"]),
+        (of_nodes("a", "", "n7.cluster.org:29500"), ["n7.cluster.org"]),
+        (of_nodes("a", "", "fd00::7:29500"), ["fd00::7"]),
+        (of_nodes("a", "", "[fd00::7]:29500"), ["fd00::7"]),
+        (of_nodes("a", "", "localhost:29500"), []),
+        (of_nodes("a", "", "127.0.0.1:29500"), []),
+        (of_nodes("a", "n[1-2]", world=1), []),  # all of it is here
+        (of_nodes("a", "@all"), []),
+        (of_nodes("a", "n[1-99999999]"), []),
+        (of_nodes("a", "n[1-2"), []),
+        (of_nodes("a", "", "x" * 300 + ":1"), []),
+    ],
+)
+def test_who_may_coordinate_a_run(job: Job, hosts: list[str]) -> None:
+    assert candidates(job, 9754) == tuple(Peer(host, 9754) for host in hosts)
+
+
+def test_a_group_in_a_job_s_node_list_runs_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's groups may come from a shell command; a job names none."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "ClusterShell.NodeUtils.GroupResolver.group_nodes",
+        lambda self, *who: asked.append(who) or [],
+    )
+    assert candidates(of_nodes("a", "@all,n1"), 1) in ((), (Peer("n1", 1),))
+    assert asked == []
+
+
+def test_two_jobs_of_a_node_have_a_coordinator_each() -> None:
+    loop = Loop((), (of_nodes("a", "n[1-2]"), of_nodes("b", "n[2-3]"), of_nodes("c", "n[1-2]")))
+    loop.members.turn(loop.runs)
+    one, two = loop.members._circles
+    assert [peer.host for peer in (*one.candidates, *two.candidates)] == ["n1", "n2", "n2", "n3"]
+    assert [loop.members._circles.of(run) for run in loop.runs.values()] == [one, two, one]
+    told = loop.members._announcement(one, 0.0)
+    assert ([run.name for run in told.runs], told.circle) == (["a.py", "c.py"], one.name)
+
+    found = Found(Peer("n1", 9754), Welcome(node="n1", agent="other"))
+    loop.members.told(Result("members", told, found, None))
+    assert "n1 coordinates" in loop.members.sentence
+    assert loop.members._circles.of(loop.runs["b"]) is two
+    assert not loop.members.holds(loop.runs["b"])
+    assert loop.members.holds(loop.runs["a"])
+    del loop.runs["a"], loop.runs["c"]
+    loop.members.turn(loop.runs)
+    assert list(loop.members._circles) == [two]
+
+
+def test_a_capture_that_fails_is_told_to_all_who_wait(loop: Loop) -> None:
+    gone, patient = loop.ask(ORDER), loop.ask(ORDER)
+    assert gone.cancel()
+    loop.members.failed(JOB.id, OSError("py-spy is gone"))
+    with pytest.raises(MldebugError, match="its capture failed: OSError: py-spy is gone"):
+        patient.result(0)
+    again = loop.ask(ORDER)
+    assert loop.ordered == 2
+    assert again.cancel()
+    loop.ask(ORDER)
+    assert loop.ordered == 3  # nobody waits for the one before
+
+
+def test_what_another_node_says_does_not_end_what_is_seen_here(loop: Loop) -> None:
+    loop.run.incident = Incident(id="x", key="k", job_id=JOB.id, detected_at=0.0)
+    loop.run.decision = Decision(
+        stage=Stage.BLAMED, sentence="", timeout=1.0, why_timeout="", usual_gap=1.0, next_look=1.0, key="k"
+    )  # fmt: skip
+    over = RunWord(key=KEY, incident="x", over="the job moves again")
+    welcomed(loop, over)
+    assert loop.books.done == []
+    loop.run.decision = msgspec.structs.replace(loop.run.decision, stage=Stage.WATCHING)
+    welcomed(loop, over)
+    welcomed(loop, msgspec.structs.replace(over, over="no node shows the job any more"))
+    assert loop.books.done == [("close", "recovered"), ("close", "ended")]
+
+
+# --- who is asked ------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Answers of nodes, by host."""
+
+    def __init__(self, replies: dict[str, NodeReply]) -> None:
+        self.replies = replies
+
+    def ask(self, to: Peer, *_: object, **__: object) -> bytes:
+        if to.host not in self.replies:
+            raise SilentError("no answer in 20 s")
+        return pack(self.replies[to.host])
+
+
+def asked(nodes: Nodes, *more: str) -> Together:
+    found = captures_of(3, 2)
+    key = run_key(found["a1"])
+    members = tuple(
+        Member(Announcement(node=name, agent=name, port=1, runs=(RunNews(key=key, ranks="0", world_size=6),)), name, 0.0)
+        for name in found
+    )  # fmt: skip
+    call = Call("i", members[0].told.runs[0], "a1", members)
+    others = tuple(ToAsk(name, Peer(name, 1), None) for name in more)
+    return ask_all(nodes, Round(call, others))  # type: ignore[arg-type]
+
+
+def test_a_node_that_is_asked_under_two_names_answers_once() -> None:
+    replies = {
+        name: NodeReply(node=name, machine=f"boot of {name}", captures=(one,))
+        for name, one in captures_of(3, 2).items()
+    }
+    doubled = replies | {f"{name}.cluster": one for name, one in replies.items()}
+    told = asked(Nodes(doubled), *(f"{name}.cluster" for name in replies)).run
+    assert told is not None
+    assert [one.node for one in told.captures] == list(replies)
+    assert [one.name for one in told.asked.nodes] == list(replies)
+
+
+def test_a_capture_of_another_run_is_refused() -> None:
+    """However many ranks it shows."""
+    replies = {
+        name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
+    }
+    liar = captures_of(1, 64)["a1"]
+    job = msgspec.structs.replace(
+        liar.job, ranks=tuple(msgspec.structs.replace(one, run_id="evil") for one in liar.job.ranks)
+    )
+    replies["a3"] = NodeReply(node="a3", captures=(msgspec.structs.replace(liar, job=job),))
+    told = asked(Nodes(replies)).run
+    assert told is not None
+    assert [one.node for one in told.captures] == ["a1", "a2"]
+    states = {one.name: (one.state, one.reason) for one in told.asked.nodes}
+    assert states["a3"] == ("refused", "its answer is of another run")
+
+
+def test_a_run_is_of_one_user() -> None:
+    """Whoever starts a process with another's run id joins nothing, and gets no report of it."""
+    mine = captures_of(3, 2)["a1"]
+    theirs = msgspec.structs.replace(mine, job=msgspec.structs.replace(mine.job, uid=6666))
+    assert run_key(mine) != run_key(theirs)
+    assert owner_of((mine, theirs)) == 0
+    assert owner_of((theirs, theirs)) == 6666
