@@ -1,0 +1,163 @@
+"""What ranks put down at a store: the highest of all, turn by turn; a store that is silent, ranks that leave, threads that are none."""
+
+import gc
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mldebug_training import calls, exchange, first, meeting, natives
+from mldebug_training.calls import Call, LateError
+from mldebug_training.exchange import Exchange, Place
+
+dist = pytest.importorskip("torch.distributed")
+SIZE = 6
+
+
+@pytest.fixture(autouse=True)
+def no_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_silent", [])
+
+
+@pytest.fixture
+def waiting() -> Iterator[threading.Event]:
+    """Set when the test is over: what a store of it waits for."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def places(store: Any, size: int = SIZE) -> list[Place]:
+    return [Place(store, "here", rank, size) for rank in range(size)]
+
+
+def begun(places: list[Place], numbers: list[tuple[int, ...]], before: list[Exchange] | None = None) -> list[Exchange]:  # fmt: skip
+    found = [
+        Exchange(place, numbers[place.rank], before[place.rank] if before else None)
+        for place in places
+    ]
+    for one in found:
+        one.start()
+        one.start()  # whoever was interrupted in it asks again: it counts once
+    return found
+
+
+def eventually(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["HashStore", "TCPStore"])
+def test_each_rank_reads_the_highest_of_all_turn_by_turn(kind: str) -> None:
+    store = dist.HashStore() if kind == "HashStore" else dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)  # fmt: skip
+    last: list[Exchange] | None = None
+    with ThreadPoolExecutor(SIZE) as pool:
+        for turn in range(12):
+            numbers = [(2**62 + turn, rank, turn % (rank + 1)) for rank in range(SIZE)]
+            last = begun(places(store), numbers, last)
+            found = set(pool.map(lambda one: one.result(math.inf), last))
+            assert found == {(2**62 + turn, SIZE - 1, max(turn % n for n in range(1, SIZE + 1)))}
+    assert [one.turn for one in last or ()] == [12] * SIZE
+
+
+def test_a_rank_that_is_late_is_waited_for_no_longer_than_was_said_and_is_heard_later() -> None:
+    store = dist.HashStore()
+    here = places(store, 2)
+    (early,) = begun(here[:1], [(1,)])
+    with pytest.raises(LateError, match="did not poll in time"):
+        early.result(0.2)
+    (late,) = begun(here[1:], [(0,), (7,)])
+    assert late.result(20) == early.result(20) == (7,)
+
+
+def test_who_stays_away_from_the_first_one_keeps_nobody() -> None:
+    here = places(dist.HashStore(), 2)
+    (one,) = begun(here[:1], [(1,)])
+    other = Exchange(here[1], (2,), None)
+    other.stay_away("rank 1 gave up: broken")
+    with pytest.raises(LateError, match="rank 1 gave up: broken"):
+        one.result(20)
+
+
+def test_who_obeys_nothing_says_so_where_the_others_would_obey(waiting: threading.Event) -> None:
+    class Slow(dist.HashStore):  # type: ignore[misc,name-defined]
+        def set(self, key: str, value: str) -> None:
+            waiting.wait(20)
+            super().set(key, value)
+
+    store = Slow()
+    one, other = begun(places(store, 2), [(1,), (9,)])
+    eventually(lambda: one.key)
+    one.stay_away("rank 0 gave up")
+    waiting.set()
+    assert other.result(20) == one.result(20) == (9,)
+    assert store.get(f"{one.key}/1/answer") == b"rank 0 gave up"
+
+
+def test_a_store_that_is_silent_is_told_from_a_rank_that_is(waiting: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(exchange, "QUICK", 0.1)
+
+    class Stopped(dist.HashStore):  # type: ignore[misc,name-defined]
+        def set(self, key: str, value: str) -> None:
+            waiting.wait(20)
+
+    (one,) = begun(places(Stopped(), 1), [(1,)])
+    with pytest.raises(LateError, match="store does not answer"):
+        one.result(0.5)
+
+
+def test_the_end_of_the_process_is_not_kept() -> None:
+    (one,) = begun(places(dist.HashStore(), 2)[:1], [(1,)])
+    one.end()
+    one._meeting.stay_away("this rank ends")  # type: ignore[union-attr]
+    assert one._call.wait(20)
+
+
+def test_a_store_is_kept_by_nobody_once_it_has_answered() -> None:
+    """Rank 0 keeps its port open for as long as it lives: a job that makes its groups anew needs that."""
+
+    class Store(dist.HashStore):  # type: ignore[misc,name-defined]
+        """One that can be watched as it goes."""
+
+    store = Store()
+    known = weakref.ref(store)
+    assert {one.result(20) for one in begun(places(store, 2), [(1,), (2,)])} == {(2,)}
+    del store
+    eventually(lambda: gc.collect() >= 0 and known() is None)
+
+
+# --- calls -----------------------------------------------------------------------------------------
+
+
+def test_all_who_wait_for_a_call_are_told(waiting: threading.Event) -> None:
+    call = Call(lambda: waiting.wait(20)).start()
+    with ThreadPoolExecutor(3) as pool:
+        told = [pool.submit(call.wait, 15.0) for _ in range(3)]
+        time.sleep(0.1)
+        waiting.set()
+        assert [one.result(20) for one in told] == [True] * 3
+
+
+def test_a_thread_that_has_not_come_so_far_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    threads: list[Any] = []
+    monkeypatch.setattr(natives, "start_new_thread", lambda call, args: threads.append(call))
+    call = Call(lambda: 5).start()
+    assert call in calls._running
+    threads[0]()
+    assert call.result(0.0) == 5
+    assert call not in calls._running
+
+
+def test_main_process_first_does_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(natives, "start_new_thread", none_left)
+    assert first._begun(Call(lambda: 5)).result(0.0) == 5
