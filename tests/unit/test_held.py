@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "hangs"
 ALL = sorted(file.stem for file in RECORDED.iterdir() if "kill" not in file.stem)
 FROZEN = ("untouched-frozen", "hook-frozen")
 OWN = ("figures-frozen", "figures-hook_frozen", "fifo-frozen", "dump-frozen", "server-frozen")
-HELD = (*FROZEN, *OWN)
+HELD = (*FROZEN, *OWN, "full-frozen")
 FIGURES = re.compile(r"GPUs? (\S+) .*\((\d+) % busy, (\d+) W of usual (\d+) W")
 LOOKS = (10.0, 8.0, 6.0, 4.0, 2.0, 0.0)  # seconds before the capture
 
