@@ -7,7 +7,6 @@ until all ranks have met there.
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 import zlib
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 
 STEADY = 2  # times that the clocks of all ranks showed the same, after which they have to
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # torchrun's, whose store outlives a launch of the ranks
 _made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
 
 
@@ -84,10 +82,12 @@ class Agreement:
         """Tell the others, where they wait for this rank now; returns at once."""
         if self.size() < 2:
             return
-        if self._last is not None:
-            self._last.stay_away(why)
-        if self._last is None or self._last.key:
-            self._meeting = self._meeting or self._new_meeting()
+        last = self._last
+        if last is None:  # nobody is waited for so far
+            return
+        last.stay_away(why)
+        if last.key:
+            self._meeting = self._meeting or self._new_meeting(last)
             self._meeting.stay_away(why)
 
     def give_up(self, numbers: Sequence[int], why: str) -> None:
@@ -95,7 +95,7 @@ class Agreement:
         if self._last is not None:
             self._last.start()  # it may have been interrupted before
         self.stay_away(why)
-        if self._last is not None and self.size() > 1:
+        if self.size() > 1:
             self.begin(numbers)
 
     def shortest_timeout(self) -> float:
@@ -111,7 +111,10 @@ class Agreement:
     def _meet(self, timeout: float) -> None:
         meeting = self._meeting
         if meeting is None:
-            meeting = self._meeting = self._new_meeting()
+            last = self._last
+            if last is None:
+                return
+            meeting = self._meeting = self._new_meeting(last)
             meeting.come(timeout, longest_nap(self.size()))
         else:
             meeting.hear()
@@ -124,9 +127,8 @@ class Agreement:
             self._last, self._store = None, weakref.ref(place.store)
         return Exchange(place, numbers, self._last)
 
-    def _new_meeting(self) -> Meeting:
-        place, last = self._place(), self._last
-        return place.meeting(f"{last.key}/{last.turn}" if last else f"{place.name}/0")
+    def _new_meeting(self, last: Exchange) -> Meeting:
+        return self._place().meeting(f"{last.key}/{last.turn}")
 
     def _place(self) -> Place:
         dist = sys.modules["torch.distributed"]
@@ -147,7 +149,7 @@ def _name(group: Any) -> str:
             pass_on(error)
             members = "others"
     _made[members] = _made.get(members, 0) + 1
-    return f"mldebug/switches/{os.environ.get(RESTARTS, '0')}/{members}/{_made[members]}"
+    return f"mldebug/switches/{members}/{_made[members]}"
 
 
 def _is_a_file(store: Any) -> bool:

@@ -13,20 +13,22 @@ import sys
 import time
 
 from mldebug_training import ranks
-from mldebug_training.calls import ANSWERING, Call, LateError
+from mldebug_training.calls import ANSWERING, FOR_EVER, Call, LateError
 from mldebug_training.interrupted import pass_on
+from mldebug_training.opening import ask, new_token, tell
+from mldebug_training.visits import Visits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 TIMEOUT = 3600.0
 SCOPES = ("job", "node")
-LONGEST_PAUSE = 1.0  # seconds between two questions to the store
 MAX_ERROR = 2000
 
 _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _NODE = ("GROUP_RANK", "SLURM_NODEID")
 _turns: dict[str, int] = {}
 
@@ -46,24 +48,29 @@ class MainProcessFirst:
         self._timeout, self._scope = timeout, scope
         self._first = True
         self._store: Any = None
-        self._key = ""
-        self._left = False  # nobody waits any more
+        self._size = 1
+        self._key = ""  # of all launches
+        self._place = ""  # of this one, below it
 
     def __enter__(self) -> bool:
         """Whether this rank goes first; the others come here when it is done."""
         dist = _distributed()
         if dist is None:
             return True
-        self._store = dist.distributed_c10d._get_default_store()
+        self._store, self._size = (
+            dist.distributed_c10d._get_default_store(),
+            int(dist.get_world_size()),
+        )
         node = _node(os.environ)
         place = f"{self._scope}/{node if self._scope == 'node' else ''}"
         turn = _turns[place] = _turns.get(place, 0) + 1
         self._key = f"mldebug/first/{place}/{turn}"
         self._first = self._goes_first(dist)
         if self._first:
-            self._tell("came", f"rank {dist.get_rank()}")
+            self._lead(f"rank {dist.get_rank()}")
         else:
-            self._wait(lambda: self._ask(node), self._timeout)
+            visits = Visits(self._store, self._size)
+            self._wait(lambda: self._follow(visits, node), visits, self._timeout)
         return self._first
 
     def __exit__(
@@ -81,22 +88,37 @@ class MainProcessFirst:
     def _goes_first(self, dist: Any) -> bool:
         if self._scope == "job":
             return bool(dist.get_rank() == 0)
-        local = next((os.environ[name] for name in _LOCAL if os.environ.get(name)), None)
-        if local is None:  # whoever comes first
-            store, key = self._store, f"{self._key}/tickets"
-            return bool(self._wait(lambda: store.add(key, 1), 0.0) == 1)
+        local = _told(_LOCAL)
+        if not local:  # whoever comes first
+            visits = Visits(self._store, self._size)
+            taken = lambda: visits.ask("add", f"{self._key}/tickets", 1)
+            return bool(self._wait(taken, visits, 0.0) == 1)
         return local == "0"
+
+    def _lead(self, name: str) -> None:
+        """Say that it came. A thread tells the others, as they come, where this launch says what it does."""
+        self._place = f"{self._key}/{new_token()}"
+        self._tell("came", name)
+        others = self._size if self._scope == "job" else int(_told(_LOCAL_SIZE) or self._size)
+        visits, key, place = Visits(self._store, self._size), self._key, self._place
+
+        def lead() -> None:
+            with visits:
+                heard = lambda: visits.ask("add", f"{place}/heard", 0) >= others - 1
+                tell(visits, key, place, heard, FOR_EVER)
+
+        _begun(Call(lead))
 
     def _tell(self, word: str, text: str) -> None:
         """A store that has not heard it by then hears it when it goes on: nobody is kept here for it."""
-        store, key = self._store, f"{self._key}/{word}"
+        store, key = self._store, f"{self._place}/{word}"
         call = _begun(Call(lambda: store.set(key, text)))
         if call.wait(ANSWERING):
             call.result(0.0)
 
-    def _wait(self, asks: Callable[[], Any], timeout: float) -> Any:
+    def _wait(self, asks: Callable[[], Any], visits: Visits, timeout: float) -> Any:
         """What the store says, which is asked for so long, and has some seconds to answer."""
-        self._left, most = False, timeout + ANSWERING
+        most = timeout + ANSWERING
         try:
             return _begun(Call(asks)).result(most)
         except LateError:
@@ -104,31 +126,29 @@ class MainProcessFirst:
                 f"the job's store did not answer in main_process_first: waited {most:g} s for it"
             ) from None
         finally:
-            self._left = True
+            visits.end()
 
-    def _ask(self, node: str) -> None:
+    def _follow(self, visits: Visits, node: str) -> None:
         """Ask until it is done; a question to the store, and not a wait there, blocks nobody else who uses it."""
-        deadline, pause = time.monotonic() + self._timeout, 0.01
-        while not self._store.check([f"{self._key}/done"]):
-            left = deadline - time.monotonic()
-            if left <= 0 or self._left:
-                raise MainProcessError(self._who(node))
-            time.sleep(min(pause, left))
-            pause = min(pause * 1.5, LONGEST_PAUSE)
-        told = self._store.get(f"{self._key}/done").decode("utf-8", "replace")
+        who = "rank 0" if self._scope == "job" else f"local rank 0 of node {node}"
+        span, deadline = f"{self._timeout:g} s", time.monotonic() + self._timeout
+        with visits:
+            try:
+                place = ask(visits, self._key, self._timeout)
+            except LateError:
+                raise MainProcessError(
+                    f"{who} never came to main_process_first: waited {span} for it"
+                ) from None
+            visits.ask("add", f"{place}/heard", 1)
+            who = visits.values([f"{place}/came"])[0].decode("utf-8", "replace")
+            done = f"{place}/done"
+            try:
+                visits.until(lambda: visits.ask("check", [done]), deadline - time.monotonic())
+            except LateError:
+                raise MainProcessError(f"{who} went first and is not done after {span}") from None
+            told = visits.values([done])[0].decode("utf-8", "replace")
         if told.startswith("!"):
-            raise MainProcessError(f"{self._came(node)} failed in main_process_first: {told[1:]}")
-
-    def _who(self, node: str) -> str:
-        span = f"{self._timeout:g} s"
-        if self._store.check([f"{self._key}/came"]):
-            return f"{self._came(node)} went first and is not done after {span}"
-        return f"{self._came(node)} never came to main_process_first: waited {span} for it"
-
-    def _came(self, node: str) -> str:
-        if self._store.check([f"{self._key}/came"]):
-            return str(self._store.get(f"{self._key}/came").decode("utf-8", "replace"))
-        return "rank 0" if self._scope == "job" else f"local rank 0 of node {node}"
+            raise MainProcessError(f"{who} failed in main_process_first: {told[1:]}")
 
 
 def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProcessFirst:
@@ -163,8 +183,12 @@ def _words(kind: type[BaseException], error: BaseException | None) -> str:
 
 def _node(environ: Mapping[str, str]) -> str:
     """The same for all ranks that one launcher started on one node."""
-    told = next((environ[name] for name in _NODE if environ.get(name)), "")
-    return told or socket.gethostname()
+    return _told(_NODE, environ) or socket.gethostname()
+
+
+def _told(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """By the first of these variables that is set; "" by none."""
+    return next((environ[name] for name in names if environ.get(name)), "")
 
 
 def _distributed() -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 import mldebug_training
+from mldebug_training import first as first_module
 
 
 def main(events: Path, how: str) -> None:
@@ -54,6 +55,26 @@ def fails_oddly(rank: int, _: Path) -> str:
     return "went through"
 
 
+def relaunched(rank: int, events: Path) -> str:
+    """The ranks are launched anew with the store of before, where the first one had failed, and later was done."""
+    told = []
+    for fails_now in (True, False, False):
+        first_module._turns.clear()
+        dist.barrier()
+        made = events / f"made.{len(told)}"
+        try:
+            with mldebug_training.main_process_first(60) as first:
+                if first:
+                    time.sleep(0.5)
+                    if fails_now:
+                        raise ValueError("no such dataset")
+                    made.touch()
+            told.append(str(made.exists()))
+        except (ValueError, mldebug_training.MainProcessError) as error:
+            told.append(type(error).__name__)
+    return " ".join(told)
+
+
 def never_comes(rank: int, _: Path) -> str:
     if rank == 0:
         return "elsewhere"
@@ -83,6 +104,7 @@ HOW = {
     "never_comes": never_comes,
     "never_ends": never_ends,
     "stopped": stopped,
+    "relaunched": relaunched,
 }
 
 if __name__ == "__main__":

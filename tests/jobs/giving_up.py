@@ -173,13 +173,18 @@ def unstarted(timeout: float = 4.0) -> mldebug_training.Switches:
 
 def making() -> str:
     """Rank 1 is interrupted as it waits for the first exchange, to which all have come; the job's next group is the same in both."""
-    switches, leave, finish = unstarted(), meeting.Meeting.leave, agreement.Agreement.finish
+    switches, exchanged, finish = (
+        unstarted(),
+        exchange.Exchange._exchanged,
+        agreement.Agreement.finish,
+    )
     waits, told = threading.Event(), []
 
-    def leave_and_ring(one: meeting.Meeting) -> None:
+    def ring_and_exchange(*args: Any) -> object:
+        exchange.Exchange._exchanged = exchanged
         waits.wait(LONG)
         os.kill(os.getpid(), signal.SIGALRM)
-        leave(one)
+        return exchanged(*args)
 
     def finish_and_say(*args: Any) -> object:
         waits.set()
@@ -190,7 +195,7 @@ def making() -> str:
 
     signal.signal(signal.SIGALRM, ring)
     agreement.Agreement.finish = finish_and_say
-    meeting.Meeting.leave = leave_and_ring if RANK == 1 else leave
+    exchange.Exchange._exchanged = ring_and_exchange if RANK == 1 else exchanged
     for _ in range(3):
         dist.barrier()
         try:

@@ -56,6 +56,12 @@ def test_words_that_no_store_takes_reach_the_others_all_the_same() -> None:
     assert others == [f"MainProcessError: {why}"] * (RANKS - 1)
 
 
+def test_what_an_earlier_launch_has_left_at_the_store_is_nobodys_concern() -> None:
+    first, *others = told("relaunched")
+    assert first == "ValueError True True"
+    assert others == ["MainProcessError True True"] * (RANKS - 1)
+
+
 def test_who_never_comes_is_named() -> None:
     first, *others = told("never_comes")
     assert first == "elsewhere"

@@ -44,7 +44,8 @@ def test_who_gives_up_says_so_and_nobody_waits_for_it() -> None:
 def test_one_that_fails_before_they_met_keeps_nobody_and_no_other_switches() -> None:
     found, said = told("broken")
     assert found == ["None None None / None None None None kill"] * 2
-    assert "rank 1 gave up: ZeroDivisionError: broken" in said
+    assert "off, the training goes on: ZeroDivisionError: broken" in said
+    assert "rank 1 asks no more" in said
 
 
 def test_an_interrupted_poll_keeps_nobody() -> None:

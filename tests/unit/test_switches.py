@@ -542,8 +542,8 @@ def test_of_all_groups_of_the_job_the_shortest_timeout_counts() -> None:
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     *seconds, first, given, second = done.stdout.split()
     assert seconds == ["0.0", "77.0", "12.0", "5.0"], done
-    assert (first, second) == ("mldebug/switches/0/all/1", "mldebug/switches/0/all/2")
-    assert given.startswith("mldebug/switches/0/0-")
+    assert (first, second) == ("mldebug/switches/all/1", "mldebug/switches/all/2")
+    assert given.startswith("mldebug/switches/0-")
 
 
 IN_A_FILE = """
@@ -553,7 +553,7 @@ from mldebug_training.agreement import Agreement
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
 one = Agreement()
 one.size = lambda: 2
-for does in (lambda: one.begin((1,)), lambda: one.stay_away("gave up")):
+for does in (lambda: one.begin((1,)), lambda: one.give_up((1,), "gave up")):
     try:
         does()
     except RuntimeError as error:
