@@ -193,7 +193,7 @@ def _adopt(rank: ClassifiedRank, model: ClassifiedRank | None) -> ClassifiedRank
         return rank
     why = (
         f"same stack and wait channel as rank {model.rank}, whose native stack was read",
-        *model.is_.why,
+        *rank.is_.why,
     )
     return msgspec.structs.replace(rank, is_=msgspec.structs.replace(model.is_, why=why))
 
@@ -313,7 +313,7 @@ def _apart(case: Case, words: str) -> list[Finding]:
 
 def _agreed(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
     """In what all ranks are alike, beside their stacks."""
-    alike = "have launched as many collectives (NCCL RAS)" if ras_alike(captures) else ""
+    alike = "have launched the same number of collectives (NCCL RAS)" if ras_alike(captures) else ""
     spin = f"{all_of(len(case.ranks))} GPUs spin" if all_spin(case, captures) else ""
     return tuple(filter(None, (alike, spin)))
 

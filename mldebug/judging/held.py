@@ -51,6 +51,8 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
     devices = dict(_devices(captures))
     if not all(_may_be_judged(one, devices) for one in case.ranks) or not _apart(devices):
         return None
+    if not _at_once({one.rank: devices[one.rank] for one in case.ranks}):
+        return None
     quiet = [one for one in case.ranks if _does(devices[one.rank], QUIET, HELD, NO_SMS)]
     others = [one for one in case.ranks if _does(devices[one.rank], BUSY, SPINNING, ALL_SMS)]
     if len(quiet) != 1 or len(quiet) + len(others) != len(case.ranks):
@@ -89,7 +91,7 @@ def _alike(case: Case, captures: Sequence[NodeCapture]) -> str:
 
 
 def _devices(captures: Sequence[NodeCapture]) -> Iterator[tuple[int, RankDevice]]:
-    """By rank, with the looks that tell of now; each by its own node's clock."""
+    """By rank, with the looks that tell of now, in seconds from the capture on: the clocks of two nodes are never compared."""
     for capture in captures:
         here = {one.identity.rank for one in capture.ranks}
         told = Counter(one.rank for one in capture.gpus)
@@ -102,7 +104,11 @@ def _now(one: RankDevice, capture: NodeCapture) -> RankDevice:
     quiet = capture.quiet_seconds
     back = min(LATELY, quiet - SETTLED) if quiet > 0 else LATELY
     begin, end = capture.taken_at - back, capture.taken_at + max(LATELY, capture.duration_seconds)
-    looks = tuple(each for each in one.samples if begin <= each.at <= end)
+    looks = tuple(
+        replace(each, at=each.at - capture.taken_at)
+        for each in one.samples
+        if begin <= each.at <= end
+    )
     active = one.sm_active_ratio if begin <= one.sm_since and one.sm_read_at <= end else None
     return replace(one, uuid=f"{capture.node}/{one.uuid}", samples=looks, sm_active_ratio=active)
 
@@ -118,6 +124,12 @@ def _may_be_judged(rank: ClassifiedRank, devices: dict[int, RankDevice]) -> bool
 
 def _apart(devices: dict[int, RankDevice]) -> bool:
     return len({one.uuid for one in devices.values()}) == len(devices)
+
+
+def _at_once(devices: dict[int, RankDevice]) -> bool:
+    """Is there a time in which all were looked at? What differs at different times is no difference."""
+    begins = max(one.samples[0].at for one in devices.values())
+    return begins < min(one.samples[-1].at for one in devices.values())
 
 
 def _span(one: RankDevice) -> float:
@@ -167,7 +179,7 @@ def _finding(
         confidence=Confidence.MEDIUM if long and many else Confidence.LOW,
     )  # fmt: skip
     culprits = tuple(replace(one, reason=reason) for one in finding.culprits)
-    summary = f"rank {rank.rank} {reason}; {theirs}, and {all_of(len(case.ranks))} have launched as many collectives ({alike})"
+    summary = f"rank {rank.rank} {reason}; {theirs}, and {all_of(len(case.ranks))} have launched the same number of collectives ({alike})"
     looks = f"rank {rank.rank}: {len(own.samples)} looks at GPU {own.index} in {_span(own):.0f} s found no kernel on it"
     return replace(finding, culprits=culprits, summary=summary, evidence=(looks, *finding.evidence))
 

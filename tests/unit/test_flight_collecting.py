@@ -112,6 +112,22 @@ def test_a_dump_that_takes_a_minute_delays_nothing_and_is_asked_for_once(
         assert one.end() == ["dump 1 for 1 bytes"]
 
 
+def test_a_dump_that_somebody_asked_for_before_us_is_told_to_be_gone(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """PyTorch has one file for each rank; what we asked for ourselves is missed by nobody."""
+    with met(collector, tmp_path, 0) as one:
+        one.dump.write_bytes(recording(0))
+        at = one.dump.stat().st_mtime
+        lost = "earlier dump of its Flight Recorder"
+        (gap,) = [gap for gap in add(collector, one.captured(WAITS)).gaps if gap.what == lost]
+        when = time.strftime("%H:%M:%S UTC in ", time.gmtime(at))
+        assert f"{when}{one.dump} is written over" in gap.reason
+        assert gap.way_out.startswith("copy a dump that you want to keep")
+        assert lost not in {gap.what for gap in add(collector, one.captured(WAITS)).gaps}
+        assert one.end() == ["dump 1 for 1 bytes", "dump 2 for 1 bytes"]
+
+
 def test_who_waits_as_another_does_is_spared_and_who_works_too(
     collector: Collector, tmp_path: Path
 ) -> None:
@@ -125,9 +141,12 @@ def test_who_waits_as_another_does_is_spared_and_who_works_too(
         found = add(collector, *told_by)
         assert told(found) == {0: "debug FIFO"}
         price = "not asked by the debug FIFO, whose dump may hold a rank up for a minute: "
-        why = [reason for reason, _ in reasons(found)]
-        assert f"rank 2: {price}it waits as rank 0 does" in why
-        assert f"rank 1: {price}it does not wait" in why
+        assert [reason for reason, _ in reasons(found)] == [
+            f"rank 1: {price}it does not wait",
+            f"rank 2: {price}it waits as rank 0 does",
+            "rank 0: had by the debug FIFO, which may hold a rank up for a minute",
+        ]
+        assert [way for _, way in reasons(found)] == [RUN, "", ""]
         assert [first.end(), second.end(), third.end()] == [["dump 1 for 1 bytes"], [], []]
 
 

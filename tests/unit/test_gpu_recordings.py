@@ -83,8 +83,8 @@ def test_a_recorded_hang_is_judged_as_it_was(name: str, tmp_path: Path) -> None:
 
 
 HEADS = {
-    "untouched-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:86), and have launched as many collectives (NCCL RAS): without Flight Recorders nobody can be told apart",
-    "figures-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:94), have launched as many collectives (NCCL RAS), and both GPUs spin: without Flight Recorders nobody can be told apart",
+    "untouched-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:86), and have launched the same number of collectives (NCCL RAS): without Flight Recorders nobody can be told apart",
+    "figures-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:94), have launched the same number of collectives (NCCL RAS), and both GPUs spin: without Flight Recorders nobody can be told apart",
     "untouched-mismatch": "Both ranks wait: rank 0 waits for its GPU in Job.step (hangs.py:88); rank 1 waits for its GPU in share_settings (hangs.py:142), and what they have launched does not fit together: rank 0 has launched the most AllReduce (361), rank 1 has launched the most Broadcast (6)",
     "untouched-off_by_one": "Both ranks wait for their GPU in share (hangs.py:152), and what they have launched does not fit together: rank 0 has launched 60 AllReduce, the other up to 61; rank 1 has launched 415 AllReduce, the other up to 416",
     "hook-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:88); both members of group 0 have called all_reduce 362 alike, and it does not end: nobody is behind, look at the GPUs and the network",
@@ -94,6 +94,14 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_the_headline_says_all_that_is_known_and_nothing_twice(name: str, tmp_path: Path) -> None:
     assert judged(RECORDED / f"{name}.json", tmp_path).summary == HEADS[name]
+
+
+def test_the_native_stack_of_one_rank_is_not_told_as_that_of_another(tmp_path: Path) -> None:
+    """Rank 1 stood where rank 0 did, and its own was not read."""
+    found = judged(RECORDED / "untouched-off_by_one.json", tmp_path)
+    own = [one for one in found.evidence if one.startswith("rank 1: ")]
+    assert own[0] == "rank 1: same stack and wait channel as rank 0, whose native stack was read"
+    assert not any("native stack: " in one for one in own)
 
 
 @pytest.mark.parametrize(("name", "told"), [("hook-kernel", True), ("untouched-kernel", False)])

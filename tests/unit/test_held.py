@@ -65,7 +65,7 @@ def test_the_sentence_says_what_it_rests_on() -> None:
     found = diagnosis(recorded("untouched-frozen"))
     assert found.summary == (
         "Rank 1 waits for its GPU in Job.step (hangs.py:86), and that runs nothing (0 % busy, 125 W): its stream waits for something that"
-        " is no kernel; the GPU of rank 0 spins in the collective (100 % busy, 127 W), and both have launched as many collectives (NCCL RAS)"
+        " is no kernel; the GPU of rank 0 spins in the collective (100 % busy, 127 W), and both have launched the same number of collectives (NCCL RAS)"
     )
     assert found.evidence[0] == "rank 1: 6 looks at GPU 1 in 10 s found no kernel on it"
     recorder = diagnosis(recorded("hook-frozen")).summary

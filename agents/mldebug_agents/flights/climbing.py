@@ -4,6 +4,7 @@ The worker server, the dump of the job's own timeout, and last the debug FIFO, f
 which way; what was not is a gap, with the reason and, once for a job, the setting that would have given a better way.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ SHARED = "its dump file is not believed: {} may have written it, too; give each 
 NOT_ITS_OWN = f"{NOT_ASKED}it holds no such FIFO open: none was made, or another job has made one of that name since; give each job a name of its own"
 
 
+COPY = "copy a dump that you want to keep to another place: PyTorch writes the next one over it"
 POORER = {
     Kind.SERVER: "which does not tell where a call was made",
     Kind.DUMP: "which comes only once a call has taken too long",
@@ -62,6 +64,7 @@ class Climb:
         self._had: dict[int, FlightRecord] = {}
         self._why: dict[int, list[str]] = {}
         self._awaited: tuple[int, ...] = ()
+        self._lost: list[Gap] = []
 
     def meet(self, rank: int, its: Means) -> None:
         """Have this rank among those that are asked, unless its PyTorch is not known."""
@@ -134,10 +137,25 @@ class Climb:
         stood = self._taken.taken_at - self._taken.quiet_seconds
         told = self._tools.fifo.ask(self._tools.reader, asked, seconds(self._left()), stood)
         self._awaited = tuple(it.identity.rank for it in asked if self._tools.fifo.owes(it))
+        self._lost += [gap for it in asked if (gap := self._written_over(it)) is not None]
         for rank, answer in told.items():
             one = self._ranks[rank].identity
             own = self._own(one, answer) if isinstance(answer, Found) else answer
             self._note(rank, Kind.FIFO, own)
+
+    def _written_over(self, it: Asked) -> Gap | None:
+        """Somebody may have asked for the dump that lay there."""
+        found = self._tools.fifo.wrote_over(it)
+        if found is None:
+            return None
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.mtime))
+        reason = f"that of {at} in {it.place} is written over by the one that we asked for"
+        return Gap(
+            what="earlier dump of its Flight Recorder",
+            reason=reason,
+            rank=it.identity.rank,
+            way_out=COPY,
+        )
 
     def _may_be_asked(
         self, rank: int, fifo: str, waiting: tuple[int, ...] | None, *, stalled: bool
@@ -199,7 +217,7 @@ class Climb:
         if not self._plans:
             return self._taken
         ranks = tuple(self._with(one) for one in self._taken.ranks)
-        gaps = (*self._taken.gaps, *self._gaps())
+        gaps = (*self._taken.gaps, *self._gaps(), *self._lost)
         return msgspec.structs.replace(self._taken, ranks=ranks, gaps=gaps, awaited=self._awaited)
 
     def _with(self, one: RankCapture) -> RankCapture:

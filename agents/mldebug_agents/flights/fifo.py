@@ -72,6 +72,8 @@ class Fifo:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._open: dict[tuple[int, int], Marks] = {}  # (pid, start)
+        self._answers: dict[tuple[int, int], Mark] = {}
+        self._over: dict[tuple[int, int], tuple[Mark, ...]] = {}
 
     def ask(
         self, reader: Careful, asked: Sequence[Asked], timeout: float, since: float = math.inf
@@ -97,6 +99,12 @@ class Fifo:
             waiting = [one for one in waiting if not self._look(reader, one, told)]
         return told | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
+    def wrote_over(self, one: Asked) -> Mark | None:
+        """The dump of this rank that lay there when it was asked last, and that was no answer to us; told once."""
+        with self._lock:
+            found = self._over.pop(one.key, ())
+        return next((it for it in found if it.mtime >= one.identity.started_at), None)
+
     def owes(self, one: Asked) -> bool:
         """May its answer still come?"""
         with self._lock:
@@ -111,6 +119,8 @@ class Fifo:
             late = "" if earlier is None else _answer(reader, one, earlier)
             if earlier is not None and not isinstance(late, Found):
                 return f"{OPEN}; it may still come, into {one.place}"
+            if isinstance(late, Found):
+                self._answers[one.key] = late.mark
             if isinstance(late, Found) and late.at >= since:
                 del self._open[one.key]
                 return late
@@ -120,8 +130,11 @@ class Fifo:
             refused = reader.poke(one.fifo, one.identity.uid)
             if refused is not None:
                 return _WHY.get(refused.errno or 0) or f"its debug FIFO: {refused.reason}"
-            if len(self._open) >= MAX_OPEN:
-                del self._open[next(iter(self._open))]
+            own = self._answers.get(one.key)
+            self._over[one.key] = tuple(it for it in before if it is not None and it != own)
+            for known in (self._open, self._answers, self._over):
+                while len(known) >= MAX_OPEN:
+                    del known[next(iter(known))]
             self._open[one.key] = before
         return _Question(one, before)
 
@@ -137,6 +150,7 @@ class Fifo:
             told[it.one.identity.rank] = found
             with self._lock:
                 self._open.pop(it.one.key, None)
+                self._answers[it.one.key] = found.mark
             return True
         it.tries, it.why = it.tries + 1, found
         return False
