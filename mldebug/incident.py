@@ -199,7 +199,7 @@ def write_report(incident: Incident, judgement: Judgement, reported_at: float) -
         asked=incident.asked,
         node=incident.asked.by or None if incident.asked else None,
     )
-    if not incident.captures:
+    if incident.across and not incident.captures:
         return report
     views = _views(incident, judgement)
     return msgspec.structs.replace(report, captures=views, comparison=_moved(incident))
