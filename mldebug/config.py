@@ -6,7 +6,7 @@ Each section is a struct: its fields are the legal keys, their defaults the defa
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import yaml
@@ -53,6 +53,8 @@ class Agent(Section, frozen=True, kw_only=True):
 class Capture(Section, frozen=True, kw_only=True):
     """How evidence is taken."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"preview": "flight_recorder"}
+
     # auto: beside this Python, then $PATH
     py_spy: Literal["auto"] | Path = "auto"
     # for one capture of the whole node
@@ -61,8 +63,8 @@ class Capture(Section, frozen=True, kw_only=True):
     native: Literal["auto", "never", "always"] = "auto"
     # ask NCCL itself who has launched what (2.24 and newer)
     nccl_ras: bool = True
-    # read Flight Recorders from worker servers, dump files and debug FIFOs, too, where a job offers them
-    preview: bool = True
+    # Flight Recorders from worker servers, dump files and debug FIFOs, where a job offers them; the hook's are always read
+    flight_recorder: bool = True
     # the span of the samples that tell frozen from slow
     watch: Annotated[Duration, msgspec.Meta(ge=0, le=60)] = 2.0
     # processes dumped at once. auto: as many as cores, at most 4

@@ -9,14 +9,14 @@ import msgspec
 
 from mldebug.flight.claims import Claim
 from mldebug.flight.votes import settled
-from mldebug.folding import fold_ranks
-from mldebug.judging.case import Case, ranks_text, sentence
+from mldebug.folding import all_of, fold_ranks
+from mldebug.judging.case import Case, plural, ranks_text, sentence
 from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
-from mldebug.judging.held import held
+from mldebug.judging.held import all_spin, held
 from mldebug.judging.join import join
 from mldebug.judging.nodes import missing_ranks, node_evidence, not_all_seen, where_to_type
-from mldebug.judging.ras import Voice, ras_apart, ras_evidence, ras_voices
+from mldebug.judging.ras import OUT_OF_STEP, Voice, ras_alike, ras_apart, ras_evidence, ras_voices
 from mldebug.model import (
     Asked,
     Classification,
@@ -40,6 +40,9 @@ from mldebug.stacks import labels, merge, principal, python_frames
 
 MIN_INFERRED = 3
 """Fewest ranks at one line whose common, unexplained stand counts as a wait in native code."""
+
+TIMING = "TORCH_NCCL_ENABLE_TIMING=1  # next time: then Flight Recorders tell whose GPU has not come to the call"
+RUN = "mldebug run -- torchrun …  # next time: then ranks tell who is behind"
 
 StandKey = tuple[tuple[str, ...], str, str]
 
@@ -72,6 +75,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
     apart = "" if case.moved else ras_apart(captures)
     nodes = node_evidence(case, captures)
     findings = _findings(case) or _apart(case, apart) or _held(case, captures)
+    findings = findings or [_unknown(case, _agreed(case, captures))]
     diagnosis = conclude(case, findings, (*nodes, *ras, *devices), voices)
     return Judgement(
         diagnosis=diagnosis,
@@ -302,9 +306,16 @@ def _apart(case: Case, words: str) -> list[Finding]:
     """All wait, and NCCL tells that they have launched what never meets. Who took the wrong way it does not tell."""
     if not words or case.suspects or not case.complete or Flights(case).alike:
         return []
-    summary = f"all {len(case.ranks)} ranks wait ({case.victims()}), and have launched what does not meet: {words}"
+    summary = f"{case.everybody()}, and what they have launched does not fit together: {words.removeprefix(OUT_OF_STEP)}"
     unknown = _unknown(case)
     return [msgspec.structs.replace(unknown, verdict=Verdict.COLLECTIVE_MISMATCH, summary=summary)]
+
+
+def _agreed(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
+    """In what all ranks are alike, beside their stacks."""
+    alike = "have launched as many collectives (NCCL RAS)" if ras_alike(captures) else ""
+    spin = f"{all_of(len(case.ranks))} GPUs spin" if all_spin(case, captures) else ""
+    return tuple(filter(None, (alike, spin)))
 
 
 def _held(case: Case, captures: tuple[NodeCapture, ...]) -> list[Finding]:
@@ -317,8 +328,9 @@ def _precedence(finding: Finding) -> tuple[bool, int]:
     return finding.verdict is Verdict.NODE_UNREACHABLE, list(Verdict).index(finding.verdict)
 
 
-def _unknown(case: Case) -> Finding:
-    summary, steps = _why_unknown(case)
+def _unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
+    """`agreed`: in what else all ranks are alike."""
+    summary, steps = _why_unknown(case, agreed)
     evidence = tuple(
         f"{ranks_text([rank.rank])}: {fact}" for rank in case.ranks[:4] for fact in rank.is_.why
     )
@@ -332,7 +344,7 @@ def _unknown(case: Case) -> Finding:
     )
 
 
-def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
+def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     again = "mldebug dump --watch 30s  # again, watching longer"
     if case.moved:
         return (
@@ -355,24 +367,20 @@ def _why_unknown(case: Case) -> tuple[str, tuple[str, ...]]:
         )
     look = "nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?"
     if alike := Flights(case).alike:
-        why = f"every member has called {alike.what} of {alike.view.title} {_likeness(alike)}"
-        return f"all {len(case.ranks)} ranks wait ({case.victims()}): {why}", (look, again)
-    hint = (
-        ()
-        if case.flights
-        else ("mldebug run -- torchrun …  # next time: then ranks tell who is behind",)
-    )
-    return (
-        f"all {len(case.ranks)} ranks wait ({case.victims()}): stacks alone do not tell who is behind",
-        (look, *hint, again),
-    )
+        who = f"{all_of(len(alike.members))} members of {alike.view.title}"
+        timing = () if alike.timed else (TIMING,)
+        return f"{case.everybody()}; {who} have called {alike.what} {_likeness(alike)}", (look, *timing, again)  # fmt: skip
+    if case.flights:
+        return f"{case.everybody()}: who is behind the evidence does not tell", (look, again)
+    said = ", and ".join((", ".join((case.everybody(), *agreed[:-1])), *agreed[-1:]))
+    return f"{said}: without Flight Recorders nobody can be told apart", (look, RUN, again)
 
 
 def _likeness(claim: Claim) -> str:
     """How all have called one collective, and where that leads."""
     if claim.view.one_size(claim.sequence):
-        return "alike and it does not complete: no rank is behind, look at GPUs and network"
-    return "and no rank is behind, but their sizes or types differ: are they meant to?"
+        return "alike, and it does not end: nobody is behind, look at the GPUs and the network"
+    return "and nobody is behind, but their sizes or types differ: are they meant to?"
 
 
 def _stalled(case: Case, diagnosis: Diagnosis) -> bool:
@@ -405,7 +413,7 @@ def make_group(frames: tuple[str, ...], ranks: list[ClassifiedRank]) -> Group:
         count=len(ranks),
         role=first.is_.role,
         class_=first.is_.name,
-        doing=first.is_.doing,
+        doing=plural(first.is_.doing) if len(ranks) > 1 else first.is_.doing,
         frames=frames,
     )
 

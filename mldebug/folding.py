@@ -22,6 +22,11 @@ _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)
 _SET = re.compile(r"(\d{1,6}(-\d{1,6}(/\d{1,6})?)?)(,\d{1,6}(-\d{1,6}(/\d{1,6})?)?)*", re.ASCII)
 
 
+def all_of(count: int) -> str:
+    """`both`, `all 8`: of the ranks, the members, the GPUs."""
+    return "both" if count == 2 else f"all {count:,}"
+
+
 def fold_ranks(ranks: Iterable[int]) -> str:
     """Return `0-5,7` for {0..5, 7}; duplicates are folded away and no ranks are the empty string."""
     runs: list[list[int]] = []

@@ -398,8 +398,11 @@ class RankDevice(Noun, frozen=True, kw_only=True):
         ""  # of the fingerprint, a `mldebug.gpus.fingerprint.GpuState`; "": nobody has watched it
     )
     usual_watts: float | None = None  # at work, in this run
-    sm_active_ratio: float | None = None  # by the hardware's own counters, at the last full read
-    sm_read_at: float = 0.0  # unix: when that was
+    sm_active_ratio: float | None = (
+        None  # by the hardware's own counters: the mean up to the last full read
+    )
+    sm_since: float = 0.0  # unix: from when on
+    sm_read_at: float = 0.0  # unix: until when
     samples: tuple[GpuSample, ...] = ()  # oldest first
 
 
@@ -422,6 +425,7 @@ class NodeCapture(
     devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict
     gpus: tuple[RankDevice, ...] = ()  # of its ranks, sorted by rank; of an earlier version none
     ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
+    awaited: tuple[int, ...] = ()  # ranks whose Flight Recorder may still come
     gaps: tuple[Gap, ...] = ()
     versions: dict[str, str] = {}
 

@@ -48,6 +48,8 @@ while True:
     print(f"dump {dumps} for {len(got)} bytes", flush=True)
     if how == "mute":
         continue
+    while how == "waits" and not os.path.exists(f"{out}.go"):
+        time.sleep(0.02)
     with open(out, "wb", buffering=0) as file:
         half = len(data) // 2
         file.write(data[:half])
@@ -123,6 +125,15 @@ class Monitored:
         )
         return RankCapture(identity=self.identity, process=process)
 
+    def let_go(self) -> None:
+        """Let it write the dump that it owes, and wait until it lies there whole."""
+        Path(f"{self.dump}.go").touch()
+        size = Path(f"{self.dump.parent}/recorded_{self.identity.rank}").stat().st_size
+        deadline = time.monotonic() + 20
+        while not self.dump.exists() or self.dump.stat().st_size < size:
+            assert time.monotonic() < deadline, "no dump"
+            time.sleep(0.02)
+
     def end(self) -> list[str]:
         """End it; the dumps that it made, one line each."""
         self.process.kill()
@@ -153,7 +164,7 @@ def monitored(
     recorded: str = "hang-desync",
     **environ: str,
 ) -> Iterator[Monitored]:
-    """One that is ready. `how`: answers, leaves (nobody reads the FIFO), never (half a dump), mute (none), grows (for ever)."""
+    """One that is ready. `how`: answers, leaves (nobody reads the FIFO), never (half a dump), mute (none), grows (for ever), waits (until `let_go`)."""
     env = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/fr_",
         "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/trace_",

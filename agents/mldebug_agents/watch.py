@@ -59,7 +59,7 @@ class Watch:
         looks = tuple(
             msgspec.structs.replace(one, traps=self._traps(one.job, found)) for one in looks
         )
-        if self.bench.config.capture.preview:
+        if self.bench.config.capture.flight_recorder:
             self.bench.flights.meet(found)
         gaps = _few([gap for look in looks for gap in look.gaps])
         notes = [note for one in looks for note in remarks(one.job, one.traps)]

@@ -86,7 +86,7 @@ class Workbench:
         usual = Capturer(
             *(self.host, self.reader, self.pyspy, self.node, settings), flights=self._flight.ask
         )
-        if wanted.preview:
+        if wanted.flight_recorder:
             usual.more_flights = self.flights.add
         if wanted.nccl_ras:
             usual.ras = lambda job, seconds: self.ras.ask(job, seconds=seconds)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ANSWERING = 10.0  # seconds that the job's store has for a call
 FOR_EVER = 1e8  # seconds; a lock takes no infinity
-GOODBYE = 1.5  # seconds that the end of the process waits for all calls that have not come back
+GOODBYE = 10.0  # seconds that the end of the process waits for all calls that have not come back
 _running: set[Call] = set()
 
 
@@ -48,10 +48,13 @@ class Call:
     def start(self) -> Call:
         """Returns itself. Whoever was interrupted in it may start it again: it is made once. Raises RuntimeError without a thread."""
         if not self.begun:
-            _running.add(
-                self
-            )  # before: the end of the process is not to miss a thread that has not come so far
-            closed(natives.start_new_thread, self.make, ())
+            # before: the end of the process is not to miss a thread that has not come so far
+            _running.add(self)
+            try:
+                closed(natives.start_new_thread, self.make, ())
+            except RuntimeError:
+                _running.discard(self)
+                raise
         return self
 
     def make(self) -> None:

@@ -12,6 +12,7 @@ import time
 
 from mldebug_training import natives
 from mldebug_training.calls import ANSWERING, GOODBYE, Call, LateError
+from mldebug_training.interrupted import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ NAP = 0.1  # seconds, the longest between two looks
 MOST_LOOKS = 1e4  # a second, of all ranks: one process answers them all
 LATE = "another rank did not come to this poll in time"
 SILENT = "the job's store does not answer"
-LEAVING = 5.0  # seconds that whoever keeps the store waits until the others have read there
 LOOK = 1.0  # seconds between two looks whether it has answered a call
 _ALL = "all "  # and a number, drawn by whoever came last
 _running: set[Meeting] = set()
@@ -35,6 +35,7 @@ class Meeting:
         self._store, self._key, self._size, self._is_host = store, key, size, is_host
         self._answer = self._why = ""  # what all have learned; why this rank does not come
         self._until, self._nap = 0.0, NAP
+        self._is_there = False  # the others may have counted it
         self._heard = time.monotonic()  # when the store has last answered
         self._woken, self._answered = natives.allocate_lock(), natives.allocate_lock()
         for lock in (self._woken, self._answered):
@@ -54,11 +55,18 @@ class Meeting:
         return self.hear()
 
     def hear(self) -> str:
-        """What came of it, for one that was interrupted as well."""
-        store = self._store
+        """What came of it, for one that was interrupted as well.
+
+        Whoever was counted goes as the others go, and so leaves a store that is silent only when the time is over.
+        """
+        store, silent = self._store, 0.0
         while not self._answer:
+            heard = self._heard
             self._answered.acquire(timeout=LOOK)
-            if not self._answer and time.monotonic() > self._heard + ANSWERING:
+            # not by a clock: it goes on while this process is stopped
+            silent = silent + LOOK if heard == self._heard else 0.0
+            bound = self._is_there and time.monotonic() < self._until
+            if not self._answer and silent > ANSWERING and not bound:
                 _silent.append(store)
                 raise LateError(SILENT)
         if not self.agreed:
@@ -67,7 +75,7 @@ class Meeting:
 
     def leave(self) -> None:
         """Rank 0, which keeps the store where no launcher does, may end the job only when all have read there that it ends."""
-        self.wait(LEAVING + LOOK)
+        self.wait(max(0.0, self._until - time.monotonic()) + ANSWERING)
 
     def stay_away(self, why: str) -> None:
         """This rank comes no more, and all others shall know; returns at once. Too late where all have come already."""
@@ -90,7 +98,12 @@ class Meeting:
         if self._store is not None and any(one is self._store for one in _silent):
             raise LateError(SILENT)
         _running.add(self)
-        self._call.start()
+        try:
+            self._call.start()
+        except RuntimeError as error:  # this thread tells the others, then, and waits for none
+            pass_on(error)
+            _running.discard(self)
+            self._answer = self.say(self._why or f"a rank has no thread left: {error}")
 
     def _run(self) -> None:
         try:
@@ -107,7 +120,9 @@ class Meeting:
 
     def _answered_there(self) -> str:
         store, answer = self._store, f"{self._key}/answer"
-        everyone = not self._why and store.add(f"{self._key}/came", 1) == self._size
+        store.check([answer])  # does it answer at all?
+        self._is_there = not self._why
+        everyone = self._is_there and store.add(f"{self._key}/came", 1) == self._size
         pause = 0.0001
         while not (everyone or self._why or store.check([answer])):
             if time.monotonic() > self._until:
@@ -121,11 +136,12 @@ class Meeting:
         """Whoever keeps the store cleans up, too: the next launch may find the same one."""
         store, left = self._store, f"{self._key}/left"
         if store.add(left, 1) < self._size and self._is_host:
-            deadline = time.monotonic() + LEAVING
+            pause = 0.001
             while store.add(left, 0) < self._size:
-                if time.monotonic() > deadline:
+                if time.monotonic() > self._until:
                     return
-                self._woken.acquire(timeout=NAP)
+                self._woken.acquire(timeout=pause)
+                pause = min(2 * pause, NAP)
         if self._is_host:
             for one in ("came", "answer", "left"):
                 store.delete_key(f"{self._key}/{one}")

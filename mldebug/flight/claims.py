@@ -39,6 +39,12 @@ class Claim(NamedTuple):
         return (*self.late, *self.slow)
 
     @property
+    def timed(self) -> bool:
+        """Does a recorder tell whose GPU has come to it? NCCL's only with TORCH_NCCL_ENABLE_TIMING=1, others never."""
+        states = {call.state for call in self.view.pending.values()}
+        return self.view.backend != "nccl" or "started" in states
+
+    @property
     def most(self) -> bool:
         """Does a majority of all members wait in it?"""
         return 2 * len(self.waiting) > len(self.members)

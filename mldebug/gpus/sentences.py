@@ -8,7 +8,7 @@ from mldebug.gpus.fingerprint import Fingerprint, GpuPrint, GpuState
 
 _VERBS = {
     GpuState.COLLECTIVE_WAIT: ("waits in a collective", "wait in a collective"),
-    GpuState.NEVER_ARRIVED: ("has not arrived", "have not arrived"),
+    GpuState.NEVER_ARRIVED: ("runs nothing", "run nothing"),
     GpuState.CHECKPOINTING: (
         "does nothing while its rank writes a file",
         "do nothing while their ranks write files",

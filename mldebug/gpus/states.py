@@ -76,6 +76,7 @@ def _device(
         state=str(told.state) if told else "",
         usual_watts=told.usual_watts if told else None,
         sm_active_ratio=active,
+        sm_since=at - seen.window_seconds if seen and active is not None else 0.0,
         sm_read_at=at if active is not None else 0.0,
         samples=looks,
     )

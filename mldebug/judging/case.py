@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from mldebug.flight.analysis import Analysis
-from mldebug.folding import fold_nodes, fold_ranks
+from mldebug.folding import all_of, fold_nodes, fold_ranks
 from mldebug.judging.classes import FUTEX_WAITS
 from mldebug.judging.subject import FUTEX_SWITCHES
 from mldebug.model import (
@@ -152,6 +152,16 @@ class Case:
             return ""
         return "; ".join(_wait_phrases(self.waiting)[:3])
 
+    def everybody(self) -> str:
+        """What all ranks of a job that waits do, each place once: `both ranks wait for their GPU in step (train.py:9)`."""
+        phrases = _wait_phrases(self.waiting)
+        if len(self.ranks) == 1:
+            return phrases[0]
+        who = all_of(len(self.ranks))
+        if len(phrases) > 1:
+            return f"{who} ranks wait: {self.victims()}"
+        return f"{who} ranks {plural(self.waiting[0].is_.doing)}"
+
 
 def _advanced(rank: ClassifiedRank) -> bool:
     """Its frames changed, or it slept anew; the store polls while it waits, so only frames count there."""
@@ -183,7 +193,7 @@ def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
         by_doing.setdefault(rank.is_.doing, []).append(rank.rank)
     ordered = sorted(by_doing.items(), key=lambda item: -len(item[1]))
     return [
-        f"{ranks_text(who)} {_plural(doing) if len(who) > 1 else doing}" for doing, who in ordered
+        f"{ranks_text(who)} {plural(doing) if len(who) > 1 else doing}" for doing, who in ordered
     ]
 
 
@@ -196,7 +206,8 @@ def ranks_text(ranks: Iterable[int]) -> str:
 _PLURALS = {"is": "are", "does": "do", "has": "have"}
 
 
-def _plural(doing: str) -> str:
+def plural(doing: str) -> str:
+    """What one rank does, as said of several."""
     first, _, rest = doing.partition(" ")
     verb = _PLURALS.get(first, first.removesuffix("s"))
     return f"{verb} {rest}".replace(" its ", " their ")

@@ -295,7 +295,7 @@ def _split_words(told: Vote) -> str:
     for rank, call in told.calls.items():
         by_call.setdefault(f"{call.op} of {_size(call)}", []).append(rank)
     sides = ", ".join(f"{ranks_text(ranks)} {words}" for words, ranks in by_call.items())
-    return f"collective {told.sequence} of {told.view.title} is no common one ({sides})"
+    return f"collective {told.sequence} of {told.view.title} is not the same for all ({sides})"
 
 
 _MANY = {"is": "are", "has": "have", "does": "do"}

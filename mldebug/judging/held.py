@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from mldebug.folding import all_of
 from mldebug.judging.case import Case, blame, ranks_text, show_source
 from mldebug.judging.flights import Flights
 from mldebug.judging.ras import ras_alike
@@ -60,6 +61,14 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
     return _finding(case, quiet[0], others, devices, alike)
 
 
+def all_spin(case: Case, captures: Sequence[NodeCapture]) -> bool:
+    """Is the GPU of every rank always busy and without traffic, as in a collective or a kernel that does not end?"""
+    devices = dict(_devices(captures))
+    if not all(_may_be_judged(one, devices) for one in case.ranks):
+        return False
+    return all(_is_so(look, *BUSY) for one in case.ranks for look in devices[one.rank].samples)
+
+
 # --- who has called what ---------------------------------------------------------------------------
 
 
@@ -94,7 +103,7 @@ def _now(one: RankDevice, capture: NodeCapture) -> RankDevice:
     back = min(LATELY, quiet - SETTLED) if quiet > 0 else LATELY
     begin, end = capture.taken_at - back, capture.taken_at + max(LATELY, capture.duration_seconds)
     looks = tuple(each for each in one.samples if begin <= each.at <= end)
-    active = one.sm_active_ratio if begin <= one.sm_read_at <= end else None
+    active = one.sm_active_ratio if begin <= one.sm_since and one.sm_read_at <= end else None
     return replace(one, uuid=f"{capture.node}/{one.uuid}", samples=looks, sm_active_ratio=active)
 
 
@@ -147,7 +156,7 @@ def _finding(
 ) -> Finding:
     waiting = ranks_text(one.rank for one in others)
     own, many = devices[rank.rank], len(others) > 1
-    reason = f"{rank.is_.doing}, and that runs nothing ({_figures([own])}): its stream waits for what is no kernel"
+    reason = f"{rank.is_.doing}, and that runs nothing ({_figures([own])}): its stream waits for something that is no kernel"
     theirs = f"the GPU{'s' if many else ''} of {waiting} spin{'' if many else 's'} in the collective ({_figures([devices[one.rank] for one in others])})"
     long = all(len(one.samples) >= MANY_LOOKS and _span(one) >= LONG_SPAN for one in devices.values())  # fmt: skip
     finding = blame(
@@ -158,7 +167,7 @@ def _finding(
         confidence=Confidence.MEDIUM if long and many else Confidence.LOW,
     )  # fmt: skip
     culprits = tuple(replace(one, reason=reason) for one in finding.culprits)
-    summary = f"rank {rank.rank} {reason}; {theirs}, and all have launched as many ({alike})"
+    summary = f"rank {rank.rank} {reason}; {theirs}, and {all_of(len(case.ranks))} have launched as many collectives ({alike})"
     looks = f"rank {rank.rank}: {len(own.samples)} looks at GPU {own.index} in {_span(own):.0f} s found no kernel on it"
     return replace(finding, culprits=culprits, summary=summary, evidence=(looks, *finding.evidence))
 

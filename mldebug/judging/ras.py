@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mldebug.folding import fold_ranks
+from mldebug.folding import all_of, fold_ranks
 from mldebug.model import (
     NcclAbsent,
     NcclCommunicator,
@@ -20,6 +20,7 @@ from mldebug.ras.judge import at_level, behind, crossed, differs
 from mldebug.ras.places import Place, global_ranks, home, world_places
 
 SOURCE = "NCCL RAS"
+OUT_OF_STEP = "calls do not fit together: "
 MAX_LINES = 4
 MAX_PLACES = 4
 _PAIRS = frozenset(("Send", "Recv"))
@@ -40,7 +41,7 @@ def ras_apart(captures: Sequence[NodeCapture]) -> str:
     ras, names = told
     one = next((one for one in ras.communicators if differs(one)), None)
     both = (one,) if one else crossed(ras.communicators) or ()
-    return " and ".join(line for each in both for line in _counts(each, names))
+    return "; ".join(line for each in both for line in _counts(each, names))
 
 
 def ras_alike(captures: Sequence[NodeCapture]) -> bool | None:
@@ -171,18 +172,18 @@ def _counts(one: NcclCommunicator, names: Names) -> Iterator[str]:
         )
         verb = "has" if found.many == 1 else "have"
         rest = one.answered - found.many
-        others = f"{rest} other{'s' if rest > 1 else ''}"
+        others = f"{rest} others" if rest > 1 else "other"
         yield f"{who} {verb} launched {found.count} {found.function}{among}, the {others} up to {found.most}"
     elif parts := [_most(one, level, names) for level in differs(one)]:
-        yield f"calls are out of step{among}: {', '.join(parts)}"
+        yield f"{OUT_OF_STEP.removesuffix(': ')}{among}: {', '.join(parts)}"
     elif one.launched and not one.absent_count and names.is_world(one):
-        yield f"all {one.answered} ranks answer and have launched the same {one.furthest} collectives"
+        yield f"{all_of(one.answered)} ranks answer and have launched the same {one.furthest} collectives"
 
 
 def _most(one: NcclCommunicator, level: NcclLevel, names: Names) -> str:
     rows = at_level(one, level)
     who = names.call(one, rows) if len(rows) == level.ranks else f"{level.ranks} ranks"
-    return f"{who} launched the most {level.function} ({level.count})"
+    return f"{who} {'has' if level.ranks == 1 else 'have'} launched the most {level.function} ({level.count})"
 
 
 def _voices(one: NcclCommunicator, names: Names) -> Iterator[Voice]:

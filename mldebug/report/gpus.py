@@ -44,7 +44,7 @@ def _view(node: str, one: RankDevice) -> GpuView | None:
         memory_traffic=any(each > TRAFFIC for each in memory) if memory else None,
         power_watts=watts[-1] if watts else None,
         usual_watts=one.usual_watts,
-        sm_active_ratio=one.sm_active_ratio if one.sm_read_at >= one.samples[0].at else None,
+        sm_active_ratio=one.sm_active_ratio if one.sm_since >= one.samples[0].at else None,
         processes=len(one.pids),
     )
 

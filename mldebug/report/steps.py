@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mldebug.folding import fold_ranks, shorten_ranks
+from mldebug.folding import all_of, fold_ranks, shorten_ranks
 from mldebug.heartbeat import phase_words, span
 from mldebug.report.words import plural
 from mldebug.reportmodel import JobView, RankView
@@ -53,5 +53,6 @@ def _hook(job: JobView) -> str:
         return ""
     if not job.hooked:
         return UNTOUCHED
-    count = "all" if job.hooked == job.world_size > 1 else f"{job.hooked} of"
-    return f"hook in {count} {plural(job.world_size, 'rank')}"
+    if job.hooked == job.world_size > 1:
+        return f"hook in {all_of(job.world_size)} ranks"
+    return f"hook in {job.hooked} of {plural(job.world_size, 'rank')}"

@@ -223,7 +223,9 @@ def _gaps(report: Report, width: int) -> Iterator[Line]:
         first = report.gaps[0]
         yield Line("")
         count = plural(len(report.gaps), "piece")
-        yield from _wrap(f"Gaps: {count} of evidence could not be had.", width)
+        yield from _wrap(
+            f"Gaps: {count} of evidence could not be had, or only in a poorer way.", width
+        )
         yield from _wrap(tidy(f"{first.what}: {first.reason}", MAX_SENTENCE), width, "  ", "    ")
         if first.way_out:
             yield from _wrap(tidy(f"way out: {first.way_out}", MAX_SENTENCE), width, "  ", "    ")

@@ -9,9 +9,9 @@ refused, and so is a document deeper than `MAX_DEPTH`: nothing here can grow bey
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, cast, get_args, get_origin
 
 import msgspec
 import yaml
@@ -35,7 +35,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every part of a configuration."""
+    """Base of every part of a configuration. `RENAMED`: keys of before, with what they are called now."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
 
 
 def parse(text: str, file: str, kind: type[T]) -> T:
@@ -82,7 +84,7 @@ class _Reader:
         values: dict[str, Any] = {}
         for key, key_node, value_node in self._entries(node, path):
             if key not in fields:
-                self._refuse(key_node, _join(path, key), _unknown(key, [*beside, *fields]))
+                self._refuse(key_node, _join(path, key), _unknown(key, [*beside, *fields], kind))
                 continue
             problems_before = len(self.problems)
             value = self.value(value_node, fields[key].type, _join(path, key))
@@ -207,7 +209,10 @@ def _best(problems: list[ValueError], otherwise: str) -> str:
     return str(problems[0]) if len(problems) == 1 else str(near[0]) if near else otherwise
 
 
-def _unknown(key: str, legal: list[str]) -> str:
+def _unknown(key: str, legal: list[str], kind: type[msgspec.Struct]) -> str:
+    renamed = kind.RENAMED.get(key) if issubclass(kind, Section) else None
+    if renamed:
+        return f"is now called {renamed!r}; write that"
     near = difflib.get_close_matches(key.replace("-", "_").lower(), legal, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"there is no such key; {hint}legal here: {', '.join(legal)}"

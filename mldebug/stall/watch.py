@@ -25,7 +25,10 @@ from mldebug.stall.sentences import quietly, saving_words, seconds, standing_wor
 from mldebug.stall.signals import Decision, Look, Stage
 from mldebug.stall.stillness import Ranks, Standing
 
-SECOND_CAPTURE = 30.0
+LATER_CAPTURES = (
+    30.0,
+    90.0,
+)  # seconds after the first; the last only where a Flight Recorder may still come
 LATER = 10.0  # seconds between samples of an open incident
 SOONEST = 0.25
 
@@ -55,6 +58,10 @@ class StallWatch:
         """Go on under other settings; what was learned and seen stays."""
         self._settings = settings
         self._pulse.look_every(settings.interval)
+
+    def await_answer(self, awaits: bool) -> None:
+        """Does a rank still owe its Flight Recorder after the newest capture? A full one takes a minute."""
+        self._memory.awaits = awaits
 
     def look(self, look: Look) -> Decision:
         """Take one look and decide."""
@@ -109,7 +116,8 @@ class StallWatch:
     def _moved(self) -> None:
         """The job moves: nothing that was seen before counts for the next stall."""
         memory = self._memory
-        memory.confirmed = memory.captured_twice = False
+        memory.confirmed = memory.awaits = False
+        memory.captured = 0
         memory.opened = memory.stalled_since = None
         memory.key, memory.stood, memory.timeout = "", (), 0.0
         self._ranks.forget(self._pulse.now)
@@ -227,10 +235,15 @@ class StallWatch:
         seen_since = max(opened, self._came or 0.0)
         if rule.by == "stillness" and self._ranks.moved_since(memory.stood, seen_since):
             return self._recovered(quiet)
-        again = now - opened >= SECOND_CAPTURE and not memory.captured_twice
-        memory.captured_twice = memory.captured_twice or again
+        again = self._is_due(now - opened)
+        memory.captured += again
         standing = self._standing(rule, quiet, min(rule.window, now - seen_since))
         return self._blamed(rule, quiet, standing, capture=again, sample=self._sample_due(LATER))
+
+    def _is_due(self, since: float) -> bool:
+        done = self._memory.captured
+        wanted = done == 0 or self._memory.awaits
+        return wanted and done < len(LATER_CAPTURES) and since >= LATER_CAPTURES[done]
 
     def _recovered(self, pause: float) -> Decision:
         """It went on by itself: a false alarm, or a storage that came back. The run gets more time."""

@@ -16,7 +16,6 @@ from processes.watching import Report, RunningAgent
 
 JOB = world.ROOT / "tests" / "jobs" / "hangs.py"
 UNATTACHED = world.ROOT / "tests" / "processes" / "unattached.py"
-PREVIEW = "capture: {preview: true}\n"
 CULPRIT = 1
 KEPT = "incidents"  # folder for what the agents wrote, so that the verdicts can be repeated without a GPU
 SETTLE = 2.0
@@ -63,7 +62,7 @@ def hung(folder: Path, keep: Path, hang: Hang, mode: str, *options: str) -> dict
     """Start, wait for the strike, for the report, and judge it. `mode`: untouched, hook, denied (hook, and nobody may attach)."""
     program = (world.MLDEBUG[0], str(UNATTACHED)) if mode == "denied" else world.MLDEBUG
     with (
-        world.agent(folder, STALL, settings=PREVIEW, program=program) as agent,
+        world.agent(folder, STALL, program=program) as agent,
         world.job(folder, "--fault", hang.fault, *options, hook=mode != "untouched", script=JOB) as job,
     ):  # fmt: skip
         wait_for(f"the strike: {job.tail()}", lambda: struck(job), 90)

@@ -218,11 +218,22 @@ def _seconds(row: Found) -> str:
     return "" if told is None else f"{told} s"
 
 
-def _preview(data: Found) -> Iterator[str]:
-    yield "With `capture: {preview: true}`, a job without the hook, one way open in each row: the debug FIFO, the dump of a timeout of 10 s (*ended*: and the job"
+def _ways(data: Found) -> Iterator[str]:
+    yield "A job without the hook, one way open in each row: the debug FIFO, the dump of a timeout of 10 s (*ended*: and the job"
     yield "ends by it), the worker server. *Unharmed*: both ranks stand after all captures as before, no signal pends, nobody traces them. *Steps on*: the"
     yield "fault was taken back, and the job made 20 steps so many seconds later; after a timeout of its own PyTorch does not let a job go on."
     yield ""
+    yield from _of_recorders(data)
+
+
+def _full(data: Found) -> Iterator[str]:
+    yield "As above, but the fault came after 400 steps: the recorder of each rank is full, it holds the newest 2,000 of its calls. A report does not wait for such"
+    yield "a dump; nobody is asked twice while it is made, and a later capture reads it. *Files*: when PyTorch had written the dump, from the strike on."
+    yield ""
+    yield from _of_recorders(data)
+
+
+def _of_recorders(data: Found) -> Iterator[str]:
     rows = [
         (name, f"**{one['result']}**", one.get("verdict"), ", ".join(map(str, one.get("named", ()))) or "nobody", one.get("confidence"), _seconds(one),
          "; ".join(one.get("had_by", ())).replace("Flight Recorder of ", "") or "nobody", "; ".join(f"`{file}` {told}" for file, told in one.get("answers", {}).items()),
@@ -241,7 +252,7 @@ def _on(told: float | str | None) -> float | str | None:
 
 
 def _healthy(data: Found) -> Iterator[str]:
-    yield f"{data['seconds']} s, {data['steps']} steps, with evaluation on one rank, checkpoints and compilation, beside an agent with the settings as shipped and `capture.preview` on:"
+    yield f"{data['seconds']} s, {data['steps']} steps, with evaluation on one rank, checkpoints and compilation, beside an agent with the settings as shipped:"
     yield f"**{data['reports']} reports**; the run was always: {', '.join(data['stages'])}."
     yield ""
     cost = data["agent"]
@@ -267,7 +278,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Found], Iterator[str]]]] = {
     "hangs": ("Hangs of a job that nobody touched", _hangs),
     "hooked": ("Hangs again, with the hook, and with the hook where nobody may attach", _hangs),
     "healthy": ("Healthy training", _healthy),
-    "preview": ("Flight Recorders without the hook (`capture.preview`)", _preview),
+    "ways": ("Flight Recorders without the hook", _ways),
+    "full": ("Full Flight Recorders without the hook", _full),
     "xid": ("Xids", _xid),
     "xid13": ("An Xid of an application, made on purpose", _xid13),
     "release": ("Releasing the GPUs", _release),

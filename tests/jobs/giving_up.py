@@ -243,6 +243,8 @@ def anew() -> str:
     loop = Loop()
     dist.barrier()
     dist.destroy_process_group()
+    say("left")
+    wait_for(EVENTS / "told.0")  # else rank 1 might come to the store of before
     join()
     return f"{told} / {loop.polls(4)}"
 

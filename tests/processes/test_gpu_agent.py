@@ -124,7 +124,7 @@ def test_a_hang_report_has_the_fingerprint_of_the_gpus(
     evidence = " ".join(report["diagnosis"]["evidence"])
     assert "rank 1 sleeps in slow_data_loader" in report["diagnosis"]["summary"]
     assert "GPU 0 waits in a collective (100 % busy" in evidence, evidence
-    assert "GPU 1 has not arrived" in evidence, evidence
+    assert "GPU 1 runs nothing" in evidence, evidence
 
 
 def test_a_gpu_that_is_lost_is_named_with_its_rank(

@@ -124,7 +124,7 @@ def test_a_node_is_recorded_and_played_back(
             wait_for("work", lambda: gpus_do(agent, job, "compute"), 60)
             wait_for("more looks", lambda: (w := seen(agent).gpu_watch) and w.at > began + 4, 30)
             work_on(fake, job, "hang-sleep")
-            wait_for("the hang", lambda: gpus_do(agent, job, "GPU 1 has not arrived"), 30)
+            wait_for("the hang", lambda: gpus_do(agent, job, "GPU 1 runs nothing"), 30)
             fake.raise_event(1, 79)
             fake.lose(1)
             wait_for(

@@ -500,7 +500,7 @@ def test_the_looks_of_two_nodes_are_told_together() -> None:
 def test_the_sentence() -> None:
     assert sentence(played("sleep")[-1].print) == (
         "GPU 0 waits in a collective (100 % busy, 125 W of usual 692 W, no memory traffic); "
-        "GPU 1 has not arrived (0 % busy, 120 W of usual 691 W)"
+        "GPU 1 runs nothing (0 % busy, 120 W of usual 691 W)"
     )
     assert sentence(played("frozen")[-1].print).startswith(
         "GPUs 0-1 spin in a collective or in a kernel that does not end (100 % busy"

@@ -84,10 +84,32 @@ def test_all_wait_alike_and_the_fifo_tells_who_called_what(
     with met(collector, tmp_path, 0) as first, met(collector, tmp_path, 1) as second:
         found = add(collector, first.captured(WAITS), second.captured(WAITS))
         assert told(found) == {0: "debug FIFO", 1: "debug FIFO"}
-        assert reasons(found) == [("ranks 0-1: told by the debug FIFO", RUN)]
+        assert reasons(found) == [
+            ("ranks 0-1: had by the debug FIFO, which may hold a rank up for a minute", RUN)
+        ]
         evidence = diagnose([found]).diagnosis.evidence
         assert "Flight Recorder of ranks 0-1: by the debug FIFO" in evidence
         assert [first.end(), second.end()] == [["dump 1 for 1 bytes"]] * 2
+
+
+def test_a_dump_that_takes_a_minute_delays_nothing_and_is_asked_for_once(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """That of a full recorder. A capture waits 2.5 s for it, no second byte is written while it is owed, and a later one reads it."""
+    with met(collector, tmp_path, 0, how="waits") as one:
+        began, quiet = time.monotonic(), {"quiet_seconds": 120.0}
+        first = add(collector, one.captured(WAITS))
+        assert time.monotonic() - began < 5.0
+        assert (told(first), first.awaited) == ({}, (0,))
+        assert "no dump by its debug FIFO in 2.5 s; it may still come" in str(reasons(first))
+        second = add(collector, one.captured(WAITS))
+        assert (told(second), second.awaited) == ({}, (0,))
+        assert "an earlier question has not been answered yet" in str(reasons(second))
+        one.let_go()
+        third = msgspec.structs.replace(taken(one.captured(WAITS)), **quiet)
+        found = collector.add(third, lambda: 30.0, stalled=True)
+        assert (told(found), found.awaited) == ({0: "debug FIFO"}, ())
+        assert one.end() == ["dump 1 for 1 bytes"]
 
 
 def test_who_waits_as_another_does_is_spared_and_who_works_too(
@@ -103,8 +125,9 @@ def test_who_waits_as_another_does_is_spared_and_who_works_too(
         found = add(collector, *told_by)
         assert told(found) == {0: "debug FIFO"}
         price = "not asked by the debug FIFO, whose dump may hold a rank up for a minute: "
-        assert (f"rank 2: {price}it waits as rank 0 does", "") in reasons(found)
-        assert (f"rank 1: {price}it does not wait", "") in reasons(found)
+        why = [reason for reason, _ in reasons(found)]
+        assert f"rank 2: {price}it waits as rank 0 does" in why
+        assert f"rank 1: {price}it does not wait" in why
         assert [first.end(), second.end(), third.end()] == [["dump 1 for 1 bytes"], [], []]
 
 

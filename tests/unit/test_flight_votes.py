@@ -218,7 +218,22 @@ def test_of_a_majority_that_answered_with_one_missing_it_is_medium() -> None:
 def test_all_alike_and_stuck_names_nobody_and_says_so() -> None:
     found = told(job({n: (waits_in("all_reduce", 6),) for n in range(4)}))
     assert (found.verdict, found.culprits) == ("unknown", ())
-    assert "every member has called all_reduce 6 of group 0 alike" in found.summary
+    assert (
+        "all 4 members of group 0 have called all_reduce 6 alike, and it does not end"
+        in found.summary
+    )
+    assert not any("TIMING" in one for one in found.next_steps), "a setting of NCCL alone"
+
+
+@pytest.mark.parametrize("state", ["scheduled", "started"])
+def test_a_call_that_does_not_end_names_the_setting_that_would_have_told_more(state: str) -> None:
+    """Without the times of NCCL no recorder tells whose GPU has come to a call: an endless kernel on one looks as a hung network."""
+    group = waits_in("all_reduce", 6, backend="nccl")
+    (done, pending) = group.calls
+    calls = (done, msgspec.structs.replace(pending, state=state))
+    found = told(job(dict.fromkeys(range(4), (msgspec.structs.replace(group, calls=calls),))))
+    hints = [one for one in found.next_steps if one.startswith("TORCH_NCCL_ENABLE_TIMING=1  # ")]
+    assert (str(found.verdict), len(hints)) == ("unknown", int(state == "scheduled"))
 
 
 def test_where_sizes_differ_that_may_nobody_says_alike() -> None:
@@ -226,7 +241,7 @@ def test_where_sizes_differ_that_may_nobody_says_alike() -> None:
     found = told(job(records))
     assert (found.verdict, found.culprits) == ("unknown", ())
     assert found.summary.endswith(
-        "every member has called all_gather 6 of group 0 and no rank is behind, "
+        "members of group 0 have called all_gather 6 and nobody is behind, "
         "but their sizes or types differ: are they meant to?"
     )
 

@@ -64,6 +64,13 @@ TOLD = {
     "server-sleep": ("rank_waiting", [1], "high"),
     "server-off_by_one": ("collective_mismatch", [], "medium"),
     "server-frozen": ("rank_waiting", [1], "low"),
+    "full-sleep": ("rank_waiting", [1], "high"),  # recorders of 2,000 calls, asked by FIFO
+    "full-off_by_one": ("collective_mismatch", [], "medium"),
+    "full-frozen": (
+        "rank_waiting",
+        [1],
+        "low",
+    ),  # its SMs worked in a mean that began before the stall
     "gloo-denied-mismatch": ("collective_mismatch", [], "low"),  # named rank 0 once, which waits
 }
 
@@ -73,6 +80,28 @@ def test_a_recorded_hang_is_judged_as_it_was(name: str, tmp_path: Path) -> None:
     found = judged(RECORDED / f"{name}.json", tmp_path)
     named = [one.rank for one in found.culprits]
     assert (str(found.verdict), named, str(found.confidence)) == TOLD[name], found.summary
+
+
+HEADS = {
+    "untouched-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:86), and have launched as many collectives (NCCL RAS): without Flight Recorders nobody can be told apart",
+    "figures-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:94), have launched as many collectives (NCCL RAS), and both GPUs spin: without Flight Recorders nobody can be told apart",
+    "untouched-mismatch": "Both ranks wait: rank 0 waits for its GPU in Job.step (hangs.py:88); rank 1 waits for its GPU in share_settings (hangs.py:142), and what they have launched does not fit together: rank 0 has launched the most AllReduce (361), rank 1 has launched the most Broadcast (6)",
+    "untouched-off_by_one": "Both ranks wait for their GPU in share (hangs.py:152), and what they have launched does not fit together: rank 0 has launched 60 AllReduce, the other up to 61; rank 1 has launched 415 AllReduce, the other up to 416",
+    "hook-kernel": "Both ranks wait for their GPU in Job.step (hangs.py:88); both members of group 0 have called all_reduce 362 alike, and it does not end: nobody is behind, look at the GPUs and the network",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_headline_says_all_that_is_known_and_nothing_twice(name: str, tmp_path: Path) -> None:
+    assert judged(RECORDED / f"{name}.json", tmp_path).summary == HEADS[name]
+
+
+@pytest.mark.parametrize(("name", "told"), [("hook-kernel", True), ("untouched-kernel", False)])
+def test_an_endless_kernel_names_the_setting_that_would_have_told_whose_it_is(
+    name: str, told: bool, tmp_path: Path
+) -> None:
+    found = judged(RECORDED / f"{name}.json", tmp_path)
+    assert any("TORCH_NCCL_ENABLE_TIMING=1" in one for one in found.next_steps) is told
 
 
 def test_each_recording_is_judged() -> None:

@@ -17,7 +17,7 @@ from fakenvml.library import RECORDINGS, FakeNvml, build
 from gpu import claims, hanging, machine, smi, timing, validate, wild
 from gpu.compare import Row, _judge, table
 from gpu.page import page
-from gpu.parts import desync, fingerprint, metrics, preview, xid13
+from gpu.parts import desync, fingerprint, metrics, ways, xid13
 from gpu.tables import number
 from mldebug import __version__
 from mldebug.gpus.readings import GpuEvent
@@ -333,7 +333,7 @@ def test_ranks_in_different_collectives_are_claimed_to_spin(
 
 
 def test_a_checkpoint_is_claimed_of_the_agents_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    said = {"phase": "checkpoint", "said": "GPU 0 has not arrived (0 % busy)"}
+    said = {"phase": "checkpoint", "said": "GPU 0 runs nothing (0 % busy)"}
     monkeypatch.setattr(fingerprint, "story", lambda *_: STORY | {"sentences": [said]})
     found = dict(fingerprint.run(tmp_path))["claims"]
     (held,) = [one["held"] for one in found if one["claim"].startswith("the agent at the end of checkpoint")]  # fmt: skip
@@ -649,10 +649,10 @@ RUNNING = {"State": "R", "SigPnd": "0" * 16, "ShdPnd": "0" * 16, "TracerPid": "0
 
 
 def test_each_way_is_opened_alone(tmp_path: Path) -> None:
-    names = {way: set(preview.opened(way, tmp_path)[1]) for way in ("fifo", "dump", "ended", "server")}  # fmt: skip
+    names = {way: set(ways.opened(way, tmp_path)[1]) for way in ("fifo", "dump", "ended", "server")}  # fmt: skip
     assert [way for way, some in names.items() if "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in some] == ["fifo"]  # fmt: skip
-    assert preview.opened("server", tmp_path) == (("--served", str(tmp_path)), {})
-    assert preview.opened("dump", tmp_path)[0] == preview.opened("ended", tmp_path)[0] != ()
+    assert ways.opened("server", tmp_path) == (("--served", str(tmp_path)), {})
+    assert ways.opened("dump", tmp_path)[0] == ways.opened("ended", tmp_path)[0] != ()
 
 
 @pytest.mark.parametrize(
@@ -669,19 +669,19 @@ def test_each_way_is_opened_alone(tmp_path: Path) -> None:
 def test_a_rank_that_is_stopped_traced_or_gone_was_harmed(
     after: dict[str, str], harmless: bool
 ) -> None:
-    assert preview.harmless(RUNNING, after) is harmless
+    assert ways.harmless(RUNNING, after) is harmless
 
 
 def test_a_stopped_rank_that_still_is_was_not_harmed() -> None:
     stopped = RUNNING | {"State": "T"}
-    assert preview.harmless(stopped, stopped)
-    assert not preview.harmless(stopped, RUNNING)
+    assert ways.harmless(stopped, stopped)
+    assert not ways.harmless(stopped, RUNNING)
 
 
 def test_the_kernel_says_how_a_process_stands() -> None:
-    assert preview.standing(os.getpid()).keys() == RUNNING.keys()
-    assert preview.standing(os.getpid())["State"] in ("R", "S")
-    assert preview.standing(1 << 30) == {}
+    assert ways.standing(os.getpid()).keys() == RUNNING.keys()
+    assert ways.standing(os.getpid())["State"] in ("R", "S")
+    assert ways.standing(1 << 30) == {}
 
 
 def test_the_page_says_what_became_of_the_job() -> None:
@@ -691,7 +691,7 @@ def test_the_page_says_what_became_of_the_job() -> None:
         "answers": {"trace_0": "26084 bytes after 17.2 s"}, "unharmed": True, "steps_on_s": 1.2,
     }  # fmt: skip
     rows = {"fifo: sleep": row, "dump: sleep": row | {"steps_on_s": "no: waited 30 s in vain"}}
-    parts = {"preview": {"status": "done", "seconds": 9.0, "data": rows}}
+    parts = {"ways": {"status": "done", "seconds": 9.0, "data": rows}}
     text = page({"parts": parts})
     assert "| fifo: sleep | **right** | rank_waiting | 1 | high | 3.3 s | rank 0: by the debug FIFO | `trace_0` 26084 bytes after 17.2 s | yes | 1.2 |" in text  # fmt: skip
     assert "| yes | no |" in text

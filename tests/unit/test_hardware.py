@@ -388,7 +388,7 @@ def test_devices_that_compute_move_and_those_that_spin_do_not() -> None:
     assert "compute" in levels.sentence("job")
     assert progress(hang(levels, joined, 20.0)) == [False, False]
     assert "GPU 0 waits in a collective" in levels.sentence("job")
-    assert "GPU 1 has not arrived" in levels.sentence("job")
+    assert "GPU 1 runs nothing" in levels.sentence("job")
 
 
 def wrote(at: float, *written: int, step: int | None = None) -> JobLook:
@@ -400,8 +400,8 @@ def wrote(at: float, *written: int, step: int | None = None) -> JobLook:
     ("speed", "words"),
     [
         (50_000_000, "GPU 1 does nothing while its rank writes a file"),
-        (2_000, "GPU 1 has not arrived"),
-        (0, "GPU 1 has not arrived"),
+        (2_000, "GPU 1 runs nothing"),
+        (0, "GPU 1 runs nothing"),
     ],
 )
 def test_a_rank_that_writes_while_the_others_wait_saves(speed: int, words: str) -> None:

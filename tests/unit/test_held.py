@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "hangs"
 ALL = sorted(file.stem for file in RECORDED.iterdir() if "kill" not in file.stem)
 FROZEN = ("untouched-frozen", "hook-frozen")
 OWN = ("figures-frozen", "figures-hook_frozen", "fifo-frozen", "dump-frozen", "server-frozen")
-HELD = (*FROZEN, *OWN)
+HELD = (*FROZEN, *OWN, "full-frozen")
 FIGURES = re.compile(r"GPUs? (\S+) .*\((\d+) % busy, (\d+) W of usual (\d+) W")
 LOOKS = (10.0, 8.0, 6.0, 4.0, 2.0, 0.0)  # seconds before the capture
 
@@ -64,8 +64,8 @@ def test_the_gpus_name_the_one_that_is_held_and_change_no_other_verdict(name: st
 def test_the_sentence_says_what_it_rests_on() -> None:
     found = diagnosis(recorded("untouched-frozen"))
     assert found.summary == (
-        "Rank 1 waits for its GPU in Job.step (hangs.py:86), and that runs nothing (0 % busy, 125 W): its stream waits for what is no"
-        " kernel; the GPU of rank 0 spins in the collective (100 % busy, 127 W), and all have launched as many (NCCL RAS)"
+        "Rank 1 waits for its GPU in Job.step (hangs.py:86), and that runs nothing (0 % busy, 125 W): its stream waits for something that"
+        " is no kernel; the GPU of rank 0 spins in the collective (100 % busy, 127 W), and both have launched as many collectives (NCCL RAS)"
     )
     assert found.evidence[0] == "rank 1: 6 looks at GPU 1 in 10 s found no kernel on it"
     recorder = diagnosis(recorded("hook-frozen")).summary
@@ -107,7 +107,7 @@ QUIET_ONE: dict[str, Change] = {
         one, usual_watts=690.0, samples=tuple(replace(it, power_watts=690.0) for it in one.samples)
     ),
     "multiprocessors at work": lambda one: replace(
-        one, sm_active_ratio=0.5, sm_read_at=one.samples[-1].at
+        one, sm_active_ratio=0.5, sm_since=one.samples[-2].at, sm_read_at=one.samples[-1].at
     ),
     "a fingerprint of work": lambda one: replace(one, state="training"),
     "a little traffic": each_look(lambda look: replace(look, memory_ratio=0.01)),
@@ -126,7 +126,7 @@ BUSY_ONE: dict[str, Change] = {
     "traffic is not told": each_look(lambda look: replace(look, memory_ratio=None)),
     "more than a whole": each_look(lambda look: replace(look, busy_ratio=40.0)),
     "a kernel on all multiprocessors": lambda one: replace(
-        one, sm_active_ratio=0.99, sm_read_at=one.samples[-1].at
+        one, sm_active_ratio=0.99, sm_since=one.samples[-2].at, sm_read_at=one.samples[-1].at
     ),
     "somebody else is on it": lambda one: replace(one, pids=(*one.pids, 4711)),
     "a slice": lambda one: replace(one, sliced=True),

@@ -113,10 +113,10 @@ def test_recorded_rank_that_sleeps() -> None:
     assert found.evidence == (
         "rank 0 (waiting): Python frames: synchronize called at <module> (train.py:21)",
         "Flight Recorder: rank 0 waits in all_reduce 56812 of group 0, which rank 1 has not called",
-        "NCCL RAS: rank 1 has launched 56805 AllReduce, the 1 other up to 56806",
+        "NCCL RAS: rank 1 has launched 56805 AllReduce, the other up to 56806",
         (
             "GPU 0 waits in a collective (100 % busy, 125 W of usual 692 W, no memory traffic); "
-            "GPU 1 has not arrived (0 % busy, 120 W of usual 691 W)"
+            "GPU 1 runs nothing (0 % busy, 120 W of usual 691 W)"
         ),
     )
 
@@ -126,12 +126,12 @@ def test_recorded_ranks_in_different_collectives() -> None:
     assert said(found) == (
         *("collective_mismatch", "low", []),
         (
-            "All ranks wait: collective 28807 of group 0 is no common one (rank 0 all_reduce of 1048576 elements of Float, rank 1 "
+            "All ranks wait: collective 28807 of group 0 is not the same for all (rank 0 all_reduce of 1048576 elements of Float, rank 1 "
             "broadcast of 1024 elements of Float); no majority tells who left the common path"
         ),
     )
     assert found.evidence[-1] == (
-        "NCCL RAS: calls are out of step: rank 0 launched the most AllReduce (28801), rank 1 launched the most Broadcast (6)"
+        "NCCL RAS: calls do not fit together: rank 0 has launched the most AllReduce (28801), rank 1 has launched the most Broadcast (6)"
     )
 
 

@@ -203,8 +203,8 @@ def lines(*captures: NodeCapture) -> list[str]:
         (
             told(answer({0: {"AllReduce": 6, "Broadcast": 1}, 1: {"AllReduce": 5, "Broadcast": 2}})),
             [
-                "calls are out of step in a communicator of 2: rank 0 launched the most AllReduce (6), "
-                + "rank 1 launched the most Broadcast (2)"
+                "calls do not fit together in a communicator of 2: rank 0 has launched the most AllReduce (6), "
+                + "rank 1 has launched the most Broadcast (2)"
             ],
         ),
         (told(counts(0, 0, 0, 0)), []),
@@ -250,5 +250,5 @@ def test_recorded_names() -> None:
     taken = capture(*ranks, world=2)
     ras = msgspec.structs.replace(ras, own=(HOST,))
     assert lines(msgspec.structs.replace(taken, ras=ras)) == [
-        "NCCL RAS: rank 1 has launched 12718 AllReduce, the 1 other up to 12743"
+        "NCCL RAS: rank 1 has launched 12718 AllReduce, the other up to 12743"
     ]

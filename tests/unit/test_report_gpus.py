@@ -98,6 +98,7 @@ def test_a_rank_has_its_gpu_with_who_else_is_on_it_and_how_sure_that_is() -> Non
     first, second = rank_devices(joined, samples, told, full)
     assert (first.pids, first.sure, first.sliced, first.state) == ((71, 72), True, False, "collective_wait")  # fmt: skip
     assert (first.sm_active_ratio, first.sm_read_at, first.usual_watts) == (0.07, 4.0, 700.0)
+    assert first.sm_since == 3.0
     assert (second.sure, second.sliced, second.pids, second.sm_active_ratio) == (False, True, (), None)  # fmt: skip
 
 
@@ -128,9 +129,7 @@ def test_each_gpu_is_a_row_and_those_alike_one_line() -> None:
 
 def test_text_has_eighty_columns_and_the_page_has_the_same_lines() -> None:
     active = device(0, pids=(1, 2), sm_active_ratio=0.07)
-    told = report(
-        replace(active, sm_read_at=active.samples[-1].at), device(1, busy=0.0, sure=False)
-    )
+    told = report(replace(active, sm_since=active.samples[-2].at), device(1, busy=0.0, sure=False))
     lines = list(report_lines(told))
     assert max(map(len, lines)) <= 80
     at = lines.index("GPUs of the ranks")
@@ -191,5 +190,5 @@ def test_numbers_within_reach_that_make_no_sense_are_rendered() -> None:
 
 def test_a_share_of_sms_from_before_the_looks_is_not_told() -> None:
     old = device(0, sm_active_ratio=0.07)
-    told = report(replace(old, sm_read_at=old.samples[0].at - 1.0))
+    told = report(replace(old, sm_since=old.samples[0].at - 1.0))
     assert [one.sm_active_ratio for one in told.gpus] == [None]

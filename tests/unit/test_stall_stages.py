@@ -96,6 +96,19 @@ def test_the_inert_are_blamed_and_captured_twice() -> None:
     assert story.first(Stage.BLAMED).suspects == (3,)
 
 
+def test_a_flight_recorder_that_may_still_come_is_looked_for_once_more() -> None:
+    """A full one takes a minute: the second capture comes too early for it."""
+    run = trained().play(300, {3: SLEEPS})
+    watcher = StallWatch(StallSettings(timeout=15.0, interval=1.0))
+    captured = []
+    for look in run.looks:
+        if watcher.look(look).capture:
+            captured.append(look.at)
+            watcher.await_answer(True)
+
+    assert captured == pytest.approx([1075, 1105, 1165], abs=1)
+
+
 def test_stalled_since_is_the_last_progress() -> None:
     blamed = watch(trained().play(60, {3: SLEEPS}).looks).first(Stage.BLAMED)
 

@@ -14,6 +14,7 @@ import pytest
 from mldebug_training import calls, exchange, first, meeting, natives
 from mldebug_training.calls import Call, LateError
 from mldebug_training.exchange import Exchange, Place
+from mldebug_training.meeting import Meeting
 
 dist = pytest.importorskip("torch.distributed")
 SIZE = 6
@@ -131,6 +132,72 @@ def test_a_store_is_kept_by_nobody_once_it_has_answered() -> None:
     assert {one.result(20) for one in begun(places(store, 2), [(1,), (2,)])} == {(2,)}
     del store
     eventually(lambda: gc.collect() >= 0 and known() is None)
+
+
+# --- where all meet --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "ANSWERING", 0.2)
+    monkeypatch.setattr(meeting, "LOOK", 0.05)
+
+
+def met(store: Any, rank: int = 0, size: int = 2) -> Meeting:
+    return Meeting(store, "here", size, is_host=rank == 0)
+
+
+def test_who_could_not_say_that_it_is_there_may_go_and_the_others_hear_it(hasty: None, waiting: threading.Event) -> None:  # fmt: skip
+    class Held(dist.HashStore):  # type: ignore[misc,name-defined]
+        """By a thread of the job, which waits there."""
+
+        def check(self, keys: list[str]) -> bool:
+            if threading.current_thread() is not threading.main_thread() and not waiting.is_set():
+                waiting.wait(20)
+            return bool(super().check(keys))
+
+    store = Held()
+    first, second = met(store), met(store, 1)
+    with pytest.raises(LateError, match="does not answer"):
+        first.come(20.0, 0.01)
+    first.stay_away("rank 0 gave up")
+    meeting._silent.clear()  # the other one is another process
+    waiting.set()
+    with pytest.raises(LateError, match="rank 0 gave up"):
+        second.come(20.0, 0.01)
+
+
+def test_who_was_counted_waits_for_a_silent_store_as_long_as_for_the_others(hasty: None, waiting: threading.Event) -> None:  # fmt: skip
+    """All the others have come, and obey."""
+
+    class Late(dist.HashStore):  # type: ignore[misc,name-defined]
+        def compare_set(self, key: str, expected: str, value: str) -> Any:
+            told = super().compare_set(key, expected, value)
+            waiting.wait(20)
+            return told
+
+    store = Late()
+    one = met(store, size=1)
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(one.come, 20.0, 0.01)
+        eventually(lambda: store.check(["here/answer"]))
+        time.sleep(1.0)  # five times what a silent store is given
+        assert not told.done()
+        waiting.set()
+        assert len(told.result(20)) == 16
+
+
+def test_a_rank_without_a_thread_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = dist.HashStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(natives, "start_new_thread", none_left)
+        with pytest.raises(LateError, match="a rank has no thread left"):
+            met(store, 1).come(20.0, 0.01)
+    with pytest.raises(LateError, match="a rank has no thread left"):
+        met(store).come(20.0, 0.01)
 
 
 # --- calls -----------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class Witness:
 
     def _dumps(self, ending: Ending) -> dict[int, FlightRecord]:
         """By rank, what PyTorch dumped before the end."""
-        if not self._bench.config.capture.preview:
+        if not self._bench.config.capture.flight_recorder:
             return {}
         return self._bench.flights.left_behind(self._ended(ending))
 

@@ -34,6 +34,13 @@ SHARED = "its dump file is not believed: {} may have written it, too; give each 
 NOT_ITS_OWN = f"{NOT_ASKED}it holds no such FIFO open: none was made, or another job has made one of that name since; give each job a name of its own"
 
 
+POORER = {
+    Kind.SERVER: "which does not tell where a call was made",
+    Kind.DUMP: "which comes only once a call has taken too long",
+    Kind.FIFO: "which may hold a rank up for a minute",
+}
+
+
 class Tools(NamedTuple):
     """What a climb works with; `reader` is of this capture alone, `servers` has children of their own asked."""
 
@@ -54,6 +61,7 @@ class Climb:
         self._expected: set[int] = set()  # of whom a reader misses a Flight Recorder
         self._had: dict[int, FlightRecord] = {}
         self._why: dict[int, list[str]] = {}
+        self._awaited: tuple[int, ...] = ()
 
     def meet(self, rank: int, its: Means) -> None:
         """Have this rank among those that are asked, unless its PyTorch is not known."""
@@ -125,6 +133,7 @@ class Climb:
         asked = [self._asked(rank, fifos[rank]) for rank in chosen]
         stood = self._taken.taken_at - self._taken.quiet_seconds
         told = self._tools.fifo.ask(self._tools.reader, asked, seconds(self._left()), stood)
+        self._awaited = tuple(it.identity.rank for it in asked if self._tools.fifo.owes(it))
         for rank, answer in told.items():
             one = self._ranks[rank].identity
             own = self._own(one, answer) if isinstance(answer, Found) else answer
@@ -191,18 +200,18 @@ class Climb:
             return self._taken
         ranks = tuple(self._with(one) for one in self._taken.ranks)
         gaps = (*self._taken.gaps, *self._gaps())
-        return msgspec.structs.replace(self._taken, ranks=ranks, gaps=gaps)
+        return msgspec.structs.replace(self._taken, ranks=ranks, gaps=gaps, awaited=self._awaited)
 
     def _with(self, one: RankCapture) -> RankCapture:
         record = self._had.get(one.identity.rank)
         return one if record is None else msgspec.structs.replace(one, flight=record)
 
     def _gaps(self) -> Iterable[Gap]:
-        """One for each reason; what to set the next time stands in the first alone."""
+        """One for each reason, those that were had last; what to set the next time stands in the first alone."""
         better = next((its.better for its in self._plans.values() if its.better), "")
         reasons = {rank: self._reason(rank) for rank in self._plans}
         by_reason = _grouped({rank: why for rank, why in reasons.items() if why})
-        for reason, ranks in by_reason.items():
+        for reason, ranks in sorted(by_reason.items(), key=lambda it: it[1][0] in self._had):
             yield Gap(
                 what=WHAT,
                 reason=f"{_ranks(ranks)}: {reason}",
@@ -215,7 +224,7 @@ class Climb:
         """Why there is none, or by which way it came where another setting gives a better one; "" where all is well."""
         its, told = self._plans[rank], self._had.get(rank)
         if told is not None:
-            return f"told by the {told.way}" if its.better else ""
+            return f"had by the {told.way}, {POORER[Kind(told.way)]}" if its.better else ""
         if why := self._why.get(rank):
             return "; ".join(why)
         if _has_hook(its) or rank not in self._expected:  # the hook's own gap says why

@@ -97,6 +97,11 @@ class Fifo:
             waiting = [one for one in waiting if not self._look(reader, one, told)]
         return told | {it.one.identity.rank: _late(it, timeout) for it in waiting}
 
+    def owes(self, one: Asked) -> bool:
+        """May its answer still come?"""
+        with self._lock:
+            return one.key in self._open
+
     def _trigger(
         self, reader: Careful, one: Asked, since: float, timeout: float
     ) -> _Question | Found | str:

@@ -26,12 +26,16 @@ class Question(IntEnum):
     HANDLERS = 0
     NCCL = 1
     OTHERS = 2
+    STATUS = 3  # of NCCL: three numbers for each group
+    PENDING = 4  # calls of NCCL
 
 
 REQUESTS = {
     Question.HANDLERS: b"GET /handler/",
     Question.NCCL: b"POST /handler/dump_nccl_trace_json",
     Question.OTHERS: b"POST /handler/fr_trace_json",
+    Question.STATUS: b"POST /handler/dump_nccl_trace_json?includecollectives=false",
+    Question.PENDING: b"POST /handler/dump_nccl_trace_json?onlyactive=true",
 }
 
 

@@ -1,4 +1,4 @@
-"""Training with evaluation on one rank, checkpoints and compilation, under an agent with the settings as shipped but for preview: no alarm."""
+"""Training with evaluation on one rank, checkpoints and compilation, under an agent with the settings as shipped: no alarm."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu import world
 from gpu.hanging import reports_of, run_of
-from gpu.hangs import JOB, PREVIEW
+from gpu.hangs import JOB
 from gpu.parts.agent import watched
 
 SPAN = "MLDEBUG_GPU_HEALTHY"  # seconds
@@ -18,7 +18,7 @@ def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
     """Look at it all the time; at the end what the agent took."""
     seconds = float(os.environ.get(SPAN, "430"))
     with (
-        world.agent(folder, settings=PREVIEW) as agent,
+        world.agent(folder) as agent,
         world.job(folder, "--fault", "healthy", *options, script=JOB) as job,
     ):
         job.wait_for_step(60, 120)

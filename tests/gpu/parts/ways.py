@@ -1,4 +1,4 @@
-"""`capture.preview` against NCCL itself: debug FIFO, dump of a timeout, worker server; each on a few hangs, and what is left of the job.
+"""Flight Recorders without the hook, on NCCL itself: debug FIFO, dump of a timeout, worker server; each on a few hangs, and what is left of the job.
 
 The ranks are compared before and after: no signal pends, nobody traces them, none is stopped who was not. Where the fault can be taken
 back (a rank that sleeps, is stopped, or whose stream is held), it is, and the job has to train on.
@@ -10,14 +10,15 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu import world
 from gpu.hanging import LATE, STALL, Eye, poll, reports_of, run_of
-from gpu.hangs import CULPRIT, JOB, OF, PREVIEW, gpus_of, judged_row, kept, struck
+from gpu.hangs import CULPRIT, JOB, OF, gpus_of, judged_row, kept, struck
 from gpu.parts.hangs import KEEP
+from mldebug.flight.plain import load_plain
 from processes.harness import wait_for
 from processes.watching import Report, RunningAgent
 
@@ -28,45 +29,70 @@ ROWS = (
 TIMED_OUT = ("dump", "ended")  # after a timeout of its own a job does not train on, whoever looks
 ON_CPU = ("sleep", "off_by_one", "stop")
 SPAN = float(
-    os.environ.get("MLDEBUG_GPU_PREVIEW", "440")
+    os.environ.get("MLDEBUG_GPU_WAYS", "440")
 )  # seconds; no row begins that may take longer
 LONGEST = 55.0  # seconds that a row usually takes at most
 SHORT = "10"  # seconds after which a collective has taken too long
-AFTER = "30"  # steps before the fault: few calls, so that a dump is soon made
-SECOND = 40.0  # seconds after the first capture until which a dump that comes later is read with the second
-ON = 30.0  # seconds for the first steps after the fault was taken back
+LATER = 110.0  # seconds after the first capture until which a dump that comes later is read with one of the next two
 SETTLED = 4.0  # seconds after the strike
 FREE = 5.0  # seconds for the last look at a stack to end
 
 
+class Recorder(NamedTuple):
+    """How many calls the recorders hold when the fault comes; `more`: of the environment of the job."""
+
+    name: str
+    after: int  # steps
+    strike: float  # seconds from the start until the fault, at most
+    on: float  # seconds for the first steps after the fault was taken back
+    more: Mapping[str, str] = {}
+
+
+FEW = Recorder("few", 30, 90.0, 30.0)  # a dump is soon made
+
+
 def run(folder: Path, *options: str) -> Iterator[tuple[str, Any]]:
     """The most telling first, as many as the time allows; what fails in one does not keep the others."""
+    yield from rows(folder, ROWS, FEW, LONGEST, *options)
+
+
+def rows(
+    folder: Path,
+    which: Iterable[tuple[str, str]],
+    recorder: Recorder,
+    longest: float,
+    *options: str,
+) -> Iterator[tuple[str, Any]]:
+    """`longest`: seconds that a row usually takes at most."""
     began = time.monotonic()
     keep = Path(os.environ.get(KEEP, folder))
-    for way, fault in ROWS:
+    for way, fault in which:
         name = f"{way}: {fault}"
         if "--cpu" in options and fault not in ON_CPU:
             continue
-        if time.monotonic() - began > SPAN - LONGEST:
+        if time.monotonic() - began > SPAN - longest:
             yield name, {"result": "left out", "error": "no time was left"}
             continue
         try:
-            told = hung(folder, keep, way, fault, *options)
+            told = hung(folder, keep, way, fault, recorder, *options)
         except (AssertionError, OSError, ValueError, KeyError) as error:
             told = {"result": "failed", "error": f"{type(error).__name__}: {error}"[:1500]}
         print(f"{time.monotonic() - began:5.0f} s  {name}: {told}", flush=True)
         yield name, told
 
 
-def hung(folder: Path, keep: Path, way: str, fault: str, *options: str) -> dict[str, Any]:
-    """Start with what opens this way, wait for the report (and the later capture, where a dump may still come), and for what follows."""
+def hung(
+    folder: Path, keep: Path, way: str, fault: str, recorder: Recorder, *options: str
+) -> dict[str, Any]:
+    """Start with what opens this way, wait for the report (and the later captures, while a dump may still come), and for what follows."""
     place = Path(tempfile.mkdtemp(dir=folder))
     own, more = opened(way, place)
+    own = (*own, "--after", str(recorder.after))
     with (
-        world.agent(folder, STALL, settings=PREVIEW) as agent,
-        world.job(folder, "--fault", fault, "--after", AFTER, *own, *options, script=JOB, more=more) as job,
+        world.agent(folder, STALL) as agent,
+        world.job(folder, "--fault", fault, *own, *options, script=JOB, more={**more, **recorder.more}) as job,
     ):  # fmt: skip
-        wait_for(f"the strike: {job.tail()}", lambda: struck(job), 90)
+        wait_for(f"the strike: {job.tail()}", lambda: struck(job), recorder.strike)
         at = job.struck_at() or world.now()
         eye = Eye(agent, job)
         poll(eye, lambda: world.now() > at + SETTLED, SETTLED + 2)
@@ -75,10 +101,10 @@ def hung(folder: Path, keep: Path, way: str, fault: str, *options: str) -> dict[
         poll(eye, lambda: bool(reports_of(agent, job)), OF[fault].timeout + LATE)
         came = world.now()
         if way in ("fifo", "dump"):
-            poll(eye, lambda: answered(reports_of(agent, job)), SECOND)
-        after = let_go(ranks, before)
+            poll(eye, lambda: answered(reports_of(agent, job)), LATER)
+        read, after = world.now(), let_go(ranks, before)
         found = reports_of(agent, job)
-        kept(agent, keep / f"preview-{way}-{fault}")
+        kept(agent, keep / f"{recorder.name}-{way}-{fault}")
         if not found:
             return {"result": "no report", "log": agent.log[-1500:]}
         told = judged_row(OF[fault], found[-1], came - at)
@@ -89,12 +115,13 @@ def hung(folder: Path, keep: Path, way: str, fault: str, *options: str) -> dict[
             "gpus": gpus_of(eye),
             "captures": len(found[-1]["captures"]),
             "answers": answers(place, at),
+            "read_after_s": round(read - at, 1) if had_by(found[-1]) else None,
             "before": before,
             "after": after,
             "unharmed": None
             if way == "ended"
             else all(harmless(before[rank], after[rank]) for rank in ranks),
-            "steps_on_s": None if way in TIMED_OUT else steps_on(job, fault, ranks),
+            "steps_on_s": None if way in TIMED_OUT else steps_on(job, fault, ranks, recorder.on),
         }
 
 
@@ -114,8 +141,13 @@ def opened(way: str, place: Path) -> tuple[tuple[str, ...], Mapping[str, str]]:
 
 
 def answered(found: list[Report]) -> bool:
-    """Has a Flight Recorder come, or was everything tried twice?"""
-    return any(had_by(one) or len(one["captures"]) > 1 for one in found)
+    """Has a Flight Recorder come, or was everything tried twice, and nobody owes an answer?"""
+    return any(had_by(one) or (len(one["captures"]) > 1 and not owed(one)) for one in found)
+
+
+def owed(report: Report) -> bool:
+    """May a dump still come?"""
+    return any("it may still come" in one["reason"] for one in report["gaps"])
 
 
 def had_by(report: Report) -> list[str]:
@@ -125,12 +157,21 @@ def had_by(report: Report) -> list[str]:
 
 
 def answers(place: Path, at: float) -> dict[str, str]:
-    """What lies there: bytes, and how long after the strike it was last written."""
-    files = sorted(one for one in place.iterdir() if one.is_file())
+    """What lies there: bytes, calls, and how long after the strike it was last written."""
     return {
-        one.name: f"{one.stat().st_size} bytes after {one.stat().st_mtime - at:.1f} s"
-        for one in files
+        one.name: f"{one.stat().st_size} bytes, {calls(one)} calls, after {one.stat().st_mtime - at:.1f} s"
+        for one in sorted(place.iterdir())
+        if one.is_file()
     }
+
+
+def calls(dump: Path) -> int | str:
+    """How many a whole dump tells of, else why it is none."""
+    try:
+        told = load_plain(dump.read_bytes())
+    except ValueError as error:
+        return f"no ({error})"
+    return len(told.get("entries", ())) if isinstance(told, dict) else "no"
 
 
 # --- what is left of the job -----------------------------------------------------------------------
@@ -176,7 +217,9 @@ def harmless(before: dict[str, str], after: dict[str, str]) -> bool:
     return bool(after) and stopped[0] == stopped[1] and rest[0] == rest[1]
 
 
-def steps_on(job: world.Job, fault: str, ranks: Mapping[int, int]) -> float | str | None:
+def steps_on(
+    job: world.Job, fault: str, ranks: Mapping[int, int], seconds: float
+) -> float | str | None:
     """Seconds from the end of the fault until the job steps; None where it cannot be taken back."""
     back = BACK.get(fault)
     if back is None:
@@ -184,7 +227,7 @@ def steps_on(job: world.Job, fault: str, ranks: Mapping[int, int]) -> float | st
     step, began = job.step, time.monotonic()
     try:
         back(job, ranks[CULPRIT])
-        job.wait_for_step(step + 20, ON)
+        job.wait_for_step(step + 20, seconds)
     except AssertionError as error:
         return f"no: {error}"[:400]
     return round(time.monotonic() - began, 1)

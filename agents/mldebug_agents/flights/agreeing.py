@@ -1,0 +1,52 @@
+"""What the threads that ask the servers of one job tell each other: how far each rank is, and then who is asked for all its calls."""
+
+import threading
+import time
+
+from mldebug.flight.status import Status, spoken_for
+from mldebug.model import FlightRecord
+
+
+class Agreement:
+    """Of `count` ranks. Whoever has not told how far it is by `until` (monotonic) is asked for everything."""
+
+    def __init__(self, count: int, until: float) -> None:
+        self._count, self._until = count, until
+        self._changed = threading.Condition()
+        self._told: dict[int, Status | None] = {}
+        self._speakers: dict[int, int] | None = None
+        self._whole: dict[int, FlightRecord | None] = {}
+
+    @property
+    def several(self) -> bool:
+        """Is there anybody to be compared with?"""
+        return self._count > 1
+
+    def speaker(self, rank: int, status: Status | None) -> int | None:
+        """Who speaks for what this rank has done; None: it is asked itself. Waits for the others."""
+        with self._changed:
+            self._told[rank] = status
+            self._changed.notify_all()
+            left = max(0.0, self._until - time.monotonic())
+            self._changed.wait_for(self._is_settled, left)
+            if self._speakers is None:
+                known = {one: its for one, its in self._told.items() if its is not None}
+                self._speakers = spoken_for(known)
+                self._changed.notify_all()
+            return self._speakers.get(rank)
+
+    def _is_settled(self) -> bool:
+        return self._speakers is not None or len(self._told) >= self._count
+
+    def put(self, rank: int, told: FlightRecord | str) -> None:
+        """All that this rank tells, for those for whom it speaks."""
+        with self._changed:
+            self._whole[rank] = told if isinstance(told, FlightRecord) else None
+            self._changed.notify_all()
+
+    def whole(self, rank: int, until: float) -> FlightRecord | None:
+        """What that rank has told, None where nothing has come by then."""
+        with self._changed:
+            left = max(0.0, until - time.monotonic())
+            self._changed.wait_for(lambda: rank in self._whole, left)
+            return self._whole.get(rank)
