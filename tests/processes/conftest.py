@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +26,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _second_times(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of each test that both users run, the one whose turn it is not; of those without rights, two thirds."""
-    groups: dict[str, list[pytest.Item]] = {}
+    """Of each test that both users run, the one whose turn it is not; of those without rights, two thirds.
+
+    Turns are counted in each file: the answer is the same whichever other files are run.
+    """
+    files: dict[Path, dict[str, list[pytest.Item]]] = {}
     for item in items:
         if "user" in getattr(item, "fixturenames", ()):
+            groups = files.setdefault(item.path, {})
             groups.setdefault(re.sub("as_is|ordinary", "", item.nodeid), []).append(item)
-    pairs = [group for group in groups.values() if len(group) == 2]
-    alone = [one for (one, *more) in groups.values() if not more and "unattached" in one.nodeid]
+    return [item for groups in files.values() for item in _second_times_of(groups.values())]
+
+
+def _second_times_of(groups: Iterable[list[pytest.Item]]) -> list[pytest.Item]:
+    pairs = [group for group in groups if len(group) == 2]
+    alone = [one for (one, *more) in groups if not more and "unattached" in one.nodeid]
     out = [group[number % 2] for number, group in enumerate(pairs)]
     return out + [item for number, item in enumerate(alone) if number % 3]
 

@@ -220,6 +220,7 @@ def test_a_rank_that_dies_without_a_word_is_named_by_its_status(
     assert said in report["diagnosis"]["summary"]
 
 
+@pytest.mark.host
 @pytest.mark.skipif("CI" not in os.environ and os.geteuid() != 0, reason="makes a control group")
 def test_a_rank_that_the_kernel_kills_for_its_memory_is_out_of_memory(
     user: User, folder: Path

@@ -13,7 +13,7 @@ import mldebug
 from unit.test_training_hook import STEP, TELL, interpreters, site
 
 __all__ = ["site"]
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.scenario, pytest.mark.host, pytest.mark.timeout(400)]
 REPOSITORY = Path(__file__).parents[2]
 OLDEST = "3.9"
 

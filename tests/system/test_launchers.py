@@ -25,7 +25,7 @@ from system.launching import (
 )
 from system.slurm import PROGRAMS, Slurm, slurm
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.scenario, pytest.mark.host, pytest.mark.timeout(240)]
 SOON = 30.0  # seconds from an end to its report
 STALL = "{timeout: 15s, interval: 1s}"
 
