@@ -11,13 +11,24 @@ from mldebug.across.members import (
     MAX_RUNS,
     Announcement,
     ClusterView,
+    End,
     MemberView,
     RunKey,
     RunNews,
     RunWord,
     Whole,
 )
-from mldebug.across.membership import Call, Member, Part, Stall, aged, another, signals_of
+from mldebug.across.membership import (
+    Call,
+    Member,
+    Part,
+    Stall,
+    aged,
+    another,
+    first_of_each_kind,
+    lives,
+    signals_of,
+)
 from mldebug.across.runs import run_id
 
 FRESH = 15.0  # seconds that an announcement holds
@@ -26,6 +37,7 @@ MAX_MEMBERS = 8_192
 MAX_CIRCLES = 64  # of one node
 EACH = 0.02  # seconds between two announcements to one coordinator, which cost it 2 ms each
 SLOWEST = 20.0  # seconds between two announcements of one node
+LOOK = 1.0  # seconds between two looks at who has progress to tell
 DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
 MAX_TRIES = 3  # of a call of which nothing came
 MAX_PAST = 256  # incidents that are remembered
@@ -39,6 +51,9 @@ class Coordinator:
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}  # by name of the node
+        self._bad: dict[tuple[RunKey, int], set[str]] = {}  # nodes on which ranks ended badly
+        self._tellers: dict[tuple[RunKey, int], tuple[float, tuple[str, ...]]] = {}  # when, who
+        self._shown: dict[tuple[RunKey, int], dict[str, RunNews]] = {}  # node -> its part of a run
         self._stalls: dict[tuple[RunKey, int], Stall] = {}
         self.refused: dict[str, str] = {}  # address -> why
         self._ended: list[tuple[str, str]] = []
@@ -56,7 +71,25 @@ class Coordinator:
             self.refused[address] = f"there are {MAX_MEMBERS:,} nodes already"
             return
         self.refused.pop(address, None)
-        self._members[told.node] = self._with_parts(Member(told, address, now), known)
+        self._put(told.node, self._with_parts(Member(told, address, now), known))
+
+    def _put(self, node: str, new: Member | None) -> None:
+        """Know a node anew, or no more."""
+        known = self._members.pop(node, None)
+        for news in known.told.runs if known else ():
+            run = (news.key, news.attempt)
+            self._shown.get(run, {}).pop(node, None)
+            self._bad.get(run, set()).discard(node)
+            if not self._shown.get(run):
+                self._shown.pop(run, None)
+                self._bad.pop(run, None)
+        if new is not None:
+            self._members[node] = new
+            for news in new.told.runs:
+                run = (news.key, news.attempt)
+                self._shown.setdefault(run, {})[node] = news
+                if news.end is not None:
+                    self._bad.setdefault(run, set()).add(node)
 
     def _with_parts(self, new: Member, known: Member | None) -> Member:
         """What it has announced in other circles holds as long as an announcement does."""
@@ -87,25 +120,44 @@ class Coordinator:
             stall = self._stalls.get((key, attempt))
             if stall is not None and not stall.over:
                 stall.noticed_by[member.told.node] = member.told.agent
-                if news.incident and news.incident not in self._past:
-                    # there was another coordinator for a while: of two ids the first stays
-                    first = min(stall.incident, news.incident)
-                    if first != stall.incident:
-                        self._renamed.append((stall.incident, first))
-                    stall.incident = first
+                self._one_id(stall, news)
                 if stall.again:
                     stall.again = False
-                    yield self._call(stall.incident, member, news)
+                    yield self._call(stall, member, news)
                 continue
             if not news.incident or news.incident in self._past:
                 continue
+            cause = self._end(key, attempt)
             noticed = {member.told.node: member.told.agent}
-            self._stalls[key, attempt] = Stall(news.incident, noticed)
-            yield self._call(news.incident, member, news)
+            stall = Stall(cause.incident if cause else news.incident, noticed, cause=cause)
+            self._stalls[key, attempt] = stall
+            yield self._call(stall, member, news)
 
-    def _call(self, incident: str, member: Member, news: RunNews) -> Call:
-        members = tuple(one for one, _ in self._of(news.key, news.attempt))
-        return Call(incident, news, member.told.node, members)
+    def _one_id(self, stall: Stall, news: RunNews) -> None:
+        """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays."""
+        first = stall.incident
+        if stall.cause is None and (cause := self._end(news.key, news.attempt)):
+            first, stall.cause, stall.again = cause.incident, cause, True
+        elif stall.cause is None and news.incident and news.incident not in self._past:
+            first = min(stall.incident, news.incident)
+        if first != stall.incident:
+            self._renamed.append((stall.incident, first))
+        stall.incident = first
+
+    def _call(self, stall: Stall, member: Member, news: RunNews) -> Call:
+        members = tuple(one for one, _ in self._all(news.key, news.attempt))
+        return Call(stall.incident, news, member.told.node, members, stall.cause)
+
+    def _end(self, key: RunKey, attempt: int) -> End | None:
+        """The bad end of ranks that came first: who hangs since then waits for those."""
+        shown = self._shown.get((key, attempt), {})
+        told = ((name, shown[name].end) for name in self._bad.get((key, attempt), ()))
+        ends = [
+            (end.age - self._members[name].at, name, end)
+            for name, end in told
+            if end is not None and end.incident not in self._past
+        ]
+        return max(ends, key=lambda one: one[:2])[2] if ends else None
 
     def failed(self, news: RunNews) -> bool:
         """Nothing came of a call: it is due again, a few times. False: it is not."""
@@ -126,12 +178,16 @@ class Coordinator:
         told, self._ended = self._ended, []
         return told
 
+    def open(self) -> frozenset[str]:
+        """The incidents that are open."""
+        return frozenset(one.incident for one in self._stalls.values() if not one.over)
+
     def named(self, job: str) -> tuple[Call, ...]:
         """The runs of that name, or whose id begins so; as calls without an incident."""
         found: dict[tuple[RunKey, int], tuple[Member, RunNews]] = {}
         for member in self._members.values():
             for news in member.told.runs:
-                if job == news.name or run_id(news.key).startswith(job):
+                if lives(news) and (job == news.name or run_id(news.key).startswith(job)):
                     found.setdefault((news.key, news.attempt), (member, news))
         return tuple(
             Call("", news, member.told.node, tuple(one for one, _ in self._of(*key)))
@@ -155,11 +211,7 @@ class Coordinator:
 
     def word(self, news: RunNews, node: str, now: float) -> RunWord:
         """What one node is told about one of its runs."""
-        others = [
-            (one, each)
-            for one, each in self._of(news.key, news.attempt)
-            if one.told.node != node and self._is_fresh(one, now)
-        ]
+        others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
         told = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
         if news.incident and (why := self._over(news, stall, now)):
@@ -167,7 +219,27 @@ class Coordinator:
         if stall is None:
             return told
         whole = stall.whole and msgspec.structs.replace(stall.whole, report=stall.incident)
-        return msgspec.structs.replace(told, incident=stall.incident, over=stall.over, whole=whole)
+        return msgspec.structs.replace(
+            told,
+            incident=stall.incident,
+            caused=stall.cause is not None,
+            over=stall.over,
+            whole=whole,
+        )
+
+    def _telling(
+        self, key: RunKey, attempt: int, node: str, now: float
+    ) -> list[tuple[Member, RunNews]]:
+        """Some other nodes that have signs of progress to tell: looked for once a second, among all that there are."""
+        known = self._tellers.get((key, attempt))
+        if known is None or not 0.0 <= now - known[0] < LOOK:
+            found = ((one, each) for one, each in self._of(key, attempt) if each.signals)
+            fresh = ((one, each) for one, each in found if self._is_fresh(one, now))
+            known = self._tellers[key, attempt] = now, first_of_each_kind(fresh)
+        shown = self._shown.get((key, attempt), {})
+        names = (name for name in known[1] if name != node and name in shown)
+        some = ((self._members[name], shown[name]) for name in names)
+        return [(one, each) for one, each in some if self._is_fresh(one, now)]
 
     def _over(self, news: RunNews, stall: Stall | None, now: float) -> str:
         """Why the stall that a member still has open is none any more; "" while it may be one."""
@@ -228,12 +300,14 @@ class Coordinator:
 
     # --- inside ------------------------------------------------------------------------------------
 
+    def _all(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
+        """Every node that has shown the run, or its end."""
+        for name, news in sorted(self._shown.get((key, attempt), {}).items(), key=_name):
+            yield self._members[name], news
+
     def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
-        for name in sorted(self._members):
-            member = self._members[name]
-            for news in member.told.runs:
-                if (news.key, news.attempt) == (key, attempt):
-                    yield member, news
+        """Those where ranks of it live."""
+        return (pair for pair in self._all(key, attempt) if lives(pair[1]))
 
     def _blamed(self, now: float) -> Iterator[tuple[RunKey, int, Member, RunNews]]:
         for name in sorted(self._members):
@@ -243,7 +317,8 @@ class Coordinator:
                     yield news.key, news.attempt, member, news
 
     def _forget(self, now: float) -> None:
-        self._members = {n: one for n, one in self._members.items() if now - one.at < KEPT}
+        for name in [n for n, one in self._members.items() if now - one.at >= KEPT]:
+            self._put(name, None)
         for (key, attempt), stall in self._stalls.items():
             if stall.over:
                 continue
@@ -261,6 +336,7 @@ class Coordinator:
             if not stall.over or any(self._of(key, attempt))
         }
         self._stalls = {each: stall for each, stall in self._stalls.items() if each in here}
+        self._tellers = {each: one for each, one in self._tellers.items() if each in self._shown}
 
     def _ends(self, stall: Stall, shown: Mapping[str, tuple[Member, RunNews]], now: float) -> str:
         """Why it is over: by what is said, never by silence."""
@@ -283,3 +359,7 @@ class Coordinator:
             return ""
         stall.doubted = now if stall.doubted is None else stall.doubted
         return MOVES if now - stall.doubted > DOUBT else ""
+
+
+def _name(shown: tuple[str, RunNews]) -> str:
+    return shown[0]

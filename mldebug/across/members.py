@@ -21,6 +21,7 @@ from mldebug.redact import clean
 SCHEMA = "mldebug.peer/1"
 MAX_MESSAGE = 1 << 20  # bytes
 MAX_RUNS = 256  # of one node
+MAX_LINES = 256  # culprits, or sentences, of one diagnosis
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -45,6 +46,14 @@ class Signal(Noun, frozen=True, kw_only=True):
     age: float
 
 
+class End(Noun, frozen=True, kw_only=True):
+    """Ranks of a run ended badly on one node: what that node says of it."""
+
+    incident: str  # id of its report
+    diagnosis: Diagnosis
+    age: float = 0.0  # seconds
+
+
 class RunNews(Noun, frozen=True, kw_only=True):
     """One run on one node."""
 
@@ -58,6 +67,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
     sentence: str = ""
     signals: tuple[Signal, ...] = ()  # of its own
     incident: str = ""  # id of the stall that this node has noticed, or was told of
+    end: End | None = None  # ranks of it have ended badly here
 
 
 class Announcement(Message, frozen=True, kw_only=True):
@@ -75,6 +85,7 @@ class Whole(Noun, frozen=True, kw_only=True):
 
     report: str  # id
     node: str  # where the report over all nodes is
+    nodes: int = 0  # captured
     diagnosis: Diagnosis
 
 
@@ -84,6 +95,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
     key: RunKey
     signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind
     incident: str = ""  # of the open stall of this run
+    caused: bool = False  # it is the id of a bad end that came before: it goes before any other
     over: str = ""  # why that stall is none any more: "" while it is open
     whole: Whole | None = None
 
@@ -104,6 +116,7 @@ class CaptureOrder(Message, frozen=True, kw_only=True):
     attempt: int
     incident: str
     sentence: str = ""  # who has noticed what
+    caused: bool = False  # as in `RunWord`
 
 
 class DumpOrder(Message, frozen=True, kw_only=True):
@@ -182,7 +195,46 @@ def _believed_run(news: RunNews) -> RunNews:
         raise EvidenceError(f"it {wrong}")
     words = {"name": clean(news.name, 200), "sentence": clean(news.sentence, 500)}
     stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
-    return msgspec.structs.replace(news, **words, stage=stage, key=key)
+    end = None if news.end is None else _believed_end(news.end)
+    return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end)
+
+
+def believed_welcome(told: Welcome) -> Welcome:
+    """The same with its words cleaned; EvidenceError where an id cannot be."""
+    words = {name: clean(getattr(told, name), 100) for name in ("node", "agent")}
+    return msgspec.structs.replace(told, runs=tuple(map(_believed_word, told.runs)), **words)
+
+
+def _believed_word(word: RunWord) -> RunWord:
+    check_incident(word.incident)
+    whole = word.whole
+    if whole is not None:
+        check_incident(whole.report)
+        node = clean(whole.node, 100)
+        whole = msgspec.structs.replace(whole, node=node, diagnosis=spoken(whole.diagnosis))
+    return msgspec.structs.replace(word, over=clean(word.over, 300), whole=whole)
+
+
+def _believed_end(end: End) -> End:
+    check_incident(end.incident)
+    if not end.incident or not 0.0 <= end.age < math.inf:
+        raise EvidenceError("it tells of an end that cannot be")
+    return msgspec.structs.replace(end, diagnosis=spoken(end.diagnosis))
+
+
+def spoken(told: Diagnosis) -> Diagnosis:
+    """What another node concludes, as it may be shown: words cleaned, and not too many."""
+    culprits = tuple(
+        msgspec.structs.replace(one, node=clean(one.node, 100), reason=clean(one.reason, 500))
+        for one in told.culprits[:MAX_LINES]
+    )
+    return msgspec.structs.replace(
+        told,
+        culprits=culprits,
+        summary=clean(told.summary, 2000),
+        evidence=tuple(clean(one, 1000) for one in told.evidence[:MAX_LINES]),
+        next_steps=tuple(clean(one, 500) for one in told.next_steps[:MAX_LINES]),
+    )
 
 
 def check_incident(incident: str) -> None:

@@ -7,6 +7,7 @@ from mldebug.across.coordinator import DOUBT, FRESH, KEPT, MOVES, Coordinator
 from mldebug.across.members import (
     SCHEMA,
     Announcement,
+    End,
     RunNews,
     RunWord,
     Signal,
@@ -122,6 +123,51 @@ def test_an_agent_that_was_started_again_has_noticed_nothing() -> None:
         one.hear(announced("n2", news("2-3", "quiet", "first")), "10.0.0.2", now)
         assert list(one.due(now)) == []
         assert one.ended() == ([("first", MOVES)] if now > DOUBT + 3.0 else [])
+
+
+CRASH = End(
+    incident="zcrash",
+    age=40.0,
+    diagnosis=Diagnosis(
+        verdict=Verdict.RANK_EXITED, culprits=(), confidence=Confidence.HIGH, summary="rank 2 crashed",
+        evidence=(), next_steps=(),
+    ),
+)  # fmt: skip
+
+
+def test_who_hangs_because_of_a_crash_elsewhere_has_the_incident_of_the_crash() -> None:
+    one = Coordinator()
+    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
+    for name in ("n1", "n3"):
+        one.hear(announced(name, news("0", "blamed", f"a{name}")), "10.0.0.1", 30.0)
+    (call,) = one.due(30.0)
+    assert (call.incident, call.cause) == ("zcrash", CRASH)
+    assert [each.told.node for each in call.members] == ["n1", "n2", "n3"]
+    word = one.word(news("0", "blamed", "an1"), "n1", 30.0)
+    assert (word.incident, word.caused) == ("zcrash", True)
+    assert list(one.due(31.0)) == []
+
+
+def test_the_word_of_a_crash_may_come_after_the_call() -> None:
+    one = Coordinator()
+    (call,) = three(one, 0.0, "blamed", "watching", "quiet", ids=("first", "", ""))
+    assert call.cause is None
+    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 1.0)
+    (call,) = one.due(1.0)
+    assert (call.incident, call.cause) == ("zcrash", CRASH)
+    assert one.renamed() == [("first", "zcrash")]
+
+
+def test_where_a_run_has_only_ended_it_does_not_live() -> None:
+    """Its stall is over when nobody shows living ranks any more."""
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    for number in (1, 2, 3):
+        told = announced(f"n{number}", news("", "ended", end=CRASH))
+        one.hear(told, f"10.0.0.{number}", 2.0)
+    assert list(one.due(2.0)) == []
+    assert one.ended() == [("first", "no node shows the job any more")]
+    assert one.named("") == ()
 
 
 def test_a_stall_that_is_over_does_not_rename_the_next() -> None:

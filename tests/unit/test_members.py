@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -82,12 +82,17 @@ class Loop:
 
 
 @contextmanager
-def served(proof: Identity, loop: Loop) -> Iterator[Peer]:
+def served(
+    proof: Identity,
+    loop: Loop,
+    admits: Callable[[str], bool] = lambda _: True,
+    door: socket.socket | None = None,
+) -> Iterator[Peer]:
     """A peer door on loopback."""
     server = Server(Agent(listen=""))
-    door = socket.create_server(("127.0.0.1", 0))
+    door = door or socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
-    server.serve_peers(app(loop.ask, "n1", lambda _: b""), door, proof.server)
+    server.serve_peers(app(loop.ask, "n1", lambda _: b""), door, proof.server, admits)
     try:
         yield Peer("127.0.0.1", port)
     finally:
@@ -155,6 +160,58 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(ours: Identity, there: Peer)
     finally:
         for one in crowd:
             one.close()
+
+
+def test_who_has_proved_himself_is_not_sent_away_for_a_crowd(ours: Identity) -> None:
+    """They come from one address, as all users of a node do."""
+    asked: list[Future[Any]] = []
+    loop, told = Loop(), list[bytes]()
+    loop.ask = lambda what, address: asked.append(Future()) or asked[-1]  # type: ignore
+    with served(ours, loop) as there:
+        thread = threading.Thread(target=lambda: told.append(say(ours, there)))
+        thread.start()
+        wait_for("the question", lambda: asked, 10)
+        crowd = [socket.create_connection((there.host, there.port)) for _ in range(100)]
+        try:
+            wait_for("the crowd to be sent away", lambda: crowd[0].recv(1) == b"", 10)
+            asked[0].set_result(Welcome(node="n1", agent="me"))
+            thread.join(10)
+        finally:
+            for one in crowd:
+                one.close()
+    assert [read(one, Welcome).node for one in told] == ["n1"]
+
+
+def test_who_proves_nothing_for_seconds_gives_way(
+    ours: Identity, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(ours, loop) as there, socket.create_connection(there[:2], timeout=10) as idle:
+        say(ours, there)
+        monkeypatch.setattr("mldebug_agents.serving.guests.PROOF", 0.0)
+        say(ours, there)
+        assert idle.recv(1) == b""
+
+
+def test_who_comes_from_elsewhere_is_not_let_in(ours: Identity, loop: Loop) -> None:
+    """No handshake, so no certificate is shown to him either."""
+    talk = Talk(ours, [ipaddress.ip_network("10.1.0.0/16")])
+    with served(ours, loop, talk.allows) as there, pytest.raises(RefusedError, match="hung up"):
+        say(ours, there)
+    assert loop.asked == []
+
+
+def test_one_door_for_both_kinds_of_address(ours: Identity, loop: Loop) -> None:
+    """By IPv6 an IPv4 address is ::ffff:127.0.0.1, and is in the same network all the same."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    talk = Talk(ours, [ipaddress.ip_network("127.0.0.0/8")])
+    door = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    with served(ours, loop, talk.allows, door) as there:
+        assert read(say(ours, there), Welcome).node == "n1"
+        ((_, address),) = loop.asked
+        assert address == "127.0.0.1"
+        with pytest.raises(RefusedError, match="hung up"):
+            say(ours, Peer("::1", there.port))
 
 
 @pytest.mark.parametrize(

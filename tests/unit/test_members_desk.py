@@ -26,7 +26,7 @@ from mldebug.model import Asked, AskedNode, Job, NodeCapture, RankIdentity
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents import owner_of
+from mldebug_agents.incidents import BadEnd, owner_of
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import candidates
@@ -55,8 +55,13 @@ class Books:
 
     def __init__(self) -> None:
         self.done: list[tuple[str, ...]] = []
+        self.ended: dict[str, BadEnd] = {}
+        self.cases: list[str] = []
 
-    def called(self, run: Run, incident: str, sentence: str) -> None:
+    def ends(self) -> dict[str, BadEnd]:
+        return self.ended
+
+    def called(self, run: Run, incident: str, sentence: str, *, caused: bool = False) -> None:
         self.done.append(("called", incident))
 
     def missed(self, run: Run, gap: Any) -> None:

@@ -73,6 +73,7 @@ def ask_all(talk: Talk, told: Round, clock: Callable[[], float] = time.monotonic
         attempt=call.news.attempt,
         incident=call.incident,
         sentence=f"{call.noticed_by}: {call.news.sentence}",
+        caused=call.cause is not None,
     )
     body = msgspec.json.encode(order)
     with ThreadPoolExecutor(max(1, min(AT_ONCE, len(nodes)))) as pool:

@@ -18,15 +18,17 @@ from mldebug.across.members import (
     Announcement,
     CaptureOrder,
     DumpOrder,
+    End,
     RunKey,
     RunNews,
     RunWord,
 )
 from mldebug.across.runs import job_key
+from mldebug.errors import MldebugError
 from mldebug.folding import fold_ranks
 from mldebug.model import Gap, NodeCapture
 from mldebug.stall.signals import Stage
-from mldebug_agents.incidents import Incidents
+from mldebug_agents.incidents import BadEnd, Incidents
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.members.circles import ALONE, Circle, Circles
 from mldebug_agents.members.leading import Leader
@@ -42,6 +44,7 @@ from mldebug_agents.runs import Run
 log = logging.getLogger("mldebug")
 
 MAX_SHOWN = 4  # circles in a sentence
+MAX_WAITING = 1024  # messages for the main loop: whoever comes then is told so, and comes again
 WHAT = "the captures of other nodes"
 
 Asking = Announcement | CaptureOrder | DumpOrder | None
@@ -83,6 +86,7 @@ class Members:
             *(self._circles, self._run, self.refusals),
         )
         self._runs: Mapping[str, Run] = {}
+        self._ended: Mapping[str, BadEnd] = {}  # of runs that are gone
         self._far: dict[str, FarProgress] = {}
         self._held: dict[str, float] = {}  # job -> until when
         self._ordered = Ordered(capture)
@@ -116,7 +120,10 @@ class Members:
         for known in (self._far, self._held):
             for job_id in known.keys() - runs.keys():
                 del known[job_id]
-        self._circles.sort(runs, now)
+        self._ended = {
+            job_id: one for job_id, one in self._incidents.ends().items() if job_id not in runs
+        }
+        self._circles.sort({**runs, **{job: one.run for job, one in self._ended.items()}}, now)
         for circle in self._circles:
             if now >= circle.due and not circle.busy:
                 circle.due = now + self._interval
@@ -141,6 +148,9 @@ class Members:
     def ask(self, what: Asking, address: str) -> "Future[Any]":
         """Put a question to the main loop; from any thread."""
         answer: Future[Any] = Future()
+        if self._inbox.qsize() >= MAX_WAITING:
+            answer.set_exception(MldebugError("too many others ask"))
+            return answer
         self._inbox.put(Result("question", None, Question(what, address, answer), None))
         return answer
 
@@ -199,12 +209,32 @@ class Members:
             for run in self._runs.values()
             if not run.unjudged and self._circles.of(run) is circle
         )
+        ended = tuple(
+            self._gone(one) for one in self._ended.values() if self._circles.of(one.run) is circle
+        )
         return Announcement(
-            node=self._node, agent=self.agent, port=self._port, circle=circle.name, runs=runs
+            node=self._node,
+            agent=self.agent,
+            port=self._port,
+            circle=circle.name,
+            runs=(*runs, *ended),
+        )
+
+    def _gone(self, one: BadEnd) -> RunNews:
+        """A run of which nothing is left here."""
+        return RunNews(
+            key=job_key(one.run.job, self._node),
+            name=one.run.job.name,
+            attempt=one.run.job.attempt,
+            world_size=one.run.job.world_size,
+            stage="ended",
+            sentence=one.diagnosis.summary,
+            end=_end(one),
         )
 
     def _news(self, run: Run, now: float) -> RunNews:
         job, told = run.job, run.decision
+        end = self._incidents.ends().get(job.id)
         stall = run.incident if run.incident and run.incident.kind == "stall" else None
         return RunNews(
             key=job_key(job, self._node),
@@ -216,7 +246,8 @@ class Members:
             stage=str(told.stage) if told else "watching",
             sentence=told.sentence if told else "",
             signals=self._progress_of(job.id).own(now),
-            incident=stall.id if stall else "",
+            incident=stall.id if stall else end.incident.id if end else "",
+            end=_end(end) if end else None,
         )
 
     def _run(self, key: RunKey, attempt: int | None = None) -> Run | None:
@@ -252,16 +283,18 @@ class Members:
     def _obey(self, run: Run, word: RunWord, now: float) -> None:
         self._progress_of(run.job.id).take(word.signals, now)
         incident = run.incident
-        if incident is None or incident.kind != "stall" or not word.incident:
+        if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
             return
         if incident.id != word.incident:
             if not word.over:
-                self._incidents.called(run, word.incident, "")
+                self._incidents.called(run, word.incident, "", caused=word.caused)
             return
         if word.whole is not None:
             self._incidents.told(run, word.whole)
         blamed = run.decision is not None and run.decision.stage is Stage.BLAMED
-        if word.over and not blamed:  # our own watch goes before what others say
+        if (
+            word.over and not blamed and incident.kind == "stall"
+        ):  # our own watch goes before what others say
             self._incidents.close(run, "recovered" if word.over == MOVES else "ended", word.over)
 
     # --- questions of others -----------------------------------------------------------------------
@@ -288,5 +321,10 @@ class Members:
             return
         if order.incident:
             self._held.pop(run.job.id, None)
-            self._incidents.called(run, order.incident, order.sentence)
+            self._incidents.called(run, order.incident, order.sentence, caused=order.caused)
         self._ordered.order(run, order.incident, answer, now)
+
+
+def _end(one: BadEnd) -> End:
+    age = max(0.0, time.monotonic() - one.at)
+    return End(incident=one.incident.id, diagnosis=one.diagnosis, age=age)

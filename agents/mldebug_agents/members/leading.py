@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.across.coordinator import MOVES, Coordinator
+from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
 from mldebug.across.members import Announcement, ClusterView, RunKey, Welcome
 from mldebug.across.membership import Call
 from mldebug.across.runs import run_id
@@ -35,6 +35,7 @@ MISSED = 2.5  # announcements that are due and have not come, after which a node
 ASK_DEADLINE = 60.0
 AT_ONCE = 4  # runs captured at the same time
 MAX_TOLD = 4  # runs listed in an error
+NOT_HERE = "no node shows it here any more: the job is over, or another agent coordinates"
 
 Find = Callable[[RunKey, int | None], Run | None]
 
@@ -59,6 +60,9 @@ class Leader:
         self._refusals = refusals
         self._coordinator = Coordinator()
         self._due = 0.0
+        self._unknown: dict[
+            str, float
+        ] = {}  # incident of a case that nobody shows here -> since when
         self._met: dict[Peer, float] = {}  # who has coordinated, and when he was heard last
         self.worker = Worker(
             "other nodes", lambda told: ask_all(talk, told), inbox, ASK_DEADLINE, AT_ONCE
@@ -77,6 +81,17 @@ class Leader:
             self._incidents.rename_case(known, incident)
         for incident, why in self._coordinator.ended():
             self._incidents.close_case(incident, "recovered" if why == MOVES else "ended", why)
+        self._close_others(now)
+
+    def _close_others(self, now: float) -> None:
+        """What an agent before us had open and nobody shows any more, and what somebody else coordinates by now."""
+        mine = self._coordinator.open() if self._leads(()) else frozenset()
+        for incident in self._incidents.cases:
+            if incident in mine:
+                self._unknown.pop(incident, None)
+            elif now - self._unknown.setdefault(incident, now) > DOUBT:
+                self._unknown.pop(incident)
+                self._incidents.close_case(incident, "ended", NOT_HERE)
 
     def met(self, peer: Peer, now: float) -> None:
         """Somebody else coordinates: should he fall silent, this is when he was heard last."""
@@ -136,7 +151,7 @@ class Leader:
         what = f"captured {nodes}, all within {told.spread:.1f} s"
         run = self._find(call.news.key, call.news.attempt)
         asked = self.judged(told.run.asked)
-        whole = self._incidents.together(run, call.incident, captures, asked, what)
+        whole = self._incidents.together(run, call.incident, captures, asked, what, call.cause)
         self._coordinator.captured(call.news, whole)
 
     def _leads(self, key: RunKey) -> bool:

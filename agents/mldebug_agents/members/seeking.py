@@ -8,9 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.across.members import MAX_MESSAGE, Announcement, Welcome, check_incident, read
+from mldebug.across.members import (
+    MAX_MESSAGE,
+    Announcement,
+    Welcome,
+    believed_welcome,
+    read,
+)
 from mldebug.errors import MldebugError
-from mldebug.redact import clean
 from mldebug_agents.members.talk import Peer, SilentError, Talk
 
 ANSWER = 5.0  # seconds
@@ -91,9 +96,7 @@ class Seeker:
     def _answer(self, candidate: Peer, body: bytes) -> Welcome | MldebugError:
         try:
             data = self._talk.ask(candidate, ANNOUNCE, body, timeout=ANSWER, most=MAX_MESSAGE)
-            welcome = read(data, Welcome)
-            for run in welcome.runs:
-                check_incident(run.incident)
+            welcome = believed_welcome(read(data, Welcome))
         except MldebugError as error:
             times = self._failed[candidate] = self._failed.get(candidate, 0) + 1
             pause = min(SELDOM, AGAIN * 2 ** min(times - 1, 10))
@@ -101,4 +104,4 @@ class Seeker:
             return error
         self._failed.pop(candidate, None)
         self._not_before.pop(candidate, None)
-        return msgspec.structs.replace(welcome, node=clean(welcome.node, 100))
+        return welcome
