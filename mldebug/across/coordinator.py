@@ -3,16 +3,19 @@
 `now` is monotonic seconds of this node. Of one run and attempt there is one open stall, whoever noticed it and however often.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
 from mldebug.across.members import (
+    MAX_RELAYED,
     MAX_RUNS,
     Announcement,
     ClusterView,
     End,
     MemberView,
+    Relayed,
     RunKey,
     RunNews,
     RunWord,
@@ -72,6 +75,43 @@ class Coordinator:
             return
         self.refused.pop(address, None)
         self._put(told.node, self._with_parts(Member(told, address, now), known))
+
+    def hear_of(self, told: Announcement, now: float) -> None:
+        """Take what a node says for others; who speaks for himself is believed first."""
+        for one in told.relayed:
+            known = self._members.get(one.node)
+            if known and not known.by and self._is_fresh(known, now):
+                continue
+            if known is None and len(self._members) >= MAX_MEMBERS:
+                continue
+            own = Announcement(
+                node=one.node,
+                agent=one.agent,
+                port=one.port,
+                circle=told.circle,
+                runs=one.runs,
+                version=told.version,
+            )
+            self._put(one.node, Member(own, one.address, now - one.age, by=told.node))
+
+    def relayed(self, circle: str, but: str, now: float) -> tuple[Relayed, ...]:
+        """What nodes of a circle have announced here themselves, for the one who coordinates."""
+        heard = (
+            (one, one.parts[circle])
+            for name, one in sorted(self._members.items())
+            if name != but and not one.by and circle in one.parts and self._is_fresh(one, now)
+        )
+        return tuple(
+            Relayed(
+                node=one.told.node,
+                agent=one.told.agent,
+                port=one.told.port,
+                address=one.address,
+                runs=part.runs,
+                age=max(0.0, now - part.at),
+            )
+            for one, part in itertools.islice(heard, MAX_RELAYED)
+        )
 
     def _put(self, node: str, new: Member | None) -> None:
         """Know a node anew, or no more."""
@@ -207,6 +247,16 @@ class Coordinator:
             one
             for name, one in self._members.items()
             if name not in known and not self._is_fresh(one, now)
+        )
+
+    def idle(self, call: Call, hosts: Collection[str], now: float) -> tuple[Member, ...]:
+        """Nodes of these names that are here, and have shown no rank of the run."""
+        known = {one.told.node for one in call.members}
+        short = {host.partition(".")[0] for host in hosts}
+        return tuple(
+            one
+            for name, one in self._members.items()
+            if name not in known and name.partition(".")[0] in short and self._is_fresh(one, now)
         )
 
     def word(self, news: RunNews, node: str, now: float) -> RunWord:

@@ -21,6 +21,8 @@ from mldebug.redact import clean
 SCHEMA = "mldebug.peer/1"
 MAX_MESSAGE = 1 << 20  # bytes
 MAX_RUNS = 256  # of one node
+MAX_LIST = 8192  # characters of a list of nodes
+MAX_RELAYED = 16  # nodes that one node speaks for
 MAX_LINES = 256  # culprits, or sentences, of one diagnosis
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
@@ -68,6 +70,18 @@ class RunNews(Noun, frozen=True, kw_only=True):
     signals: tuple[Signal, ...] = ()  # of its own
     incident: str = ""  # id of the stall that this node has noticed, or was told of
     end: End | None = None  # ranks of it have ended badly here
+    node_list: str = ""  # mldebug.model.Job
+
+
+class Relayed(Noun, frozen=True, kw_only=True):
+    """What another node announces to a node that follows the coordinator, and does not reach him itself."""
+
+    node: str
+    agent: str
+    port: int
+    address: str  # where the follower has heard it from
+    runs: tuple[RunNews, ...] = ()
+    age: float = 0.0  # seconds
 
 
 class Announcement(Message, frozen=True, kw_only=True):
@@ -78,6 +92,7 @@ class Announcement(Message, frozen=True, kw_only=True):
     port: int  # where it can be asked
     circle: str = ""  # which of its circles of nodes these runs are of: others are announced apart
     runs: tuple[RunNews, ...] = ()
+    relayed: tuple[Relayed, ...] = ()
 
 
 class Whole(Noun, frozen=True, kw_only=True):
@@ -106,6 +121,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     node: str
     agent: str
     pace: float = 0.0  # seconds until the next announcement at least, where nothing happens
+    follows: str = ""  # host of whoever coordinates, where it is not the one that answers
+    port: int = 0  # of the same
     runs: tuple[RunWord, ...] = ()
 
 
@@ -182,6 +199,16 @@ def believed(told: Announcement) -> Announcement:
         raise EvidenceError(f"{clean(told.node, 60)!r}:{told.port} is no node")
     runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
     words = {name: clean(getattr(told, name), 40) for name in ("agent", "version", "circle")}
+    relayed = tuple(map(_believed_relay, told.relayed[:MAX_RELAYED]))
+    return msgspec.structs.replace(told, runs=runs, relayed=relayed, **words)
+
+
+def _believed_relay(told: Relayed) -> Relayed:
+    port_fits, age_fits = 0 < told.port < 65_536, 0.0 <= told.age < math.inf
+    if not _NODE.fullmatch(told.node) or not port_fits or not age_fits:
+        raise EvidenceError(f"it relays {clean(told.node, 60)!r}:{told.port}, which is no node")
+    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
+    words = {name: clean(getattr(told, name), 60) for name in ("agent", "address")}
     return msgspec.structs.replace(told, runs=runs, **words)
 
 
@@ -194,6 +221,7 @@ def _believed_run(news: RunNews) -> RunNews:
     if wrong := wrong_ranks(ranks, news.world_size):
         raise EvidenceError(f"it {wrong}")
     words = {"name": clean(news.name, 200), "sentence": clean(news.sentence, 500)}
+    words["node_list"] = clean(news.node_list, MAX_LIST)
     stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
     end = None if news.end is None else _believed_end(news.end)
     return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end)
@@ -201,7 +229,9 @@ def _believed_run(news: RunNews) -> RunNews:
 
 def believed_welcome(told: Welcome) -> Welcome:
     """The same with its words cleaned; EvidenceError where an id cannot be."""
-    words = {name: clean(getattr(told, name), 100) for name in ("node", "agent")}
+    words = {name: clean(getattr(told, name), 100) for name in ("node", "agent", "follows")}
+    if told.follows and not 0 < told.port < 65_536:
+        raise EvidenceError("it follows nobody that can be asked")
     return msgspec.structs.replace(told, runs=tuple(map(_believed_word, told.runs)), **words)
 
 

@@ -23,6 +23,7 @@ class Member(NamedTuple):
     address: str  # host of its connection
     at: float
     parts: Mapping[str, Part] = {}
+    by: str = ""  # the node that speaks for it; "": itself
 
 
 class Call(NamedTuple):

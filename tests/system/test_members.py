@@ -494,6 +494,31 @@ def test_a_crash_and_the_hang_that_follows_are_one_incident(
         assert (own["kind"], named(own)) == ("abnormal_end", [(3, "n2")])
 
 
+def test_who_does_not_reach_the_coordinator_is_in_the_same_incident(
+    hosts: dict[str, NetworkHost], tmp_path: Path
+) -> None:
+    """n1 and n3 do not see each other; n2 sees both, and speaks for n3."""
+    options = ("--fault", "sleep", "--ranks", "3", "--after", "5")
+    with (
+        agents(hosts, tmp_path) as found,
+        job_on(list(hosts.values()), tmp_path / "job", 2, *options) as events,
+    ):
+        wait_for("rank 3 to sleep", (events / "strike.3").exists, STRIKE)
+        hosts["n3"].part(hosts["n1"])
+        try:
+            wait_for("the report over all nodes", lambda: whole(found["n1"]), 90)
+            wait_for("n3 to report", lambda: found["n3"].reports(), 60)
+            wait_for("one id", lambda: len(ids(found)) == 1, 60)
+            wait_for("n3 to know", lambda: knows(found["n3"]), 30)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{ids(found)}\n{told(found)}") from None
+        report = whole(found["n1"])
+        assert report is not None
+        assert states(report) == {"n1": "answered", "n2": "answered", "n3": "unable"}, told(found)
+        assert named(report) == [(3, "n2")], report["diagnosis"]
+        assert "n1 coordinates" in found["n3"].log
+
+
 def test_a_slow_link_is_waited_for(hosts: dict[str, NetworkHost], tmp_path: Path) -> None:
     options = ("--fault", "sleep", "--ranks", "3", "--after", "5")
     hosts["n2"].shape("1mbit")

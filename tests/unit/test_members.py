@@ -380,6 +380,39 @@ def test_dead_nodes_before_the_first_that_lives_keep_nobody(dead: int) -> None:
     assert found == peers[0]
 
 
+class Follower(Rack):
+    """n1 coordinates and is not reached, unless `reached`; n2 follows it, and so do all others."""
+
+    reached = False
+
+    def ask(self, to: Peer, *_: object, **__: object) -> bytes:
+        if to.host != "n1":
+            return msgspec.json.encode(Welcome(node=to.host, agent="x", follows="n1", port=1))
+        if not self.reached:
+            raise SilentError("no answer in 3 s")
+        return msgspec.json.encode(Welcome(node="n1", agent="y"))
+
+
+def test_who_does_not_reach_the_coordinator_has_somebody_who_does() -> None:
+    """Nobody coordinates beside him; as soon as he answers, he is told directly."""
+    net = Follower(0)
+    names = ("n1", "n2", "n3")
+    seeker = Seeker(net, [Peer(one, 1) for one in names], lambda: net.now)  # type: ignore[arg-type]
+    found = seeker.announce(TOLD)
+    assert (found.peer.host, found.welcome.follows) == ("n2", "n1")
+    net.reached = True
+    net.now += 600.0
+    assert seeker.announce(TOLD).peer.host == "n1"
+
+
+def test_peers_in_another_order_lead_to_the_same_coordinator() -> None:
+    net = Follower(0)
+    net.reached = True
+    peers = [Peer(one, 1) for one in ("n2", "n1")]
+    seeker = Seeker(net, peers, lambda: net.now)  # type: ignore[arg-type]
+    assert seeker.announce(TOLD).peer.host == "n1"
+
+
 # --- settings ----------------------------------------------------------------------------------------
 
 

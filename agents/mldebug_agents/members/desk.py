@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import msgspec
+
 from mldebug.across.coordinator import MOVES
 from mldebug.across.members import (
     Announcement,
@@ -22,6 +24,7 @@ from mldebug.across.members import (
     RunKey,
     RunNews,
     RunWord,
+    Welcome,
 )
 from mldebug.across.runs import job_key
 from mldebug.errors import MldebugError
@@ -106,7 +109,9 @@ class Members:
         if circle.found is None:
             return f"alone: {circle.trouble or 'no other agent has answered yet'}"
         if not circle.led_by(self.agent):
-            return f"{circle.found.welcome.node} coordinates"
+            told = circle.found.welcome
+            by = f", by way of {told.node}" if told.follows else ""
+            return f"{told.follows or told.node} coordinates{by}"
         count = self.leader.count(time.monotonic())
         return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
 
@@ -218,6 +223,7 @@ class Members:
             port=self._port,
             circle=circle.name,
             runs=(*runs, *ended),
+            relayed=self.leader.relayed(circle, now),
         )
 
     def _gone(self, one: BadEnd) -> RunNews:
@@ -248,6 +254,7 @@ class Members:
             signals=self._progress_of(job.id).own(now),
             incident=stall.id if stall else end.incident.id if end else "",
             end=_end(end) if end else None,
+            node_list=job.node_list,
         )
 
     def _run(self, key: RunKey, attempt: int | None = None) -> Run | None:
@@ -304,13 +311,36 @@ class Members:
         if answer.cancelled():
             return  # whoever asked has given up
         if isinstance(what, Announcement):
-            give(answer, self.leader.welcome(what, question.address, now))
+            give(answer, self._welcome(what, question.address, now))
         elif isinstance(what, CaptureOrder):
             self._capture_for(what, answer, now)
         elif isinstance(what, DumpOrder):
             self.leader.dump(what.job, answer, now)
         else:
             give(answer, self.leader.view(now))
+
+    def _welcome(self, told: Announcement, address: str, now: float) -> Welcome:
+        """The answer to an announcement; where somebody else coordinates, what we know of him."""
+        welcome = self.leader.welcome(told, address, now)
+        circle = self._circles.named(told.circle)
+        found = circle.found if circle is not None else None
+        if found is None or found.welcome.agent in (self.agent, told.agent):
+            return welcome
+        host, port = (found.welcome.follows, found.welcome.port)
+        to = Peer(host, port) if host else found.peer
+        words = tuple(self._word(news, now) for news in told.runs)
+        return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words)
+
+    def _word(self, news: RunNews, now: float) -> RunWord:
+        """What the coordinator has told us of a run, for a node that does not reach him."""
+        run = self._run(news.key, news.attempt)
+        if run is None:
+            return RunWord(key=news.key)
+        signals = self._progress_of(run.job.id).all(now)
+        incident = run.incident if run.incident and run.incident.shared else None
+        if incident is None:
+            return RunWord(key=news.key, signals=signals)
+        return RunWord(key=news.key, signals=signals, incident=incident.id, whole=incident.whole)
 
     def _capture_for(
         self, order: CaptureOrder, answer: "Future[NodeCapture | None]", now: float

@@ -73,6 +73,8 @@ def app(
             why = f"it calls itself {told.node}, and {error}"
             refused.count("name", who.address, why)
             raise MldebugError(why) from error
+        if proof is not None and proof.named:
+            told = msgspec.structs.replace(told, relayed=())  # each speaks for itself alone
         return msgspec.json.encode(await _answer(ask(told, who.address), ANSWER))
 
     async def ordered(body: bytes, who: Asker) -> bytes:

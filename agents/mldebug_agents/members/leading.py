@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 
 from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.across.members import Announcement, ClusterView, RunKey, Welcome
+from mldebug.across.members import Announcement, ClusterView, Relayed, RunKey, Welcome
 from mldebug.across.membership import Call
+from mldebug.across.merge import Run as MergedRun
 from mldebug.across.runs import run_id
 from mldebug.errors import MldebugError
 from mldebug.model import Asked, AskedNode
 from mldebug.redact import clean
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
+from mldebug_agents.members.candidates import listed
 from mldebug_agents.members.circles import Circle, Circles
 from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.talk import Peer, Talk
@@ -34,6 +36,7 @@ BEAT = 0.5  # seconds between two looks at all nodes: each costs the more, the m
 MISSED = 2.5  # announcements that are due and have not come, after which a node is silent
 ASK_DEADLINE = 60.0
 AT_ONCE = 4  # runs captured at the same time
+SCHEDULER = "the scheduler"
 MAX_TOLD = 4  # runs listed in an error
 NOT_HERE = "no node shows it here any more: the job is over, or another agent coordinates"
 
@@ -102,9 +105,16 @@ class Leader:
         self._coordinator.hear(told, address, now)
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
+        self._coordinator.hear_of(told, now)
         words = tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
         pace = self._coordinator.pace
         return Welcome(node=self._node, agent=self._agent, pace=pace, runs=words)
+
+    def relayed(self, circle: Circle, now: float) -> tuple[Relayed, ...]:
+        """Of those that come to us although somebody else coordinates."""
+        if circle.found is None or circle.led_by(self._agent):
+            return ()
+        return self._coordinator.relayed(circle.name, self._node, now)
 
     def view(self, now: float) -> ClusterView:
         """All nodes that have announced themselves here."""
@@ -150,7 +160,7 @@ class Leader:
         nodes = "1 node" if len(captures) == 1 else f"{len(captures)} nodes"
         what = f"captured {nodes}, all within {told.spread:.1f} s"
         run = self._find(call.news.key, call.news.attempt)
-        asked = self.judged(told.run.asked)
+        asked = self._listed(told.run)
         whole = self._incidents.together(run, call.incident, captures, asked, what, call.cause)
         self._coordinator.captured(call.news, whole)
 
@@ -163,6 +173,15 @@ class Leader:
         """Who goes on to announce himself is not silent, though he cannot be asked: an address, or a firewall."""
         nodes = tuple(self._alive(one) if one.state == "silent" else one for one in asked.nodes)
         return msgspec.structs.replace(asked, nodes=nodes, by=self._node)
+
+    def _listed(self, run: MergedRun) -> Asked:
+        """Where every node that the scheduler has given the run was asked, these are all that it has."""
+        asked = self.judged(run.asked)
+        lists = {one.job.node_list for one in run.captures}
+        hosts = listed(lists.pop()) if len(lists) == 1 else ()
+        short = {one.name.partition(".")[0] for one in asked.nodes}
+        whole = bool(hosts) and all(one.partition(".")[0] in short for one in hosts)
+        return msgspec.structs.replace(asked, listed_by=SCHEDULER if whole else "")
 
     def _alive(self, node: AskedNode) -> AskedNode:
         at, now = self._coordinator.heard(node.name), time.monotonic()
@@ -177,9 +196,10 @@ class Leader:
         peers = circle.candidates if circle is not None else ()
         view = self._coordinator.view(self._node, (one.host for one in peers), now)
         never = {one.node for one in view.members if one.seen is None}
+        idle = self._coordinator.idle(call, listed(call.news.node_list), now)
         lost = (
             ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
-            for one in self._coordinator.others(call, now)
+            for one in (*idle, *self._coordinator.others(call, now))
         )
         met = (ToAsk(one.host, one, self._met.get(one)) for one in peers if one.host in never)
         return (*lost, *met)

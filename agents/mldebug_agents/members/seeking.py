@@ -62,12 +62,23 @@ class Seeker:
             for candidate, answer in self._ask(some, body):
                 if isinstance(answer, Welcome):
                     self._last = candidate
-                    return Found(candidate, answer, tuple(why))
+                    return self._led(body, Found(candidate, answer, tuple(why)))
                 why.append(f"{candidate.host}: {answer.message}")
             if self._clock() > until:
                 break
         words = "; ".join(why[:3]) or "all are given some seconds"
         raise SilentError(f"no other agent coordinates: {words}")
+
+    def _led(self, body: bytes, found: Found) -> Found:
+        """Whom the one that answered follows, where he answers us, too; else that one speaks for us."""
+        told = found.welcome
+        leader = Peer(told.follows, told.port)
+        if not told.follows or not self._ready((leader,)):
+            return found
+        answer = self._answer(leader, body)
+        if isinstance(answer, Welcome) and not answer.follows:
+            return Found(leader, answer, found.passed)
+        return found
 
     def _groups(self) -> Iterator[tuple[Peer, ...]]:
         """Who is asked at once, one group after the other; who has just failed is in none."""
