@@ -36,6 +36,7 @@ from mldebug_agents.members.identity import (
 )
 from mldebug_agents.members.joining import join
 from mldebug_agents.members.refusals import Refusals
+from mldebug_agents.members.renewing import Renewing
 from mldebug_agents.members.seeking import ANNOUNCE, Seeker
 from mldebug_agents.members.talk import Peer, RefusedError, SilentError, Talk, peer
 from mldebug_agents.server import Server
@@ -552,6 +553,39 @@ def test_a_certificate_of_another_authority_is_refused(
             say(trusting._replace(client=mixed), there)
         wait_for("it to be counted", lambda: refusals.counts["certificate"] >= 1, 10)
     assert loop.asked == []
+
+
+def test_a_certificate_is_renewed_without_a_restart(site: Site, loop: Loop) -> None:
+    """On both ends: one that has expired is refused, its successor in the same files is taken."""
+    now = [0.0]
+    paths = {
+        name: (site.folder / f"{name}.pem", site.folder / f"{name}.key", site.ca)
+        for name in ("n1", "n2")
+    }
+    site.node("n1", "127.0.0.1", since=-2, until=-1)
+    site.node("n2", since=-2, until=-1)
+    first, second = (Renewing(*paths[name], clock=lambda: now[0]) for name in paths)
+    with guarded(first(), loop) as (there, _):
+
+        def say_n2() -> bytes:
+            first()
+            talk = Talk(second(), newest=second)
+            return talk.ask(there, ANNOUNCE, msgspec.json.encode(TOLD), timeout=5.0, most=1 << 20)
+
+        with pytest.raises(RefusedError, match="expired"):
+            say_n2()
+        site.node("n1", "127.0.0.1")
+        with pytest.raises(RefusedError, match="expired"):
+            say_n2()  # nobody has looked yet
+        now[0] += 31.0
+        with pytest.raises(RefusedError, match="does not take the certificate of this node"):
+            say_n2()
+        site.node("n2")
+        now[0] += 31.0
+        assert read(say_n2(), Welcome).node == "n1"
+        paths["n2"][0].write_text("no certificate")
+        now[0] += 31.0
+        assert read(say_n2(), Welcome).node == "n1"  # the one before stays
 
 
 def test_strangers_at_the_door_are_counted_and_told_of_once(

@@ -1,6 +1,7 @@
 """What the main loop does with other nodes, whoever gives up waiting and whatever fails."""
 
 import queue
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -325,6 +326,26 @@ def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) ->
     ]
     del replies["a3"]
     assert leader._listed(merge(Heard(replies)).runs[0]).listed_by == ""
+
+
+def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def few(thread: threading.Thread) -> None:
+        if len(started) > 1:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr("mldebug_agents.members.asking.threading.Thread.start", few)
+    replies = {
+        name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
+    }
+    told = asked(Nodes(replies)).run
+    assert told is not None
+    assert [one.node for one in told.captures] == ["a1", "a2", "a3"]
 
 
 def look(*progress: Progress) -> JobLook:
