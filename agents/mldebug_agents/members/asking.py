@@ -19,9 +19,9 @@ from mldebug.across.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.folding import unfold
 from mldebug.model import AskedNode
+from mldebug_agents.members.openapi import CAPTURE
 from mldebug_agents.members.talk import Peer, SilentError, Talk
 
-CAPTURE = "/peer/v1/capture"
 DEADLINE = 20.0  # seconds for one node
 AT_ONCE = 512  # connections
 MAX_AGE = 3600.0  # seconds

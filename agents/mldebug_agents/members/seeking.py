@@ -16,6 +16,7 @@ from mldebug.across.members import (
     read,
 )
 from mldebug.errors import MldebugError
+from mldebug_agents.members.openapi import ANNOUNCE
 from mldebug_agents.members.talk import Peer, SilentError, Talk
 
 ANSWER = 5.0  # seconds
@@ -25,7 +26,6 @@ AGAIN, SELDOM = (
 )  # seconds until a candidate that did not answer is asked again: twice as many each time
 AT_ONCE = 8  # candidates asked at the same time
 LONGEST = 20.0  # seconds, after which no others are asked in one round
-ANNOUNCE = "/peer/v1/announce"
 
 
 class Found(NamedTuple):
