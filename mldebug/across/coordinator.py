@@ -160,23 +160,23 @@ class Coordinator:
             stall = self._stalls.get((key, attempt))
             if stall is not None and not stall.over:
                 stall.noticed_by[member.told.node] = member.told.agent
-                self._one_id(stall, news)
+                self._one_id(stall, member, news)
                 if stall.again:
                     stall.again = False
                     yield self._call(stall, member, news)
                 continue
             if not news.incident or news.incident in self._past:
                 continue
-            cause = self._end(key, attempt)
+            cause = self._end(member, news)
             noticed = {member.told.node: member.told.agent}
             stall = Stall(cause.incident if cause else news.incident, noticed, cause=cause)
             self._stalls[key, attempt] = stall
             yield self._call(stall, member, news)
 
-    def _one_id(self, stall: Stall, news: RunNews) -> None:
+    def _one_id(self, stall: Stall, member: Member, news: RunNews) -> None:
         """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays."""
         first = stall.incident
-        if stall.cause is None and (cause := self._end(news.key, news.attempt)):
+        if stall.cause is None and (cause := self._end(member, news)):
             first, stall.cause, stall.again = cause.incident, cause, True
         elif stall.cause is None and news.incident and news.incident not in self._past:
             first = min(stall.incident, news.incident)
@@ -188,10 +188,19 @@ class Coordinator:
         members = tuple(one for one, _ in self._all(news.key, news.attempt))
         return Call(stall.incident, news, member.told.node, members, stall.cause)
 
-    def _end(self, key: RunKey, attempt: int) -> End | None:
-        """The bad end of ranks that came first: who hangs since then waits for those."""
-        shown = self._shown.get((key, attempt), {})
-        told = ((name, shown[name].end) for name in self._bad.get((key, attempt), ()))
+    def _end(self, member: Member, news: RunNews) -> End | None:
+        """The bad end of ranks that came first: who hangs since then waits for those.
+
+        Not what ended before this run began: the next run of a script may have the same master.
+        """
+        run = (news.key, news.attempt)
+        shown = self._shown.get(run, {})
+        began = member.at - news.age
+        told = (
+            (name, shown[name].end)
+            for name in self._bad.get(run, ())
+            if (end := shown[name].end) and self._members[name].at - end.age > began
+        )
         ends = [
             (end.age - self._members[name].at, name, end)
             for name, end in told

@@ -63,6 +63,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
     name: str = ""
     attempt: int = 0
     world_size: int = 1
+    age: float = 0.0  # seconds since its first rank has started; 0.0: not known
     ranks: str = ""  # folded
     step: int | None = None
     stage: str = "watching"

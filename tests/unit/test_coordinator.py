@@ -139,7 +139,8 @@ def test_who_hangs_because_of_a_crash_elsewhere_has_the_incident_of_the_crash() 
     one = Coordinator()
     one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
     for name in ("n1", "n3"):
-        one.hear(announced(name, news("0", "blamed", f"a{name}")), "10.0.0.1", 30.0)
+        told = announced(name, news("0", "blamed", f"a{name}", age=500.0))
+        one.hear(told, "10.0.0.1", 30.0)
     (call,) = one.due(30.0)
     assert (call.incident, call.cause) == ("zcrash", CRASH)
     assert [each.told.node for each in call.members] == ["n1", "n2", "n3"]
@@ -152,10 +153,21 @@ def test_the_word_of_a_crash_may_come_after_the_call() -> None:
     one = Coordinator()
     (call,) = three(one, 0.0, "blamed", "watching", "quiet", ids=("first", "", ""))
     assert call.cause is None
+    one.hear(announced("n1", news("0-1", "blamed", "first", age=500.0)), "10.0.0.1", 1.0)
     one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 1.0)
     (call,) = one.due(1.0)
     assert (call.incident, call.cause) == ("zcrash", CRASH)
     assert one.renamed() == [("first", "zcrash")]
+
+
+@pytest.mark.parametrize("age", [0.0, 39.0])
+def test_what_crashed_before_the_run_began_is_no_cause(age: float) -> None:
+    """Started again with the same master: it is another run, or nobody knows."""
+    one = Coordinator()
+    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
+    one.hear(announced("n1", news("0", "blamed", "first", age=age)), "10.0.0.1", 0.0)
+    (call,) = one.due(0.0)
+    assert (call.incident, call.cause) == ("first", None)
 
 
 def test_where_a_run_has_only_ended_it_does_not_live() -> None:

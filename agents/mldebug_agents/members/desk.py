@@ -214,8 +214,12 @@ class Members:
             for run in self._runs.values()
             if not run.unjudged and self._circles.of(run) is circle
         )
+        here = {(news.key, news.attempt) for news in runs}
         ended = tuple(
-            self._gone(one) for one in self._ended.values() if self._circles.of(one.run) is circle
+            news
+            for one in self._ended.values()
+            if self._circles.of(one.run) is circle
+            and ((news := self._gone(one)).key, news.attempt) not in here
         )
         return Announcement(
             node=self._node,
@@ -247,6 +251,7 @@ class Members:
             name=job.name,
             attempt=job.attempt,
             world_size=job.world_size,
+            age=max(0.0, time.time() - job.started_at) if job.started_at else 0.0,
             ranks=fold_ranks(rank.rank for rank in job.ranks),
             step=run.seen.step if run.seen else None,
             stage=str(told.stage) if told else "watching",
