@@ -335,7 +335,9 @@ class Incidents:
     ) -> None:
         known = self._ends.pop(run.job.id, None)
         job = msgspec.structs.replace(ending.job, ranks=ending.identities or ending.job.ranks)
-        at = known.at if known else self._clock.steady()
+        first = min((one.at for one in ending.exits if one.at), default=self._clock.now())
+        since = max(0.0, self._clock.now() - first)
+        at = known.at if known else self._clock.steady() - since
         end_ = BadEnd(Run(job, run.watch), incident, judgement.diagnosis, at)
         self._ends = dict(list(self._ends.items())[1 - ENDS :]) | {run.job.id: end_}
 

@@ -189,24 +189,20 @@ class Coordinator:
         return Call(stall.incident, news, member.told.node, members, stall.cause)
 
     def _end(self, member: Member, news: RunNews) -> End | None:
-        """The bad end of ranks that came first: who hangs since then waits for those.
+        """The bad end of ranks that came first: who hangs since then waits for those. One that names somebody goes before.
 
         Not what ended before this run began: the next run of a script may have the same master.
         """
         run = (news.key, news.attempt)
         shown = self._shown.get(run, {})
         began = member.at - news.age
-        told = (
-            (name, shown[name].end)
-            for name in self._bad.get(run, ())
-            if (end := shown[name].end) and self._members[name].at - end.age > began
-        )
+        told = ((self._members[name].at, shown[name].end) for name in self._bad.get(run, ()))
         ends = [
-            (end.age - self._members[name].at, name, end)
-            for name, end in told
-            if end is not None and end.incident not in self._past
+            (not end.diagnosis.culprits, at - end.age, end.incident, end)
+            for at, end in told
+            if end is not None and at - end.age > began and end.incident not in self._past
         ]
-        return max(ends, key=lambda one: one[:2])[2] if ends else None
+        return min(ends, key=lambda one: one[:3])[3] if ends else None
 
     def failed(self, news: RunNews) -> bool:
         """Nothing came of a call: it is due again, a few times. False: it is not."""

@@ -19,7 +19,7 @@ from mldebug.across.members import (
 from mldebug.across.membership import Call
 from mldebug.across.runs import run_id
 from mldebug.errors import EvidenceError
-from mldebug.model import Confidence, Diagnosis, Verdict
+from mldebug.model import Confidence, Culprit, Diagnosis, Verdict
 from mldebug.nodeview.cluster import cluster_lines, stalled
 
 KEY = ("env", "", "n1:29500")
@@ -168,6 +168,20 @@ def test_what_crashed_before_the_run_began_is_no_cause(age: float) -> None:
     one.hear(announced("n1", news("0", "blamed", "first", age=age)), "10.0.0.1", 0.0)
     (call,) = one.due(0.0)
     assert (call.incident, call.cause) == ("first", None)
+
+
+def test_of_several_ends_the_first_that_names_somebody_is_the_cause() -> None:
+    """The others lost their peer: they say so earlier, and name nobody."""
+    culprit = Culprit(kind="rank", rank=2, node="n2", pid=1, reason="was killed")
+    named = msgspec.structs.replace(CRASH.diagnosis, culprits=(culprit,))
+    crash = msgspec.structs.replace(CRASH, diagnosis=named, age=39.0)
+    one = Coordinator()
+    follows = msgspec.structs.replace(CRASH, incident="afollows")
+    one.hear(announced("n1", news("0", "blamed", "first", age=500.0)), "10.0.0.1", 0.0)
+    one.hear(announced("n2", news("", "ended", end=crash)), "10.0.0.2", 0.0)
+    one.hear(announced("n3", news("", "ended", end=follows)), "10.0.0.3", 0.0)
+    (call,) = one.due(0.0)
+    assert call.cause == crash
 
 
 def test_where_a_run_has_only_ended_it_does_not_live() -> None:
