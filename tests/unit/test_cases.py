@@ -1,5 +1,6 @@
 """Stalls that are told for all nodes: of runs without a rank here, and of runs of which ranks had ended badly before."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def all_nodes() -> Merged:
 def crash(all_nodes: Merged) -> tuple[Run, Ending]:
     """Rank 5 of the third node dies of SIGSEGV."""
     job = all_nodes.captures[2].job
-    gone = RankExit(rank=5, pid=7, at=1000.0, moment=1, status=11, source="its exit status")
+    gone = RankExit(
+        rank=5, pid=7, at=time.time() - 2.0, moment=1, status=11, source="its exit status"
+    )
     ending = Ending(job=job, identities=job.ranks, exits=(gone,), living=(4,))
     return Run(job, StallWatch(StallSettings())), ending
 
