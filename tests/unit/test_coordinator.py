@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mldebug.across.coordinator import DOUBT, FRESH, KEPT, MOVES, Coordinator
+from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
 from mldebug.across.members import (
     SCHEMA,
     Announcement,
@@ -17,6 +17,7 @@ from mldebug.across.members import (
     read,
 )
 from mldebug.across.membership import Call
+from mldebug.across.roster import FRESH, KEPT
 from mldebug.across.runs import run_id
 from mldebug.errors import EvidenceError
 from mldebug.model import Confidence, Culprit, Diagnosis, Verdict

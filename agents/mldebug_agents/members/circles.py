@@ -7,8 +7,8 @@ import logging
 import queue
 from collections.abc import Iterator, Mapping
 
-from mldebug.across.coordinator import SLOWEST
 from mldebug.across.members import Announcement
+from mldebug.across.roster import SLOWEST
 from mldebug.across.runs import run_id
 from mldebug.errors import MldebugError
 from mldebug_agents.members.candidates import candidates
