@@ -7,8 +7,7 @@ costs reports, never the loop.
 import logging
 import platform
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -30,11 +29,12 @@ from mldebug.incident import (
     say,
     write_report,
 )
-from mldebug.model import Asked, Diagnosis, Gap, Judgement, NodeCapture
+from mldebug.model import Asked, Gap, Judgement, NodeCapture
 from mldebug.recorded import ASKED
 from mldebug.report.build import State, make_id
 from mldebug.report.html import render_html
 from mldebug.stall.signals import Decision
+from mldebug_agents.badends import BadEnds
 from mldebug_agents.cases import Cases
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.runs import Run
@@ -44,16 +44,6 @@ from mldebug_agents.state.rows import Row
 log = logging.getLogger("mldebug")
 
 PATIENCE = 90.0  # seconds that a report waits for its first capture
-ENDS, END_KEPT = 16, 3600.0  # bad ends that other nodes are told of, and for how many seconds
-
-
-class BadEnd(NamedTuple):
-    """Ranks of a run have ended badly here. `run`: as it was then; `at`: monotonic."""
-
-    run: Run
-    incident: Incident
-    diagnosis: Diagnosis
-    at: float
 
 
 class Incidents:
@@ -67,7 +57,7 @@ class Incidents:
         self._last_id = ""
         self._node = platform.node()
         self.cases = Cases(ledger)
-        self._ends: dict[str, BadEnd] = {}  # by job
+        self.bad_ends = BadEnds(self._clock)
 
     def recall(self, run: Run) -> None:
         """An incident that was open before our restart goes on under its id, whatever was told meanwhile."""
@@ -176,8 +166,7 @@ class Incidents:
             known = say(known, now, "other nodes know it already: from now on under their id")
         if known == run.incident and known.shared:
             return
-        if (ended := self._ends.get(run.job.id)) is not None:
-            self._ends[run.job.id] = ended._replace(incident=known)
+        self.bad_ends.renamed(run.job.id, known)
         run.incident = known = msgspec.structs.replace(known, shared=True)
         self._keep(run)
         if run.judgement is not None:
@@ -227,8 +216,7 @@ class Incidents:
             id=incident_id, key=incident_id, job_id=job.id, job=job, detected_at=now, why=why,
             versions=_versions(),
         )  # fmt: skip
-        ended = (one.incident for one in self._ends.values() if one.incident.id == incident_id)
-        return self.cases.get(incident_id) or next(ended, new)
+        return self.cases.get(incident_id) or self.bad_ends.incident(incident_id) or new
 
     def told(self, run: Run, whole: Whole) -> None:
         """What all nodes together have come to, where another one has put it together."""
@@ -328,23 +316,7 @@ class Incidents:
             self._count(run.incident, run.judgement)
         log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
         self._write(run.incident, run.judgement, run.job.uid)
-        self._remember_end(run, ending, run.incident, run.judgement)
-
-    def _remember_end(
-        self, run: Run, ending: Ending, incident: Incident, judgement: Judgement
-    ) -> None:
-        known = self._ends.pop(run.job.id, None)
-        job = msgspec.structs.replace(ending.job, ranks=ending.identities or ending.job.ranks)
-        first = min((one.at for one in ending.exits if one.at), default=self._clock.now())
-        since = max(0.0, self._clock.now() - first)
-        at = known.at if known else self._clock.steady() - since
-        end_ = BadEnd(Run(job, run.watch), incident, judgement.diagnosis, at)
-        self._ends = dict(list(self._ends.items())[1 - ENDS :]) | {run.job.id: end_}
-
-    def ends(self) -> Mapping[str, BadEnd]:
-        """The bad ends of the last hour, by job: those of other nodes may wait for these ranks."""
-        now = self._clock.steady()
-        return {job: one for job, one in self._ends.items() if now - one.at < END_KEPT}
+        self.bad_ends.note(run, ending, run.incident, run.judgement)
 
     def note(self, run: Run, at: float, words: str) -> None:
         """One more line in the timeline of an open incident; it is written with the next report."""

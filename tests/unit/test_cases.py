@@ -101,7 +101,7 @@ def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: M
     run, ending = crash(all_nodes)
     there = Incidents(Books({}))
     there.failed(run, ending, judge_ending(ending))
-    (told,) = there.ends().values()
+    (told,) = there.bad_ends.recent().values()
     cause = End(incident=told.incident.id, diagnosis=told.diagnosis)
 
     books = Books({})

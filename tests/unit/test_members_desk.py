@@ -31,8 +31,10 @@ from mldebug.model import Asked, AskedNode, Job, NodeCapture, RankIdentity
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents import BadEnd, owner_of
+from mldebug_agents.badends import BadEnds
+from mldebug_agents.incidents import owner_of
 from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.life.clock import Clock
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
@@ -60,11 +62,8 @@ class Books:
 
     def __init__(self) -> None:
         self.done: list[tuple[str, ...]] = []
-        self.ended: dict[str, BadEnd] = {}
+        self.bad_ends = BadEnds(Clock())
         self.cases: list[str] = []
-
-    def ends(self) -> dict[str, BadEnd]:
-        return self.ended
 
     def called(self, run: Run, incident: str, sentence: str, *, caused: bool = False) -> None:
         self.done.append(("called", incident))

@@ -20,7 +20,6 @@ from mldebug.across.members import (
     Announcement,
     CaptureOrder,
     DumpOrder,
-    End,
     RunKey,
     RunNews,
     RunWord,
@@ -28,13 +27,14 @@ from mldebug.across.members import (
 )
 from mldebug.across.runs import job_key
 from mldebug.errors import MldebugError
-from mldebug.folding import fold_ranks
 from mldebug.model import Gap, NodeCapture
 from mldebug.stall.signals import Stage
-from mldebug_agents.incidents import BadEnd, Incidents
+from mldebug_agents.badends import BadEnd
+from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.members.circles import ALONE, Circle, Circles
 from mldebug_agents.members.leading import Leader
+from mldebug_agents.members.news import gone, news_of
 from mldebug_agents.members.ordered import Ordered
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.refusals import Refusals
@@ -126,7 +126,9 @@ class Members:
             for job_id in known.keys() - runs.keys():
                 del known[job_id]
         self._ended = {
-            job_id: one for job_id, one in self._incidents.ends().items() if job_id not in runs
+            job_id: one
+            for job_id, one in self._incidents.bad_ends.recent().items()
+            if job_id not in runs
         }
         self._circles.sort({**runs, **{job: one.run for job, one in self._ended.items()}}, now)
         for circle in self._circles:
@@ -209,8 +211,9 @@ class Members:
             self._capture(run)
 
     def _announcement(self, circle: Circle, now: float) -> Announcement:
+        bad = self._incidents.bad_ends.recent()
         runs = tuple(
-            self._news(run, now)
+            news_of(run, self._node, self._progress_of(run.job.id), bad.get(run.job.id), now)
             for run in self._runs.values()
             if not run.unjudged and self._circles.of(run) is circle
         )
@@ -219,7 +222,7 @@ class Members:
             news
             for one in self._ended.values()
             if self._circles.of(one.run) is circle
-            and ((news := self._gone(one)).key, news.attempt) not in here
+            and ((news := gone(one, self._node)).key, news.attempt) not in here
         )
         return Announcement(
             node=self._node,
@@ -228,38 +231,6 @@ class Members:
             circle=circle.name,
             runs=(*runs, *ended),
             relayed=self.leader.relayed(circle, now),
-        )
-
-    def _gone(self, one: BadEnd) -> RunNews:
-        """A run of which nothing is left here."""
-        return RunNews(
-            key=job_key(one.run.job, self._node),
-            name=one.run.job.name,
-            attempt=one.run.job.attempt,
-            world_size=one.run.job.world_size,
-            stage="ended",
-            sentence=one.diagnosis.summary,
-            end=_end(one),
-        )
-
-    def _news(self, run: Run, now: float) -> RunNews:
-        job, told = run.job, run.decision
-        end = self._incidents.ends().get(job.id)
-        stall = run.incident if run.incident and run.incident.kind == "stall" else None
-        return RunNews(
-            key=job_key(job, self._node),
-            name=job.name,
-            attempt=job.attempt,
-            world_size=job.world_size,
-            age=max(0.0, time.time() - job.started_at) if job.started_at else 0.0,
-            ranks=fold_ranks(rank.rank for rank in job.ranks),
-            step=run.seen.step if run.seen else None,
-            stage=str(told.stage) if told else "watching",
-            sentence=told.sentence if told else "",
-            signals=self._progress_of(job.id).own(now),
-            incident=stall.id if stall else end.incident.id if end else "",
-            end=_end(end) if end else None,
-            node_list=job.node_list,
         )
 
     def _run(self, key: RunKey, attempt: int | None = None) -> Run | None:
@@ -358,8 +329,3 @@ class Members:
             self._held.pop(run.job.id, None)
             self._incidents.called(run, order.incident, order.sentence, caused=order.caused)
         self._ordered.order(run, order.incident, answer, now)
-
-
-def _end(one: BadEnd) -> End:
-    age = max(0.0, time.monotonic() - one.at)
-    return End(incident=one.incident.id, diagnosis=one.diagnosis, age=age)
