@@ -127,6 +127,11 @@ class Roster:
         known = self._members.get(node)
         return known.at if known else None
 
+    def is_relayed(self, node: str) -> bool:
+        """Does another node speak for it?"""
+        known = self._members.get(node)
+        return known is not None and bool(known.by)
+
     @property
     def patience(self) -> float:
         """Seconds for which an announcement holds."""

@@ -516,7 +516,7 @@ def test_who_does_not_reach_the_coordinator_is_in_the_same_incident(
         assert report is not None
         assert states(report) == {"n1": "answered", "n2": "answered", "n3": "unable"}, told(found)
         assert named(report) == [(3, "n2")], report["diagnosis"]
-        assert "n1 coordinates" in found["n3"].log
+        assert "n1 coordinates, by way of n2" in found["n3"].log
 
 
 def test_a_slow_link_is_waited_for(hosts: dict[str, NetworkHost], tmp_path: Path) -> None:

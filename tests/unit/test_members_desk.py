@@ -14,6 +14,7 @@ from mldebug.across.members import (
     Announcement,
     CaptureOrder,
     DumpOrder,
+    Relayed,
     RunNews,
     RunWord,
     Signal,
@@ -345,6 +346,17 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
     told = asked(Nodes(replies)).run
     assert told is not None
     assert [one.node for one in told.captures] == ["a1", "a2", "a3"]
+
+
+def test_who_is_spoken_for_is_not_silent(loop: Loop) -> None:
+    other = Relayed(node="n8", agent="c", port=7, address="10.0.0.8", age=6.0)
+    loop.ask(Announcement(node="n7", agent="7", port=1, relayed=(other,)))
+    nodes = (AskedNode(name="n8", state="silent", reason="no answer"),)
+    (judged,) = loop.members.leader.judged(Asked(nodes=nodes)).nodes
+    assert (judged.state, judged.reason) == (
+        "unable",
+        "no answer, and it has announced itself 6 s ago",
+    )
 
 
 def look(*progress: Progress) -> JobLook:

@@ -32,7 +32,7 @@ from mldebug.stall.signals import Stage
 from mldebug_agents.badends import BadEnd
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.members.circles import ALONE, Circle, Circles
+from mldebug_agents.members.circles import ALONE, Circle, Circles, leader_words
 from mldebug_agents.members.leading import Leader
 from mldebug_agents.members.news import gone, news_of
 from mldebug_agents.members.ordered import Ordered
@@ -109,9 +109,7 @@ class Members:
         if circle.found is None:
             return f"alone: {circle.trouble or 'no other agent has answered yet'}"
         if not circle.led_by(self.agent):
-            told = circle.found.welcome
-            by = f", by way of {told.node}" if told.follows else ""
-            return f"{told.follows or told.node} coordinates{by}"
+            return leader_words(circle.found.welcome)
         count = self.leader.count(time.monotonic())
         return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
 

@@ -185,7 +185,10 @@ class Leader:
 
     def _alive(self, node: AskedNode) -> AskedNode:
         at, now = self._coordinator.heard(node.name), time.monotonic()
-        if at is None or now - at > MISSED * max(self._interval, self._coordinator.pace):
+        patience = MISSED * max(self._interval, self._coordinator.pace)
+        if self._coordinator.is_relayed(node.name):
+            patience = self._coordinator.patience  # it tries to reach us itself each time
+        if at is None or now - at > patience:
             return node
         reason = f"{node.reason}, and it has announced itself {now - at:.0f} s ago"
         return msgspec.structs.replace(node, state="unable", reason=reason)
