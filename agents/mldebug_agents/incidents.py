@@ -148,6 +148,7 @@ class Incidents:
         `caused`: that of a bad end on another node, which came first.
         """
         known, now = run.incident, self._clock.now()
+        old = known.id if known is not None else ""
         if known is None:
             known = Incident(
                 id=incident_id,
@@ -161,7 +162,6 @@ class Incidents:
             )
             known = say(known, now, f"incident opened: {sentence}")
         elif incident_id != known.id and (caused or _goes_on(known, incident_id)):
-            self._ledger.drop(known.id)
             known = msgspec.structs.replace(known, id=incident_id)
             known = say(known, now, "other nodes know it already: from now on under their id")
         if known == run.incident and known.shared:
@@ -172,6 +172,8 @@ class Incidents:
         if run.judgement is not None:
             run.judgement = judge(known)
             self._write(known, run.judgement, run.job.uid)
+        if old not in ("", known.id):
+            self._ledger.drop(old)  # behind the new one: at no moment there is neither
 
     def together(
         self,
@@ -235,12 +237,12 @@ class Incidents:
         """A stall of a run that has no rank here has another id from now on."""
         if (incident := self.cases.pop(known)) is None:
             return
-        self._ledger.drop(known)
         words = "other nodes know it already: from now on under their id"
         incident = msgspec.structs.replace(incident, id=incident_id)
         incident = say(incident, self._now(incident), words)
         self.cases.put(incident)
         self._write(incident, judge(incident), owner_of(incident.across))
+        self._ledger.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:
         """A stall of a run that has no rank here is over."""

@@ -57,6 +57,7 @@ class Books(Ledger):
         return ()
 
     def drop(self, report_id: str) -> None:
+        assert self.reports, "for a moment there is no report at all"
         self.dropped.append(report_id)
 
     def keep(self, *_: object) -> None:
@@ -132,6 +133,17 @@ def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: Merged) ->
     assert (report.kind, len(report.nodes)) == ("abnormal_end", 3)
     assert [one.rank for one in report.diagnosis.culprits] == [5]
     assert incidents.counts == {"abnormal_end/rank_exited": 1}
+
+
+def test_another_id_is_written_before_the_old_one_goes(all_nodes: Merged) -> None:
+    books = Books({})
+    incidents = Incidents(books)
+    run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
+    incidents.called(run, "second", "n2: no step")
+    incidents.captured(run, all_nodes.captures[0])
+    books.reports.clear()
+    incidents.called(run, "first", "n2: no step")
+    assert (list(books.reports), books.dropped) == (["first"], ["second"])
 
 
 def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: Merged) -> None:
