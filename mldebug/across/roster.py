@@ -21,6 +21,7 @@ from mldebug.across.members import (
 from mldebug.across.membership import Call, Member, Part, aged, another, lives
 
 FRESH = 15.0  # seconds that an announcement holds
+DIRECT = 5.0  # seconds in which who speaks for himself is believed before who speaks for him
 KEPT = 3600.0  # seconds that a node which was heard of is remembered
 MAX_MEMBERS = 8_192
 MAX_CIRCLES = 64  # of one node
@@ -70,7 +71,7 @@ class Roster:
         """Take what a node says for others; who speaks for himself is believed first."""
         for one in told.relayed:
             known = self._members.get(one.node)
-            if known and not known.by and self._is_fresh(known, now):
+            if known and not known.by and now - known.at < DIRECT + self.pace:
                 continue
             if known is None and len(self._members) >= MAX_MEMBERS:
                 continue

@@ -247,6 +247,8 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
     n2.hear_of(msgspec.structs.replace(ours, relayed=()), 102.0)
     n2.hear_of(ours, 102.0)
     assert [one.address for one in n2.view("n2", (), 102.0).members] == ["10.0.0.3"]
+    n2.hear_of(ours, 108.0)  # it comes no more, and still speaks by way of the other
+    assert n2.is_relayed("n3")
 
 
 def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
