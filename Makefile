@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench deb wheel-training clean
+.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale deb wheel-training clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ check: $(STAMP) ## lint, format, types, import rules
 
 bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table (ARGS="watch scrape": only those)
 	PYTHONPATH=tests $(RUN) tests/bench/all.py $(ARGS)
+
+bench-scale: $(STAMP) ## 64 and 1,024 simulated agents of 8 ranks: from the notice of a stall to the report (ARGS="256")
+	PYTHONPATH=tests $(RUN) tests/bench/members.py $(ARGS)
 
 deb: ## build the Debian package into dist/ (on Debian, without root)
 	deploy/debian/build-deb dist

@@ -6,13 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.across.members import Whole
+from mldebug.across.members import End, Whole
 from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending
 from mldebug.endings.judge import judge_ending
 from mldebug.endings.timeline import with_exits
 from mldebug.endings.written import judgement_of, with_gaps, without_processes
-from mldebug.model import Asked, Gap, Job, Judgement, NodeCapture, Noun
+from mldebug.model import Asked, Diagnosis, Gap, Job, Judgement, NodeCapture, Noun
 from mldebug.report.build import State, build_report, rfc3339
 from mldebug.report.changes import comparison, later_words
 from mldebug.reportmodel import (
@@ -56,6 +56,8 @@ class Incident(Noun, frozen=True, kw_only=True):
     asked: Asked | None = None  # the nodes that were asked for them
     shared: bool = False  # several nodes have it under this id: it is counted where their report is
     whole: Whole | None = None  # what all nodes together have come to, as the coordinator told it
+    counted: bool = False  # among the incidents of this node
+    cause: Diagnosis | None = None  # of ranks that ended badly on another node before
 
 
 def say(incident: Incident, at: float, what: str) -> Incident:
@@ -128,10 +130,13 @@ def _attempts(known: tuple[int, ...], ending: Ending) -> range:
 def judge(incident: Incident) -> Judgement:
     """What the first capture says, or the newest where the first names nobody: who is busy may be inert by then."""
     if incident.ending is not None:
-        return _judge_ending(incident, incident.ending)
-    if incident.across:
-        return diagnose(incident.across, incident.asked)
-    found = _judge_here(incident)
+        ended = _judge_ending(incident, incident.ending)
+        if not incident.across:
+            return ended
+        return after(ended.diagnosis, diagnose(incident.across, incident.asked))
+    if incident.across and (incident.whole is None or incident.whole.nodes < len(incident.across)):
+        return after(incident.cause, diagnose(incident.across, incident.asked))
+    found = diagnose(incident.across, incident.asked) if incident.across else _judge_here(incident)
     if incident.whole is None:
         return found
     return msgspec.structs.replace(found, diagnosis=incident.whole.diagnosis)
@@ -144,6 +149,26 @@ def add_across(
     if len(captures) < len(incident.across):
         return say(incident, at, f"again: {what}; the one of {len(incident.across)} nodes stays")
     return say(msgspec.structs.replace(incident, across=captures, asked=asked), at, what)
+
+
+def add_cause(incident: Incident, cause: End, at: float) -> Incident:
+    """Ranks had ended badly before: what the others do follows from that."""
+    known = incident.cause is not None
+    incident = msgspec.structs.replace(incident, cause=cause.diagnosis)
+    what = f"before, on another node: {cause.diagnosis.summary} (report {cause.incident})"
+    return incident if known else say(incident, at, what)
+
+
+def after(cause: Diagnosis | None, found: Judgement) -> Judgement:
+    """What was found of those that live, where others ended badly before: that is the verdict, the rest is evidence."""
+    if cause is None:
+        return found
+    told = found.diagnosis
+    summary = f"{cause.summary}; since then: {told.summary}" if told.summary else cause.summary
+    evidence = (*cause.evidence, *told.evidence)
+    steps = (*cause.next_steps, *told.next_steps)
+    whole = msgspec.structs.replace(cause, summary=summary, evidence=evidence, next_steps=steps)
+    return msgspec.structs.replace(found, diagnosis=whole)
 
 
 def add_whole(incident: Incident, whole: Whole, at: float) -> Incident:

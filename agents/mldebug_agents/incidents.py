@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from mldebug import __version__
-from mldebug.across.members import Whole
+from mldebug.across.members import End, Whole
 from mldebug.endings.facts import Ending
 from mldebug.endings.outcomes import Outcome
 from mldebug.incident import (
     Incident,
     add_across,
     add_capture,
+    add_cause,
     add_ending,
     add_gap,
     add_whole,
@@ -33,6 +34,8 @@ from mldebug.recorded import ASKED
 from mldebug.report.build import State, make_id
 from mldebug.report.html import render_html
 from mldebug.stall.signals import Decision
+from mldebug_agents.badends import BadEnds
+from mldebug_agents.cases import Cases
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.runs import Run
 from mldebug_agents.state.ledger import Ledger
@@ -53,7 +56,8 @@ class Incidents:
         self._clock = clock or Clock()
         self._last_id = ""
         self._node = platform.node()
-        self._cases: dict[str, Incident] = {}  # of runs that have no rank here, by id
+        self.cases = Cases(ledger)
+        self.bad_ends = BadEnds(self._clock)
 
     def recall(self, run: Run) -> None:
         """An incident that was open before our restart goes on under its id, whatever was told meanwhile."""
@@ -138,9 +142,13 @@ class Incidents:
 
     # --- across nodes ------------------------------------------------------------------------------
 
-    def called(self, run: Run, incident_id: str, sentence: str) -> None:
-        """Another node has noticed a stall of this run: it is one incident, under one id."""
+    def called(self, run: Run, incident_id: str, sentence: str, *, caused: bool = False) -> None:
+        """Another node has noticed a stall of this run: it is one incident, under one id.
+
+        `caused`: that of a bad end on another node, which came first.
+        """
         known, now = run.incident, self._clock.now()
+        old = known.id if known is not None else ""
         if known is None:
             known = Incident(
                 id=incident_id,
@@ -153,17 +161,19 @@ class Incidents:
                 versions=_versions(),
             )
             known = say(known, now, f"incident opened: {sentence}")
-        elif known.kind == "stall" and incident_id < known.id:  # of two ids the first stays
-            self._ledger.drop(known.id)
+        elif incident_id != known.id and (caused or _goes_on(known, incident_id)):
             known = msgspec.structs.replace(known, id=incident_id)
             known = say(known, now, "other nodes know it already: from now on under their id")
         if known == run.incident and known.shared:
             return
+        self.bad_ends.renamed(run.job.id, known)
         run.incident = known = msgspec.structs.replace(known, shared=True)
         self._keep(run)
         if run.judgement is not None:
             run.judgement = judge(known)
             self._write(known, run.judgement, run.job.uid)
+        if old not in ("", known.id):
+            self._ledger.drop(old)  # behind the new one: at no moment there is neither
 
     def together(
         self,
@@ -172,25 +182,33 @@ class Incidents:
         found: tuple[NodeCapture, ...],
         asked: Asked,
         what: str,
+        cause: End | None = None,
     ) -> Whole:
         """All nodes were captured: the report rests on all of them. `run`: where it has ranks here, too."""
         now = self._clock.now()
         incident = run.incident if run is not None else None
-        if incident is None or incident.kind != "stall":
+        if incident is None or (incident.kind != "stall" and incident.id != incident_id):
             run, incident = None, self._case(incident_id, found, now)
         again = bool(incident.across)
         incident = add_across(incident, found, asked, max(incident.detected_at, now), what)
+        if cause is not None and incident.ending is None:
+            incident = add_cause(incident, cause, max(incident.detected_at, now))
         judgement = judge(incident)
         if run is not None:
             run.incident, run.judgement = incident, judgement
             self._keep(run)
         else:
-            self._cases[incident_id] = incident
-        if not again:
+            self.cases.put(incident)
+        if not again and not incident.counted and incident.ending is None:
             self._count(incident, judgement)
         log.warning("%s: %s", found[0].job.name, judgement.diagnosis.summary)
         self._write(incident, judgement, owner_of(found))
-        return Whole(report=incident.id, node=self._node, diagnosis=judgement.diagnosis)
+        return Whole(
+            report=incident.id,
+            node=self._node,
+            nodes=len(incident.across),
+            diagnosis=judgement.diagnosis,
+        )
 
     def _case(self, incident_id: str, found: tuple[NodeCapture, ...], now: float) -> Incident:
         """Of a run that has no rank here."""
@@ -200,7 +218,7 @@ class Incidents:
             id=incident_id, key=incident_id, job_id=job.id, job=job, detected_at=now, why=why,
             versions=_versions(),
         )  # fmt: skip
-        return self._cases.get(incident_id, new)
+        return self.cases.get(incident_id) or self.bad_ends.incident(incident_id) or new
 
     def told(self, run: Run, whole: Whole) -> None:
         """What all nodes together have come to, where another one has put it together."""
@@ -217,17 +235,18 @@ class Incidents:
 
     def rename_case(self, known: str, incident_id: str) -> None:
         """A stall of a run that has no rank here has another id from now on."""
-        if (incident := self._cases.pop(known, None)) is None:
+        if (incident := self.cases.pop(known)) is None:
             return
-        self._ledger.drop(known)
         words = "other nodes know it already: from now on under their id"
         incident = msgspec.structs.replace(incident, id=incident_id)
-        incident = self._cases[incident_id] = say(incident, self._now(incident), words)
+        incident = say(incident, self._now(incident), words)
+        self.cases.put(incident)
         self._write(incident, judge(incident), owner_of(incident.across))
+        self._ledger.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:
         """A stall of a run that has no rank here is over."""
-        if (incident := self._cases.pop(incident_id, None)) is not None:
+        if (incident := self.cases.pop(incident_id)) is not None:
             self._end(incident, state, why, owner_of(incident.across), judge(incident))
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
@@ -299,6 +318,7 @@ class Incidents:
             self._count(run.incident, run.judgement)
         log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
         self._write(run.incident, run.judgement, run.job.uid)
+        self.bad_ends.note(run, ending, run.incident, run.judgement)
 
     def note(self, run: Run, at: float, words: str) -> None:
         """One more line in the timeline of an open incident; it is written with the next report."""
@@ -307,7 +327,8 @@ class Incidents:
 
     def close_story(self, run: Run, incident: Incident, state: State, why: str) -> Incident:
         """End an incident whose run may be gone. Returns it as it was written."""
-        closed = end(run.incident or incident, state, self._now(incident), why)
+        known = run.incident or self.cases.get(incident.id) or incident
+        closed = end(known, state, self._now(incident), why)
         self._write(closed, judge(closed), run.job.uid)
         if run.incident is not None:
             run.incident, run.judgement, run.capture = None, None, None
@@ -326,6 +347,7 @@ class Incidents:
 
     def _tell(self, run: Run, incident: Incident, judgement: Judgement) -> None:
         self._count(incident, judgement)
+        run.incident = msgspec.structs.replace(run.incident or incident, counted=True)
         log.warning("%s: %s", run.job.name, judgement.diagnosis.summary)
 
     def _count(self, incident: Incident, judgement: Judgement) -> None:
@@ -341,9 +363,9 @@ class Incidents:
         capture = msgspec.structs.replace(capture, taken_at=at)
         run.incident = add_capture(incident, capture)
         run.judgement = judge(run.incident)
-        self._keep(run)
         if first and incident.kind == "stall" and not incident.shared:
             self._tell(run, run.incident, run.judgement)
+        self._keep(run)
         self._write(run.incident, run.judgement, run.job.uid)
 
     def _keep(self, run: Run) -> None:
@@ -395,9 +417,15 @@ def evidence_files(incident: Incident) -> dict[str, bytes]:
     return files
 
 
+def _goes_on(known: Incident, incident_id: str) -> bool:
+    """Of two ids of one stall the first stays."""
+    return known.kind == "stall" and incident_id < known.id
+
+
 def _untold(incident: Incident) -> bool:
     """Was it left to another node to tell of it, which never did?"""
-    return incident.shared and incident.whole is None and not incident.across
+    known = incident.counted or incident.whole is not None
+    return incident.shared and not known and not incident.across
 
 
 def _versions() -> dict[str, str]:

@@ -68,9 +68,18 @@ class Server:
         app = Starlette(routes=[*self._public(), *self._private()])
         self._private_server = self._serve(app, door)
 
-    def serve_peers(self, app: Starlette, door: socket.socket, context: ssl.SSLContext) -> None:
-        """Serve other agents: who does not show the certificate of the shared key gets no further than the handshake."""
-        self._serve(app, Door(door, PEERS_EACH, PEERS), context)
+    def serve_peers(
+        self,
+        app: Starlette,
+        door: socket.socket,
+        context: ssl.SSLContext,
+        admits: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Serve other agents: who does not show the certificate of the shared key gets no further than the handshake.
+
+        `admits`: may somebody come from this address? Who may not does not get so far.
+        """
+        self._serve(app, Door(door, PEERS_EACH, PEERS, admits), context)
 
     def stop(self, timeout: float = 0.5) -> None:
         """Close the doors; waits at most `timeout` seconds for all of them."""

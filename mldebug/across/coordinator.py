@@ -1,31 +1,25 @@
-"""The memory of the agent that coordinates: who has announced what, and which stall is to be captured on which nodes. Pure.
+"""The memory of the agent that coordinates: which stall is to be captured on which nodes, and when it is over. Pure.
 
 `now` is monotonic seconds of this node. Of one run and attempt there is one open stall, whoever noticed it and however often.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.across.members import (
-    MAX_RUNS,
-    Announcement,
-    ClusterView,
-    MemberView,
-    RunKey,
-    RunNews,
-    RunWord,
-    Whole,
+from mldebug.across.members import End, RunKey, RunNews, RunWord, Whole
+from mldebug.across.membership import (
+    Call,
+    Member,
+    Stall,
+    first_of_each_kind,
+    lives,
+    signals_of,
 )
-from mldebug.across.membership import Call, Member, Part, Stall, aged, another, signals_of
+from mldebug.across.roster import Roster
 from mldebug.across.runs import run_id
 
-FRESH = 15.0  # seconds that an announcement holds
-KEPT = 3600.0  # seconds that a node which was heard of is remembered
-MAX_MEMBERS = 8_192
-MAX_CIRCLES = 64  # of one node
-EACH = 0.02  # seconds between two announcements to one coordinator, which cost it 2 ms each
-SLOWEST = 20.0  # seconds between two announcements of one node
+LOOK = 1.0  # seconds between two looks at who has progress to tell
 DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
 MAX_TRIES = 3  # of a call of which nothing came
 MAX_PAST = 256  # incidents that are remembered
@@ -34,46 +28,17 @@ GONE = "no node shows the job any more"
 BLAMED = "blamed"  # mldebug.stall.signals.Stage
 
 
-class Coordinator:
+class Coordinator(Roster):
     """Belongs to one thread."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}  # by name of the node
+        super().__init__()
         self._stalls: dict[tuple[RunKey, int], Stall] = {}
-        self.refused: dict[str, str] = {}  # address -> why
         self._ended: list[tuple[str, str]] = []
         self._renamed: list[tuple[str, str]] = []
         self._past: dict[str, str] = {}  # incident -> why it is over
         self._unknown: dict[str, float] = {}  # incident of a member, of no stall here -> since when
-
-    def hear(self, told: Announcement, address: str, now: float) -> None:
-        """Take an announcement; a second node of one name is not believed while the first is there."""
-        known = self._members.get(told.node)
-        if known and self._is_fresh(known, now) and another(known, told, address):
-            self.refused[address] = f"it calls itself {told.node}, as {known.address} does"
-            return
-        if known is None and len(self._members) >= MAX_MEMBERS:
-            self.refused[address] = f"there are {MAX_MEMBERS:,} nodes already"
-            return
-        self.refused.pop(address, None)
-        self._members[told.node] = self._with_parts(Member(told, address, now), known)
-
-    def _with_parts(self, new: Member, known: Member | None) -> Member:
-        """What it has announced in other circles holds as long as an announcement does."""
-        same = known is not None and known.told.agent == new.told.agent
-        before = dict(known.parts) if known and same else {}
-        before.pop(new.told.circle, None)
-        parts = {n: one for n, one in before.items() if new.at - one.at < self.patience}
-        shown = {news.key for news in new.told.runs}
-        others = tuple(
-            aged(news, new.at - one.at)
-            for one in parts.values()
-            for news in one.runs
-            if news.key not in shown
-        )
-        told = msgspec.structs.replace(new.told, runs=(*new.told.runs, *others)[:MAX_RUNS])
-        parts[new.told.circle] = Part(new.told.runs, new.at)
-        return new._replace(told=told, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
+        self._tellers: dict[tuple[RunKey, int], tuple[float, tuple[str, ...]]] = {}  # when, who
 
     def due(self, now: float, leads: Callable[[RunKey], bool] = lambda _: True) -> Iterator[Call]:
         """The stalls that nobody has been asked about yet; those that are over are let go.
@@ -87,25 +52,49 @@ class Coordinator:
             stall = self._stalls.get((key, attempt))
             if stall is not None and not stall.over:
                 stall.noticed_by[member.told.node] = member.told.agent
-                if news.incident and news.incident not in self._past:
-                    # there was another coordinator for a while: of two ids the first stays
-                    first = min(stall.incident, news.incident)
-                    if first != stall.incident:
-                        self._renamed.append((stall.incident, first))
-                    stall.incident = first
+                self._one_id(stall, member, news)
                 if stall.again:
                     stall.again = False
-                    yield self._call(stall.incident, member, news)
+                    yield self._call(stall, member, news)
                 continue
             if not news.incident or news.incident in self._past:
                 continue
+            cause = self._end(member, news)
             noticed = {member.told.node: member.told.agent}
-            self._stalls[key, attempt] = Stall(news.incident, noticed)
-            yield self._call(news.incident, member, news)
+            stall = Stall(cause.incident if cause else news.incident, noticed, cause=cause)
+            self._stalls[key, attempt] = stall
+            yield self._call(stall, member, news)
 
-    def _call(self, incident: str, member: Member, news: RunNews) -> Call:
-        members = tuple(one for one, _ in self._of(news.key, news.attempt))
-        return Call(incident, news, member.told.node, members)
+    def _one_id(self, stall: Stall, member: Member, news: RunNews) -> None:
+        """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays."""
+        first = stall.incident
+        if stall.cause is None and (cause := self._end(member, news)):
+            first, stall.cause, stall.again = cause.incident, cause, True
+        elif stall.cause is None and news.incident and news.incident not in self._past:
+            first = min(stall.incident, news.incident)
+        if first != stall.incident:
+            self._renamed.append((stall.incident, first))
+        stall.incident = first
+
+    def _call(self, stall: Stall, member: Member, news: RunNews) -> Call:
+        members = tuple(one for one, _ in self._all(news.key, news.attempt))
+        return Call(stall.incident, news, member.told.node, members, stall.cause)
+
+    def _end(self, member: Member, news: RunNews) -> End | None:
+        """The bad end of ranks that came first: who hangs since then waits for those. One that names somebody goes before.
+
+        Not what ended before this run began: the next run of a script may have the same master.
+        """
+        run = (news.key, news.attempt)
+        shown = self._shown.get(run, {})
+        began = member.at - news.age
+        told = ((self._members[name].at, shown[name].end) for name in self._bad.get(run, ()))
+        ends = [
+            (not end.diagnosis.culprits, at - end.age, end.incident, end)
+            for at, end in told
+            if end is not None and at - end.age > began and end.incident not in self._past
+        ]
+        return min(ends, key=lambda one: one[:3])[3] if ends else None
 
     def failed(self, news: RunNews) -> bool:
         """Nothing came of a call: it is due again, a few times. False: it is not."""
@@ -126,12 +115,16 @@ class Coordinator:
         told, self._ended = self._ended, []
         return told
 
+    def open(self) -> frozenset[str]:
+        """The incidents that are open."""
+        return frozenset(one.incident for one in self._stalls.values() if not one.over)
+
     def named(self, job: str) -> tuple[Call, ...]:
         """The runs of that name, or whose id begins so; as calls without an incident."""
         found: dict[tuple[RunKey, int], tuple[Member, RunNews]] = {}
         for member in self._members.values():
             for news in member.told.runs:
-                if job == news.name or run_id(news.key).startswith(job):
+                if lives(news) and (job == news.name or run_id(news.key).startswith(job)):
                     found.setdefault((news.key, news.attempt), (member, news))
         return tuple(
             Call("", news, member.told.node, tuple(one for one, _ in self._of(*key)))
@@ -144,22 +137,9 @@ class Coordinator:
         if stall is not None:
             stall.whole = whole
 
-    def others(self, call: Call, now: float) -> tuple[Member, ...]:
-        """Nodes that have announced themselves before, and not since: whoever has the run by now."""
-        known = {one.told.node for one in call.members}
-        return tuple(
-            one
-            for name, one in self._members.items()
-            if name not in known and not self._is_fresh(one, now)
-        )
-
     def word(self, news: RunNews, node: str, now: float) -> RunWord:
         """What one node is told about one of its runs."""
-        others = [
-            (one, each)
-            for one, each in self._of(news.key, news.attempt)
-            if one.told.node != node and self._is_fresh(one, now)
-        ]
+        others = self._telling(news.key, news.attempt, node, now)
         stall = self._stalls.get((news.key, news.attempt))
         told = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
         if news.incident and (why := self._over(news, stall, now)):
@@ -167,7 +147,27 @@ class Coordinator:
         if stall is None:
             return told
         whole = stall.whole and msgspec.structs.replace(stall.whole, report=stall.incident)
-        return msgspec.structs.replace(told, incident=stall.incident, over=stall.over, whole=whole)
+        return msgspec.structs.replace(
+            told,
+            incident=stall.incident,
+            caused=stall.cause is not None,
+            over=stall.over,
+            whole=whole,
+        )
+
+    def _telling(
+        self, key: RunKey, attempt: int, node: str, now: float
+    ) -> list[tuple[Member, RunNews]]:
+        """Some other nodes that have signs of progress to tell: looked for once a second, among all that there are."""
+        known = self._tellers.get((key, attempt))
+        if known is None or not 0.0 <= now - known[0] < LOOK:
+            found = ((one, each) for one, each in self._of(key, attempt) if each.signals)
+            fresh = ((one, each) for one, each in found if self._is_fresh(one, now))
+            known = self._tellers[key, attempt] = now, first_of_each_kind(fresh)
+        shown = self._shown.get((key, attempt), {})
+        names = (name for name in known[1] if name != node and name in shown)
+        some = ((self._members[name], shown[name]) for name in names)
+        return [(one, each) for one, each in some if self._is_fresh(one, now)]
 
     def _over(self, news: RunNews, stall: Stall | None, now: float) -> str:
         """Why the stall that a member still has open is none any more; "" while it may be one."""
@@ -179,62 +179,6 @@ class Coordinator:
         since = self._unknown.setdefault(news.incident, now)
         return MOVES if now - since > DOUBT else ""
 
-    def heard(self, node: str) -> float | None:
-        """When a node was heard of last."""
-        known = self._members.get(node)
-        return known.at if known else None
-
-    @property
-    def patience(self) -> float:
-        """Seconds for which an announcement holds."""
-        return FRESH + 2 * self.pace
-
-    @property
-    def pace(self) -> float:
-        """Seconds between two announcements of one node at least."""
-        return min(SLOWEST, EACH * len(self._members))
-
-    def fresh(self, now: float) -> tuple[str, ...]:
-        """The nodes that announce themselves."""
-        return tuple(
-            name for name, one in sorted(self._members.items()) if self._is_fresh(one, now)
-        )
-
-    def view(self, node: str, peers: Iterable[str], now: float) -> ClusterView:
-        """All nodes: who has announced itself, and which of the configured ones never has."""
-        found = [
-            MemberView(
-                node=name, address=one.address, version=one.told.version, seen=round(now - one.at, 1),
-                runs=one.told.runs,
-            )
-            for name, one in sorted(self._members.items())
-        ]  # fmt: skip
-        known = {*self._members, *(one.address for one in self._members.values())}
-        known |= {name.partition(".")[0] for name in self._members}
-        found += [
-            MemberView(node=name)
-            for name in peers
-            if name not in known and (name[:1].isdecimal() or name.partition(".")[0] not in known)
-        ]
-        return ClusterView(
-            coordinator=node,
-            silent_after=self.patience,
-            members=tuple(found),
-            refused=dict(self.refused),
-        )
-
-    def _is_fresh(self, member: Member, now: float) -> bool:
-        return now - member.at < self.patience
-
-    # --- inside ------------------------------------------------------------------------------------
-
-    def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
-        for name in sorted(self._members):
-            member = self._members[name]
-            for news in member.told.runs:
-                if (news.key, news.attempt) == (key, attempt):
-                    yield member, news
-
     def _blamed(self, now: float) -> Iterator[tuple[RunKey, int, Member, RunNews]]:
         for name in sorted(self._members):
             member = self._members[name]
@@ -243,7 +187,7 @@ class Coordinator:
                     yield news.key, news.attempt, member, news
 
     def _forget(self, now: float) -> None:
-        self._members = {n: one for n, one in self._members.items() if now - one.at < KEPT}
+        self._forget_old(now)
         for (key, attempt), stall in self._stalls.items():
             if stall.over:
                 continue
@@ -261,6 +205,7 @@ class Coordinator:
             if not stall.over or any(self._of(key, attempt))
         }
         self._stalls = {each: stall for each, stall in self._stalls.items() if each in here}
+        self._tellers = {each: one for each, one in self._tellers.items() if each in self._shown}
 
     def _ends(self, stall: Stall, shown: Mapping[str, tuple[Member, RunNews]], now: float) -> str:
         """Why it is over: by what is said, never by silence."""

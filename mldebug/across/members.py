@@ -21,6 +21,9 @@ from mldebug.redact import clean
 SCHEMA = "mldebug.peer/1"
 MAX_MESSAGE = 1 << 20  # bytes
 MAX_RUNS = 256  # of one node
+MAX_LIST = 8192  # characters of a list of nodes
+MAX_RELAYED = 16  # nodes that one node speaks for
+MAX_LINES = 256  # culprits, or sentences, of one diagnosis
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -45,6 +48,14 @@ class Signal(Noun, frozen=True, kw_only=True):
     age: float
 
 
+class End(Noun, frozen=True, kw_only=True):
+    """Ranks of a run ended badly on one node: what that node says of it."""
+
+    incident: str  # id of its report
+    diagnosis: Diagnosis
+    age: float = 0.0  # seconds
+
+
 class RunNews(Noun, frozen=True, kw_only=True):
     """One run on one node."""
 
@@ -52,12 +63,26 @@ class RunNews(Noun, frozen=True, kw_only=True):
     name: str = ""
     attempt: int = 0
     world_size: int = 1
+    age: float = 0.0  # seconds since its first rank has started; 0.0: not known
     ranks: str = ""  # folded
     step: int | None = None
     stage: str = "watching"
     sentence: str = ""
     signals: tuple[Signal, ...] = ()  # of its own
     incident: str = ""  # id of the stall that this node has noticed, or was told of
+    end: End | None = None  # ranks of it have ended badly here
+    node_list: str = ""  # mldebug.model.Job
+
+
+class Relayed(Noun, frozen=True, kw_only=True):
+    """What another node announces to a node that follows the coordinator, and does not reach him itself."""
+
+    node: str
+    agent: str
+    port: int
+    address: str  # where the follower has heard it from
+    runs: tuple[RunNews, ...] = ()
+    age: float = 0.0  # seconds
 
 
 class Announcement(Message, frozen=True, kw_only=True):
@@ -68,6 +93,7 @@ class Announcement(Message, frozen=True, kw_only=True):
     port: int  # where it can be asked
     circle: str = ""  # which of its circles of nodes these runs are of: others are announced apart
     runs: tuple[RunNews, ...] = ()
+    relayed: tuple[Relayed, ...] = ()
 
 
 class Whole(Noun, frozen=True, kw_only=True):
@@ -75,6 +101,7 @@ class Whole(Noun, frozen=True, kw_only=True):
 
     report: str  # id
     node: str  # where the report over all nodes is
+    nodes: int = 0  # captured
     diagnosis: Diagnosis
 
 
@@ -84,6 +111,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
     key: RunKey
     signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind
     incident: str = ""  # of the open stall of this run
+    caused: bool = False  # it is the id of a bad end that came before: it goes before any other
     over: str = ""  # why that stall is none any more: "" while it is open
     whole: Whole | None = None
 
@@ -94,6 +122,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     node: str
     agent: str
     pace: float = 0.0  # seconds until the next announcement at least, where nothing happens
+    follows: str = ""  # host of whoever coordinates, where it is not the one that answers
+    port: int = 0  # of the same
     runs: tuple[RunWord, ...] = ()
 
 
@@ -104,6 +134,7 @@ class CaptureOrder(Message, frozen=True, kw_only=True):
     attempt: int
     incident: str
     sentence: str = ""  # who has noticed what
+    caused: bool = False  # as in `RunWord`
 
 
 class DumpOrder(Message, frozen=True, kw_only=True):
@@ -169,6 +200,16 @@ def believed(told: Announcement) -> Announcement:
         raise EvidenceError(f"{clean(told.node, 60)!r}:{told.port} is no node")
     runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
     words = {name: clean(getattr(told, name), 40) for name in ("agent", "version", "circle")}
+    relayed = tuple(map(_believed_relay, told.relayed[:MAX_RELAYED]))
+    return msgspec.structs.replace(told, runs=runs, relayed=relayed, **words)
+
+
+def _believed_relay(told: Relayed) -> Relayed:
+    port_fits, age_fits = 0 < told.port < 65_536, 0.0 <= told.age < math.inf
+    if not _NODE.fullmatch(told.node) or not port_fits or not age_fits:
+        raise EvidenceError(f"it relays {clean(told.node, 60)!r}:{told.port}, which is no node")
+    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
+    words = {name: clean(getattr(told, name), 60) for name in ("agent", "address")}
     return msgspec.structs.replace(told, runs=runs, **words)
 
 
@@ -181,8 +222,50 @@ def _believed_run(news: RunNews) -> RunNews:
     if wrong := wrong_ranks(ranks, news.world_size):
         raise EvidenceError(f"it {wrong}")
     words = {"name": clean(news.name, 200), "sentence": clean(news.sentence, 500)}
+    words["node_list"] = clean(news.node_list, MAX_LIST)
     stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
-    return msgspec.structs.replace(news, **words, stage=stage, key=key)
+    end = None if news.end is None else _believed_end(news.end)
+    return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end)
+
+
+def believed_welcome(told: Welcome) -> Welcome:
+    """The same with its words cleaned; EvidenceError where an id cannot be."""
+    words = {name: clean(getattr(told, name), 100) for name in ("node", "agent", "follows")}
+    if told.follows and not 0 < told.port < 65_536:
+        raise EvidenceError("it follows nobody that can be asked")
+    return msgspec.structs.replace(told, runs=tuple(map(_believed_word, told.runs)), **words)
+
+
+def _believed_word(word: RunWord) -> RunWord:
+    check_incident(word.incident)
+    whole = word.whole
+    if whole is not None:
+        check_incident(whole.report)
+        node = clean(whole.node, 100)
+        whole = msgspec.structs.replace(whole, node=node, diagnosis=spoken(whole.diagnosis))
+    return msgspec.structs.replace(word, over=clean(word.over, 300), whole=whole)
+
+
+def _believed_end(end: End) -> End:
+    check_incident(end.incident)
+    if not end.incident or not 0.0 <= end.age < math.inf:
+        raise EvidenceError("it tells of an end that cannot be")
+    return msgspec.structs.replace(end, diagnosis=spoken(end.diagnosis))
+
+
+def spoken(told: Diagnosis) -> Diagnosis:
+    """What another node concludes, as it may be shown: words cleaned, and not too many."""
+    culprits = tuple(
+        msgspec.structs.replace(one, node=clean(one.node, 100), reason=clean(one.reason, 500))
+        for one in told.culprits[:MAX_LINES]
+    )
+    return msgspec.structs.replace(
+        told,
+        culprits=culprits,
+        summary=clean(told.summary, 2000),
+        evidence=tuple(clean(one, 1000) for one in told.evidence[:MAX_LINES]),
+        next_steps=tuple(clean(one, 500) for one in told.next_steps[:MAX_LINES]),
+    )
 
 
 def check_incident(incident: str) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.across.members import Announcement, RunKey, RunNews, Signal, Whole
+from mldebug.across.members import Announcement, End, RunKey, RunNews, Signal, Whole
 from mldebug.folding import fold_ranks, unfold
 
 
@@ -23,6 +23,7 @@ class Member(NamedTuple):
     address: str  # host of its connection
     at: float
     parts: Mapping[str, Part] = {}
+    by: str = ""  # the node that speaks for it; "": itself
 
 
 class Call(NamedTuple):
@@ -32,6 +33,7 @@ class Call(NamedTuple):
     news: RunNews  # as whoever noticed it says it
     noticed_by: str
     members: tuple[Member, ...]
+    cause: End | None = None  # ranks have ended badly before: the others wait for those
 
 
 class Stall(msgspec.Struct):
@@ -45,12 +47,18 @@ class Stall(msgspec.Struct):
     tries: int = 0  # calls that came to nothing
     again: bool = False  # it is to be called once more
     doubted: float | None = None  # since when nobody who noticed it is left, and nobody else does
+    cause: End | None = None
 
 
 def aged(news: RunNews, seconds: float) -> RunNews:
     """The same, told so much later."""
     signals = tuple(msgspec.structs.replace(one, age=one.age + seconds) for one in news.signals)
     return msgspec.structs.replace(news, signals=signals)
+
+
+def lives(news: RunNews) -> bool:
+    """Is it of ranks that live, and not of their end alone?"""
+    return bool(news.ranks) or news.end is None
 
 
 def another(known: Member, told: Announcement, address: str) -> bool:
@@ -67,6 +75,17 @@ def signals_of(others: list[tuple[Member, RunNews]], now: float) -> Iterator[Sig
                 seen.add(signal.kind)
                 age = max(0.0, signal.age) + now - member.at
                 yield msgspec.structs.replace(signal, age=age)
+
+
+def first_of_each_kind(shown: Iterable[tuple[Member, RunNews]]) -> tuple[str, ...]:
+    """The nodes that have each kind of signal first, and second for whoever is the first himself."""
+    found: dict[str, list[str]] = {}
+    for member, news in shown:
+        for signal in news.signals:
+            names = found.setdefault(signal.kind, [])
+            if len(names) < 2:
+                names.append(member.told.node)
+    return tuple(sorted({name for names in found.values() for name in names}))
 
 
 def ranks_of(members: Iterable[Member], key: RunKey) -> str:

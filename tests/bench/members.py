@@ -27,7 +27,7 @@ from mldebug.across.slimming import slim
 from mldebug.across.wire import pack
 from mldebug.model import NodeCapture
 from mldebug_agents.members.identity import Identity, derive, identity
-from mldebug_agents.members.seeking import ANNOUNCE
+from mldebug_agents.members.openapi import ANNOUNCE
 from mldebug_agents.members.talk import Peer, Talk
 from nodes import replies, run, sleeper
 from processes.harness import clean_environment, free_port, wait_for

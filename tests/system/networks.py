@@ -34,6 +34,11 @@ class NetworkHost(Host):
         argv = self.inside("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *words)
         subprocess.run(argv, check=True)
 
+    def part(self, other: "NetworkHost") -> None:
+        """Nothing goes from here to that host any more."""
+        argv = self.inside("ip", "route", "add", "blackhole", f"{other.address}/32")
+        subprocess.run(argv, check=True)
+
     def link(self, state: str) -> None:
         """Take its network `down` or `up`."""
         subprocess.run(self.inside("ip", "link", "set", "eth0", state), check=True)

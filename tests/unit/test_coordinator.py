@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from mldebug.across.coordinator import DOUBT, FRESH, KEPT, MOVES, Coordinator
+from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
 from mldebug.across.members import (
     SCHEMA,
     Announcement,
+    End,
     RunNews,
     RunWord,
     Signal,
@@ -16,9 +17,10 @@ from mldebug.across.members import (
     read,
 )
 from mldebug.across.membership import Call
+from mldebug.across.roster import FRESH, KEPT
 from mldebug.across.runs import run_id
 from mldebug.errors import EvidenceError
-from mldebug.model import Confidence, Diagnosis, Verdict
+from mldebug.model import Confidence, Culprit, Diagnosis, Verdict
 from mldebug.nodeview.cluster import cluster_lines, stalled
 
 KEY = ("env", "", "n1:29500")
@@ -122,6 +124,77 @@ def test_an_agent_that_was_started_again_has_noticed_nothing() -> None:
         one.hear(announced("n2", news("2-3", "quiet", "first")), "10.0.0.2", now)
         assert list(one.due(now)) == []
         assert one.ended() == ([("first", MOVES)] if now > DOUBT + 3.0 else [])
+
+
+CRASH = End(
+    incident="zcrash",
+    age=40.0,
+    diagnosis=Diagnosis(
+        verdict=Verdict.RANK_EXITED, culprits=(), confidence=Confidence.HIGH, summary="rank 2 crashed",
+        evidence=(), next_steps=(),
+    ),
+)  # fmt: skip
+
+
+def test_who_hangs_because_of_a_crash_elsewhere_has_the_incident_of_the_crash() -> None:
+    one = Coordinator()
+    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
+    for name in ("n1", "n3"):
+        told = announced(name, news("0", "blamed", f"a{name}", age=500.0))
+        one.hear(told, "10.0.0.1", 30.0)
+    (call,) = one.due(30.0)
+    assert (call.incident, call.cause) == ("zcrash", CRASH)
+    assert [each.told.node for each in call.members] == ["n1", "n2", "n3"]
+    word = one.word(news("0", "blamed", "an1"), "n1", 30.0)
+    assert (word.incident, word.caused) == ("zcrash", True)
+    assert list(one.due(31.0)) == []
+
+
+def test_the_word_of_a_crash_may_come_after_the_call() -> None:
+    one = Coordinator()
+    (call,) = three(one, 0.0, "blamed", "watching", "quiet", ids=("first", "", ""))
+    assert call.cause is None
+    one.hear(announced("n1", news("0-1", "blamed", "first", age=500.0)), "10.0.0.1", 1.0)
+    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 1.0)
+    (call,) = one.due(1.0)
+    assert (call.incident, call.cause) == ("zcrash", CRASH)
+    assert one.renamed() == [("first", "zcrash")]
+
+
+@pytest.mark.parametrize("age", [0.0, 39.0])
+def test_what_crashed_before_the_run_began_is_no_cause(age: float) -> None:
+    """Started again with the same master: it is another run, or nobody knows."""
+    one = Coordinator()
+    one.hear(announced("n2", news("", "ended", end=CRASH)), "10.0.0.2", 0.0)
+    one.hear(announced("n1", news("0", "blamed", "first", age=age)), "10.0.0.1", 0.0)
+    (call,) = one.due(0.0)
+    assert (call.incident, call.cause) == ("first", None)
+
+
+def test_of_several_ends_the_first_that_names_somebody_is_the_cause() -> None:
+    """The others lost their peer: they say so earlier, and name nobody."""
+    culprit = Culprit(kind="rank", rank=2, node="n2", pid=1, reason="was killed")
+    named = msgspec.structs.replace(CRASH.diagnosis, culprits=(culprit,))
+    crash = msgspec.structs.replace(CRASH, diagnosis=named, age=39.0)
+    one = Coordinator()
+    follows = msgspec.structs.replace(CRASH, incident="afollows")
+    one.hear(announced("n1", news("0", "blamed", "first", age=500.0)), "10.0.0.1", 0.0)
+    one.hear(announced("n2", news("", "ended", end=crash)), "10.0.0.2", 0.0)
+    one.hear(announced("n3", news("", "ended", end=follows)), "10.0.0.3", 0.0)
+    (call,) = one.due(0.0)
+    assert call.cause == crash
+
+
+def test_where_a_run_has_only_ended_it_does_not_live() -> None:
+    """Its stall is over when nobody shows living ranks any more."""
+    one = Coordinator()
+    three(one, 0.0, "blamed", "quiet", "quiet", ids=("first", "", ""))
+    for number in (1, 2, 3):
+        told = announced(f"n{number}", news("", "ended", end=CRASH))
+        one.hear(told, f"10.0.0.{number}", 2.0)
+    assert list(one.due(2.0)) == []
+    assert one.ended() == [("first", "no node shows the job any more")]
+    assert one.named("") == ()
 
 
 def test_a_stall_that_is_over_does_not_rename_the_next() -> None:

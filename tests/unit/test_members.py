@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,9 +20,8 @@ from mldebug.across.members import Announcement, CaptureOrder, Welcome, read
 from mldebug.across.wire import MAX_BYTES, unpack
 from mldebug.config import Agent, Cluster
 from mldebug.errors import ConfigError, UsageError
-from mldebug_agents.members.asking import CAPTURE
 from mldebug_agents.members.certificates import says
-from mldebug_agents.members.door import VIEW, app
+from mldebug_agents.members.door import app
 from mldebug_agents.members.identity import (
     NAME,
     Identity,
@@ -35,8 +34,10 @@ from mldebug_agents.members.identity import (
     serve,
 )
 from mldebug_agents.members.joining import join
+from mldebug_agents.members.openapi import ANNOUNCE, CAPTURE, VIEW
 from mldebug_agents.members.refusals import Refusals
-from mldebug_agents.members.seeking import ANNOUNCE, Seeker
+from mldebug_agents.members.renewing import Renewing
+from mldebug_agents.members.seeking import Seeker
 from mldebug_agents.members.talk import Peer, RefusedError, SilentError, Talk, peer
 from mldebug_agents.server import Server
 from mldebug_agents.spawn import Spawner
@@ -82,12 +83,17 @@ class Loop:
 
 
 @contextmanager
-def served(proof: Identity, loop: Loop) -> Iterator[Peer]:
+def served(
+    proof: Identity,
+    loop: Loop,
+    admits: Callable[[str], bool] = lambda _: True,
+    door: socket.socket | None = None,
+) -> Iterator[Peer]:
     """A peer door on loopback."""
     server = Server(Agent(listen=""))
-    door = socket.create_server(("127.0.0.1", 0))
+    door = door or socket.create_server(("127.0.0.1", 0))
     port = door.getsockname()[1]
-    server.serve_peers(app(loop.ask, "n1", lambda _: b""), door, proof.server)
+    server.serve_peers(app(loop.ask, "n1", lambda _: b""), door, proof.server, admits)
     try:
         yield Peer("127.0.0.1", port)
     finally:
@@ -155,6 +161,58 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(ours: Identity, there: Peer)
     finally:
         for one in crowd:
             one.close()
+
+
+def test_who_has_proved_himself_is_not_sent_away_for_a_crowd(ours: Identity) -> None:
+    """They come from one address, as all users of a node do."""
+    asked: list[Future[Any]] = []
+    loop, told = Loop(), list[bytes]()
+    loop.ask = lambda what, address: asked.append(Future()) or asked[-1]  # type: ignore
+    with served(ours, loop) as there:
+        thread = threading.Thread(target=lambda: told.append(say(ours, there)))
+        thread.start()
+        wait_for("the question", lambda: asked, 10)
+        crowd = [socket.create_connection((there.host, there.port)) for _ in range(100)]
+        try:
+            wait_for("the crowd to be sent away", lambda: crowd[0].recv(1) == b"", 10)
+            asked[0].set_result(Welcome(node="n1", agent="me"))
+            thread.join(10)
+        finally:
+            for one in crowd:
+                one.close()
+    assert [read(one, Welcome).node for one in told] == ["n1"]
+
+
+def test_who_proves_nothing_for_seconds_gives_way(
+    ours: Identity, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(ours, loop) as there, socket.create_connection(there[:2], timeout=10) as idle:
+        say(ours, there)
+        monkeypatch.setattr("mldebug_agents.serving.guests.PROOF", 0.0)
+        say(ours, there)
+        assert idle.recv(1) == b""
+
+
+def test_who_comes_from_elsewhere_is_not_let_in(ours: Identity, loop: Loop) -> None:
+    """No handshake, so no certificate is shown to him either."""
+    talk = Talk(ours, [ipaddress.ip_network("10.1.0.0/16")])
+    with served(ours, loop, talk.allows) as there, pytest.raises(RefusedError, match="hung up"):
+        say(ours, there)
+    assert loop.asked == []
+
+
+def test_one_door_for_both_kinds_of_address(ours: Identity, loop: Loop) -> None:
+    """By IPv6 an IPv4 address is ::ffff:127.0.0.1, and is in the same network all the same."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    talk = Talk(ours, [ipaddress.ip_network("127.0.0.0/8")])
+    door = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    with served(ours, loop, talk.allows, door) as there:
+        assert read(say(ours, there), Welcome).node == "n1"
+        ((_, address),) = loop.asked
+        assert address == "127.0.0.1"
+        with pytest.raises(RefusedError, match="hung up"):
+            say(ours, Peer("::1", there.port))
 
 
 @pytest.mark.parametrize(
@@ -323,21 +381,55 @@ def test_dead_nodes_before_the_first_that_lives_keep_nobody(dead: int) -> None:
     assert found == peers[0]
 
 
+class Follower(Rack):
+    """n1 coordinates and is not reached, unless `reached`; n2 follows it, and so do all others."""
+
+    reached = False
+
+    def ask(self, to: Peer, *_: object, **__: object) -> bytes:
+        if to.host != "n1":
+            return msgspec.json.encode(Welcome(node=to.host, agent="x", follows="n1", port=1))
+        if not self.reached:
+            raise SilentError("no answer in 3 s")
+        return msgspec.json.encode(Welcome(node="n1", agent="y"))
+
+
+def test_who_does_not_reach_the_coordinator_has_somebody_who_does() -> None:
+    """Nobody coordinates beside him; as soon as he answers, he is told directly."""
+    net = Follower(0)
+    names = ("n1", "n2", "n3")
+    seeker = Seeker(net, [Peer(one, 1) for one in names], lambda: net.now)  # type: ignore[arg-type]
+    found = seeker.announce(TOLD)
+    assert (found.peer.host, found.welcome.follows) == ("n2", "n1")
+    net.reached = True
+    net.now += 600.0
+    assert seeker.announce(TOLD).peer.host == "n1"
+
+
+def test_peers_in_another_order_lead_to_the_same_coordinator() -> None:
+    net = Follower(0)
+    net.reached = True
+    peers = [Peer(one, 1) for one in ("n2", "n1")]
+    seeker = Seeker(net, peers, lambda: net.now)  # type: ignore[arg-type]
+    assert seeker.announce(TOLD).peer.host == "n1"
+
+
 # --- settings ----------------------------------------------------------------------------------------
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     assert read_key(key_file(tmp_path)) == KEY.encode()
     link = tmp_path / "link"
-    link.symlink_to(key_file(tmp_path))
+    link.symlink_to(key_file(tmp_path, mode=0o440))  # as Kubernetes shows a secret to a pod
+    assert read_key(link) == KEY.encode()
     os.mkfifo(tmp_path / "fifo", 0o600)
     cases = {
-        key_file(tmp_path, mode=0o640): "can be read by others",
+        key_file(tmp_path, mode=0o604): "can be read by others",
+        key_file(tmp_path, mode=0o620): "can be read by others",
         key_file(tmp_path, "short key"): "has 9 bytes",
         key_file(tmp_path, "z0123456789" * 900): "bytes; a key has",
         key_file(tmp_path, "aa" * 32): "is not random",
         tmp_path / "none": "cannot be read",
-        link: "cannot be read",
         tmp_path / "fifo": "no file of root",
     }
     for file, words in cases.items():
@@ -462,6 +554,39 @@ def test_a_certificate_of_another_authority_is_refused(
             say(trusting._replace(client=mixed), there)
         wait_for("it to be counted", lambda: refusals.counts["certificate"] >= 1, 10)
     assert loop.asked == []
+
+
+def test_a_certificate_is_renewed_without_a_restart(site: Site, loop: Loop) -> None:
+    """On both ends: one that has expired is refused, its successor in the same files is taken."""
+    now = [0.0]
+    paths = {
+        name: (site.folder / f"{name}.pem", site.folder / f"{name}.key", site.ca)
+        for name in ("n1", "n2")
+    }
+    site.node("n1", "127.0.0.1", since=-2, until=-1)
+    site.node("n2", since=-2, until=-1)
+    first, second = (Renewing(*paths[name], clock=lambda: now[0]) for name in paths)
+    with guarded(first(), loop) as (there, _):
+
+        def say_n2() -> bytes:
+            first()
+            talk = Talk(second(), newest=second)
+            return talk.ask(there, ANNOUNCE, msgspec.json.encode(TOLD), timeout=5.0, most=1 << 20)
+
+        with pytest.raises(RefusedError, match="expired"):
+            say_n2()
+        site.node("n1", "127.0.0.1")
+        with pytest.raises(RefusedError, match="expired"):
+            say_n2()  # nobody has looked yet
+        now[0] += 31.0
+        with pytest.raises(RefusedError, match="does not take the certificate of this node"):
+            say_n2()
+        site.node("n2")
+        now[0] += 31.0
+        assert read(say_n2(), Welcome).node == "n1"
+        paths["n2"][0].write_text("no certificate")
+        now[0] += 31.0
+        assert read(say_n2(), Welcome).node == "n1"  # the one before stays
 
 
 def test_strangers_at_the_door_are_counted_and_told_of_once(

@@ -1,6 +1,7 @@
 """What the main loop does with other nodes, whoever gives up waiting and whatever fails."""
 
 import queue
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -8,26 +9,33 @@ from typing import Any
 import msgspec
 import pytest
 
+from mldebug.across.coordinator import Coordinator
 from mldebug.across.members import (
     Announcement,
     CaptureOrder,
     DumpOrder,
+    Relayed,
     RunNews,
     RunWord,
     Signal,
     Welcome,
+    believed,
 )
 from mldebug.across.membership import Call, Member
+from mldebug.across.merge import Heard, merge
 from mldebug.across.runs import job_key, run_key
 from mldebug.across.wire import NodeReply, pack
+from mldebug.diagnosis import diagnose
 from mldebug.errors import MldebugError
 from mldebug.incident import Incident
 from mldebug.model import Asked, AskedNode, Job, NodeCapture, RankIdentity
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
+from mldebug_agents.badends import BadEnds
 from mldebug_agents.incidents import owner_of
 from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.life.clock import Clock
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
@@ -55,8 +63,10 @@ class Books:
 
     def __init__(self) -> None:
         self.done: list[tuple[str, ...]] = []
+        self.bad_ends = BadEnds(Clock())
+        self.cases: list[str] = []
 
-    def called(self, run: Run, incident: str, sentence: str) -> None:
+    def called(self, run: Run, incident: str, sentence: str, *, caused: bool = False) -> None:
         self.done.append(("called", incident))
 
     def missed(self, run: Run, gap: Any) -> None:
@@ -215,6 +225,32 @@ def test_who_was_told_of_a_stall_before_it_notices_it_keeps_its_capture(loop: Lo
     assert not loop.members.holding(loop.run)
 
 
+def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loop) -> None:
+    welcomed(loop)  # n2 coordinates, and this one is n1
+    loop.run.incident = Incident(id="first", key="k", job_id=JOB.id, detected_at=0.0, shared=True)
+    theirs = RunNews(key=KEY, world_size=6, ranks="4-5", stage="blamed", incident="x")
+    told = Announcement(node="n3", agent="c", port=7, runs=(theirs,))
+    answer = loop.ask(told).result(0)
+    assert (answer.follows, answer.port) == ("n2", 1)
+    assert [(one.key, one.incident) for one in answer.runs] == [(KEY, "first")]
+
+    (circle,) = loop.members._circles
+    ours = loop.members._announcement(circle, time.monotonic())
+    (relayed,) = believed(ours).relayed
+    assert (relayed.node, relayed.port, relayed.address) == ("n3", 7, "10.0.0.2")
+    assert relayed.runs == (theirs,)
+    n2 = Coordinator()
+    n2.hear_of(ours, 100.0)
+    (call,) = n2.due(100.5)
+    assert (call.incident, call.noticed_by) == ("x", "n3")
+    n2.hear(told, "10.0.0.3", 101.0)  # it comes itself: what others say of it counts no more
+    n2.hear_of(msgspec.structs.replace(ours, relayed=()), 102.0)
+    n2.hear_of(ours, 102.0)
+    assert [one.address for one in n2.view("n2", (), 102.0).members] == ["10.0.0.3"]
+    n2.hear_of(ours, 108.0)  # it comes no more, and still speaks by way of the other
+    assert n2.is_relayed("n3")
+
+
 def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
     welcomed(loop)
     loop.run.seen = JobLook(job=JOB, look=Look(at=0.0))
@@ -262,6 +298,67 @@ def test_who_announces_himself_is_not_silent(loop: Loop) -> None:
     judged = loop.members.leader.judged(Asked(nodes=nodes))
     assert [one.state for one in judged.nodes] == ["unable", "silent"]
     assert judged.by == "n1"
+
+
+def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) -> None:
+    """World of six, four ranks came, and the list has three nodes of which one shows none: it is asked, too."""
+    news = RunNews(key=KEY, world_size=6, ranks="0-1", node_list="a[1-3]")
+    for number, runs in enumerate(((news,), (news,), ()), 1):
+        loop.ask(Announcement(node=f"a{number}", agent=str(number), port=1, runs=runs))
+    leader = loop.members.leader
+    (call,) = leader._coordinator.named("")
+    assert [one.name for one in leader._unheard_of(call, time.monotonic())] == ["a3", "n2"]
+
+    found = captures_of(2, 2)
+    jobs = {
+        name: msgspec.structs.replace(one.job, node_list="a[1-3]", world_size=6)
+        for name, one in found.items()
+    }
+    replies = {
+        name: NodeReply(node=name, captures=(msgspec.structs.replace(one, job=jobs[name]),))
+        for name, one in found.items()
+    }
+    replies["a3"] = NodeReply(node="a3")
+    told = merge(Heard(replies)).runs[0]
+    assert leader._listed(told).listed_by == "the scheduler"
+    missing = diagnose(told.captures, leader._listed(told)).ranks[-2:]
+    assert [(one.rank, one.node, one.is_.name) for one in missing] == [
+        (4, "a3", "missing"),
+        (5, "a3", "missing"),
+    ]
+    del replies["a3"]
+    assert leader._listed(merge(Heard(replies)).runs[0]).listed_by == ""
+
+
+def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def few(thread: threading.Thread) -> None:
+        if len(started) > 1:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr("mldebug_agents.members.asking.threading.Thread.start", few)
+    replies = {
+        name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
+    }
+    told = asked(Nodes(replies)).run
+    assert told is not None
+    assert [one.node for one in told.captures] == ["a1", "a2", "a3"]
+
+
+def test_who_is_spoken_for_is_not_silent(loop: Loop) -> None:
+    other = Relayed(node="n8", agent="c", port=7, address="10.0.0.8", age=6.0)
+    loop.ask(Announcement(node="n7", agent="7", port=1, relayed=(other,)))
+    nodes = (AskedNode(name="n8", state="silent", reason="no answer"),)
+    (judged,) = loop.members.leader.judged(Asked(nodes=nodes)).nodes
+    assert (judged.state, judged.reason) == (
+        "unable",
+        "no answer, and it has announced itself 6 s ago",
+    )
 
 
 def look(*progress: Progress) -> JobLook:

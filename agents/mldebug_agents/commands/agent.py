@@ -23,6 +23,7 @@ from mldebug_agents.members.door import app
 from mldebug_agents.members.identity import counting, in_child
 from mldebug_agents.members.joining import Joined, join
 from mldebug_agents.members.refusals import Refusals
+from mldebug_agents.members.talk import Talk
 from mldebug_agents.members.verbs import member_verbs
 from mldebug_agents.node import Node
 from mldebug_agents.replay.place import place
@@ -102,7 +103,8 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         ask, waiting = node.members.ask, lambda: ledger.waiting
         door = app(ask, bench.node, judge, waiting, proof, refusals, machine())
         proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
-        server.serve_peers(door, joined.door, proof.server)
+        admits = partial(_admits, joined.talk, refusals)
+        server.serve_peers(door, joined.door, proof.server, admits)
     talk = joined.talk if joined is not None else None
     server.verbs = gpu_verbs(node.gpu_desk) | member_verbs(node.members, talk)
     ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
@@ -124,6 +126,14 @@ def members(node: Node, joined: Joined | None) -> Members | None:
         *(node.bench.node, joined.port, joined.talk, joined.candidates, joined.interval),
         *(node.inbox, node.incidents, node.ask_capture),
     )
+
+
+def _admits(talk: Talk, refusals: Refusals, address: str) -> bool:
+    """May an agent come from there? Told before it has said a word."""
+    if talk.allows(address):
+        return True
+    refusals.count("network", address, "it is in no network of cluster.networks")
+    return False
 
 
 def _turned_away(refusals: Refusals, reason: str, why: str) -> None:

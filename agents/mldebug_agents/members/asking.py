@@ -1,8 +1,11 @@
 """The coordinated capture: all nodes of a run are asked at one moment, and what comes until a deadline is put together."""
 
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -16,9 +19,9 @@ from mldebug.across.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.folding import unfold
 from mldebug.model import AskedNode
+from mldebug_agents.members.openapi import CAPTURE
 from mldebug_agents.members.talk import Peer, SilentError, Talk
 
-CAPTURE = "/peer/v1/capture"
 DEADLINE = 20.0  # seconds for one node
 AT_ONCE = 512  # connections
 MAX_AGE = 3600.0  # seconds
@@ -73,10 +76,10 @@ def ask_all(talk: Talk, told: Round, clock: Callable[[], float] = time.monotonic
         attempt=call.news.attempt,
         incident=call.incident,
         sentence=f"{call.noticed_by}: {call.news.sentence}",
+        caused=call.cause is not None,
     )
     body = msgspec.json.encode(order)
-    with ThreadPoolExecutor(max(1, min(AT_ONCE, len(nodes)))) as pool:
-        answers = list(pool.map(lambda one: _ask(talk, one, order.key, body, clock), nodes))
+    answers = _all_at_once(lambda one: _ask(talk, one, order.key, body, clock), nodes)
     answers = list(_once_each(answers))
     replies = {one.name: one.reply for one in answers if one.reply is not None}
     heard = Heard(replies, [one.failed for one in answers if one.failed is not None])
@@ -84,6 +87,36 @@ def ask_all(talk: Talk, told: Round, clock: Callable[[], float] = time.monotonic
     took = [one.begun for one in answers if one.reply is not None and one.reply.captures]
     spread = max(took) - min(took) if took else 0.0
     return Together(call, run, spread)
+
+
+def _all_at_once(ask: Callable[[ToAsk], _Answer], nodes: Sequence[ToAsk]) -> list[_Answer]:
+    """In their order. Where the system has no more threads for us, those that there are ask one node after the other."""
+    left: queue.SimpleQueue[tuple[int, ToAsk]] = queue.SimpleQueue()
+    answers: dict[int, _Answer] = {}
+    for numbered in enumerate(nodes):
+        left.put(numbered)
+
+    def work() -> None:
+        with suppress(queue.Empty):
+            while True:
+                number, node = left.get_nowait()
+                answers[number] = ask(node)
+
+    threads = list(_started(work, min(AT_ONCE, len(nodes)) - 1))
+    work()
+    for one in threads:
+        one.join()
+    return [answers[number] for number in sorted(answers)]
+
+
+def _started(work: Callable[[], None], count: int) -> Iterator[threading.Thread]:
+    for _ in range(count):
+        thread = threading.Thread(target=work, name="mldebug-asking", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # TasksMax of the unit, or a limit of the user
+            return
+        yield thread
 
 
 def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:

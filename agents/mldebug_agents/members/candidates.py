@@ -16,11 +16,12 @@ def candidates(job: Job, port: int) -> tuple[Peer, ...]:
     """The same on all nodes of the run, in the same order; none for a run of this node alone. `port`: of all agents."""
     if job.world_size <= len(job.ranks) + len(job.lost):
         return ()
-    hosts = dict.fromkeys((*_listed(job.node_list), *_master(job)))
+    hosts = dict.fromkeys((*listed(job.node_list), *_master(job)))
     return tuple(Peer(host, port) for host in hosts)
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
+    """The nodes of a scheduler's list; none where it cannot be read."""
     try:
         return unfold_nodes(text, groups=False) if text else ()
     except UsageError:

@@ -7,8 +7,8 @@ import logging
 import queue
 from collections.abc import Iterator, Mapping
 
-from mldebug.across.coordinator import SLOWEST
-from mldebug.across.members import Announcement
+from mldebug.across.members import Announcement, Welcome
+from mldebug.across.roster import SLOWEST
 from mldebug.across.runs import run_id
 from mldebug.errors import MldebugError
 from mldebug_agents.members.candidates import candidates
@@ -24,6 +24,12 @@ ANNOUNCE_DEADLINE = 60.0
 AT_ONCE = 4  # circles that are told at the same time
 MOST = 64  # circles of one node
 ALL = ""  # the circle of all configured peers
+
+
+def leader_words(told: Welcome) -> str:
+    """Who coordinates, when that is another agent."""
+    by = f", by way of {told.node}" if told.follows else ""
+    return f"{told.follows or told.node} coordinates{by}"
 
 
 class Circle:
@@ -46,7 +52,7 @@ class Circle:
         """Somebody coordinates, or `us`."""
         if not self.led_by(found.welcome.agent):
             ours = found.welcome.agent == us
-            log.info("%s coordinates", "this agent" if ours else found.welcome.node)
+            log.info("%s", "this agent coordinates" if ours else leader_words(found.welcome))
         self.found, self._heard_at, self.trouble = found, now, ""
         if self.due > now:  # or there is news already
             self.due = max(self.due, now + min(found.welcome.pace, SLOWEST) - interval)

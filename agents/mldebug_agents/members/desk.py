@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import msgspec
+
 from mldebug.across.coordinator import MOVES
 from mldebug.across.members import (
     Announcement,
@@ -21,15 +23,18 @@ from mldebug.across.members import (
     RunKey,
     RunNews,
     RunWord,
+    Welcome,
 )
 from mldebug.across.runs import job_key
-from mldebug.folding import fold_ranks
+from mldebug.errors import MldebugError
 from mldebug.model import Gap, NodeCapture
 from mldebug.stall.signals import Stage
+from mldebug_agents.badends import BadEnd
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.members.circles import ALONE, Circle, Circles
+from mldebug_agents.members.circles import ALONE, Circle, Circles, leader_words
 from mldebug_agents.members.leading import Leader
+from mldebug_agents.members.news import gone, news_of
 from mldebug_agents.members.ordered import Ordered
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.refusals import Refusals
@@ -42,6 +47,7 @@ from mldebug_agents.runs import Run
 log = logging.getLogger("mldebug")
 
 MAX_SHOWN = 4  # circles in a sentence
+MAX_WAITING = 1024  # messages for the main loop: whoever comes then is told so, and comes again
 WHAT = "the captures of other nodes"
 
 Asking = Announcement | CaptureOrder | DumpOrder | None
@@ -83,6 +89,7 @@ class Members:
             *(self._circles, self._run, self.refusals),
         )
         self._runs: Mapping[str, Run] = {}
+        self._ended: Mapping[str, BadEnd] = {}  # of runs that are gone
         self._far: dict[str, FarProgress] = {}
         self._held: dict[str, float] = {}  # job -> until when
         self._ordered = Ordered(capture)
@@ -102,7 +109,7 @@ class Members:
         if circle.found is None:
             return f"alone: {circle.trouble or 'no other agent has answered yet'}"
         if not circle.led_by(self.agent):
-            return f"{circle.found.welcome.node} coordinates"
+            return leader_words(circle.found.welcome)
         count = self.leader.count(time.monotonic())
         return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
 
@@ -116,7 +123,12 @@ class Members:
         for known in (self._far, self._held):
             for job_id in known.keys() - runs.keys():
                 del known[job_id]
-        self._circles.sort(runs, now)
+        self._ended = {
+            job_id: one
+            for job_id, one in self._incidents.bad_ends.recent().items()
+            if job_id not in runs
+        }
+        self._circles.sort({**runs, **{job: one.run for job, one in self._ended.items()}}, now)
         for circle in self._circles:
             if now >= circle.due and not circle.busy:
                 circle.due = now + self._interval
@@ -141,6 +153,9 @@ class Members:
     def ask(self, what: Asking, address: str) -> "Future[Any]":
         """Put a question to the main loop; from any thread."""
         answer: Future[Any] = Future()
+        if self._inbox.qsize() >= MAX_WAITING:
+            answer.set_exception(MldebugError("too many others ask"))
+            return answer
         self._inbox.put(Result("question", None, Question(what, address, answer), None))
         return answer
 
@@ -194,29 +209,26 @@ class Members:
             self._capture(run)
 
     def _announcement(self, circle: Circle, now: float) -> Announcement:
+        bad = self._incidents.bad_ends.recent()
         runs = tuple(
-            self._news(run, now)
+            news_of(run, self._node, self._progress_of(run.job.id), bad.get(run.job.id), now)
             for run in self._runs.values()
             if not run.unjudged and self._circles.of(run) is circle
         )
-        return Announcement(
-            node=self._node, agent=self.agent, port=self._port, circle=circle.name, runs=runs
+        here = {(news.key, news.attempt) for news in runs}
+        ended = tuple(
+            news
+            for one in self._ended.values()
+            if self._circles.of(one.run) is circle
+            and ((news := gone(one, self._node)).key, news.attempt) not in here
         )
-
-    def _news(self, run: Run, now: float) -> RunNews:
-        job, told = run.job, run.decision
-        stall = run.incident if run.incident and run.incident.kind == "stall" else None
-        return RunNews(
-            key=job_key(job, self._node),
-            name=job.name,
-            attempt=job.attempt,
-            world_size=job.world_size,
-            ranks=fold_ranks(rank.rank for rank in job.ranks),
-            step=run.seen.step if run.seen else None,
-            stage=str(told.stage) if told else "watching",
-            sentence=told.sentence if told else "",
-            signals=self._progress_of(job.id).own(now),
-            incident=stall.id if stall else "",
+        return Announcement(
+            node=self._node,
+            agent=self.agent,
+            port=self._port,
+            circle=circle.name,
+            runs=(*runs, *ended),
+            relayed=self.leader.relayed(circle, now),
         )
 
     def _run(self, key: RunKey, attempt: int | None = None) -> Run | None:
@@ -252,16 +264,18 @@ class Members:
     def _obey(self, run: Run, word: RunWord, now: float) -> None:
         self._progress_of(run.job.id).take(word.signals, now)
         incident = run.incident
-        if incident is None or incident.kind != "stall" or not word.incident:
+        if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
             return
         if incident.id != word.incident:
             if not word.over:
-                self._incidents.called(run, word.incident, "")
+                self._incidents.called(run, word.incident, "", caused=word.caused)
             return
         if word.whole is not None:
             self._incidents.told(run, word.whole)
         blamed = run.decision is not None and run.decision.stage is Stage.BLAMED
-        if word.over and not blamed:  # our own watch goes before what others say
+        if (
+            word.over and not blamed and incident.kind == "stall"
+        ):  # our own watch goes before what others say
             self._incidents.close(run, "recovered" if word.over == MOVES else "ended", word.over)
 
     # --- questions of others -----------------------------------------------------------------------
@@ -271,13 +285,36 @@ class Members:
         if answer.cancelled():
             return  # whoever asked has given up
         if isinstance(what, Announcement):
-            give(answer, self.leader.welcome(what, question.address, now))
+            give(answer, self._welcome(what, question.address, now))
         elif isinstance(what, CaptureOrder):
             self._capture_for(what, answer, now)
         elif isinstance(what, DumpOrder):
             self.leader.dump(what.job, answer, now)
         else:
             give(answer, self.leader.view(now))
+
+    def _welcome(self, told: Announcement, address: str, now: float) -> Welcome:
+        """The answer to an announcement; where somebody else coordinates, what we know of him."""
+        welcome = self.leader.welcome(told, address, now)
+        circle = self._circles.named(told.circle)
+        found = circle.found if circle is not None else None
+        if found is None or found.welcome.agent in (self.agent, told.agent):
+            return welcome
+        host, port = (found.welcome.follows, found.welcome.port)
+        to = Peer(host, port) if host else found.peer
+        words = tuple(self._word(news, now) for news in told.runs)
+        return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words)
+
+    def _word(self, news: RunNews, now: float) -> RunWord:
+        """What the coordinator has told us of a run, for a node that does not reach him."""
+        run = self._run(news.key, news.attempt)
+        if run is None:
+            return RunWord(key=news.key)
+        signals = self._progress_of(run.job.id).all(now)
+        incident = run.incident if run.incident and run.incident.shared else None
+        if incident is None:
+            return RunWord(key=news.key, signals=signals)
+        return RunWord(key=news.key, signals=signals, incident=incident.id, whole=incident.whole)
 
     def _capture_for(
         self, order: CaptureOrder, answer: "Future[NodeCapture | None]", now: float
@@ -288,5 +325,5 @@ class Members:
             return
         if order.incident:
             self._held.pop(run.job.id, None)
-            self._incidents.called(run, order.incident, order.sentence)
+            self._incidents.called(run, order.incident, order.sentence, caused=order.caused)
         self._ordered.order(run, order.incident, answer, now)

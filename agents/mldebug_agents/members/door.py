@@ -27,16 +27,17 @@ from mldebug.across.wire import NodeReply, pack
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.model import NodeCapture
 from mldebug.redact import clean
-from mldebug_agents.members.asking import CAPTURE, DEADLINE, Together
+from mldebug_agents.members.asking import DEADLINE, Together
 from mldebug_agents.members.certificates import Certificate, CertificateError
 from mldebug_agents.members.identity import Identity
+from mldebug_agents.members.openapi import ANNOUNCE, CAPTURE, DUMP, OPENAPI, VIEW, document
 from mldebug_agents.members.refusals import Refusals
-from mldebug_agents.members.seeking import ANNOUNCE, ANSWER
+from mldebug_agents.members.seeking import ANSWER
 from mldebug_agents.members.talk import plain_ip
 
-VIEW = "/peer/v1/cluster"
-DUMP = "/peer/v1/dump"
 DUMP_DEADLINE = 60.0
+JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plain"
+KINDS = {ANNOUNCE: JSON, VIEW: JSON, CAPTURE: PACKED, DUMP: PACKED}
 WRITTEN = 2.0  # seconds that an answer waits for the disk
 Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[Any]"]
 Judge = Callable[[Together], bytes]
@@ -73,6 +74,8 @@ def app(
             why = f"it calls itself {told.node}, and {error}"
             refused.count("name", who.address, why)
             raise MldebugError(why) from error
+        if proof is not None and proof.named:
+            told = msgspec.structs.replace(told, relayed=())  # each speaks for itself alone
         return msgspec.json.encode(await _answer(ask(told, who.address), ANSWER))
 
     async def ordered(body: bytes, who: Asker) -> bytes:
@@ -91,9 +94,15 @@ def app(
         return await run_in_threadpool(judge, together)
 
     routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
-    return Starlette(
-        routes=[Route(path, _bounded(do, refused), methods=["POST"]) for path, do in routes.items()]
-    )
+    doors = [
+        Route(path, _bounded(do, refused, KINDS[path]), methods=["POST"])
+        for path, do in routes.items()
+    ]
+    return Starlette(routes=[*doors, Route(OPENAPI, _document)])
+
+
+def _document(request: Request) -> Response:
+    return Response(document(), media_type=JSON)
 
 
 def _packed(capture: NodeCapture | None, node: str, machine: str) -> bytes:
@@ -118,7 +127,7 @@ async def _answer(asked: "Future[Any]", seconds: float) -> Any:
 
 
 def _bounded(
-    do: Callable[[bytes, Asker], Awaitable[bytes]], refused: Refusals
+    do: Callable[[bytes, Asker], Awaitable[bytes]], refused: Refusals, kind: str
 ) -> Callable[[Request], Awaitable[Response]]:
     """Bodies have an end, errors are told in words."""
 
@@ -130,14 +139,14 @@ def _bounded(
             if len(body) > MAX_MESSAGE:
                 words = f"more than {MAX_MESSAGE >> 10} KiB"
                 refused.count("size", address, f"it sends {words}")
-                return Response(words, status_code=413)
+                return Response(words, status_code=413, media_type=WORDS)
         who = Asker(address, getattr(request.state, "certificate", {}))
         try:
-            return Response(await do(bytes(body), who), media_type="application/octet-stream")
+            return Response(await do(bytes(body), who), media_type=kind)
         except EvidenceError as error:
             refused.count("malformed", address, error.message)
-            return Response(error.message, status_code=400)
+            return Response(error.message, status_code=400, media_type=WORDS)
         except MldebugError as error:
-            return Response(error.message, status_code=409)
+            return Response(error.message, status_code=409, media_type=WORDS)
 
     return handle

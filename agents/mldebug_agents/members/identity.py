@@ -154,16 +154,17 @@ def read_key(file: Path) -> bytes:
 
 
 def read_secret(file: Path) -> bytes:
-    """A private file: no link, of root or this user, and closed to all others."""
+    """A private file of root or this user, closed to all but a group of ours; a link to one, as secrets of pods are."""
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", MAKE_ONE) from error
     with open(fd, "rb") as opened:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
             raise UsageError(f"{file} is no file of root or of this user", MAKE_ONE)
-        if found.st_mode & 0o077:
+        ours = found.st_gid in (0, os.getegid(), *os.getgroups())
+        if found.st_mode & (0o037 if ours else 0o077):
             raise UsageError(f"{file} can be read by others", f"chmod 600 {file}")
         return opened.read(MAX_FILE)
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from mldebug.config import Cluster
 from mldebug.errors import ConfigError, UsageError
 from mldebug.folding import unfold_nodes
-from mldebug_agents.members.identity import Identity, Pair, identity, of_certificates
+from mldebug_agents.members.identity import Identity, Pair, identity
+from mldebug_agents.members.renewing import Renewing
 from mldebug_agents.members.talk import Network, Peer, Talk, peer
 from mldebug_agents.serving.doors import open_tcp
 
@@ -33,13 +34,14 @@ def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
     if settings.key_file is None and settings.certificate is None:
         return None
     networks = [_network(one) for one in settings.networks]
-    proof = _proof(settings, make)
+    newest = _newest(settings, make)
+    proof = newest()
     door = open_tcp(settings.listen)
     port = door.getsockname()[1]
     return Joined(
         door=door,
         identity=proof,
-        talk=Talk(proof, networks),
+        talk=Talk(proof, networks, newest),
         candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
         port=port,
         interval=settings.interval,
@@ -60,12 +62,14 @@ def _problems(settings: Cluster) -> Iterator[str]:
         yield "cluster needs peers, or networks in which the nodes of jobs are"
 
 
-def _proof(settings: Cluster, make: Callable[[bytes], Pair]) -> Identity:
+def _newest(settings: Cluster, make: Callable[[bytes], Pair]) -> Callable[[], Identity]:
+    """What gives the proof, which is renewed where it is a certificate of this node's own."""
     if settings.key_file is not None:
-        return identity(settings.key_file, make)
+        shared = identity(settings.key_file, make)
+        return lambda: shared
     if settings.certificate is None or settings.key is None or settings.ca is None:
         raise ConfigError(["cluster.certificate, cluster.key and cluster.ca go together"], HOW)
-    return of_certificates(settings.certificate, settings.key, settings.ca)
+    return Renewing(settings.certificate, settings.key, settings.ca)
 
 
 def _peers(text: str, port: int) -> tuple[Peer, ...]:

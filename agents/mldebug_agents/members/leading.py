@@ -12,15 +12,17 @@ from typing import Any
 
 import msgspec
 
-from mldebug.across.coordinator import MOVES, Coordinator
-from mldebug.across.members import Announcement, ClusterView, RunKey, Welcome
+from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
+from mldebug.across.members import Announcement, ClusterView, Relayed, RunKey, Welcome
 from mldebug.across.membership import Call
+from mldebug.across.merge import Run as MergedRun
 from mldebug.across.runs import run_id
 from mldebug.errors import MldebugError
 from mldebug.model import Asked, AskedNode
 from mldebug.redact import clean
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
+from mldebug_agents.members.candidates import listed
 from mldebug_agents.members.circles import Circle, Circles
 from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.talk import Peer, Talk
@@ -34,7 +36,9 @@ BEAT = 0.5  # seconds between two looks at all nodes: each costs the more, the m
 MISSED = 2.5  # announcements that are due and have not come, after which a node is silent
 ASK_DEADLINE = 60.0
 AT_ONCE = 4  # runs captured at the same time
+SCHEDULER = "the scheduler"
 MAX_TOLD = 4  # runs listed in an error
+NOT_HERE = "no node shows it here any more: the job is over, or another agent coordinates"
 
 Find = Callable[[RunKey, int | None], Run | None]
 
@@ -59,6 +63,9 @@ class Leader:
         self._refusals = refusals
         self._coordinator = Coordinator()
         self._due = 0.0
+        self._unknown: dict[
+            str, float
+        ] = {}  # incident of a case that nobody shows here -> since when
         self._met: dict[Peer, float] = {}  # who has coordinated, and when he was heard last
         self.worker = Worker(
             "other nodes", lambda told: ask_all(talk, told), inbox, ASK_DEADLINE, AT_ONCE
@@ -77,6 +84,17 @@ class Leader:
             self._incidents.rename_case(known, incident)
         for incident, why in self._coordinator.ended():
             self._incidents.close_case(incident, "recovered" if why == MOVES else "ended", why)
+        self._close_others(now)
+
+    def _close_others(self, now: float) -> None:
+        """What an agent before us had open and nobody shows any more, and what somebody else coordinates by now."""
+        mine = self._coordinator.open() if self._leads(()) else frozenset()
+        for incident in self._incidents.cases:
+            if incident in mine:
+                self._unknown.pop(incident, None)
+            elif now - self._unknown.setdefault(incident, now) > DOUBT:
+                self._unknown.pop(incident)
+                self._incidents.close_case(incident, "ended", NOT_HERE)
 
     def met(self, peer: Peer, now: float) -> None:
         """Somebody else coordinates: should he fall silent, this is when he was heard last."""
@@ -87,9 +105,16 @@ class Leader:
         self._coordinator.hear(told, address, now)
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
+        self._coordinator.hear_of(told, now)
         words = tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
         pace = self._coordinator.pace
         return Welcome(node=self._node, agent=self._agent, pace=pace, runs=words)
+
+    def relayed(self, circle: Circle, now: float) -> tuple[Relayed, ...]:
+        """Of those that come to us although somebody else coordinates."""
+        if circle.found is None or circle.led_by(self._agent):
+            return ()
+        return self._coordinator.relayed(circle.name, self._node, now)
 
     def view(self, now: float) -> ClusterView:
         """All nodes that have announced themselves here."""
@@ -135,8 +160,8 @@ class Leader:
         nodes = "1 node" if len(captures) == 1 else f"{len(captures)} nodes"
         what = f"captured {nodes}, all within {told.spread:.1f} s"
         run = self._find(call.news.key, call.news.attempt)
-        asked = self.judged(told.run.asked)
-        whole = self._incidents.together(run, call.incident, captures, asked, what)
+        asked = self._listed(told.run)
+        whole = self._incidents.together(run, call.incident, captures, asked, what, call.cause)
         self._coordinator.captured(call.news, whole)
 
     def _leads(self, key: RunKey) -> bool:
@@ -149,9 +174,21 @@ class Leader:
         nodes = tuple(self._alive(one) if one.state == "silent" else one for one in asked.nodes)
         return msgspec.structs.replace(asked, nodes=nodes, by=self._node)
 
+    def _listed(self, run: MergedRun) -> Asked:
+        """Where every node that the scheduler has given the run was asked, these are all that it has."""
+        asked = self.judged(run.asked)
+        lists = {one.job.node_list for one in run.captures}
+        hosts = listed(lists.pop()) if len(lists) == 1 else ()
+        short = {one.name.partition(".")[0] for one in asked.nodes}
+        whole = bool(hosts) and all(one.partition(".")[0] in short for one in hosts)
+        return msgspec.structs.replace(asked, listed_by=SCHEDULER if whole else "")
+
     def _alive(self, node: AskedNode) -> AskedNode:
         at, now = self._coordinator.heard(node.name), time.monotonic()
-        if at is None or now - at > MISSED * max(self._interval, self._coordinator.pace):
+        patience = MISSED * max(self._interval, self._coordinator.pace)
+        if self._coordinator.is_relayed(node.name):
+            patience = self._coordinator.patience  # it tries to reach us itself each time
+        if at is None or now - at > patience:
             return node
         reason = f"{node.reason}, and it has announced itself {now - at:.0f} s ago"
         return msgspec.structs.replace(node, state="unable", reason=reason)
@@ -162,9 +199,10 @@ class Leader:
         peers = circle.candidates if circle is not None else ()
         view = self._coordinator.view(self._node, (one.host for one in peers), now)
         never = {one.node for one in view.members if one.seen is None}
+        idle = self._coordinator.idle(call, listed(call.news.node_list), now)
         lost = (
             ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
-            for one in self._coordinator.others(call, now)
+            for one in (*idle, *self._coordinator.others(call, now))
         )
         met = (ToAsk(one.host, one, self._met.get(one)) for one in peers if one.host in never)
         return (*lost, *met)

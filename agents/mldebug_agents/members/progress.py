@@ -26,6 +26,16 @@ class FarProgress:
             if one.kind in STEPS
         )
 
+    def all(self, now: float) -> tuple[Signal, ...]:
+        """Ours, and what others have told us."""
+        here = self.own(now)
+        kinds = {one.kind for one in here}
+        far = (
+            Signal(kind=str(one.kind), value=one.value, age=max(0.0, now - one.at))
+            for one in self._far.values()
+        )
+        return (*here, *(one for one in far if one.kind not in kinds))
+
     def take(self, told: Iterable[Signal], now: float) -> None:
         """What others have just told; a value that has not changed keeps its time."""
         kinds = set()

@@ -8,12 +8,12 @@ from mldebug.redact import clean
 
 log = logging.getLogger("mldebug")
 
-REASONS = ("certificate", "handshake", "name", "malformed", "size")
+REASONS = ("network", "certificate", "handshake", "name", "malformed", "size")
 MAX_SAID = 1000  # lines in the log; after that they are only counted
 
 
 class Refusals:
-    """certificate: none, or not one of ours; handshake: does not speak TLS as an agent does; name: not the one that it may
+    """network: not from where agents may be; certificate: none, or not one of ours; handshake: does not speak TLS as an agent does; name: not the one that it may
     have; malformed, size: a message that cannot be."""
 
     def __init__(self) -> None:

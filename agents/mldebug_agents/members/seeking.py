@@ -8,9 +8,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.across.members import MAX_MESSAGE, Announcement, Welcome, check_incident, read
+from mldebug.across.members import (
+    MAX_MESSAGE,
+    Announcement,
+    Welcome,
+    believed_welcome,
+    read,
+)
 from mldebug.errors import MldebugError
-from mldebug.redact import clean
+from mldebug_agents.members.openapi import ANNOUNCE
 from mldebug_agents.members.talk import Peer, SilentError, Talk
 
 ANSWER = 5.0  # seconds
@@ -20,7 +26,6 @@ AGAIN, SELDOM = (
 )  # seconds until a candidate that did not answer is asked again: twice as many each time
 AT_ONCE = 8  # candidates asked at the same time
 LONGEST = 20.0  # seconds, after which no others are asked in one round
-ANNOUNCE = "/peer/v1/announce"
 
 
 class Found(NamedTuple):
@@ -57,12 +62,23 @@ class Seeker:
             for candidate, answer in self._ask(some, body):
                 if isinstance(answer, Welcome):
                     self._last = candidate
-                    return Found(candidate, answer, tuple(why))
+                    return self._led(body, Found(candidate, answer, tuple(why)))
                 why.append(f"{candidate.host}: {answer.message}")
             if self._clock() > until:
                 break
         words = "; ".join(why[:3]) or "all are given some seconds"
         raise SilentError(f"no other agent coordinates: {words}")
+
+    def _led(self, body: bytes, found: Found) -> Found:
+        """Whom the one that answered follows, where he answers us, too; else that one speaks for us."""
+        told = found.welcome
+        leader = Peer(told.follows, told.port)
+        if not told.follows or not self._ready((leader,)):
+            return found
+        answer = self._answer(leader, body)
+        if isinstance(answer, Welcome) and not answer.follows:
+            return Found(leader, answer, found.passed)
+        return found
 
     def _groups(self) -> Iterator[tuple[Peer, ...]]:
         """Who is asked at once, one group after the other; who has just failed is in none."""
@@ -91,9 +107,7 @@ class Seeker:
     def _answer(self, candidate: Peer, body: bytes) -> Welcome | MldebugError:
         try:
             data = self._talk.ask(candidate, ANNOUNCE, body, timeout=ANSWER, most=MAX_MESSAGE)
-            welcome = read(data, Welcome)
-            for run in welcome.runs:
-                check_incident(run.incident)
+            welcome = believed_welcome(read(data, Welcome))
         except MldebugError as error:
             times = self._failed[candidate] = self._failed.get(candidate, 0) + 1
             pause = min(SELDOM, AGAIN * 2 ** min(times - 1, 10))
@@ -101,4 +115,4 @@ class Seeker:
             return error
         self._failed.pop(candidate, None)
         self._not_before.pop(candidate, None)
-        return msgspec.structs.replace(welcome, node=clean(welcome.node, 100))
+        return welcome

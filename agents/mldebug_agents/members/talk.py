@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mldebug.errors import MldebugError
@@ -53,19 +53,26 @@ def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 class Talk:
     """`networks`: where other agents may be; none: anywhere but link-local and multicast."""
 
-    def __init__(self, proof: Identity, networks: Sequence[Network] = ()) -> None:
-        self._proof = proof
+    def __init__(
+        self,
+        proof: Identity,
+        networks: Sequence[Network] = (),
+        newest: Callable[[], Identity] | None = None,
+    ) -> None:
+        """`newest`: the proof by now, where it is renewed."""
+        self._newest = newest or (lambda: proof)
         self._networks = tuple(networks)
 
     def ask(self, to: Peer, path: str, body: bytes, *, timeout: float, most: int) -> bytes:
         """POST; SilentError or RefusedError in words. Resolving a name may take longer than `timeout`."""
         deadline = time.monotonic() + timeout
-        link = _Link(to.host, to.port, self._proof.client)
+        proof = self._newest()
+        link = _Link(to.host, to.port, proof.client)
         try:
-            with _in_words(timeout, self._proof):
+            with _in_words(timeout, proof):
                 link.reach(self._addresses(to), deadline)
                 sock = link.sock  # `link` forgets it when the answer is to end it
-                self._proof.check(sock.getpeercert() or {}, to.host, to.name)
+                proof.check(sock.getpeercert() or {}, to.host, to.name)
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
                 link.request("POST", path, body)
                 answer = link.getresponse()

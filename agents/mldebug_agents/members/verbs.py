@@ -10,7 +10,8 @@ from mldebug.across.wire import MAX_BYTES
 from mldebug.errors import MldebugError, UsageError
 from mldebug.reportmodel import Report
 from mldebug_agents.members.desk import Members
-from mldebug_agents.members.door import DUMP, DUMP_DEADLINE, VIEW
+from mldebug_agents.members.door import DUMP_DEADLINE
+from mldebug_agents.members.openapi import DUMP, VIEW
 from mldebug_agents.members.seeking import ANSWER
 from mldebug_agents.members.talk import Peer, RefusedError, Talk
 

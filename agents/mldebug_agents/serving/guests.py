@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from mldebug_agents.serving.peers import peer_of
@@ -18,6 +19,7 @@ log = logging.getLogger("mldebug")
 
 EACH, MOST = 8, 32
 BACKLOG = 32  # taken in at one turn of the loop, before those who were sent away have left
+PROOF = 5.0  # seconds to prove that one belongs here, where that is asked for
 WAIT = 0.1  # seconds until the next try, where no descriptor is left for a guest
 SILENT = 60.0  # seconds between two complaints about that
 
@@ -27,9 +29,13 @@ _NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Guest(socket.socket):
     """One connection; its place is free when it is closed."""
 
+    proved = False  # it has shown that it belongs here
+    since = 0.0  # when it came in; monotonic
+
     def enter(self, inside: "dict[Guest, str]", who: str) -> None:
         """Take a place."""
         self._inside = inside
+        self.since = time.monotonic()
         inside[self] = who
 
     def send_away(self) -> None:
@@ -47,8 +53,16 @@ class Guest(socket.socket):
 class Door(socket.socket):
     """A listening socket that counts its guests; takes the descriptor of `plain` over. One thread uses it."""
 
-    def __init__(self, plain: socket.socket, each: int = EACH, most: int = MOST) -> None:
+    def __init__(
+        self,
+        plain: socket.socket,
+        each: int = EACH,
+        most: int = MOST,
+        admits: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`admits`: may this address come in? Then who has proved nothing gives way first, and soon by itself."""
         super().__init__(fileno=plain.detach())
+        self._admits = admits
         self._inside: dict[Guest, str] = {}  # in the order of their coming
         self._complained = -SILENT
         self._each, self._most = each, most
@@ -63,6 +77,10 @@ class Door(socket.socket):
             self._wait(error)
             raise BlockingIOError from None
         guest = Guest(fileno=fd)
+        if self._admits is not None and not self._admits(str(address[0])):
+            guest.detach()
+            os.close(fd)
+            raise BlockingIOError  # the event loop asks for the next one
         guest.enter(self._inside, _who(guest, address))
         self._make_room(guest)
         return guest, address
@@ -70,13 +88,22 @@ class Door(socket.socket):
     def _make_room(self, guest: Guest) -> None:
         """Send the longest away of those that have the same name, or else the same right to be here."""
         who = self._inside[guest]
-        same = [one for one, name in self._inside.items() if name == who]
-        others = [one for one, name in self._inside.items() if name not in ("", _OURS)]
+        inside = list(self._inside.items())
+        if self._admits is not None:
+            self._send_silent_away(guest.since)
+            inside.sort(key=lambda pair: pair[0].proved)  # stable: the longest of them first
+        same = [one for one, name in inside if name == who]
+        others = [one for one, name in inside if name not in ("", _OURS)]
         limit = self._most if who == _OURS else self._each
         if len(same) > limit:
             same[0].send_away()
         elif who != _OURS and len(others) > self._most:
             others[0].send_away()
+
+    def _send_silent_away(self, now: float) -> None:
+        for one, name in list(self._inside.items()):
+            if name and not one.proved and now - one.since > PROOF:
+                one.send_away()
 
     def _wait(self, error: OSError) -> None:
         """Whoever waits outside stays there; those inside are served meanwhile."""

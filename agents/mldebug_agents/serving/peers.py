@@ -59,6 +59,8 @@ class PeerProtocol(H11Protocol):
         except (OSError, AttributeError):
             peer = None
         certificate = transport.get_extra_info("peercert") or {}
+        if certificate:
+            _mark(link)
         self.app_state = {**self.app_state, "peer": peer, "certificate": certificate}
         super().connection_made(transport)
         self._patience = self.loop.call_later(FIRST_WORDS, self._hang_up)
@@ -71,6 +73,13 @@ class PeerProtocol(H11Protocol):
     def _hang_up(self) -> None:
         if self.cycle is None:  # uvicorn's own timeout begins after the first answer
             self.transport.abort()
+
+
+def _mark(link: Any) -> None:
+    """The guest at the door has shown a certificate."""
+    guest = getattr(link, "_sock", None)  # asyncio shows a socket's outside only
+    if guest is not None and hasattr(guest, "proved"):
+        guest.proved = True
 
 
 def group_number(name: str) -> int | None:

@@ -1,0 +1,59 @@
+"""What agents may ask each other, as OpenAPI: made of the structs that read it. `GET /peer/v1/openapi.json`."""
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from mldebug import __version__
+from mldebug.across.members import Announcement, CaptureOrder, ClusterView, DumpOrder, Welcome
+
+ANNOUNCE, CAPTURE = "/peer/v1/announce", "/peer/v1/capture"
+VIEW, DUMP, OPENAPI = "/peer/v1/cluster", "/peer/v1/dump", "/peer/v1/openapi.json"
+_REFUSALS = {
+    "400": "it cannot be read, or cannot be",
+    "409": "it cannot be done, or not in time",
+    "413": "it is too large",
+}
+_ANY: dict[str, Any] = {"type": "string", "format": "binary"}
+
+
+@cache
+def document() -> bytes:
+    """OpenAPI 3.1, JSON."""
+    kinds = (Announcement, CaptureOrder, DumpOrder, Welcome, ClusterView)
+    schemas, parts = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    announcement, order, dump, welcome, view = schemas
+    paths = {
+        ANNOUNCE: _post("A node tells of its runs", announcement, welcome),
+        CAPTURE: _post("Capture a run on this node now; the answer is packed", order, _ANY),
+        VIEW: _post("All nodes that have announced themselves", None, view),
+        DUMP: _post("Capture a run on all its nodes; the answer is a report", dump, _ANY),
+        OPENAPI: {"get": {"responses": {"200": _answer("This document", {"type": "object"})}}},
+    }
+    info = {"title": "mldebug: agents among themselves", "version": __version__}
+    told = {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": parts}}
+    return msgspec.json.encode(told)
+
+
+def _post(what: str, body: object, answer: dict[str, Any]) -> dict[str, Any]:
+    post: dict[str, Any] = {
+        "summary": what,
+        "responses": {"200": _answer("done", answer)}
+        | {code: _words(why) for code, why in _REFUSALS.items()},
+    }
+    if body is not None:
+        content = {"application/json": {"schema": body}}
+        post["requestBody"] = {"required": True, "content": content}
+    return {"post": post}
+
+
+def _answer(what: str, schema: dict[str, Any]) -> dict[str, Any]:
+    kind = "application/octet-stream" if schema is _ANY else "application/json"
+    return {"description": what, "content": {kind: {"schema": schema}}}
+
+
+def _words(why: str) -> dict[str, Any]:
+    return {"description": why, "content": {"text/plain": {"schema": {"type": "string"}}}}

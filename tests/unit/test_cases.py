@@ -1,0 +1,179 @@
+"""Stalls that are told for all nodes: of runs without a rank here, and of runs of which ranks had ended badly before."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mldebug.across.members import End
+from mldebug.across.merge import Run as Merged
+from mldebug.endings.facts import Ending, RankExit
+from mldebug.endings.judge import judge_ending
+from mldebug.model import Asked, Confidence, Verdict
+from mldebug.reportmodel import Report
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.watch import StallWatch
+from mldebug_agents.cases import Cases
+from mldebug_agents.incidents import Incidents
+from mldebug_agents.runs import Run
+from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.state.scribe import Work
+from nodes import merged
+from nodes import run as captures_of
+
+
+class Books(Ledger):
+    """A ledger whose memory lives on; each report as it was written."""
+
+    opened = True
+
+    def __init__(self, memos: dict[str, bytes]) -> None:
+        self.told, self.reports, self.dropped = memos, dict[str, Report](), list[str]()
+        self.archive = self  # type: ignore[assignment]
+
+    def remember(self, name: str, told: bytes) -> None:
+        self.told[name] = told
+
+    def memo(self, name: str) -> bytes:
+        return self.told[name]
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return tuple(
+            name for name, told in self.told.items() if told and name.startswith(beginning)
+        )
+
+    def report(self, report_id: str, work: Work) -> None:
+        work()
+
+    def save(
+        self, report: Report, html: str, evidence: Mapping[str, bytes], owner_uid: int = 0
+    ) -> Path:
+        self.reports[report.id] = report
+        return Path()
+
+    def prune(self) -> tuple[str, ...]:
+        return ()
+
+    def drop(self, report_id: str) -> None:
+        assert self.reports, "for a moment there is no report at all"
+        self.dropped.append(report_id)
+
+    def keep(self, *_: object) -> None:
+        """Nobody asks."""
+
+
+@pytest.fixture
+def all_nodes() -> Merged:
+    return merged(captures_of(3, 2)).runs[0]
+
+
+def crash(all_nodes: Merged) -> tuple[Run, Ending]:
+    """Rank 5 of the third node dies of SIGSEGV."""
+    job = all_nodes.captures[2].job
+    gone = RankExit(
+        rank=5, pid=7, at=time.time() - 2.0, moment=1, status=11, source="its exit status"
+    )
+    ending = Ending(job=job, identities=job.ranks, exits=(gone,), living=(4,))
+    return Run(job, StallWatch(StallSettings())), ending
+
+
+def test_who_coordinates_from_outside_goes_on_after_a_restart(all_nodes: Merged) -> None:
+    books = Books({})
+    Incidents(books).together(
+        None, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes"
+    )
+    later = Books(books.told)
+    incidents = Incidents(later)
+    assert tuple(incidents.cases) == ("first",)
+    incidents.rename_case("first", "again")
+    incidents.close_case("again", "ended", "no node shows the job any more")
+    assert later.dropped == ["first"]
+    assert (later.reports["again"].state, len(later.reports["again"].nodes)) == ("ended", 3)
+    assert tuple(Incidents(Books(books.told)).cases) == ()
+
+
+def test_a_case_of_another_version_is_none() -> None:
+    assert tuple(Cases(Books({"case:x": b"{}"}))) == ()
+
+
+def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: Merged) -> None:
+    run, ending = crash(all_nodes)
+    there = Incidents(Books({}))
+    there.failed(run, ending, judge_ending(ending))
+    (told,) = there.bad_ends.recent().values()
+    cause = End(incident=told.incident.id, diagnosis=told.diagnosis)
+
+    books = Books({})
+    here = Incidents(books)
+    whole = here.together(
+        None, cause.incident, all_nodes.captures[:2], Asked(), "captured 2 nodes", cause
+    )
+    assert [(one.rank, one.node) for one in whole.diagnosis.culprits] == [(5, "a3")]
+    assert (whole.diagnosis.verdict, whole.diagnosis.confidence) == (
+        Verdict.RANK_EXITED,
+        Confidence.HIGH,
+    )
+    report = books.reports[cause.incident]
+    assert report.diagnosis.summary.startswith("Rank 5 was killed by SIGSEGV")
+    assert "since then: " in report.diagnosis.summary
+
+
+def test_where_the_crash_was_here_the_report_of_it_goes_on(all_nodes: Merged) -> None:
+    """The coordinator itself has lost the rank: one report, with the end and with all nodes."""
+    run, ending = crash(all_nodes)
+    books = Books({})
+    incidents = Incidents(books)
+    incidents.failed(run, ending, judge_ending(ending))
+    assert run.incident is not None
+    incident = run.incident.id
+    incidents.together(run, incident, all_nodes.captures, all_nodes.asked, "captured 3 nodes")
+    report = books.reports[incident]
+    assert (report.kind, len(report.nodes)) == ("abnormal_end", 3)
+    assert [one.rank for one in report.diagnosis.culprits] == [5]
+    assert incidents.counts == {"abnormal_end/rank_exited": 1}
+
+
+def test_another_id_is_written_before_the_old_one_goes(all_nodes: Merged) -> None:
+    books = Books({})
+    incidents = Incidents(books)
+    run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
+    incidents.called(run, "second", "n2: no step")
+    incidents.captured(run, all_nodes.captures[0])
+    books.reports.clear()
+    incidents.called(run, "first", "n2: no step")
+    assert (list(books.reports), books.dropped) == (["first"], ["second"])
+
+
+def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: Merged) -> None:
+    books = Books({})
+    incidents = Incidents(books)
+    run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
+    incidents.called(run, "first", "n2: no step")
+    assert run.incident is not None
+    run.incident = msgspec.structs.replace(run.incident, shared=False)
+    incidents.captured(run, all_nodes.captures[0])
+    incidents.together(run, "first", all_nodes.captures, all_nodes.asked, "captured 3 nodes")
+    assert sum(incidents.counts.values()) == 1
+
+
+def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes: Merged) -> None:
+    """What more nodes have seen goes before what fewer have, whoever says it last."""
+    run = Run(all_nodes.captures[2].job, StallWatch(StallSettings()))
+    books = Books({})
+    incidents = Incidents(books)
+    incidents.called(run, "first", "n3: no step")
+    incidents.together(run, "first", all_nodes.captures[2:], Asked(), "captured 1 node")
+    alone = books.reports["first"].diagnosis.summary
+
+    three = incidents.together(None, "x", all_nodes.captures, all_nodes.asked, "captured 3 nodes")
+    three = msgspec.structs.replace(three, report="first", node="n1")
+    incidents.told(run, three)
+    assert books.reports["first"].diagnosis.summary == three.diagnosis.summary != alone
+    fewer = msgspec.structs.replace(three.diagnosis, summary="of nobody")
+    assert run.incident is not None
+    told = msgspec.structs.replace(run.incident, across=all_nodes.captures)
+    run.incident = told
+    incidents.told(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
+    assert books.reports["first"].diagnosis.summary == three.diagnosis.summary
