@@ -10,7 +10,7 @@ import msgspec
 from mldebug.flight.claims import Claim
 from mldebug.flight.votes import settled
 from mldebug.folding import all_of, fold_ranks
-from mldebug.judging.case import Case, plural, ranks_text, sentence
+from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
 from mldebug.judging.held import all_spin, held
@@ -413,7 +413,7 @@ def make_group(frames: tuple[str, ...], ranks: list[ClassifiedRank]) -> Group:
         count=len(ranks),
         role=first.is_.role,
         class_=first.is_.name,
-        doing=plural(first.is_.doing) if len(ranks) > 1 else first.is_.doing,
+        doing=first.is_.doing,
         frames=frames,
     )
 

@@ -203,7 +203,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)}"
 
 
-_PLURALS = {"is": "are", "does": "do", "has": "have"}
+_PLURALS = {"is": "are", "does": "do", "has": "have", "was": "were"}
 
 
 def plural(doing: str) -> str:
