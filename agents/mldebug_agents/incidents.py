@@ -43,6 +43,7 @@ from mldebug_agents.state.rows import Row
 
 log = logging.getLogger("mldebug")
 
+MOVED = 2.0  # seconds after which progress belongs to no stall that was known before
 PATIENCE = 90.0  # seconds that a report waits for its first capture
 
 
@@ -109,6 +110,12 @@ class Incidents:
         """
         if run.incident is not None and run.incident.key == decision.key:
             return  # known from before our restart: the same stall keeps its id
+        if (
+            run.incident is not None
+            and run.incident.kind == "stall"
+            and self._has_moved(run.incident, decision)
+        ):
+            self._close_forgotten(run)
         if run.incident is not None and run.incident.kind == "stall":
             run.incident = msgspec.structs.replace(run.incident, key=decision.key)
             self.note(run, self._clock.now(), f"noticed here, too: {decision.sentence}")
@@ -139,6 +146,19 @@ class Incidents:
         missed, run.missed = run.missed, ()
         for gap in missed:
             self.missed(run, gap)
+
+    def _has_moved(self, incident: Incident, decision: Decision) -> bool:
+        """Did the run go on between that stall, which another node had told of, and this one?"""
+        since = decision.stalled_since
+        if since is None or not incident.shared:
+            return False
+        return self._clock.now() - (self._clock.steady() - since) > incident.detected_at + MOVED
+
+    def _close_forgotten(self, run: Run) -> None:
+        """Whoever coordinated has not told that it is over; what was captured since is of another stall."""
+        capture, missed, run.capture, run.missed = run.capture, run.missed, None, ()
+        self.close(run, "recovered", "it had moved on before the next stall, and nobody said so")
+        run.capture, run.missed = capture, missed
 
     # --- across nodes ------------------------------------------------------------------------------
 

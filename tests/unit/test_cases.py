@@ -14,6 +14,7 @@ from mldebug.endings.judge import judge_ending
 from mldebug.model import Asked, Confidence, Verdict
 from mldebug.reportmodel import Report
 from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.cases import Cases
 from mldebug_agents.incidents import Incidents
@@ -177,3 +178,33 @@ def test_who_reported_alone_and_comes_back_says_what_all_have_come_to(all_nodes:
     run.incident = told
     incidents.told(run, msgspec.structs.replace(three, nodes=1, diagnosis=fewer))
     assert books.reports["first"].diagnosis.summary == three.diagnosis.summary
+
+
+def quiet(run: Run) -> list[float]:
+    """For how long it had been, at the captures of its incident."""
+    return [one.quiet_seconds for one in run.incident.captures] if run.incident else []
+
+
+@pytest.mark.parametrize("since", [-30.0, 3600.0])
+def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
+    all_nodes: Merged, since: float
+) -> None:
+    """Whoever had told of it is gone; `since`: seconds from when it was told to the last progress before this one."""
+    books, here = Books({}), all_nodes.captures[0]
+    incidents = Incidents(books)
+    run = Run(here.job, StallWatch(StallSettings()))
+    incidents.called(run, "first", "n2: no step")
+    incidents.captured(run, here)
+    assert run.incident is not None
+    told = run.incident.detected_at - 7200.0
+    run.incident = msgspec.structs.replace(run.incident, detected_at=told)
+    run.capture = later = msgspec.structs.replace(here, quiet_seconds=99.0)
+    stalled_since = time.monotonic() - 7200.0 + since
+    incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k", stalled_since=stalled_since))  # fmt: skip
+    assert run.incident is not None
+    if since < 0:  # the same stall, noticed here later
+        assert (run.incident.id, quiet(run)) == ("first", [here.quiet_seconds])
+        return
+    assert run.incident.id != "first"
+    assert quiet(run) == [later.quiet_seconds]
+    assert (books.reports["first"].state, len(books.reports["first"].captures)) == ("recovered", 1)

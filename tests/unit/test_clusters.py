@@ -207,6 +207,29 @@ def test_every_file_in_the_room_is_a_plugin_with_help() -> None:
         (SRUN | {"SLURM_JOB_NODELIST": "n[1-3]"}, "n[1-3]"),
         (SRUN | {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_STEP_NODELIST": "n[1-2]"}, "n[1-2]"),
         (TORCHRUN | {"SLURM_JOB_NODELIST": "n[1-3]"}, "n[1-3]"),
+        (
+            TORCHRUN
+            | {
+                "SLURM_JOB_NODELIST": "n[1-3]",
+                "SLURM_STEP_NODELIST": "n2",
+                "SLURM_STEP_NUM_NODES": "1",
+            },
+            "n[1-3]",
+        ),
+        (
+            TORCHRUN | {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"},
+            "",
+        ),  # eight ranks, four on each node
+        (
+            TORCHRUN
+            | {
+                "SLURM_JOB_NODELIST": "n[1-3]",
+                "SLURM_STEP_NODELIST": "n[1-2]",
+                "SLURM_STEP_NUM_NODES": "2",
+            },
+            "n[1-2]",
+        ),
+        (TORCHRUN | {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_NODES": "many"}, "n[1-2]"),
         (SRUN | {"SLURM_JOB_NODELIST": "n," * 9000}, ""),
         (SRUN | {"SLURM_JOB_NODELIST": "n1\x1b[2J"}, "n1"),
     ],

@@ -330,6 +330,23 @@ def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) ->
     assert leader._listed(merge(Heard(replies)).runs[0]).listed_by == ""
 
 
+def test_a_list_that_cannot_hold_the_run_is_not_all_it_has(loop: Loop) -> None:
+    """One step of the scheduler on each node: the list of each is that node alone."""
+    found = captures_of(1, 2)
+    jobs = {
+        name: msgspec.structs.replace(one.job, node_list="a1", world_size=6)
+        for name, one in found.items()
+    }
+    replies = {
+        name: NodeReply(node=name, captures=(msgspec.structs.replace(one, job=jobs[name]),))
+        for name, one in found.items()
+    }
+    told = merge(Heard(replies)).runs[0]
+    asked = loop.members.leader._listed(told)
+    assert asked.listed_by == ""
+    assert [one.rank for one in diagnose(told.captures, asked).diagnosis.culprits] == []
+
+
 def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -418,6 +435,22 @@ def of_nodes(job_id: str, nodes: str, master: str = "", world: int = 8) -> Job:
 )
 def test_who_may_coordinate_a_run(job: Job, hosts: list[str]) -> None:
     assert candidates(job, 9754) == tuple(Peer(host, 9754) for host in hosts)
+
+
+def test_a_list_of_a_job_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of names take a hundred milliseconds, and the main loop comes by each second."""
+    asked: list[Job] = []
+    read = lambda job, port: asked.append(job) or candidates(job, port)
+    monkeypatch.setattr("mldebug_agents.members.circles.candidates", read)
+    jobs = (of_nodes("a", "n[1-2000]"), of_nodes("b", "m[1-2049]", "n7:29500"))
+    loop = Loop((), jobs)
+    for _ in range(5):
+        loop.members.turn(loop.runs)
+    assert [one.id for one in asked] == ["a", "b"]
+    assert [len(one.candidates) for one in loop.members._circles] == [2000, 1]  # too many are none
+    loop.runs["a"].job = of_nodes("a", "n[1-3]")
+    loop.members.turn(loop.runs)
+    assert sorted(len(one.candidates) for one in loop.members._circles) == [1, 3]
 
 
 def test_a_group_in_a_job_s_node_list_runs_no_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,11 @@ from mldebug.redact import clean
 MAX_WORLD = 1_000_000
 MAX_LOCAL = 4096  # ranks on one node
 MAX_NODE_LIST = 8192  # characters
-NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the narrowest first
+NODE_LISTS = {  # the narrowest first, with the variable that says how many
+    "SLURM_STEP_NODELIST": "SLURM_STEP_NUM_NODES",
+    "SLURM_JOB_NODELIST": "SLURM_JOB_NUM_NODES",
+    "SLURM_NODELIST": "SLURM_NNODES",
+}
 
 _MODULE_FLAG = re.compile(r"-[a-zA-Z]*m")
 _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -94,11 +98,19 @@ class Variables:
         address, port = self.text("MASTER_ADDR"), self.text("MASTER_PORT")
         return f"{clean(address, 100)}:{clean(port, 10)}" if address else ""
 
-    def node_list(self) -> str:
-        """The scheduler's nodes, folded; "" where it says none, or more than can be believed."""
-        name = next((name for name in NODE_LISTS if self._environ.get(name)), "")
+    def node_list(self, ranks: int, on_each: int) -> str:
+        """The scheduler's nodes, folded; "" where it says none that hold so many ranks, or more than can be believed.
+
+        A run may be one step on each of its nodes, whose list is that node alone.
+        """
+        name = next((name for name in NODE_LISTS if self._holds(name, ranks, on_each)), "")
         told = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
         return told if len(told) <= MAX_NODE_LIST else ""
+
+    def _holds(self, name: str, ranks: int, on_each: int) -> bool:
+        nodes = self._environ.get(NODE_LISTS[name], "")
+        is_short = bool(on_each) and nodes.isdecimal() and int(nodes[:9]) * on_each < ranks
+        return bool(self._environ.get(name)) and not is_short
 
 
 def claim(
@@ -140,7 +152,7 @@ def claim(
         run_id=clean(run_id),
         attempt=tries or 0,
         master=values.master(),
-        node_list=values.node_list(),
+        node_list=values.node_list(world, local_world or 0),
         supervised=supervised,
         needs_torch=needs_torch,
     )

@@ -10,13 +10,15 @@ from mldebug.model import Job
 from mldebug_agents.members.talk import Peer
 
 MAX_HOST = 253  # characters of a name
+MAX_LISTED = 2048  # nodes that are asked who coordinates; of more, peers are to be configured
 
 
 def candidates(job: Job, port: int) -> tuple[Peer, ...]:
     """The same on all nodes of the run, in the same order; none for a run of this node alone. `port`: of all agents."""
     if job.world_size <= len(job.ranks) + len(job.lost):
         return ()
-    hosts = dict.fromkeys((*listed(job.node_list), *_master(job)))
+    nodes = listed(job.node_list)
+    hosts = dict.fromkeys((*(nodes if len(nodes) <= MAX_LISTED else ()), *_master(job)))
     return tuple(Peer(host, port) for host in hosts)
 
 

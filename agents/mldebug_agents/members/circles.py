@@ -11,6 +11,7 @@ from mldebug.across.members import Announcement, Welcome
 from mldebug.across.roster import SLOWEST
 from mldebug.across.runs import run_id
 from mldebug.errors import MldebugError
+from mldebug.model import Job
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.seeking import Found, Seeker
 from mldebug_agents.members.talk import Peer, Talk
@@ -87,6 +88,9 @@ class Circles:
         self._all = Circle(ALL, peers, talk, now) if peers else None
         self._circles: dict[str, Circle] = {ALL: self._all} if self._all else {}
         self._of: dict[str, str] = {}  # job -> circle
+        self._known: dict[
+            str, tuple[object, str]
+        ] = {}  # job -> what it has said of its nodes, and the circle of that
         self.worker = Worker("members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE)
 
     def __iter__(self) -> Iterator[Circle]:
@@ -106,16 +110,23 @@ class Circles:
         """Put each run into its circle; a circle without a run is let go."""
         if self._all is not None:
             return
-        self._of = {}
-        for run in runs.values():
-            peers = candidates(run.job, self._port)
-            name = run_id(tuple(f"{one.host} {one.port}" for one in peers))
-            if peers and (name in self._circles or len(self._circles) < MOST):
-                self._of[run.job.id] = name
-                if name not in self._circles:
-                    self._circles[name] = Circle(name, peers, self._talk, now)
+        self._known = {one.job.id: self._name(one.job, now) for one in runs.values()}
+        self._of = {job_id: name for job_id, (_, name) in self._known.items() if name}
         kept = set(self._of.values())
         self._circles = {name: one for name, one in self._circles.items() if name in kept}
+
+    def _name(self, job: Job, now: float) -> tuple[object, str]:
+        """Of the circle of a run, which is made where there is none; thousands of names are read once."""
+        said = (job.node_list, job.world_size, len(job.ranks), len(job.lost), job.ranks[:1])
+        known = self._known.get(job.id)
+        if known is not None and known[0] == said:
+            return known
+        peers = candidates(job, self._port)
+        name = run_id(tuple(f"{one.host} {one.port}" for one in peers))
+        if not peers or (name not in self._circles and len(self._circles) >= MOST):
+            return said, ""
+        self._circles.setdefault(name, Circle(name, peers, self._talk, now))
+        return said, name
 
     def tell(self, circle: Circle, told: Announcement) -> None:
         """Announce ourselves in a circle; what comes of it is for the main loop's inbox."""

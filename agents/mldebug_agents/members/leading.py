@@ -180,7 +180,9 @@ class Leader:
         lists = {one.job.node_list for one in run.captures}
         hosts = listed(lists.pop()) if len(lists) == 1 else ()
         short = {one.name.partition(".")[0] for one in asked.nodes}
-        whole = bool(hosts) and all(one.partition(".")[0] in short for one in hosts)
+        most = max((len(one.job.ranks) for one in run.captures), default=0)
+        holds = len(hosts) * most >= max((one.job.world_size for one in run.captures), default=0)
+        whole = bool(hosts) and holds and all(one.partition(".")[0] in short for one in hosts)
         return msgspec.structs.replace(asked, listed_by=SCHEDULER if whole else "")
 
     def _alive(self, node: AskedNode) -> AskedNode:
