@@ -41,7 +41,7 @@ class BadEnds:
         since = max(0.0, self._clock.now() - first)
         at = known.at if known else self._clock.steady() - since
         new = BadEnd(Run(job, run.watch), incident, judgement.diagnosis, at)
-        self._ends = dict(list(self._ends.items())[1 - MOST :]) | {run.job.id: new}
+        self._ends = dict(list(self.recent().items())[1 - MOST :]) | {run.job.id: new}
 
     def renamed(self, job_id: str, incident: Incident) -> None:
         """Its incident has another id from now on."""

@@ -24,11 +24,11 @@ from mldebug.across.members import (
 from mldebug.across.membership import Call, Member
 from mldebug.across.merge import Heard, merge
 from mldebug.across.runs import job_key, run_key
-from mldebug.across.wire import NodeReply, pack
+from mldebug.across.wire import NodeReply, pack, unpack
 from mldebug.diagnosis import diagnose
 from mldebug.errors import MldebugError
 from mldebug.incident import Incident
-from mldebug.model import Asked, AskedNode, Job, NodeCapture, RankIdentity
+from mldebug.model import Asked, AskedNode, Gap, Job, NodeCapture, RankIdentity
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
@@ -39,6 +39,7 @@ from mldebug_agents.life.clock import Clock
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
+from mldebug_agents.members.door import _packed
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Peer, SilentError
@@ -328,6 +329,38 @@ def test_the_list_of_the_scheduler_tells_which_nodes_have_no_rank(loop: Loop) ->
     ]
     del replies["a3"]
     assert leader._listed(merge(Heard(replies)).runs[0]).listed_by == ""
+
+
+def test_a_node_that_may_not_see_the_ranks_does_not_say_that_none_are_there(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent is another user's, or in a container: whose processes they are it cannot read."""
+    monkeypatch.setattr("mldebug_agents.members.door.os.geteuid", lambda: 4711)
+    gap = Gap(what="processes of other users", reason="permission denied", way_out="run it as root")
+    found = captures_of(2, 2)
+    jobs = {
+        name: msgspec.structs.replace(one.job, node_list="a[1-3]", world_size=6)
+        for name, one in found.items()
+    }
+    replies = {
+        name: NodeReply(node=name, captures=(msgspec.structs.replace(one, job=jobs[name]),))
+        for name, one in found.items()
+    }
+    for gaps, confidence in (((), "high"), ((gap,), "low")):
+        answer = unpack(_packed(None, "a3", "boot", gaps))
+        told = merge(Heard(replies | {"a3": answer})).runs[0]
+        judged = diagnose(told.captures, loop.members.leader._listed(told)).diagnosis
+        assert str(judged.confidence) == confidence
+        assert bool(judged.culprits) is not bool(gaps)
+
+
+def test_what_was_taken_while_it_was_held_back_is_kept_before_others_get_it(loop: Loop) -> None:
+    welcomed(loop)
+    assert loop.members.holds(loop.run)
+    loop.run.capture = CAPTURE
+    loop.members.captured(loop.run, CAPTURE)
+    assert loop.ask(ORDER).result(0) is CAPTURE
+    assert [one[0] for one in loop.books.done] == ["called", "captured"]
 
 
 def test_a_list_that_cannot_hold_the_run_is_not_all_it_has(loop: Loop) -> None:

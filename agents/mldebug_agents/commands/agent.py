@@ -101,7 +101,8 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         judge = partial(_judged, settings, bench.node)
         refusals, proof = node.members.refusals, joined.identity
         ask, waiting = node.members.ask, lambda: ledger.waiting
-        door = app(ask, bench.node, judge, waiting, proof, refusals, machine())
+        unseen = lambda: node.found.gaps
+        door = app(ask, bench.node, judge, waiting, proof, refusals, machine(), unseen)
         proof.server.sslobject_class = counting(proof, partial(_turned_away, refusals))
         admits = partial(_admits, joined.talk, refusals)
         server.serve_peers(door, joined.door, proof.server, admits)

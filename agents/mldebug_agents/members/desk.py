@@ -324,6 +324,8 @@ class Members:
             give(answer, None)  # no rank of it is here
             return
         if order.incident:
-            self._held.pop(run.job.id, None)
+            held = self._held.pop(run.job.id, None)
             self._incidents.called(run, order.incident, order.sentence, caused=order.caused)
+            if held is not None and run.capture is not None:  # it may be what the others get
+                self._incidents.captured(run, run.capture)
         self._ordered.order(run, order.incident, answer, now)

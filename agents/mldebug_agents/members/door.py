@@ -1,6 +1,7 @@
 """What other agents may ask of this one. Who is here has shown a certificate of ours: nobody else gets so far."""
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ from mldebug.across.members import (
 from mldebug.across.slimming import slim
 from mldebug.across.wire import NodeReply, pack
 from mldebug.errors import EvidenceError, MldebugError
-from mldebug.model import NodeCapture
+from mldebug.model import Gap, NodeCapture
 from mldebug.redact import clean
 from mldebug_agents.members.asking import DEADLINE, Together
 from mldebug_agents.members.certificates import Certificate, CertificateError
@@ -58,10 +59,12 @@ def app(
     proof: Identity | None = None,
     refusals: Refusals | None = None,
     machine: str = "",
+    gaps: Callable[[], tuple[Gap, ...]] = lambda: (),
 ) -> Starlette:
     """`ask` puts a question to the main loop; `judge` makes a report of what came for a person.
 
-    `waiting`: how many reports are not on this node's disk yet. `machine`: of `NodeReply`.
+    `waiting`: how many reports are not on this node's disk yet. `machine`: of `NodeReply`. `gaps`: what
+    this node could not see when it looked last: ranks that it may not look at are not ranks that are not there.
     """
     refused = refusals or Refusals()
 
@@ -84,7 +87,7 @@ def app(
         order = msgspec.structs.replace(order, sentence=clean(order.sentence, 600))
         capture: NodeCapture | None = await _answer(ask(order, who.address), DEADLINE)
         await _written(waiting)
-        return await run_in_threadpool(_packed, capture, node, machine)
+        return await run_in_threadpool(_packed, capture, node, machine, gaps())
 
     async def viewed(body: bytes, who: Asker) -> bytes:
         return msgspec.json.encode(await _answer(ask(None, who.address), ANSWER))
@@ -105,10 +108,21 @@ def _document(request: Request) -> Response:
     return Response(document(), media_type=JSON)
 
 
-def _packed(capture: NodeCapture | None, node: str, machine: str) -> bytes:
-    age = max(0.0, time.time() - capture.taken_at) if capture else 0.0
+def _packed(
+    capture: NodeCapture | None, node: str, machine: str, gaps: tuple[Gap, ...] = ()
+) -> bytes:
     return pack(
-        slim(NodeReply(age=age, node=node, machine=machine, captures=(capture,) if capture else ()))
+        slim(
+            NodeReply(
+                node=node,
+                machine=machine,
+                captures=(capture,) if capture else (),
+                gaps=gaps,
+                hidden=any(gap.way_out for gap in gaps),
+                uid=os.geteuid(),
+                age=max(0.0, time.time() - capture.taken_at) if capture else 0.0,
+            )
+        )
     )
 
 
