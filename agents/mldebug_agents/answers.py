@@ -29,6 +29,8 @@ _REFUSALS = {
     Refusal.NOT_A_SOCKET: "not a socket",
     Refusal.OTHER_PROCESS: "another process listens there",
     Refusal.NO_WORKER_SERVER: "no worker server answers there, or it refuses",
+    Refusal.SHARED_PORT: "not asked: other processes answer at its port; give each rank a port of its own",
+    Refusal.UNSEEN: "not asked: its open files may not be read, and so not whose answer it would be",
 }
 _CHUNK = 1 << 18
 

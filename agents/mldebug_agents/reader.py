@@ -161,7 +161,7 @@ class Reader:
     def ask_server(
         self, place: str, question: Question, *, max_bytes: int, timeout: float = ASKED_FOR
     ) -> bytes | Unreadable:
-        """Ask a worker server: the path of its socket below `/proc/PID/root`, or `tcp:PORT` on the loopback interface."""
+        """Ask a worker server: the path of its socket below `/proc/PID/root`, or `tcp:PORT:PID:ADDRESS` on the loopback interface."""
         return _data(
             self._ask_one(
                 Operation.ASK, place, limit=max_bytes, line=int(question), timeout=timeout

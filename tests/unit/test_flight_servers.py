@@ -37,7 +37,7 @@ for _ in range(3):
     dist.all_reduce(torch.ones(2))
 group = dist.new_group([0], group_desc="dp")
 dist.broadcast(torch.ones(5), 0, group=group)
-server = _WorkerServer(where, 0) if where == "127.0.0.1" else _WorkerServer(where)
+server = _WorkerServer(where) if "/" in where else _WorkerServer(where, 0)
 print("ready", flush=True)
 sys.stdin.read()
 server.shutdown()
@@ -79,7 +79,7 @@ def signals(pid: int) -> tuple[str, int]:
     return found.state, found.pending_signals
 
 
-@pytest.mark.parametrize("where", ["unix", "127.0.0.1"])
+@pytest.mark.parametrize("where", ["unix", "127.0.0.1", "::1"])
 def test_a_rank_of_gloo_tells_by_its_worker_server(
     reader: Reader, tmp_path: Path, where: str
 ) -> None:
@@ -91,8 +91,11 @@ def test_a_rank_of_gloo_tells_by_its_worker_server(
         assert told_of.torch == (2, 13)
         assert told_of.backends == {"gloo"}
         (place,) = told_of.servers
-        expected = "tcp:" if where == "127.0.0.1" else f"/proc/{pid}/root{where}"
-        assert place.startswith(expected)
+        if "/" in where:
+            assert place == f"/proc/{pid}/root{where}"
+        else:
+            assert place.startswith("tcp:")
+            assert place.endswith(f":{pid}:{where}")
         assert [way.kind for way in plan(told_of).ways] == [Kind.SERVER]
         wait_until(lambda: state(pid) == "S")
         before = signals(pid)
@@ -289,6 +292,16 @@ def test_an_answer_of_a_larger_job_is_refused(reader: Reader, tmp_path: Path) ->
         place = f"/proc/{os.getpid()}/root{tmp_path}/server"
         assert isinstance(ask_server(reader, place, 4), FlightRecord)
         assert "a job with more than 3 ranks" in str(ask_server(reader, place, 3))
+
+
+def test_an_answer_of_a_smaller_job_is_refused(reader: Reader, tmp_path: Path) -> None:
+    """Its default group are not the ranks of ours."""
+    body = as_json(dump(calls(3)))
+    with listening(tmp_path / "server", trace(BODY % len(body) + body)):
+        told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", 8)
+    assert told == (
+        "its worker server: its answer is not believed: its default group is not that of a job with 8 ranks"
+    )
 
 
 def test_only_the_rank_itself_is_asked(reader: Reader, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Counts first: who is asked for all its calls, and that whoever is not tells the same as if it were."""
 
+import itertools
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -240,7 +242,7 @@ def test_servers_that_know_no_options_tell_everything(reader: Reader, tmp_path: 
 
 def test_one_that_is_silent_keeps_nobody_else_from_telling(reader: Reader, tmp_path: Path) -> None:
     release = threading.Event()
-    with serving(tmp_path, stuck(world=3)) as (places, _):
+    with serving(tmp_path, dict(itertools.islice(stuck(world=4).items(), 3))) as (places, _):
         path = tmp_path / "silent"
         with listening(path, lambda *_: release.wait(30)):
             began = time.monotonic()
@@ -251,3 +253,26 @@ def test_one_that_is_silent_keeps_nobody_else_from_telling(reader: Reader, tmp_p
     assert [rank for rank, one in told.items() if isinstance(one, FlightRecord)] == [0, 1, 2]
     assert "timed out" in str(told[3])
     assert took < SECONDS + 4
+
+
+def test_a_speaker_that_then_fails_keeps_nobody_else_from_telling(
+    reader: Reader, tmp_path: Path
+) -> None:
+    """It has told how far it is, and then not what it has called: the others are asked for all."""
+    release = threading.Event()
+
+    def stops(connection: socket.socket, asked: bytes) -> None:
+        if b"?" in asked or asked[:3] == b"GET":
+            body = as_json(with_status(dumps[0]) | {"entries": []})
+            connection.sendall(HANDLERS if asked[:3] == b"GET" else BODY % len(body) + body)
+        else:
+            release.wait(30)
+
+    dumps = stuck(world=4)
+    others = {rank: one for rank, one in dumps.items() if rank}
+    with serving(tmp_path, others) as (places, _), listening(tmp_path / "speaker", stops):
+        places = {0: [f"/proc/{os.getpid()}/root{tmp_path}/speaker"]} | places
+        told = ask_servers(reader, places, 4, SECONDS + 1)
+        release.set()
+    assert [rank for rank, one in told.items() if isinstance(one, FlightRecord)] == [1, 2, 3]
+    assert "timed out" in str(told[0])

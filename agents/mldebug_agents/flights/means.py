@@ -16,7 +16,12 @@ from mldebug_agents.host import Host
 SERVER_THREAD = "pt_workerserver"
 BACKENDS = {"pt_nccl_watchdg": "nccl", "pt_nccl2_heartbt": "nccl2", "pt_gloo_runloop": "gloo"}
 _LISTENS = "0A"  # of /proc/net/tcp
-_HERE = ("0100007F", "00000000", "0" * 32, "00000000000000000000000001000000")
+_HERE = {
+    "0100007F": "127.0.0.1",
+    "00000000": "0.0.0.0",  # noqa: S104 - read, not listened on
+    "0" * 32: "::",
+    "00000000000000000000000001000000": "::1",
+}
 
 
 def means(
@@ -73,7 +78,7 @@ def _tcp(host: Host, pid: int, inode: str) -> Iterator[str]:
             if len(words) > 9 and words[3] == _LISTENS and words[9] == inode:
                 address, _, port = words[1].partition(":")
                 if address in _HERE:
-                    yield f"tcp:{int(port, 16)}"
+                    yield f"tcp:{int(port, 16)}:{pid}:{_HERE[address]}"
 
 
 def _inode(thread: ThreadState, files: Sequence[OpenFile]) -> str:

@@ -207,9 +207,9 @@ def _open(path: bytes) -> int:
 
 
 def _touch(operation: Operation, path: bytes, limit: int, line: int) -> bytes:
-    """`tcp:PORT` stands for a port of the loopback interface; any other path is held, and nothing opened."""
+    """`tcp:PORT:PID:ADDRESS` stands for a process at a port of the loopback interface; any other path is held, and nothing opened."""
     if path.startswith(b"tcp:"):
-        return touching.ask_tcp(int(path[4:]), line, limit)
+        return touching.ask_tcp(os.fsdecode(path[4:]), line, limit)
     handle = locate(path, follow=False)
     try:
         if stat.S_ISLNK(os.fstat(handle).st_mode):

@@ -14,6 +14,8 @@ class Refusal(IntEnum):
     NOT_A_SOCKET = -6
     OTHER_PROCESS = -7
     NO_WORKER_SERVER = -8
+    SHARED_PORT = -9
+    UNSEEN = -10
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a defect
