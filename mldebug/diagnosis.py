@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from mldebug.flight.claims import Claim
-from mldebug.flight.votes import settled
-from mldebug.folding import all_of, fold_ranks
+from mldebug.flight.votes import everybody, settled
+from mldebug.folding import MAX_RANK, all_of, fold_ranks, shorten_ranks
 from mldebug.judging.case import Case, ranks_text, sentence
 from mldebug.judging.classification import classify
 from mldebug.judging.flights import Flights
@@ -57,6 +57,8 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
     ranks = _infer_native_waits(_share_native([*_classified(captures), *_lost(captures)]))
     ranks += missing_ranks(captures, (rank.rank for rank in ranks), job.world_size, asked)
     ranks.sort(key=lambda rank: rank.rank)
+    told = _flights(captures)
+    strange = _of_other_jobs(told, job.world_size)
     case = Case(
         job,
         tuple(ranks),
@@ -64,7 +66,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
         faults=tuple(_faults(captures)),
         taken_at=max(capture.taken_at for capture in captures),
         usual_gap=max(capture.usual_gap_seconds for capture in captures),
-        flights=_flights(captures),
+        flights={rank: one for rank, one in told.items() if rank not in strange},
         asked=asked,
     )
     frames = {rank.rank: _stand(rank)[0] for rank in case.ranks}
@@ -76,7 +78,7 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
     nodes = node_evidence(case, captures)
     findings = _findings(case) or _apart(case, apart) or _held(case, captures)
     findings = findings or [_unknown(case, _agreed(case, captures))]
-    diagnosis = conclude(case, findings, (*nodes, *ras, *devices), voices)
+    diagnosis = conclude(case, findings, (*_strange(strange), *nodes, *ras, *devices), voices)
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),
@@ -97,6 +99,20 @@ def _flights(captures: tuple[NodeCapture, ...]) -> dict[int, FlightRecord]:
         if rank.flight is not None
     }
     return {rank: one for rank, (one, _) in found.items()} if settled(found.values()) else {}
+
+
+def _of_other_jobs(told: Mapping[int, FlightRecord], world: int) -> dict[int, str]:
+    """By rank, whose records are of a job with other ranks than ours, the ranks of that. Who tells of none is believed."""
+    ours = fold_ranks(range(min(world, MAX_RANK + 1))) if told else ""
+    ranks = ((rank, everybody(one)) for rank, one in told.items())
+    return {rank: theirs for rank, theirs in ranks if theirs not in ("", ours)}
+
+
+def _strange(found: Mapping[int, str]) -> tuple[str, ...]:
+    if not found:
+        return ()
+    theirs = shorten_ranks(found[min(found)])
+    return (f"Flight Recorder of {ranks_text(found)}: not believed, it is of a job of other ranks ({theirs})",)  # fmt: skip
 
 
 def _faults(captures: tuple[NodeCapture, ...]) -> Iterator[Fault]:

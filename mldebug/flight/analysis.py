@@ -128,8 +128,12 @@ class Analysis:
     def _behind(self, kind: str, found: list[tuple[Claim, int]]) -> Found:
         claim = max((one for one, _ in found), key=lambda one: len(one.waiting))
         ranks = tuple(rank for _, rank in found)
-        words = wording.missing if kind == "missing_rank" else wording.behind
-        return Found(kind, words(claim, ranks), claim, ranks)
+        if kind == "stream_behind":
+            return Found(kind, wording.behind(claim, ranks), claim, ranks)
+        named = tuple(
+            rank for rank in ranks if not all(one.outnumbered for one in self._chains.on(rank))
+        )
+        return Found(kind, wording.missing(claim, ranks), claim, named)
 
     def _kind(self, rank: int, claim: Claim) -> str:
         """What a rank is that others wait for: "" where its own wait is the one to explain."""

@@ -49,6 +49,11 @@ class Claim(NamedTuple):
         """Does a majority of all members wait in it?"""
         return 2 * len(self.waiting) > len(self.members)
 
+    @property
+    def outnumbered(self) -> bool:
+        """Do fewer wait than have not come? Then they may have made a call too many."""
+        return not self.transfer and len(self.waiting) < len(self.late)
+
 
 def claims(seen: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
     """All claims, that of most ranks first."""

@@ -30,6 +30,7 @@ KEEP = 128  # calls of one group: the oldest that are not finished, and the newe
 MAX_KEPT = 16_384  # entries of one dump that are looked at closely
 MAX_SIZES = 200_000  # tensors of all these entries
 MAX_FRAMES = 32
+DEFAULT = "default_pg"  # what PyTorch calls the group of all ranks
 NO_BACKEND = "?"  # of a process that has called nothing at all
 FIELDS = frozenset(Entry.__struct_fields__)
 _ENTRIES = list[Entry]
@@ -148,7 +149,7 @@ def _small(entries: list[Raw]) -> list[Raw]:
 
 
 def _told(config: object, world: int | None) -> Iterable[tuple[str, Known]]:
-    """The groups whose members the dump tells. ValueError: they are those of a larger job."""
+    """The groups whose members the dump tells. ValueError: they are those of another job."""
     sizes: dict[str, int] = {}
     for name, one in list(config.items())[:4096] if isinstance(config, dict) else ():
         if type(name) is str and len(name) <= 400 and isinstance(one, dict):
@@ -158,6 +159,8 @@ def _told(config: object, world: int | None) -> Iterable[tuple[str, Known]]:
                 raise ValueError(f"it is of a job with more than {world} ranks")
             if world is not None and sum(sizes.values()) > max(MAX_MEMBERS, 8 * world):
                 raise ValueError("its groups have too many members")
+            if world is not None and one.get("desc") == DEFAULT and members.size not in (0, world):
+                raise ValueError(f"it is of a job with {members.size} ranks and not {world}")
             yield name, Known(str(one.get("desc", ""))[:400], members.folded)
 
 

@@ -13,12 +13,14 @@ import msgspec
 
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.flight.dump import parse_dump
-from mldebug.folding import MAX_RANK
+from mldebug.flight.votes import everybody, newest_call
+from mldebug.folding import MAX_RANK, shorten_ranks
 from mldebug.model import FlightRecord
 from mldebug.redact import clean
 from mldebug.storage import read_bytes, unreadable
 
 MAX_FILES = 20_000
+LONGEST = 1800.0  # seconds that a collective may take, where its record does not tell of more
 WAY_OUT = (
     "give the folder with one dump for each rank, whose names end in the rank: trace_0, trace_1 …"
 )
@@ -62,8 +64,36 @@ def read_folder(directory: Path) -> Folder:
             problems.append(_problem(one, _reason(error, directory / one.name)))
     if not records:
         raise _nothing(directory, problems)
+    strange = _of_other_jobs(records)
+    problems += [_problem(one, strange[one.rank]) for one in chosen if one.rank in strange]
+    records = {rank: one for rank, one in records.items() if rank not in strange}
     problems.sort(key=lambda one: one.file)
     return Folder(records, tuple(problems), len(names) - len(found))
+
+
+def _of_other_jobs(records: dict[int, FlightRecord]) -> dict[int, str]:
+    """By rank, why its record is of another time or job than the newest: jobs of one user may dump into the same files.
+
+    A rank that wrote none leaves the one of its last job there. Whether two records may be of one hang the longest wait tells.
+    """
+    ages = {rank: at for rank, one in records.items() if (at := newest_call(one)) > 0}
+    if not ages:
+        return {}
+    last = max(ages, key=lambda rank: ages[rank])
+    limit = max(LONGEST, *(call.timeout for group in records[last].groups for call in group.calls))
+    found = {
+        rank: f"it is of another time: its last call was made {(ages[last] - at) / 3600:,.1f} hours before that of rank {last}"
+        for rank, at in ages.items()
+        if ages[last] - at > limit
+    }
+    here = {rank: everybody(one) for rank, one in records.items() if rank not in found}
+    told = Counter(filter(None, here.values()))
+    usual = max(told, key=lambda ranks: (told[ranks], ranks == here[last]), default="")
+    return found | {
+        rank: f"it is of another job: one of ranks {shorten_ranks(ranks)}, and not {shorten_ranks(usual)}"
+        for rank, ranks in here.items()
+        if ranks not in ("", usual)
+    }
 
 
 def _names(directory: Path) -> list[str]:

@@ -9,11 +9,9 @@ from functools import cache
 
 import msgspec
 
-from mldebug.flight.dump import NO_BACKEND
+from mldebug.flight.dump import DEFAULT, NO_BACKEND
 from mldebug.folding import fold_ranks
 from mldebug.model import FlightGroup, FlightRecord
-
-DEFAULT = "default_pg"
 
 
 def filled(records: Mapping[int, FlightRecord]) -> dict[int, FlightRecord]:

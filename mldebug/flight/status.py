@@ -1,10 +1,11 @@
 """Counts first: `pg_status` tells in three numbers for each process group how far a rank is, before any call of it is read.
 
-Ranks of the same groups that are equally far differ in nothing but what they wait in: the whole recorder of one of them and the
-pending calls of the others tell the same as all recorders. The counts alone prove nothing (NCCL counts a send of the group in
+Ranks of the same groups that are equally far differ in nothing but what they wait in: where nobody waits in an older call, the whole
+recorder of one of them and the pending calls of the others tell the same as all recorders. The counts alone prove nothing (NCCL counts a send of the group in
 them, too), so a rank is believed to be as far only where its own pending calls are those of the one that speaks for it.
 """
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -54,15 +55,33 @@ class _Dump(msgspec.Struct, frozen=True):
 
 
 def spoken_for(told: Mapping[int, Status]) -> dict[int, int]:
-    """Rank -> the rank whose recorder speaks for what it has done: among the most that are alike. Who lags, or is alone, is not in it."""
+    """Rank -> the rank whose recorder speaks for what it has done: among the most that are alike. Who lags, or is alone, is not in it.
+
+    Nobody is, where somebody has not finished a call that these have: how each made that one is then to be compared.
+    """
     alike: dict[Status, list[int]] = {}
     for rank, status in sorted(told.items()):
         alike.setdefault(status, []).append(rank)
     if not alike:
         return {}
     status = max(alike, key=lambda one: (len(alike[one]), one.calls))
+    if any(_waits_in_older(one, status) for one in alike):
+        return {}
     first, *others = alike[status]
     return dict.fromkeys(others, first)
+
+
+def _waits_in_older(one: Status, than: Status) -> bool:
+    """May it wait in a call that is done there? The numbers of groups are those of a process: they tell only where all groups are the same."""
+    if one.groups != than.groups:
+        return bool(_members(one) & _members(than))
+    done = {number: completed for number, _, _, completed in than.counts}
+    return any(completed < done.get(number, -1) for number, _, _, completed in one.counts)
+
+
+def _members(one: Status) -> frozenset[str]:
+    """The ranks of all its groups."""
+    return frozenset(rank for _, ranks in one.groups for rank in re.findall(r"\d+", ranks))
 
 
 def beside(whole: FlightRecord, pending: FlightRecord) -> FlightRecord | None:

@@ -161,6 +161,19 @@ def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
     )
 
 
+def newest_call(record: FlightRecord) -> float:
+    """When the last call of it was made, unix; -inf where it tells of none."""
+    calls = (call.created_at for group in record.groups for call in group.calls)
+    sends = (one.created_at for one in record.transfers)
+    return max((*calls, *sends), default=float("-inf"))
+
+
+def everybody(record: FlightRecord) -> str:
+    """All ranks of its job as the record itself tells them, folded: the members of its default group; "" where it does not."""
+    default = (group.members for group in record.groups if group.description == "default_pg")
+    return next(filter(None, default), "")
+
+
 @lru_cache(maxsize=64)
 def members_of(folded: str) -> frozenset[int]:
     """The ranks of a folded set; none where it is damaged."""

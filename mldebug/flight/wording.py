@@ -65,7 +65,7 @@ def missing(claim: Claim, found: tuple[int, ...]) -> str:
         if _has_gloo((claim.view,)) and len(found) == 1
         else ()
     )
-    return " ".join(map(_sentence, (text, *_last(claim, found), *blind, *_minority(claim, found))))
+    return " ".join(map(_sentence, (text, *_last(claim, found), *blind, *_minority(claim))))
 
 
 def _last(claim: Claim, found: tuple[int, ...]) -> Iterable[str]:
@@ -82,8 +82,8 @@ def _last(claim: Claim, found: tuple[int, ...]) -> Iterable[str]:
         yield f"it is still in {call.op} {call.sequence}{place}"
 
 
-def _minority(claim: Claim, found: tuple[int, ...]) -> Iterable[str]:
-    if not claim.transfer and len(claim.waiting) < len(found):
+def _minority(claim: Claim) -> Iterable[str]:
+    if claim.outnumbered:
         yield f"fewer wait than are missing, so {ranks(claim.waiting)} may have made a call too many"
 
 

@@ -48,6 +48,8 @@ def held(case: Case, captures: Sequence[NodeCapture]) -> Finding | None:
     """Name the rank; None where anything speaks against it."""
     if case.suspects or case.moved or not case.complete or len(case.ranks) < 2:
         return None
+    if len(captures) > 1 and any(one.quiet_seconds <= 0 for one in captures):
+        return None  # nothing tells whether they are of one moment
     devices = dict(_devices(captures))
     if not all(_may_be_judged(one, devices) for one in case.ranks) or not _apart(devices):
         return None
@@ -91,7 +93,7 @@ def _alike(case: Case, captures: Sequence[NodeCapture]) -> str:
 
 
 def _devices(captures: Sequence[NodeCapture]) -> Iterator[tuple[int, RankDevice]]:
-    """By rank, with the looks that tell of now, in seconds from the capture on: the clocks of two nodes are never compared."""
+    """By rank, with the looks that tell of now, in seconds from the last progress on, which all nodes hear of: their clocks are never compared."""
     for capture in captures:
         here = {one.identity.rank for one in capture.ranks}
         told = Counter(one.rank for one in capture.gpus)
@@ -105,7 +107,7 @@ def _now(one: RankDevice, capture: NodeCapture) -> RankDevice:
     back = min(LATELY, quiet - SETTLED) if quiet > 0 else LATELY
     begin, end = capture.taken_at - back, capture.taken_at + max(LATELY, capture.duration_seconds)
     looks = tuple(
-        replace(each, at=each.at - capture.taken_at)
+        replace(each, at=each.at - capture.taken_at + quiet)
         for each in one.samples
         if begin <= each.at <= end
     )

@@ -118,10 +118,9 @@ def _counted(
     case: Case, wait: Claim | None, voices: Sequence[Voice], named: frozenset[int]
 ) -> Iterator[str]:
     """NCCL RAS names others alone, or nobody in a group of all ranks in which the recorders miss some."""
-    if any(named & voice.ranks for voice in voices):
-        return
+    named_by = {voice.answer for voice in voices if named & voice.ranks}
     whole = wait is not None and len(wait.view.members) == case.job.world_size
     on_nccl = wait is not None and wait.view.backend == "nccl"
     for voice in voices:
-        if voice.ranks or (whole and on_nccl):
+        if voice.answer not in named_by and (voice.ranks or (whole and on_nccl)):
             yield f"NCCL RAS says that {voice.words}"

@@ -23,37 +23,43 @@ SOURCE = "NCCL RAS"
 OUT_OF_STEP = "calls do not fit together: "
 MAX_LINES = 4
 MAX_PLACES = 4
+MAX_ANSWERS = 2  # that contradict each other and are told
 _PAIRS = frozenset(("Send", "Recv"))
 
 
 def ras_evidence(captures: Sequence[NodeCapture]) -> tuple[str, ...]:
-    """A few sentences; of several nodes' answers the fullest speaks."""
+    """A few sentences; of several nodes' answers the fullest speaks, and where these contradict each other, each for itself."""
     told = _fullest(captures)
-    lines = dict.fromkeys(_lines(*told) if told else ())
-    return tuple(f"{SOURCE}: {line}" for line in list(lines)[:MAX_LINES])
+    return tuple(
+        f"{SOURCE}{f' on {node}' if len(told) > 1 else ''}: {line}"
+        for node, ras, names in told
+        for line in [*dict.fromkeys(_lines(ras, names))][: MAX_LINES // len(told)]
+    )
 
 
 def ras_apart(captures: Sequence[NodeCapture]) -> str:
     """Calls that exclude each other: ranks that have launched these have left the common path. Empty: nothing says so."""
-    told = _fullest(captures)
-    if told is None:
-        return ""
-    ras, names = told
+    told = [_apart(ras, names) for _, ras, names in _fullest(captures)]
+    return told[0] if told and all(told) else ""
+
+
+def _apart(ras: NcclRas, names: "Names") -> str:
     one = next((one for one in ras.communicators if differs(one)), None)
     both = (one,) if one else crossed(ras.communicators) or ()
     return "; ".join(line for each in both for line in _counts(each, names))
 
 
 def ras_alike(captures: Sequence[NodeCapture]) -> bool | None:
-    """Have all ranks launched the same, in every communicator? None: it does not tell, as where one was not asked.
+    """Have all ranks launched the same, in every communicator and by all answers? None: they do not tell, as where one was not asked.
 
     Stages of a pipeline send and receive, which is not counted everywhere and differs as it should: a communicator of
     some of the ranks, or a send, and equal counts prove nothing.
     """
-    told = _fullest(captures)
-    if told is None:
-        return None
-    ras, names = told
+    told = {_alike(one.ras, Names.of(one, one.ras)) for one in captures if one.ras}
+    return False if False in told else (bool(told) and None not in told) or None
+
+
+def _alike(ras: NcclRas, names: "Names") -> bool | None:
     every = ras.communicators
     if ras.absent or ras.timeouts or ras.left_out or any(map(_speaks_against, every)):
         return False
@@ -72,27 +78,47 @@ class Voice(msgspec.Struct, frozen=True):
 
     ranks: frozenset[int]
     words: str
+    answer: int = 0  # of answers that contradict each other: which of them says it
 
 
 def ras_voices(captures: Sequence[NodeCapture]) -> tuple[Voice, ...]:
     """For a comparison with other sources. Of a part of the ranks none: who is behind there may wait in another part."""
-    told = _fullest(captures)
-    if told is None:
-        return ()
-    ras, names = told
-    world = [one for one in ras.communicators if names.is_world(one)]
-    return tuple(voice for one in world for voice in _voices(one, names))[:MAX_LINES]
-
-
-def _fullest(captures: Sequence[NodeCapture]) -> tuple[NcclRas, "Names"] | None:
-    """Of several nodes' answers the one in which most processes have answered."""
-    told = (
-        (sum(row.answered for row in one.ras.communicators), one, one.ras)
-        for one in captures
-        if one.ras
+    return tuple(
+        msgspec.structs.replace(voice, answer=number)
+        for number, (_, ras, names) in enumerate(_fullest(captures))
+        for voice in [*_of_world(ras, names)][:MAX_LINES]
     )
-    _, best, ras = max(told, key=lambda one: one[0], default=(0, None, None))
-    return (ras, Names.of(best, ras)) if best is not None and ras is not None else None
+
+
+def _of_world(ras: NcclRas, names: "Names") -> Iterator[Voice]:
+    for one in ras.communicators:
+        if names.is_world(one):
+            yield from _voices(one, names)
+
+
+def _fullest(captures: Sequence[NodeCapture]) -> list[tuple[str, NcclRas, "Names"]]:
+    """Of several nodes' answers that in which most processes have answered, with its node; two where such contradict each other."""
+    told = sorted(
+        ((-sum(row.answered for row in one.ras.communicators), one.node, one, one.ras)
+        for one in captures if one.ras),
+        key=lambda one: one[:2],
+    )  # fmt: skip
+    fullest = {_said(ras): (one, ras) for many, _, one, ras in reversed(told) if many == told[0][0]}
+    found = sorted(fullest.values(), key=lambda one: one[0].node)[:MAX_ANSWERS]
+    return [(one.node, ras, Names.of(one, ras)) for one, ras in found]
+
+
+def _said(ras: NcclRas) -> frozenset[object]:
+    """Who is behind whom and who is absent: what answers of one moment have in common, whoever gave them."""
+    return frozenset(
+        (one.size, one.answered, one.absent_count, frozenset(one.levels), _behind(one))
+        for one in ras.communicators
+    )
+
+
+def _behind(one: NcclCommunicator) -> frozenset[int]:
+    found = behind(one)
+    return frozenset(row.rank for row in found.ranks) if found else frozenset()
 
 
 class Names(msgspec.Struct, frozen=True):

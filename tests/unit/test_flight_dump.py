@@ -103,6 +103,14 @@ def test_the_members_of_a_living_job_s_groups_are_few_enough_to_be_unfolded() ->
     assert parse_dump(pickle.dumps(dump(calls(3), usual), 2), living(4000)).groups
 
 
+@pytest.mark.parametrize("world", [3, 5, 8])
+def test_a_dump_of_a_job_of_another_size_is_none_of_this_job(world: int) -> None:
+    one = pickle.dumps(dump(calls(3), {"0": range(4), "1": range(2)}), 2)
+    assert parse_dump(one, living(4)).groups
+    with pytest.raises(ValueError, match=r"of a job with (4 ranks and not|more than 3 ranks)"):
+        parse_dump(one, living(world))
+
+
 # --- what is refused -------------------------------------------------------------------------------
 
 

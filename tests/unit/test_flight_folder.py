@@ -66,6 +66,49 @@ def test_a_folder_behind_a_link_is_that_folder(
     assert asked(tmp_path / "link", capsys)[1]["culprits"] == [2]
 
 
+# --- files of other jobs ---------------------------------------------------------------------------
+
+
+def moved(one: dict[str, Any], seconds: int) -> dict[str, Any]:
+    later = [it | {"time_created_ns": it["time_created_ns"] + seconds * 10**9} for it in one["entries"]]  # fmt: skip
+    return one | {"entries": later}
+
+
+@pytest.mark.parametrize("count", [9, 90])
+def test_a_file_of_an_earlier_job_is_no_dump_of_this_one(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 hangs before it can dump, and its old file is there: of a job that had come less far, or further."""
+    now = moved(dump(calls(40, last="started")), 100_000)
+    write(tmp_path, dict.fromkeys(range(4), now) | {2: dump(calls(count, last="started"))})
+    _, found = asked(tmp_path, capsys)
+    assert (found["kind"], found["culprits"], found["dumps"]) == ("no_dump", [2], 3)
+    (problem,) = found["problems"]
+    assert (problem["file"], problem["rank"]) == ("trace_2", 2)
+    assert "it is of another time: its last call was made 27.8 hours before" in problem["reason"]
+
+
+def test_a_rank_that_is_behind_for_less_than_a_timeout_is_of_this_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dumps = late(2) | {n: moved(late(2)[n], 1700) for n in (0, 1, 3)}
+    assert asked(write(tmp_path / "near", dumps), capsys)[1]["culprits"] == [2]
+    slow = [one | {"timeout_ms": 7_200_000} for one in calls(4, last="started")]
+    long = dump(slow) | {"entries": moved(dump(slow), 7000)["entries"]}
+    found = asked(write(tmp_path / "long", {0: long, 1: long, 2: late(2)[2], 3: long}), capsys)[1]
+    assert (found["culprits"], found["problems"]) == ([2], [])
+
+
+def test_a_file_of_a_job_of_another_size_is_no_dump_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = dump(calls(3), {"0": range(2)})
+    write(tmp_path, dict.fromkeys(range(4), dump(calls(4, last="started"))) | {1: other})
+    _, found = asked(tmp_path, capsys)
+    assert (found["kind"], found["culprits"]) == ("no_dump", [1])
+    assert [one["reason"] for one in found["problems"]] == ["it is of another job: one of ranks 0-1, and not 0-3"]  # fmt: skip
+
+
 # --- names -----------------------------------------------------------------------------------------
 
 

@@ -1,16 +1,16 @@
 """Counts first: who is asked for all its calls, and that whoever is not tells the same as if it were."""
 
-import itertools
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import Dump, as_json, calls, dump, late, made, odd_size, stuck, transfer
@@ -49,7 +49,7 @@ def status_of(one: Dump) -> Status | None:
 
 
 def record(one: Dump) -> FlightRecord:
-    return parse_dump(as_json(one), living(8))
+    return parse_dump(as_json(one), living(len(json.loads(one["pg_config"]["0"]["ranks"]))))
 
 
 # --- who is asked ------------------------------------------------------------------------------------
@@ -153,6 +153,69 @@ def test_what_is_told_beside_is_what_all_calls_tell(
         assert found is None or seen(found) == seen(record(other))
 
 
+OPS = st.sampled_from(["all_reduce", "broadcast", "barrier"])
+PLAN = st.lists(st.tuples(st.sampled_from(["0", "dp"]), OPS), min_size=2, max_size=5)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> dict[int, Dump]:
+    """Ranks that have come less or more far on one path, one of which has left it: another call, two in another order, one left out."""
+    world, plan = draw(st.sampled_from([3, 4, 5])), draw(PLAN)
+    groups = {"0": range(world), "dp": range(draw(st.sampled_from([2, world])))}
+    odd, at = draw(st.integers(0, world - 1)), draw(st.integers(0, len(plan) - 1))
+    own = [*plan]
+    how = draw(st.sampled_from(["other", "swap", "less", "none"]))
+    if how == "other":
+        own[at] = (own[at][0], draw(OPS))
+    elif how == "swap":
+        own[at - 1], own[at] = own[at], own[at - 1]
+    elif how == "less":
+        del own[at]
+    return {rank: _come(rank, own if rank == odd else plan, groups, draw(st.integers(at, at + 2)), draw(st.integers(0, 2))) for rank in range(world)}  # fmt: skip
+
+
+def _come(
+    rank: int,
+    path: list[tuple[str, str]],
+    groups: Mapping[str, Sequence[int]],
+    done: int,
+    pending: int,
+) -> Dump:
+    counts, found = dict.fromkeys(groups, 0), []
+    mine = [(group, op) for group, op in path if rank in groups[group]]
+    for number, (group, op) in enumerate(mine[: done + pending]):
+        counts[group] += 1
+        state = "completed" if number < done else "scheduled"
+        found.append(made(op, counts[group], state=state, group=group))
+    return dump(found, {name: ranks for name, ranks in groups.items() if rank in ranks})
+
+
+def spared(dumps: Mapping[int, Dump]) -> dict[int, FlightRecord]:
+    """The records as they are had where one speaks for others."""
+    speakers, found = spoken_for(statuses(dumps)), {}
+    for rank, one in dumps.items():
+        whole = dumps.get(speakers.get(rank, -1))
+        found[rank] = (whole and beside(record(whole), record(active(one)))) or record(one)
+    return found
+
+
+@settings(max_examples=150)
+@given(jobs())
+def test_who_is_spared_changes_nothing_of_what_is_found(dumps: dict[int, Dump]) -> None:
+    whole = Analysis({rank: record(one) for rank, one in dumps.items()}).found
+    few = Analysis(spared(dumps)).found
+    assert (few.kind, few.culprits, few.explanation) == (whole.kind, whole.culprits, whole.explanation)  # fmt: skip
+
+
+def test_nobody_is_spared_where_one_still_waits_in_what_the_others_have_done() -> None:
+    """In the call that is done on the others it is the odd one: their own calls are the votes."""
+    path = [*calls(4), made("broadcast", 5), made("all_reduce", 6, state="started")]
+    dumps = dict.fromkeys(range(3), dump(path)) | {3: dump(calls(5, last="started"))}
+    assert spoken_for(statuses(dumps)) == {}
+    found = Analysis(spared(dumps)).found
+    assert (found.kind, found.culprits, found.vote and found.vote.sequence) == ("mismatch", (3,), 5)
+
+
 # --- by servers --------------------------------------------------------------------------------------
 
 
@@ -234,6 +297,16 @@ def test_where_nobody_waits_all_tell_everything(reader: Reader, tmp_path: Path) 
         assert {tuple(one[-1:]) for one in asked().values()} == {("all",)}
 
 
+def test_where_ranks_of_the_job_are_elsewhere_all_tell_everything(
+    reader: Reader, tmp_path: Path
+) -> None:
+    """One of these may wait in a call that is done here."""
+    with serving(tmp_path, stuck(world=3)) as (places, asked):
+        few = {rank: places[rank] for rank in (0, 1)}
+        assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, few, 3, 20.0).values())  # fmt: skip
+        assert asked() == {0: ["all"], 1: ["all"], 2: []}
+
+
 def test_servers_that_know_no_options_tell_everything(reader: Reader, tmp_path: Path) -> None:
     with serving(tmp_path, stuck(world=3), old=True) as (places, asked):
         assert all(isinstance(one, FlightRecord) for one in ask_servers(reader, places, 3, 20.0).values())  # fmt: skip
@@ -242,7 +315,8 @@ def test_servers_that_know_no_options_tell_everything(reader: Reader, tmp_path: 
 
 def test_one_that_is_silent_keeps_nobody_else_from_telling(reader: Reader, tmp_path: Path) -> None:
     release = threading.Event()
-    with serving(tmp_path, dict(itertools.islice(stuck(world=4).items(), 3))) as (places, _):
+    dumps = {rank: one for rank, one in stuck(world=4).items() if rank != 3}
+    with serving(tmp_path, dumps) as (places, _):
         path = tmp_path / "silent"
         with listening(path, lambda *_: release.wait(30)):
             began = time.monotonic()

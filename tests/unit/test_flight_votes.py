@@ -425,7 +425,6 @@ OFFLINE: dict[str, dict[int, Dump]] = {
     | {3: dump([*calls(3), *NOT_MET], {"0": range(4), "1": range(4)})},
 }
 LIVE = {  # who is named; None: whoever the command names
-    "one ahead": (),  # a rank alone is no majority
     "no dump": (),  # nobody could ask it: no evidence
     "ended on most": (),  # the others may wait for something else
 }
@@ -467,3 +466,13 @@ def test_recordings_of_two_gpus_name_nobody_else(hang: str, named: list[int]) ->
     records = {n: parse_dump(path.read_bytes()) for n, path in enumerate(files)}
     assert [*analyse(records).culprits] == named
     assert live(records, 2) == []
+
+
+def test_records_of_a_job_of_other_ranks_are_not_believed() -> None:
+    """A job of 4 has written over the files of four of our eight ranks, and its rank 2 is one behind."""
+    theirs = late(rank=2, world=4)
+    ours = dict.fromkeys(range(4, 8), stuck(world=8)[0])
+    for dumps in (theirs, theirs | ours):
+        found = told(hung({n: parse_dump(pickle.dumps(one, 2)) for n, one in dumps.items()}, 8))
+        assert not found.culprits
+        assert "Flight Recorder of ranks 0-3: not believed, it is of a job of other ranks (0-3)" in found.evidence  # fmt: skip

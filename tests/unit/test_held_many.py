@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mldebug.diagnosis import diagnose
 from mldebug.model import NcclRank, NcclRas, NodeCapture, RankCapture, RankDevice
+from mldebug.ras.rows import communicator
 from unit.test_held import recorded
 
 SPINS, HELD = 0, 1
@@ -140,3 +141,43 @@ def test_clocks_of_nodes_are_never_compared() -> None:
     for rank, samples in looks.items():
         ahead = changed(ahead, rank, samples=samples, sm_read_at=0.0)
     assert judged([here, ahead]) == ("rank_waiting", [3], "medium")
+
+
+def test_captures_of_different_moments_are_no_comparison() -> None:
+    """The second node was looked at five minutes later; how long all are without progress tells that."""
+    here, there = made(16, {3})
+    assert judged([here, there]) == ("rank_waiting", [3], "medium")
+    late = replace(there, taken_at=there.taken_at + 300.0, quiet_seconds=360.0)
+    for one in there.gpus:
+        looks = tuple(replace(it, at=it.at + 300.0) for it in one.samples)
+        late = changed(late, one.rank, samples=looks, sm_read_at=0.0)
+    assert judged([here, late])[:2] == ("unknown", [])
+    unwatched = [replace(one, quiet_seconds=0.0) for one in (here, there)]
+    assert judged(unwatched)[:2] == ("unknown", [])
+
+
+def behind_by(node: NodeCapture, number: int) -> NodeCapture:
+    """With an answer of NCCL RAS by which one rank has launched a collective less."""
+    assert node.ras is not None
+    (one,) = node.ras.communicators
+    rows = tuple(
+        replace(row, counts={name: many - 1 for name, many in row.counts.items()})
+        if row.rank == number
+        else row
+        for row in one.ranks
+    )
+    told = communicator(one.key, one.size, rows, ())
+    return replace(node, ras=replace(node.ras, communicators=(told,)))
+
+
+def test_answers_of_nccl_ras_that_contradict_each_other_name_nobody() -> None:
+    """In whatever order the nodes come; both are told."""
+    here, there = made(16, {3})
+    there = behind_by(there, 9)
+    assert judged([here, there]) == judged([there, here]) == ("unknown", [], "low")
+    first, second = (diagnose(both).diagnosis for both in ([here, there], [there, here]))
+    assert (first.summary, first.evidence) == (second.summary, second.evidence)
+    told = [one for one in first.evidence if one.startswith("NCCL RAS on ")]
+    assert [one.partition(":")[0] for one in told] == ["NCCL RAS on node0", "NCCL RAS on node1"]
+    assert "16 ranks answer and have launched the same" in told[0]
+    assert "rank 9 has launched" in told[1]

@@ -8,10 +8,10 @@ from mldebug.model import FlightRecord
 
 
 class Agreement:
-    """Of `count` ranks. Whoever has not told how far it is by `until` (monotonic) is asked for everything."""
+    """Of `count` ranks out of a job of `world`. Whoever has not told how far it is by `until` (monotonic) is asked for everything."""
 
-    def __init__(self, count: int, until: float) -> None:
-        self._count, self._until = count, until
+    def __init__(self, count: int, until: float, world: int = 0) -> None:
+        self._count, self._until, self._world = count, until, world
         self._changed = threading.Condition()
         self._told: dict[int, Status | None] = {}
         self._speakers: dict[int, int] | None = None
@@ -19,8 +19,8 @@ class Agreement:
 
     @property
     def several(self) -> bool:
-        """Is there anybody to be compared with?"""
-        return self._count > 1
+        """Is there anybody to be compared with? Not where ranks of other nodes may wait in what is done here."""
+        return 1 < self._count >= self._world
 
     def speaker(self, rank: int, status: Status | None) -> int | None:
         """Who speaks for what this rank has done; None: it is asked itself. Waits for the others."""
@@ -31,7 +31,7 @@ class Agreement:
             self._changed.wait_for(self._is_settled, left)
             if self._speakers is None:
                 known = {one: its for one, its in self._told.items() if its is not None}
-                self._speakers = spoken_for(known)
+                self._speakers = spoken_for(known) if len(known) >= self._count else {}
                 self._changed.notify_all()
             return self._speakers.get(rank)
 

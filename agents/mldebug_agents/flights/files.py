@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from mldebug.flight.dump import MAX_DUMP, living, parse_dump
+from mldebug.flight.votes import newest_call
 from mldebug.model import FlightRecord, RankIdentity
 from mldebug_agents.answers import Piece, Tail, Unreadable
 from mldebug_agents.reader import Reader
@@ -117,13 +118,6 @@ def parsed(path: str, piece: Piece, one: RankIdentity) -> Found | str:
     if newest_call(record) < one.started_at:
         return "it is of another run: nothing in it was called since the rank began"
     return Found(record, piece.mtime, path, _mark(piece))
-
-
-def newest_call(record: FlightRecord) -> float:
-    """When the last call of it was made, unix; -inf where it tells of none."""
-    calls = (call.created_at for group in record.groups for call in group.calls)
-    sends = (one.created_at for one in record.transfers)
-    return max((*calls, *sends), default=float("-inf"))
 
 
 def timed_out(found: Found) -> bool:

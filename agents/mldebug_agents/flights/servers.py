@@ -1,6 +1,6 @@
 """Worker servers of PyTorch: a rank that opened one tells its Flight Recorders there without the interpreter lock.
 
-It is asked which handlers it has, then how far it is (`pg_status`), then for all calls, as JSON, which has no frames. Where ranks are
+It is asked which handlers it has, then how far it is (`pg_status`), then for all calls, as JSON, which has no frames. Where all ranks of a job are here, and are
 equally far, one of them tells all its calls and the others those that pend (`onlyactive`). These alone would mislead: NCCL never marks
 the members of a batch as ended, and the calls after them, which tell that they are, are left out.
 """
@@ -38,7 +38,7 @@ def ask_servers(
     if not places or seconds <= 0:
         return {}
     began = time.monotonic()
-    agreed = Agreement(len(places), began + min(QUICK, seconds / 2))
+    agreed = Agreement(len(places), began + min(QUICK, seconds / 2), world)
     with ThreadPoolExecutor(min(AT_ONCE, len(places))) as pool:
         told = pool.map(
             lambda rank: _first(reader, places[rank], world, began + seconds, rank, agreed), places
