@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,16 @@ import psutil
 
 H200 = Path(__file__).parent / "fixtures" / "h200"
 HOST = "192.0.2.2"  # of the recordings
+
+HOLDS = """
+import os, socket, threading
+def hold():
+    while socket.recv_fds(link, 1, 1)[1]:
+        link.sendall(b".")
+link = socket.socket(socket.AF_UNIX)
+link.connect("\\0ras" + os.environ["NCCL_RAS_ADDR"].rpartition(":")[2])
+threading.Thread(target=hold, daemon=True).start()
+"""  # of a process for which a server answers: it gets every connection as well, as if it had accepted it
 
 Serve = Callable[["Client"], None]
 
@@ -72,12 +82,23 @@ class RasServer:
         self._door.listen(64)
         self.port: int = self._door.getsockname()[1]
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self._meets = socket.socket(socket.AF_UNIX)
+        self._meets.bind(f"\0ras{self.port}")
+        self._meets.listen()
+        self._holder: socket.socket | None = None
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def speak_for(self) -> None:
+        """Wait for a process that runs `HOLDS`: from now on it is the one that answers, as far as the kernel tells."""
+        self._meets.settimeout(60)
+        self._holder, _ = self._meets.accept()
 
     def close(self) -> None:
         """Listen no more."""
         self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+        for one in (self._door, self._meets, self._holder):
+            if one is not None:
+                one.close()
 
     def _accept(self) -> None:
         while True:
@@ -92,11 +113,16 @@ class RasServer:
             threading.Thread(target=self._treat, args=(link,), daemon=True).start()
 
     def _treat(self, link: socket.socket) -> None:
-        with link:
-            try:
-                self.serve(Client(link, self))
-            except OSError:
-                return
+        with link, suppress(OSError):
+            self._hand_over(link)
+            self.serve(Client(link, self))
+            if self._holder is not None:
+                link.shutdown(socket.SHUT_RDWR)  # the holder has it open still
+
+    def _hand_over(self, link: socket.socket) -> None:
+        if self._holder is not None:
+            socket.send_fds(self._holder, [b"."], [link.fileno()])
+            self._holder.recv(1)
 
 
 @contextmanager

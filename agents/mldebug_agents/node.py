@@ -341,7 +341,8 @@ class Node:
     def _captured(self, job_id: str, capture: NodeCapture) -> None:
         run = self.runs.get(job_id)
         if run is not None:
-            run.watch.await_answer(bool(capture.awaited))
+            if capture.job.attempt == run.job.attempt:
+                run.watch.await_answer(bool(capture.awaited))
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
             capture = self._hardware.capture(capture)
             if self.members is not None and self.members.holding(run):

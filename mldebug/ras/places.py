@@ -29,6 +29,11 @@ def home(told: NcclRas, pids: Collection[int]) -> str:
     return fitting[0] if len(fitting) == 1 else ""
 
 
+def pids_at(told: NcclRas, host: str) -> frozenset[int]:
+    """The processes of this host that an answer speaks of."""
+    return frozenset(pid for place, pid in _places(told) if place == host)
+
+
 def _places(told: NcclRas) -> Iterable[Place]:
     for one in told.communicators:
         yield from ((row.host, row.pid) for row in one.ranks if row.pid is not None)

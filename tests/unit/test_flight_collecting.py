@@ -105,6 +105,8 @@ def test_a_dump_that_takes_a_minute_delays_nothing_and_is_asked_for_once(
         second = add(collector, one.captured(WAITS))
         assert (told(second), second.awaited) == ({}, (0,))
         assert "an earlier question has not been answered yet" in str(reasons(second))
+        by_hand = add(collector, one.captured(WAITS), stalled=False)
+        assert by_hand.awaited == (0,), "it asks nobody, and the answer is owed all the same"
         one.let_go()
         third = msgspec.structs.replace(taken(one.captured(WAITS)), **quiet)
         found = collector.add(third, lambda: 30.0, stalled=True)

@@ -292,6 +292,20 @@ def test_the_node_tries_a_capture_that_raises_once_more(
     assert run.judgement is not None
 
 
+@pytest.mark.parametrize(("attempt", "awaits"), [(1, True), (0, False)])
+def test_a_late_capture_of_an_earlier_attempt_makes_nobody_wait_for_an_answer(
+    tmp_path: Path, attempt: int, awaits: bool
+) -> None:
+    config = Config(agent=Agent(state_dir=tmp_path / "state", listen=""), stall=Stall())
+    with Workbench(config) as bench:
+        ledger = Ledger(config.agent.state_dir, bench.spawner)
+        node = Node(config, bench, ledger, lambda _: None, Notifier({}))
+        now, then = (msgspec.structs.replace(evidence().job, attempt=it) for it in (1, attempt))
+        run = node.runs[now.id] = Run(now, watch())
+        node._captured(now.id, msgspec.structs.replace(evidence(), job=then, awaited=(0,)))
+    assert run.watch.memory().awaits == awaits
+
+
 def test_a_worker_says_that_it_takes_no_more_and_gives_an_error_back_with_its_order() -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     idle = Worker("none", print, inbox, 1.0, hands=0)

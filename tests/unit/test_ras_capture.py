@@ -24,10 +24,11 @@ from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.watch import NodeLook
 from mldebug_agents.workbench import Workbench
 from monitored import library
-from rasserver import RasServer, after_handshake, answer, drips, half, says, serving
+from rasserver import HOLDS, RasServer, after_handshake, answer, drips, half, says, serving
 from unit.test_ranks_live import job_when, started
 
 SLEEP = "import time; time.sleep(600)"
+SPEAKS = f"{HOLDS}\n{SLEEP}"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
 def captured(bench: Workbench, server: RasServer, **more: object) -> tuple[Job, NodeCapture]:
     """A job of two ranks, of which one is here."""
     variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "NCCL_RAS_ADDR": server.address}
-    with started(sys.executable, "-c", SLEEP, **{**variables, **more}) as process:
+    with started(sys.executable, "-c", SPEAKS, **{**variables, **more}) as process:
+        server.speak_for()
         job = job_when(bench.finder, process.pid, lambda job: True)
         found = Discovery(jobs=(job,))
         server.serve = says(
@@ -62,7 +64,7 @@ def test_an_answer_is_kept_and_told(bench: Workbench) -> None:
     assert [gap for gap in taken.gaps if gap.what == "NCCL RAS"] == []
 
 
-SERVES = """
+SERVES = f"""{HOLDS}
 import ctypes, mmap, socket, sys, threading, time
 mapped = open(sys.argv[1], "rb")
 held = mmap.mmap(mapped.fileno(), 0, access=mmap.ACCESS_READ)
@@ -85,6 +87,7 @@ def test_a_report_waits_for_nobody_who_is_slow(bench: Workbench, tmp_path: Path)
         serving(after_handshake(drips)) as server,
         started(*argv, **variables, NCCL_RAS_ADDR=server.address) as one,
     ):
+        server.speak_for()
         wait_until(lambda: "pt_workerserver" in _waits(one.pid))
         job = job_when(bench.finder, one.pid, lambda job: True)
         bench.flights.meet(bench.finder.find())

@@ -25,7 +25,7 @@ from mldebug_agents.ras.address import OFF, Place, is_own, places, setting
 from mldebug_agents.ras.asking import RasOrder, RasReply, carry_out
 from mldebug_agents.ras.beside import ELSEWHERE, Beside
 from mldebug_agents.ras.client import SLACK, RasClient, is_ours_to_ask, nodes_of
-from mldebug_agents.ras.netinfo import own_addresses, owner
+from mldebug_agents.ras.netinfo import Owner, holds, own_addresses, owner
 from mldebug_agents.spawn import WORKERS, Spawner
 from rasserver import (
     RasServer,
@@ -72,8 +72,8 @@ def job(server: RasServer | str, *pids: int, uid: int | None = None, world: int 
 
 
 def order(server: RasServer, seconds: float = 3.0, **more: Any) -> RasOrder:
-    told = {"told": server.address, "pids": (100, 101), "uid": os.geteuid(), "seconds": seconds}
-    return RasOrder(**{**told, **more})
+    told = {"told": server.address, "pids": (100, 101), "seen": (os.getpid(), os.getppid())}
+    return RasOrder(**{**told, "uid": os.geteuid(), "seconds": seconds, **more})
 
 
 # --- it answers ------------------------------------------------------------------------------------
@@ -219,7 +219,9 @@ def test_a_connection_that_no_process_holds_is_nobodys_and_not_roots(host: str) 
         link = socket.create_connection(("127.0.0.1", server.getsockname()[1]))
         assert owner(link) is None
         accepted, _ = server.accept()
-        assert owner(link) == os.geteuid()
+        found = owner(link)
+        assert found is not None
+        assert (found.uid, found.inode) == (os.geteuid(), os.fstat(accepted.fileno()).st_ino)
         accepted.close()
         assert owner(link) is None
         link.close()
@@ -232,6 +234,45 @@ def test_what_nobody_owns_is_not_believed(tmp_path: Path, monkeypatch: pytest.Mo
     assert reply == RasReply(error="the kernel does not tell whose process answers there")
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_equal_pids_in_another_container_are_not_our_job(client: RasClient, whole: bool) -> None:
+    """Two containers on the host's network share the port, and their ranks may have the same user and pids."""
+    with subprocess.Popen(("sleep", "600")) as rank:
+        try:
+            with serving(says(GOOD)) as server:
+                plain = job(server)
+                own = tuple(msgspec.structs.replace(one, pid=rank.pid) for one in plain.ranks)
+                ours = msgspec.structs.replace(plain, ranks=own)
+                reply = client.ask(ours, whole=whole, seconds=20.0)
+                assert set(server.heard) == {"CLIENT PROTOCOL 2"}
+        finally:
+            rank.kill()
+    assert reply == RasReply(error="another job answers there, and this one not")
+
+
+def test_who_holds_a_socket() -> None:
+    with socket.socket() as one, subprocess.Popen(("sleep", "600")) as other:
+        inode = os.fstat(one.fileno()).st_ino
+        assert (holds(os.getpid(), inode), holds(other.pid, inode)) == (True, False)
+        other.kill()
+        other.wait()
+        assert holds(other.pid, inode) is False
+
+
+@pytest.mark.skipif(not ROOT, reason="needs a second user")
+@pytest.mark.parametrize(
+    ("pids", "believed"), [((100, 101), True), ((101, 102), False), ((102, 101), False)]
+)
+def test_where_nobody_may_see_who_holds_it_all_living_ranks_must_be_told(
+    pids: tuple[int, int], believed: bool
+) -> None:
+    with serving(says(GOOD)) as server:
+        carry_out(order(server))  # has Python's own files read, which nobody may not
+        reply = _as_nobody(partial(carry_out, order(server, 20.0, pids=pids)))
+    assert (reply.told is not None) == believed
+    assert reply.error == ("" if believed else "another job answers there, and this one not")
+
+
 def test_an_excuse_is_cut_and_cleaned(client: RasClient) -> None:
     """A name of a field is the peer's own choice, and stands in the reason."""
     bad = json.dumps(GOOD).replace('"AllReduce": 6', '"\\u001b[2J' + "x" * 390 + '": "y"')
@@ -240,7 +281,9 @@ def test_an_excuse_is_cut_and_cleaned(client: RasClient) -> None:
     assert reply.error.startswith("its answer is not believed: it is no answer of NCCL RAS")
     assert reply.error.isprintable()
     assert len(reply.error) <= asking.MAX_REASON
-    told = carry_out(RasOrder(told="\x1b[2J" + "x" * 900, pids=(), uid=0, seconds=1.0)).error
+    told = carry_out(
+        RasOrder(told="\x1b[2J" + "x" * 900, pids=(), seen=(), uid=0, seconds=1.0)
+    ).error
     assert told.isprintable()
     assert len(told) <= asking.MAX_REASON
 
@@ -298,9 +341,9 @@ def test_own_addresses() -> None:
 def test_whose_process_is_at_the_other_end() -> None:
     with serving(says(GOOD)) as server:
         talk = asking.Talk(Place("127.0.0.1", server.port), time.monotonic() + 2)
-        seen: list[int | None] = []
+        seen: list[Owner | None] = []
         talk.ask(1 << 20, lambda link: seen.append(owner(link)))
-    assert seen == [os.geteuid()]
+    assert [one and one.uid for one in seen] == [os.geteuid()]
 
 
 # --- the job's own network -------------------------------------------------------------------------
@@ -361,7 +404,7 @@ def test_a_job_in_a_network_of_its_own(client: RasClient) -> None:
 def test_without_the_right_to_enter_it_the_gap_names_the_right() -> None:
     with in_a_network_of_its_own() as pid:
         inode = Path(f"/proc/{pid}/ns/net").stat().st_ino
-        wanted = RasOrder(told="", pids=(100,), uid=0, seconds=1.0, pid=pid, network=inode)
+        wanted = RasOrder(told="", pids=(1,), seen=(1,), uid=0, seconds=1.0, pid=pid, network=inode)
         told = _as_nobody(partial(carry_out, wanted))
     assert told.error == "the job has a network of its own, which the agent may not enter"
     assert "CAP_SYS_ADMIN" in told.way_out
@@ -370,7 +413,7 @@ def test_without_the_right_to_enter_it_the_gap_names_the_right() -> None:
 @needs_unshare
 def test_a_pid_that_is_another_process_by_now_is_not_entered() -> None:
     with in_a_network_of_its_own() as pid:
-        wanted = RasOrder(told="", pids=(100,), uid=0, seconds=1.0, pid=pid, network=12345)
+        wanted = RasOrder(told="", pids=(1,), seen=(1,), uid=0, seconds=1.0, pid=pid, network=12345)
         assert carry_out(wanted).error.endswith("its process has changed")
 
 

@@ -26,7 +26,19 @@ from mldebug_agents.sources.ranks import Discovery, RankFinder
 from mldebug_agents.workbench import Workbench
 from monitored import library
 from proctree import BOOT, TORCH, DirectPaths, Tree
-from rasserver import HOST, RasServer, Serve, answer, garbage, half, recorded, says, serving, silent
+from rasserver import (
+    HOLDS,
+    HOST,
+    RasServer,
+    Serve,
+    answer,
+    garbage,
+    half,
+    recorded,
+    says,
+    serving,
+    silent,
+)
 from unit.test_ranks_live import started
 
 GONE = {"unresponsive": True}
@@ -199,7 +211,7 @@ def test_nobody_is_asked(node: Node, environ: dict[str, object], nccl: bool) -> 
 
 # --- real ones -------------------------------------------------------------------------------------
 
-MAPS = """
+MAPS = f"""{HOLDS}
 import mmap, sys, time
 held = []
 for name in sys.argv[1:]:
@@ -230,6 +242,7 @@ def two(folder: Path, server: RasServer) -> Iterator[list[int]]:
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(started(*words, NCCL_RAS_ADDR=server.address))
+        server.speak_for()
         wait_until(lambda: len(mapping(nccl)) == 2)
         yield mapping(nccl)
 

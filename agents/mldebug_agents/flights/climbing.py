@@ -136,7 +136,8 @@ class Climb:
         asked = [self._asked(rank, fifos[rank]) for rank in chosen]
         stood = self._taken.taken_at - self._taken.quiet_seconds
         told = self._tools.fifo.ask(self._tools.reader, asked, seconds(self._left()), stood)
-        self._awaited = tuple(it.identity.rank for it in asked if self._tools.fifo.owes(it))
+        owes = self._tools.fifo.owes  # also who is not asked now, and was in an earlier capture
+        self._awaited = tuple(rank for rank in fifos if owes(self._asked(rank, fifos[rank])))
         self._lost += [gap for it in asked if (gap := self._written_over(it)) is not None]
         for rank, answer in told.items():
             one = self._ranks[rank].identity

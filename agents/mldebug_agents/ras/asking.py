@@ -1,24 +1,28 @@
 """Asks NCCL RAS of one job, in a child of its own: it may have to enter the job's network, and what comes may be large.
 
-The child connects to this node only, takes an answer only from a process of the job's user, and only one that tells of the
-job's own processes: several jobs of a user share the port, and which of them answers is chance.
+The child connects to this node only and takes an answer only from a process of the job, and only one that tells of the job's
+own processes: several jobs of a user share the port, and which of them answers is chance. In containers on the host's network
+their pids may be the same, so the connection must be held by a rank of ours; where nobody may see who holds it, the answer has
+to tell of all ranks that live here.
 """
 
 import ctypes
 import os
 import socket
 import time
+from collections.abc import Iterable
 
 import msgspec
 
 from mldebug.model import NcclRas
 from mldebug.ras.judge import brief
 from mldebug.ras.parse import MAX_BYTES, parse
-from mldebug.ras.places import World, home, world_of
+from mldebug.ras.places import World, home, pids_at, world_of
 from mldebug.ras.rows import few
 from mldebug.redact import clean
+from mldebug_agents.host import Host
 from mldebug_agents.ras.address import Place, is_own, places
-from mldebug_agents.ras.netinfo import own_addresses, owner
+from mldebug_agents.ras.netinfo import holds, own_addresses, owner
 from mldebug_agents.ras.talk import Talk, TalkError
 
 NAME = "ras"
@@ -26,6 +30,8 @@ MAX_ORDER = 64 << 10
 MAX_REASON = 300  # characters
 TRIES = 6  # connections: other jobs may answer at the same port, and stopped processes accept and say nothing
 _CLONE_NEWNET = 0x40000000
+_ENDED = "ZX"  # states of a process
+_ANOTHER = "another job answers there, and this one not"
 
 
 class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +39,7 @@ class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     told: str  # `RankIdentity.nccl_ras`
     pids: tuple[int, ...]  # of the job's ranks here, in their own pid namespace
+    seen: tuple[int, ...]  # the same ones, as we see them
     uid: int  # of the job
     seconds: float
     pid: int = 0
@@ -108,16 +115,21 @@ def _ask(order: RasOrder, where: list[Place], deadline: float) -> RasReply:
 
 def _try(order: RasOrder, place: Place, deadline: float) -> tuple[RasReply, bool]:
     """What came, and whether the same place may answer otherwise."""
+    living = _living(order)
+    shown: list[bool] = []
     try:
-        data = Talk(place, deadline).ask(MAX_BYTES, lambda link: _check_owner(link, order.uid))
+        data = Talk(place, deadline).ask(
+            MAX_BYTES, lambda link: shown.append(_is_held(link, order.uid, living))
+        )
         told = parse(data)
     except TalkError as error:
         return _refused(str(error), silent=error.silent), error.again
     except ValueError as error:
         return _refused(f"its answer is not believed: {error}"), False
     told = msgspec.structs.replace(told, own=own_addresses())
-    if not home(told, order.pids):
-        return RasReply(error="another job answers there, and this one not"), True
+    here = home(told, order.pids)
+    if not here or not (shown[0] or pids_at(told, here).issuperset(living.values())):
+        return RasReply(error=_ANOTHER), True
     if order.whole:
         return RasReply(told=few(told, order.pids)), False
     return RasReply(told=brief(told), world=world_of(told, order.pids)), False
@@ -128,12 +140,31 @@ def _refused(why: str, *, silent: bool = False) -> RasReply:
     return RasReply(error=clean(why, MAX_REASON), silent=silent)
 
 
-def _check_owner(link: socket.socket, uid: int) -> None:
+def _living(order: RasOrder) -> dict[int, int]:
+    """Those of its ranks that have not ended: pid as we see it -> as it sees it itself."""
+    host = Host()
+    found = {pid: host.brief(pid) for pid in order.seen}
+    both = zip(order.seen, order.pids, strict=True)
+    return {
+        pid: own for pid, own in both if (one := found[pid]) is not None and one.state not in _ENDED
+    }
+
+
+def _is_held(link: socket.socket, uid: int, living: Iterable[int]) -> bool:
+    """Is the other end shown to be one of these processes? False: nobody may see. Raises TalkError where it is not."""
     found = owner(link)
     if found is None:
         raise TalkError("the kernel does not tell whose process answers there", again=True)
-    if found != uid:
-        raise TalkError(f"a process of another user (uid {found}) answers there")
+    if found.uid != uid:
+        raise TalkError(f"a process of another user (uid {found.uid}) answers there")
+    unseen = False
+    for pid in living:
+        if held := holds(pid, found.inode):
+            return True
+        unseen = unseen or held is None
+    if not unseen:
+        raise TalkError(_ANOTHER, again=True)
+    return False
 
 
 def _all(link: socket.socket) -> bytes:

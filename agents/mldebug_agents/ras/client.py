@@ -44,6 +44,7 @@ class RasClient:
         return RasOrder(
             told=first.nccl_ras,
             pids=tuple(one.namespace_pid or one.pid for one in job.ranks),
+            seen=tuple(one.pid for one in job.ranks),
             uid=first.uid,
             seconds=seconds,
             pid=first.pid,

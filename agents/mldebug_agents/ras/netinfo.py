@@ -2,15 +2,18 @@
 
 import ipaddress
 import itertools
+import os
 import re
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 MAX_BYTES = 4 << 20
 MAX_CONNECTIONS = 1_000_000
 MAX_ADDRESSES = 256
+MAX_FILES = 65_536  # of one process
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _TABLES = ("tcp", "tcp6")
@@ -30,8 +33,15 @@ def own_addresses(folder: Path = _OURS) -> tuple[str, ...]:
     return tuple([*four, *readable][:MAX_ADDRESSES])
 
 
-def owner(link: socket.socket, folder: Path = _OURS) -> int | None:
-    """The user id of the process at the other end of a connection within this node; None where the kernel tells none.
+class Owner(NamedTuple):
+    """Whose one end of a connection is: a user id, and the inode of the socket."""
+
+    uid: int
+    inode: int
+
+
+def owner(link: socket.socket, folder: Path = _OURS) -> Owner | None:
+    """Whose the other end of a connection within this node is; None where the kernel tells nobody's.
 
     A listener of IPv6 takes IPv4 connections, too: they stand in the other table, with mapped addresses. To be asked after it has
     said something: before somebody accepts a connection, and after he has closed it, it is nobody's, which is told as user 0.
@@ -40,9 +50,27 @@ def owner(link: socket.socket, folder: Path = _OURS) -> int | None:
     for table in _TABLES:
         wanted = [_hex(address, port, table) for address, port in ends]
         for words in _rows(folder / table):
-            if words[1:3] == wanted and words[7].isdecimal() and words[9] != _NOBODYS:
-                return int(words[7])
+            if words[1:3] == wanted and words[9] != _NOBODYS:
+                return Owner(int(words[7]), int(words[9]))
     return None
+
+
+def holds(pid: int, inode: int) -> bool | None:
+    """Has this process that socket open? None where its files may not be seen."""
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as files:
+            return any(_is_socket(one.path, inode) for one in itertools.islice(files, MAX_FILES))
+    except PermissionError:
+        return None
+    except OSError:
+        return False
+
+
+def _is_socket(path: str, inode: int) -> bool:
+    try:
+        return os.readlink(path) == f"socket:[{inode}]"
+    except FileNotFoundError:  # closed since
+        return False
 
 
 def _ends(link: socket.socket) -> Iterator[tuple[str, int]]:
