@@ -31,10 +31,13 @@ class BadEnds:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.wanted = False  # by agents of other nodes; captures are large
         self._ends: dict[str, BadEnd] = {}
 
     def note(self, run: Run, ending: Ending, incident: Incident, judgement: Judgement) -> None:
         """A run has lost ranks, or more of them."""
+        if not self.wanted:
+            return
         known = self._ends.pop(run.job.id, None)
         job = msgspec.structs.replace(ending.job, ranks=ending.identities or ending.job.ranks)
         first = min((one.at for one in ending.exits if one.at), default=self._clock.now())

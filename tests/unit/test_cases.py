@@ -101,7 +101,11 @@ def test_a_case_of_another_version_is_none() -> None:
 
 def test_ranks_that_crashed_are_the_cause_of_the_hang_of_the_others(all_nodes: Merged) -> None:
     run, ending = crash(all_nodes)
+    alone = Incidents(Books({}))
+    alone.failed(run, ending, judge_ending(ending))
+    assert not alone.bad_ends.recent()  # nobody will ask, and captures are large
     there = Incidents(Books({}))
+    there.bad_ends.wanted = True
     there.failed(run, ending, judge_ending(ending))
     (told,) = there.bad_ends.recent().values()
     cause = End(incident=told.incident.id, diagnosis=told.diagnosis)

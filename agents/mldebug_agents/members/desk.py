@@ -83,6 +83,7 @@ class Members:
         self.refusals = refusals or Refusals()
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents, self._capture = inbox, incidents, capture
+        incidents.bad_ends.wanted = True
         self._circles = Circles(talk, candidates, port, inbox, time.monotonic())
         self.leader = Leader(
             *(node, self.agent, talk, interval, inbox, incidents),
