@@ -300,7 +300,7 @@ def test_an_answer_of_a_smaller_job_is_refused(reader: Reader, tmp_path: Path) -
     with listening(tmp_path / "server", trace(BODY % len(body) + body)):
         told = ask_server(reader, f"/proc/{os.getpid()}/root{tmp_path}/server", 8)
     assert told == (
-        "its worker server: its answer is not believed: its default group is not that of a job with 8 ranks"
+        "its worker server: its answer is not believed: it is of a job with 4 ranks and not 8"
     )
 
 

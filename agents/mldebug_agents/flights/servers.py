@@ -13,7 +13,6 @@ import msgspec
 
 from mldebug.flight.dump import MAX_DUMP, living, parse_dump
 from mldebug.flight.status import Status, beside, parse_status
-from mldebug.folding import fold_ranks
 from mldebug.model import FlightRecord
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.flights.agreeing import Agreement
@@ -25,7 +24,6 @@ MAX_LIST, MAX_STATUS = 64 << 10, 1 << 20
 SECONDS = 2.0  # for all questions to all servers of a job: a report waits for them
 QUICK = 0.5  # of these, until all have told how far they are
 AT_ONCE = 16
-ANOTHER_JOB = "its answer is not believed: its default group is not that of a job with {} ranks"
 
 
 def ask_servers(
@@ -134,25 +132,15 @@ class Server:
         if isinstance(answer, Unreadable):
             return answer.reason
         try:
-            record = parse_dump(answer, self._limits)
+            return parse_dump(answer, self._limits)
         except ValueError as error:
             return f"its answer is not believed: {error}"
-        return ANOTHER_JOB.format(self._world) if _is_of_another(record, self._world) else record
 
     def _ask(self, question: Question, most: int) -> bytes | Unreadable:
         left = min(ASKED_FOR, self._until - time.monotonic())
         if left <= 0:
             return Unreadable("no time was left to ask it")
         return self._own.ask_server(self._place, question, max_bytes=most, timeout=left)
-
-
-def _is_of_another(record: FlightRecord, world: int) -> bool:
-    """Does it tell of a default group that is not all ranks of the job? Gloo tells no members."""
-    everybody = fold_ranks(range(world))
-    return any(
-        group.description == "default_pg" and group.members not in ("", everybody)
-        for group in record.groups
-    )
 
 
 def joined(records: list[FlightRecord]) -> FlightRecord:
