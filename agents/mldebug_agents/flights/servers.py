@@ -82,7 +82,7 @@ class Server:
     """One server while it is asked, until a moment (monotonic)."""
 
     def __init__(self, reader: Reader, place: str, world: int, until: float) -> None:
-        self._reader, self._place, self._until, self._world = reader, place, until, world
+        self._reader, self._place, self._until = reader, place, until
         self._limits = living(world)
         self._own = reader.another()
 
