@@ -48,8 +48,7 @@ class Exchange:
 
     def start(self) -> None:
         """Returns at once; may be called again."""
-        if not self._call.begun:
-            self._call.start()
+        self._call.start()
 
     def result(self, timeout: float) -> tuple[int, ...]:
         """The highest of all ranks, number by number. Raises LateError after so many seconds, and what the store does."""

@@ -57,10 +57,8 @@ class MainProcessFirst:
         dist = _distributed()
         if dist is None:
             return True
-        self._store, self._size = (
-            dist.distributed_c10d._get_default_store(),
-            int(dist.get_world_size()),
-        )
+        self._store = dist.distributed_c10d._get_default_store()
+        self._size = int(dist.get_world_size())
         node = _node(os.environ)
         place = f"{self._scope}/{node if self._scope == 'node' else ''}"
         turn = _turns[place] = _turns.get(place, 0) + 1
@@ -107,7 +105,13 @@ class MainProcessFirst:
                 heard = lambda: visits.ask("add", f"{place}/heard", 0) >= others - 1
                 tell(visits, key, place, heard, FOR_EVER)
 
-        _begun(Call(lead))
+        try:
+            Call(lead).start()
+        except RuntimeError as error:  # this thread would wait for the others
+            pass_on(error)
+            raise MainProcessError(
+                f"main_process_first has no thread to tell the others with: {error}"
+            ) from None
 
     def _tell(self, word: str, text: str) -> None:
         """A store that has not heard it by then hears it when it goes on: nobody is kept here for it."""

@@ -13,6 +13,7 @@ import msgspec
 
 from mldebug import __version__
 from mldebug.across.sane import wrong_ranks
+from mldebug.across.wire import another_mldebug
 from mldebug.errors import EvidenceError, UsageError
 from mldebug.folding import unfold
 from mldebug.model import Diagnosis, Noun
@@ -275,12 +276,10 @@ def check_incident(incident: str) -> None:
 
 
 def _check(head: Message) -> None:
-    found = _NUMBER.fullmatch(head.schema)
-    if found is None:
+    if _NUMBER.fullmatch(head.schema) is None:
         raise EvidenceError(f"no message of an agent ({clean(head.schema, 40)!r})")
     if head.schema != SCHEMA:
-        age = "newer" if int(found[1]) > int(SCHEMA.rpartition("/")[2]) else "older"
+        other = another_mldebug(head.version, head.schema, SCHEMA)
         raise EvidenceError(
-            f"it is mldebug {clean(head.version, 20)}, which is {age} and speaks {head.schema}; this one "
-            f"({__version__}) speaks {SCHEMA}: install the same on both"
+            f"it is {other}; this one ({__version__}) speaks {SCHEMA}: install the same on both"
         )

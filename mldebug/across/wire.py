@@ -156,12 +156,18 @@ def _unpack(packed: bytes) -> bytes:
 
 
 def _check_schema(head: _Head) -> None:
-    found = _SCHEMA.fullmatch(head.schema)
-    if found is None:
+    if _SCHEMA.fullmatch(head.schema) is None:
         raise EvidenceError(f"its answer is no capture of mldebug ({clean(head.schema, 40)!r})")
     if head.schema != SCHEMA:
-        age = "newer" if int(found[1]) > int(SCHEMA.rpartition("/")[2]) else "older"
+        other = another_mldebug(head.version, head.schema, SCHEMA)
         raise EvidenceError(
-            f"it has mldebug {clean(head.version, 20) or 'of another version'}, which is {age} and speaks {head.schema}; "
-            f"this one ({__version__}) reads {SCHEMA}: install the same on both"
+            f"it has {other}; this one ({__version__}) reads {SCHEMA}: install the same on both"
         )
+
+
+def another_mldebug(version: str, schema: str, ours: str) -> str:
+    """Whose messages this one does not read: `mldebug 0.3, which is newer and speaks mldebug.node/2`."""
+    age = "newer" if int(schema.rpartition("/")[2]) > int(ours.rpartition("/")[2]) else "older"
+    return (
+        f"mldebug {clean(version, 20) or 'of another version'}, which is {age} and speaks {schema}"
+    )

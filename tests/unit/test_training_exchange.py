@@ -249,3 +249,7 @@ def test_main_process_first_does_without_a_thread(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(natives, "start_new_thread", none_left)
     assert first._begun(Call(lambda: 5)).result(0.0) == 5
+    leader = first.MainProcessFirst(5.0)
+    leader._store, leader._size, leader._key = dist.HashStore(), 2, "here"
+    with pytest.raises(first.MainProcessError, match="has no thread to tell the others with"):
+        leader._lead("rank 0")  # it would wait for them itself
