@@ -28,7 +28,8 @@ from processes.watching import Report, RunningAgent, settings, start, watching
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
 
 SOON = 30.0  # seconds from an end to its report: grace, the launcher's own second or two, a slow machine
-STALL = "{timeout: 15s, interval: 1s}"
+# a job that tells no step has not made its first one where torch has written a warning into its log
+STALL = "{timeout: 15s, init_timeout: 15s, interval: 1s}"
 
 
 class EndingJob(RunningJob):

@@ -362,16 +362,16 @@ def test_idle_connections_by_tcp_do_not_stop_a_scrape(folder: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with serving(folder, listen=f"127.0.0.1:{port}"):
-        idle = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(100)]
-        assert descriptors() < 300
+    with serving(folder, listen=f"127.0.0.1:{port}"), ExitStack() as idle:
+        before = descriptors()
+        for _ in range(100):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+        assert descriptors() - before < 210
         for path in ("/metrics", "/healthz"):
             link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             link.request("GET", path)
             assert link.getresponse().status == 200
             link.close()
-        for one in idle:
-            one.close()
 
 
 def test_without_descriptors_the_door_waits_and_says_so_once(
