@@ -55,10 +55,13 @@ FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
 class MoreFlights(Protocol):
-    """Adds Flight Recorders to a capture; `left` says the seconds until its deadline, `stalled` that the job stands still."""
+    """Adds Flight Recorders to a capture; `left` says the seconds until its deadline, `stalled` that the job stands still.
+
+    `resumed`: it did so under an earlier agent, too, which may have asked.
+    """
 
     def __call__(
-        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool
+        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool, resumed: bool
     ) -> NodeCapture: ...
 
 
@@ -106,10 +109,12 @@ class Capturer:
         gaps: tuple[Gap, ...] = (),
         *,
         quiet: float | None = None,
+        resumed: bool = False,
     ) -> NodeCapture:
         """Capture one job: all ranks and their children, in parallel, within the deadline.
 
         `quiet`: it has stood still for so many seconds that a question may cost it something; None: nobody has seen that.
+        `resumed`: an earlier agent has seen it stand, and may have asked.
         """
         taken_at, started = self.host.clock(), time.monotonic()
         session = _Session(self, job, children, started)
@@ -121,20 +126,22 @@ class Capturer:
             taken = session.node_capture(taken_at, quiet or 0.0, remarks, gaps)
             native = Native(self.host, self.pyspy, self.settings.native, session.left)
             taken = native.add(pool, taken)
-            taken = self._with_more_flights(taken, session.left, stalled=quiet is not None)
+            taken = self._with_more_flights(
+                taken, session.left, stalled=quiet is not None, resumed=resumed
+            )
         told, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
         taken = msgspec.structs.replace(taken, ras=told, gaps=(*taken.gaps, *refused))
         duration = round(time.monotonic() - started, 3)
         return msgspec.structs.replace(taken, duration_seconds=duration)
 
     def _with_more_flights(
-        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool
+        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool, resumed: bool
     ) -> NodeCapture:
         """After the native stacks, which tell who waits. An error of our own there must not cost the capture."""
         if self.more_flights is None:
             return taken
         try:
-            return self.more_flights(taken, left, stalled=stalled)
+            return self.more_flights(taken, left, stalled=stalled, resumed=resumed)
         except Exception as error:
             log.exception("the Flight Recorders of %s could not be had", taken.job.id)
             reason = clean(f"{type(error).__name__}: {error}", 200)

@@ -315,7 +315,9 @@ class Node:
         """In the worker: take a capture of one job, and say how long it has been quiet."""
         job, found, told = order.job, order.found, order.told
         taken = self.bench.capturer(GLANCE).capture(
-            *(job, found.children, found.remarks, found.gaps), quiet=told.quiet if told else None
+            *(job, found.children, found.remarks, found.gaps),
+            quiet=told.quiet if told else None,
+            resumed=told is not None and told.resumed,
         )
         if told is None:
             return job.id, taken

@@ -113,6 +113,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     sample: bool = False  # take a non-blocking stack sample of every rank before the next look
     capture: bool = False  # take a capture of every rank and keep it
     open: bool = False  # an incident opens with this look
+    resumed: bool = False  # an earlier agent has seen this stall, and may have captured it
     key: str = ""  # of the open incident: run, attempt, last step
     suspects: tuple[int, ...] = ()  # ranks that do not wait
     quiet: float = 0.0  # seconds without progress, as far as this agent could watch them

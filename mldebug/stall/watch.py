@@ -43,6 +43,7 @@ class StallWatch:
         self._ranks = Ranks()
         self._came: float | None = None
         self._asked: float | None = None
+        self._resumed = self._memory.confirmed
 
     @property
     def _watched(self) -> float:
@@ -120,6 +121,7 @@ class StallWatch:
         memory.captured = 0
         memory.opened = memory.stalled_since = None
         memory.key, memory.stood, memory.timeout = "", (), 0.0
+        self._resumed = False
         self._ranks.forget(self._pulse.now)
         self._asked = None
 
@@ -286,6 +288,7 @@ class StallWatch:
             timeout=timeout.seconds,
             why_timeout=timeout.why,
             usual_gap=self._pulse.gaps.usual or 0.0,
+            resumed=self._resumed,
             next_look=max(SOONEST, min(self._settings.interval, pace)),
             **said,
         )

@@ -16,6 +16,7 @@ BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 MONITORING, DUMP = "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"
 RAS, DEBUG = "NCCL_RAS_ENABLE", "TORCH_DISTRIBUTED_DEBUG"
+TOKENIZERS = "TOKENIZERS_PARALLELISM"
 PATHS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 NO_IB, NETWORK = "NCCL_IB_DISABLE", "NCCL_NET"
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -169,6 +170,16 @@ RULES = (
         source=NCCL_SETTINGS,
         reads=INTERFACES,
         seen=_interfaces,
+    ),
+    Rule(
+        name="tokenizers_fork",
+        when="set to true",
+        wrong="a tokenizer that was used before a DataLoader starts its workers may hang in a worker for ever: the library "
+        "would step aside there by itself, were this not set",
+        todo=f"set {TOKENIZERS}=false, or unset it",
+        source="https://github.com/huggingface/transformers/issues/5486",
+        reads=(TOKENIZERS,),
+        seen=lambda facts: facts.is_on(TOKENIZERS),
     ),
     Rule(
         name="amd_iommu",

@@ -4,6 +4,7 @@ All run at the same time under one agent.
 """
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -215,6 +216,29 @@ def _moving(agent: RunningAgent, job: RunningJob, size: int) -> RunState | None:
 
 
 # --- whose work it is to idle ----------------------------------------------------------------------------
+
+
+def test_known_traps_are_told_and_are_no_alarm(tmp_path: Path) -> None:
+    """`mldebug status` ends with 0, and the job is watched as any other."""
+    traps = {
+        "launch_blocking": {"CUDA_LAUNCH_BLOCKING": "1"},
+        "blocking_wait": {"TORCH_NCCL_BLOCKING_WAIT": "1"},
+        "tokenizers_fork": {"TOKENIZERS_PARALLELISM": "true"},
+    }
+    wrong = {name: value for one in traps.values() for name, value in one.items()}
+    config = settings(tmp_path, stall="{timeout: 2s, interval: 500ms}")
+    with light_job(tmp_path / "job", more=wrong) as job, watching(tmp_path, config) as agent:
+        began = time.time()
+        wait_for("looks at it", lambda: (s := agent.snapshot()) and s.at > began + 6.0, 30)
+        run = agent.run_of(job)
+        argv = (str(SCRIPTS / "mldebug"), "status", "--config", str(agent.config))
+        said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert agent.reports(job) == []
+
+    assert run is not None
+    assert [trap.name for trap in run.traps] == list(traps)
+    assert (run.stage, said.returncode) == ("watching", 0), said
+    assert "TOKENIZERS_PARALLELISM=true" in said.stdout
 
 
 def test_an_excluded_job_is_shown_and_never_judged(tmp_path: Path) -> None:

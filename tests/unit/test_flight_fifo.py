@@ -17,7 +17,7 @@ from mldebug.flight.entries import MAX_CALLS
 from mldebug.model import RankIdentity
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.flights.fifo import LONGEST, OPEN, TRIES, Asked, Fifo, seconds, whom
+from mldebug_agents.flights.fifo import INHERITED, LONGEST, OPEN, TRIES, Asked, Fifo, seconds, whom
 from mldebug_agents.flights.files import Careful, Found, read_dump
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -114,6 +114,36 @@ def test_what_comes_late_is_the_answer_while_the_job_still_stands(
         one.dump.write_bytes(recording(0))
         assert "no dump" in str(fifo.ask(reader, [asked(one)], 1.0, time.time() + 60)[0])
         assert one.end() == [f"dump {n} for 1 bytes" for n in (1, 2, 3)]
+
+
+def test_who_may_have_been_asked_by_an_earlier_agent_is_not_asked_again(
+    reader: Careful, tmp_path: Path
+) -> None:
+    """One byte is one dump, which may hold a rank up for a minute: a restart of the agent must not double it."""
+    with monitored(tmp_path, how="never") as one:
+        began = time.time()
+        Fifo().ask(reader, [asked(one)], 0.5)
+        fifo = Fifo()
+        told = fifo.ask(reader, [asked(one)], 1.0, began, resumed=True)
+        assert told == {0: f"{INHERITED}; it may still come, into {one.dump}"}
+        assert fifo.owes(asked(one))
+        one.dump.write_bytes(recording(0))
+        for later in (fifo, Fifo(), fifo):
+            assert isinstance(later.ask(reader, [asked(one)], 1.0, began, resumed=True)[0], Found)
+        assert not fifo.owes(asked(one))
+        assert one.end() == ["dump 1 for 1 bytes"]
+
+
+def test_a_dump_older_than_the_stall_is_no_answer_to_an_earlier_agent(
+    reader: Careful, tmp_path: Path
+) -> None:
+    with monitored(tmp_path, how="never") as one:
+        one.dump.write_bytes(recording(0))
+        fifo, stood = Fifo(), time.time() + 60
+        for _ in range(2):
+            told = fifo.ask(reader, [asked(one)], 1.0, stood, resumed=True)
+            assert "not asked again" in str(told[0])
+        assert one.end() == []
 
 
 def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ CAUGHT = [
     ("interface_set_to_local", found(world=16, NCCL_SOCKET_IFNAME="lo")),
     ("interface_set_to_local", found(world=16, NCCL_SOCKET_IFNAME="=docker0,virbr0")),
     ("interface_set_to_local", found(world=16, GLOO_SOCKET_IFNAME="lo")),
+    ("tokenizers_fork", found("2.7.0+cpu", TOKENIZERS_PARALLELISM="true")),
     ("amd_iommu", found("2.8.0+rocm6.4", rocm=True, node=AMD)),
     ("sockets_beside_rdma", found(node=RDMA, world=16, said=SOCKETS)),
     ("interface_of_one_node", found(world=16, said=FOREIGN)),
@@ -122,6 +123,7 @@ CAUGHT = [
 HEALTHY = [
     ("nothing is known", found()),
     ("a CPU build", found("2.7.0+cpu")),
+    ("tokenizers that step aside", found(TOKENIZERS_PARALLELISM="false")),
     ("no NCCL records nothing", found("2.13.0+cpu", TORCH_FR_BUFFER_SIZE="0")),
     ("today's versions", found("2.13.0+cu130", "2.30.7", node=RDMA, world=16)),
     ("before it came", found("2.6.0+cu124", "2.21.5")),

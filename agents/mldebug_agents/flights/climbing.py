@@ -72,14 +72,14 @@ class Climb:
             self._plans[rank] = plan(its)
             self._expected.update({rank} if expected(its) else ())
 
-    def all(self, *, stalled: bool) -> None:
+    def all(self, *, stalled: bool, resumed: bool = False) -> None:
         """Every way, for the ranks that are still without an answer."""
         self._by_servers()
         for rank, its in self._plans.items():
             for way in its.ways:
                 if way.kind is Kind.DUMP and rank not in self._had and self._left() > RESERVE:
                     self._note(rank, Kind.DUMP, self._recent(self._ranks[rank].identity, way))
-        self._by_fifo(stalled=stalled)
+        self._by_fifo(stalled=stalled, resumed=resumed)
 
     def _by_servers(self) -> None:
         places = {
@@ -115,7 +115,7 @@ class Climb:
 
     # --- the FIFO ----------------------------------------------------------------------------------
 
-    def _by_fifo(self, *, stalled: bool) -> None:
+    def _by_fifo(self, *, stalled: bool, resumed: bool) -> None:
         """Few ranks that wait in a job that stands still, and only those that no other way has told of."""
         fifos = {
             rank: way.places[0]
@@ -135,7 +135,8 @@ class Climb:
             self._say(rank, AS_ANOTHER.format(able[0]))
         asked = [self._asked(rank, fifos[rank]) for rank in chosen]
         stood = self._taken.taken_at - self._taken.quiet_seconds
-        told = self._tools.fifo.ask(self._tools.reader, asked, seconds(self._left()), stood)
+        left = seconds(self._left())
+        told = self._tools.fifo.ask(self._tools.reader, asked, left, stood, resumed=resumed)
         owes = self._tools.fifo.owes  # also who is not asked now, and was in an earlier capture
         self._awaited = tuple(rank for rank in fifos if owes(self._asked(rank, fifos[rank])))
         self._lost += [gap for it in asked if (gap := self._written_over(it)) is not None]

@@ -50,11 +50,17 @@ class Collector:
             self._living = met
 
     def add(
-        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool = False
+        self,
+        taken: NodeCapture,
+        left: Callable[[], float],
+        *,
+        stalled: bool = False,
+        resumed: bool = False,
     ) -> NodeCapture:
         """The capture with what could be had. Never raises for what a job does.
 
-        `left` says the seconds until its deadline; `stalled`: the job has stood still for long, so that a FIFO may be written.
+        `left` says the seconds until its deadline; `stalled`: the job has stood still for long, so that a FIFO may be written;
+        `resumed`: unless an earlier agent may have written it.
         """
         sharing = Sharing(self._host, self._living)
         tools = Tools(self._host, Careful(self._reader), self._reader, self._fifo, sharing)
@@ -63,7 +69,7 @@ class Collector:
             state = one.process.state
             if one.flight is None and state is not None and state.state not in ENDED:
                 climb.meet(one.identity.rank, self._means(taken.job.id, one))
-        climb.all(stalled=stalled)
+        climb.all(stalled=stalled, resumed=resumed)
         return climb.capture()
 
     def left_behind(self, ranks: Iterable[RankIdentity]) -> dict[int, FlightRecord]:

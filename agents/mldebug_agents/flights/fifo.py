@@ -28,6 +28,9 @@ _WHY = {
 }
 NO_TIME = "it was not asked by its debug FIFO: no time was left to wait for it"
 OPEN = "an earlier question has not been answered yet, so it was not asked again"
+INHERITED = (
+    "the agent that was here before may have asked it by its debug FIFO, so it was not asked again"
+)
 Marks = tuple[Mark | None, ...]
 
 
@@ -76,18 +79,26 @@ class Fifo:
         self._over: dict[tuple[int, int], tuple[Mark, ...]] = {}
 
     def ask(
-        self, reader: Careful, asked: Sequence[Asked], timeout: float, since: float = math.inf
+        self,
+        reader: Careful,
+        asked: Sequence[Asked],
+        timeout: float,
+        since: float = math.inf,
+        *,
+        resumed: bool = False,
     ) -> dict[int, Found | str]:
         """By rank, the dump or why there is none. Waits `timeout` seconds at most, and never longer than `LONGEST`.
 
         `since`: the job has stood still from then on (unix), so that an answer to an earlier question, written later, still holds.
+        `resumed`: an earlier agent has seen it stand. Who is not known to have been asked may have been asked by that one.
         """
         timeout = min(timeout, LONGEST)
         deadline = self._clock() + timeout
         told: dict[int, Found | str] = {}
         waiting: list[_Question] = []
         for one in asked:
-            question = self._trigger(reader, one, since, timeout)
+            inherited = self._inherit(reader, one, since) if resumed else None
+            question = inherited or self._trigger(reader, one, since, timeout)
             if isinstance(question, _Question):
                 waiting.append(question)
             else:
@@ -109,6 +120,18 @@ class Fifo:
         """May its answer still come?"""
         with self._lock:
             return one.key in self._open
+
+    def _inherit(self, reader: Careful, one: Asked, since: float) -> Found | str | None:
+        """What a question of an earlier agent brought, or that it may still come. None: we know of one ourselves."""
+        with self._lock:
+            if one.key in self._open:
+                return None
+            found = newest([read_dump(reader, path, one.identity) for path in one.dumps])
+            if isinstance(found, Found) and found.at >= since:
+                self._answers[one.key] = found.mark
+                return found
+            self._open[one.key] = _marks(reader, one)
+        return f"{INHERITED}; it may still come, into {one.place}"
 
     def _trigger(
         self, reader: Careful, one: Asked, since: float, timeout: float
