@@ -92,6 +92,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     hidden_runs: int = 0  # of other users, which whoever asked may not see
     remarks: tuple[Remark, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    unanswered: dict[str, int] = {}  # by way: questions about collectives without an answer
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
     children: Children | None = None

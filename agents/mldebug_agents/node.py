@@ -384,6 +384,7 @@ class Node:
                 *stuck_remarks((*self.bench.spawner.leftovers, *self.bench.gpus.leftovers())),
             ),
             gaps=self.found.gaps,
+            unanswered=self.bench.unanswered.counts,
             cpu_seconds=self._usage.cpu_seconds(),
             rss_bytes=self._usage.rss_bytes(),
             children=self._usage.children(),

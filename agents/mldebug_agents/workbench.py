@@ -28,6 +28,7 @@ from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import WORKERS, Spawner
 from mldebug_agents.state import keeper, keeping
+from mldebug_agents.unanswered import Unanswered
 
 
 class Workbench:
@@ -49,10 +50,11 @@ class Workbench:
         self.reader = Reader(self.spawner)
         self.host = Host(root)
         self.gpus = Gpus(self.spawner, self.host)
-        self.ras = RasClient(self.spawner, self.host)
+        self.unanswered = Unanswered()
+        self.ras = RasClient(self.spawner, self.host, self.unanswered)
         hooked = Asking(self.host, self.reader)
         self._hook = HookStacks(hooked, self.reader)
-        self._flight = HookFlight(hooked, self.reader)
+        self._flight = HookFlight(hooked, self.reader, self.unanswered)
         self.pyspy = self._py_spy(config)
         self._log_formats = create_all("logs")
         self._own_formats = {
@@ -61,7 +63,7 @@ class Workbench:
         clusters = create_all("clusters")
         self.finder = RankFinder(self.host, self.reader, self.node, clusters, self._ask_world)
         self.traps = TrapFinder(self.host, self.reader)
-        self.flights = Collector(self.host, self.reader, self.traps.installed)
+        self.flights = Collector(self.host, self.reader, self.traps.installed, self.unanswered)
 
     def __enter__(self) -> Self:
         return self

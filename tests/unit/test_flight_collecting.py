@@ -278,6 +278,8 @@ def test_a_file_that_two_living_jobs_write_is_refused_and_named(
                 [],
                 [],
             ]  # nor was either FIFO asked: the answer would lie there
+            counts = collector.unanswered.counts
+            assert {way: count for way, count in counts.items() if count} == {"dump file": 1}
 
 
 def test_one_file_under_two_names_is_one_file(collector: Collector, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_who_cannot_answer_costs_no_more_than_the_time_given(asking: HookFlight)
         assert time.monotonic() - started < 10
         assert list(found.flights) == [1]
         assert [(gap.rank, gap.reason) for gap in found.gaps] == [(0, "no answer in 3 s")]
+        assert asking.unanswered.counts["hook"] == 1
         assert held.poll() is None
         assert state(held.pid) == "S"
 

@@ -188,6 +188,30 @@ def test_the_kernel_says_what_a_rank_does_since() -> None:
     )
 
 
+def test_all_five_are_cited_in_one_diagnosis() -> None:
+    """Enqueue frames, live stacks, NCCL RAS, the fingerprint of the GPUs, and where the kernel has the rank."""
+    before = msgspec.structs.replace(call("all_reduce", 5, done=True), frames=(STEP,))
+    groups = {n: waits_in("all_reduce", 6) for n in (0, 1, 3)} | {2: group(before)}
+    devices = sentence(played("sleep")[-1].print)
+    found = job(groups, {2: SLEEPS}, ras(6, 6, 5, 6), devices=devices)
+    assert said(found) == (
+        *("rank_waiting", "high", [2]),
+        (
+            "Rank 2 left all_reduce 5 of group 0 at step (train.py:210) and since then sleeps in load (data.py:7); "
+            "ranks 0-1,3 wait in all_reduce 6 of group 0 at sync (train.py:30)"
+        ),
+    )
+    assert found.evidence == (
+        "rank 2: wait channel hrtimer_nanosleep",
+        "rank 2: the same frames in 8 samples over 60.0 s, 0 % CPU, 0 context switches",
+        "rank 0 (waiting): Python frames: all_reduce called at sync (train.py:30)",
+        "rank 0 (waiting): the same frames in 8 samples over 2.0 s, 0 % CPU, 0 context switches",
+        "Flight Recorder: ranks 0-1,3 wait in all_reduce 6 of group 0, which rank 2 has not called",
+        "NCCL RAS: rank 2 has launched 5 AllReduce, the 3 others up to 6",
+        devices,
+    )
+
+
 def test_of_two_that_do_the_same_one_sentence_is_said() -> None:
     groups = {n: waits_in("all_reduce", 6, ranks=(*range(5),)) for n in (0, 1, 4)}
     groups |= {n: has_done("all_reduce", 5, ranks=(*range(5),)) for n in (2, 3)}

@@ -416,6 +416,12 @@ def test_a_snapshot_goes_to_people_and_back_with_its_step_times() -> None:
     assert msgspec.json.decode(msgspec.json.encode(seen), type=Snapshot) == seen
 
 
+def test_questions_without_an_answer_are_counted_by_way() -> None:
+    told = Prometheus().render(snapshot(unanswered={"dump file": 3, "NCCL RAS": 0}))[0].decode()
+    assert 'mldebug_unanswered_total{way="dump file"} 3' in told
+    assert 'mldebug_unanswered_total{way="NCCL RAS"} 0' in told
+
+
 def test_who_was_turned_away_is_counted_by_reason() -> None:
     told = Prometheus().render(snapshot(cluster_refused={"certificate": 3, "name": 0}))[0].decode()
     assert 'mldebug_cluster_refused_total{reason="certificate"} 3' in told

@@ -24,7 +24,7 @@ from mldebug_agents.ras import asking
 from mldebug_agents.ras.address import OFF, Place, is_own, places, setting
 from mldebug_agents.ras.asking import RasOrder, RasReply, carry_out
 from mldebug_agents.ras.beside import ELSEWHERE, Beside
-from mldebug_agents.ras.client import SLACK, RasClient, is_ours_to_ask, nodes_of
+from mldebug_agents.ras.client import SLACK, WHAT, RasClient, is_ours_to_ask, nodes_of
 from mldebug_agents.ras.netinfo import Owner, holds, own_addresses, owner
 from mldebug_agents.spawn import WORKERS, Spawner
 from rasserver import (
@@ -161,11 +161,13 @@ FAULTS: list[tuple[str, Serve, str]] = [
     ("serve", "why"), [pair[1:] for pair in FAULTS], ids=[name for name, *_ in FAULTS]
 )
 def test_every_fault_is_a_reason_in_time(client: RasClient, serve: Serve, why: str) -> None:
+    before = client.unanswered.counts
     with serving(serve) as server:
         began = time.monotonic()
         reply = client.ask(job(server), seconds=3.0)
         took = time.monotonic() - began
         assert server.connections <= asking.TRIES
+    assert client.unanswered.counts == before | {WHAT: before[WHAT] + 1}
     assert reply.told is None
     assert why in reply.error
     assert took < 3.0 + SLACK + 4.0, "it waits for its child, and for nothing else"
@@ -174,7 +176,9 @@ def test_every_fault_is_a_reason_in_time(client: RasClient, serve: Serve, why: s
 def test_nobody_listens(client: RasClient) -> None:
     with serving(silent) as server:
         told = server.address
+    before = client.unanswered.counts
     reply = client.ask(job(told))
+    assert client.unanswered.counts == before  # most jobs have none
     assert reply == RasReply(
         error=f"nobody listens at 127.0.0.1 port {told.rpartition(':')[2]}", silent=True
     )

@@ -20,6 +20,7 @@ from mldebug_agents.flights.servers import SECONDS, ask_servers
 from mldebug_agents.flights.sharing import Sharing
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
+from mldebug_agents.unanswered import Unanswered
 
 WHAT = "Flight Recorder"
 DEAF = "TtZX"  # states in which a process cannot answer
@@ -51,6 +52,7 @@ class Tools(NamedTuple):
     servers: Reader
     fifo: Fifo
     sharing: Sharing
+    unanswered: Unanswered
 
 
 class Climb:
@@ -207,7 +209,8 @@ class Climb:
     def _note(self, rank: int, kind: Kind, told: FlightRecord | str) -> None:
         if isinstance(told, FlightRecord):
             self._had[rank] = told_by(told, kind, self._ranks[rank].identity)
-        else:
+        elif told:
+            self._tools.unanswered.count(kind)
             self._say(rank, told)
 
     def _say(self, rank: int, reason: str) -> None:

@@ -16,6 +16,7 @@ from mldebug_agents.flights.sharing import Key, Known, Sharing
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.unanswered import Unanswered
 
 ENDED = "ZX"  # states of a process
 MAX_KNOWN = 4096  # processes
@@ -24,7 +25,14 @@ MAX_KNOWN = 4096  # processes
 class Collector:
     """Keep one: it remembers what ranks were started with, and who still owes an answer. Any thread may ask."""
 
-    def __init__(self, host: Host, reader: Reader, installed: Installed) -> None:
+    def __init__(
+        self,
+        host: Host,
+        reader: Reader,
+        installed: Installed,
+        unanswered: Unanswered | None = None,
+    ) -> None:
+        self.unanswered = unanswered or Unanswered()
         self._host = host
         self._reader = reader
         self._installed = installed
@@ -63,7 +71,10 @@ class Collector:
         `resumed`: unless an earlier agent may have written it.
         """
         sharing = Sharing(self._host, self._living)
-        tools = Tools(self._host, Careful(self._reader), self._reader, self._fifo, sharing)
+        tools = Tools(
+            *(self._host, Careful(self._reader), self._reader, self._fifo, sharing),
+            self.unanswered,
+        )
         climb = Climb(tools, taken, left)
         for one in taken.ranks:
             state = one.process.state

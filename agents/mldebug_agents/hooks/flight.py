@@ -17,6 +17,7 @@ from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.asking import Asking, Hooked
 from mldebug_agents.hooks.records import check_owner
 from mldebug_agents.reader import Reader
+from mldebug_agents.unanswered import Unanswered
 
 PAUSE = 0.02  # seconds between two looks whether they have answered
 MAX_ASKED = 256  # ranks of one node at once; each takes a descriptor
@@ -38,9 +39,12 @@ class Answers(msgspec.Struct, frozen=True):
 class HookFlight:
     """Asks ranks for their Flight Recorders. Never raises for what they do."""
 
-    def __init__(self, asking: Asking, reader: Reader) -> None:
+    def __init__(
+        self, asking: Asking, reader: Reader, unanswered: Unanswered | None = None
+    ) -> None:
         self._asking = asking
         self._reader = reader
+        self.unanswered = unanswered or Unanswered()
 
     def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> Answers:
         """Ask all of them, and wait `timeout` seconds at most for all answers together."""
@@ -63,6 +67,7 @@ class HookFlight:
                 for rank, why in told.items()
                 if isinstance(why, str)
             ]
+        self.unanswered.count("hook", len(gaps))
         flights = {n: one for n, one in told.items() if not isinstance(one, str)}
         return Answers(flights, (*gaps, *_silent(flights)))
 

@@ -11,6 +11,7 @@ from mldebug_agents.host import Host
 from mldebug_agents.ras.address import OFF
 from mldebug_agents.ras.asking import NAME, RasOrder, RasReply
 from mldebug_agents.spawn import Spawner
+from mldebug_agents.unanswered import Unanswered
 
 DEADLINE = 2.5  # seconds for everything in a capture, whose report waits for it
 GLANCE = 1.5  # in the watch
@@ -24,9 +25,10 @@ _NETWORK = "net:["
 class RasClient:
     """Any thread may ask. Each question has a child of its own, which ends with it."""
 
-    def __init__(self, spawner: Spawner, host: Host) -> None:
+    def __init__(self, spawner: Spawner, host: Host, unanswered: Unanswered | None = None) -> None:
         self._spawner = spawner
         self._host = host
+        self.unanswered = unanswered or Unanswered()
 
     def ask(self, job: Job, *, whole: bool = True, seconds: float = DEADLINE) -> RasReply:
         """What a process of this job answers; the reason where none does. Never raises."""
@@ -37,7 +39,10 @@ class RasClient:
             return RasReply(error=why, way_out="start the job without it")
         if seconds <= 0:
             return RasReply(error="no time was left to ask")
-        return self._carry_out(self._order(job, whole, seconds))
+        reply = self._carry_out(self._order(job, whole, seconds))
+        if reply.error and not reply.silent:
+            self.unanswered.count(WHAT)
+        return reply
 
     def _order(self, job: Job, whole: bool, seconds: float) -> RasOrder:
         first = job.ranks[0]

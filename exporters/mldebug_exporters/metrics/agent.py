@@ -71,6 +71,13 @@ GAPS = Family(
     kind="gauge",
     help="What the agent could not read at its last look, mostly for want of rights: `mldebug doctor` says what.",
 )
+UNANSWERED = Family(
+    name="mldebug_unanswered",
+    kind="counter",
+    help="Questions about collectives without an answer that is believed, and files that were refused, by way: Flight Recorders by the hook, worker"
+    " server, dump file and debug FIFO, and NCCL RAS. The gaps of a report say what was wrong.",
+    labels=("way",),
+)
 SUCCESS = Family(
     name="mldebug_source_success",
     kind="gauge",
@@ -98,7 +105,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AgentMetrics:
     """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
 
-    families = (BUILD, REPLAY, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, LOSSES, GAPS, SUCCESS,
+    families = (BUILD, REPLAY, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, LOSSES, GAPS, UNANSWERED, SUCCESS,
                 SECONDS, STUCK)  # fmt: skip
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
@@ -120,6 +127,8 @@ class AgentMetrics:
         yield Sample(WAITING, (), snapshot.reports_waiting)
         yield Sample(LOSSES, (), snapshot.state_dir_losses)
         yield Sample(GAPS, (), len(snapshot.gaps))
+        for way, count in snapshot.unanswered.items():
+            yield Sample(UNANSWERED, (way,), count)
         for source in snapshot.sources:
             yield Sample(SUCCESS, (source.name,), int(source.success))
             yield Sample(SECONDS, (source.name,), source.seconds)

@@ -1,0 +1,25 @@
+"""Who was asked, or had left something, and told nothing that is believed: counted by way. Safe from any thread."""
+
+import threading
+from collections import Counter
+
+WAYS = ("hook", "worker server", "dump file", "debug FIFO", "NCCL RAS")
+
+
+class Unanswered:
+    """What exactly was wrong stands in the gaps of the reports; how often it goes wrong stands here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter(dict.fromkeys(WAYS, 0))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """By way, all of them."""
+        with self._lock:
+            return dict(self._counts)
+
+    def count(self, way: str, times: int = 1) -> None:
+        """So many more."""
+        with self._lock:
+            self._counts[way] += times
