@@ -1,6 +1,6 @@
 """An incident of which no capture came: it is told all the same, with what the watch knew and nobody named. Pure."""
 
-from mldebug.diagnosis import make_group
+from mldebug.judging.groups import make_group
 from mldebug.model import (
     Classification,
     ClassifiedRank,

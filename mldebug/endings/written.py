@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.diagnosis import diagnose, make_group
+from mldebug.diagnosis import diagnose
 from mldebug.endings.facts import Ending, words_of_status
 from mldebug.endings.outcomes import Outcome
 from mldebug.endings.seen import Seen, Way, see
+from mldebug.judging.groups import make_group
 from mldebug.model import (
     Classification,
     ClassifiedRank,

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from builders import ALL_REDUCE, WAITER, WRAPPER, capture, moving, process, rank, stack, still
-from mldebug.diagnosis import diagnose, wants_native
+from mldebug.diagnosis import diagnose
+from mldebug.judging.standing import wants_native
 from mldebug.model import (
     LostRank,
     Movement,

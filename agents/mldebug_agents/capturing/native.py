@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from mldebug.diagnosis import wants_native
 from mldebug.judging.classes import STORAGE_WAITS
+from mldebug.judging.standing import wants_native
 from mldebug.model import Gap, NodeCapture, ProcessState, RankCapture
 from mldebug_agents.capturing.guard import restore
 from mldebug_agents.capturing.pyspy import Dump, PySpy

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.diagnosis import still_waiting
 from mldebug.flight.ways import Kind, Means, Plan, Way, expected, plan
 from mldebug.folding import MAX_RANK, fold_ranks
+from mldebug.judging.standing import still_waiting
 from mldebug.model import FlightRecord, Gap, NodeCapture, RankCapture, RankIdentity
 from mldebug_agents.flights.fifo import Asked, Fifo, seconds, whom
 from mldebug_agents.flights.files import RECENT, Careful, Found, newest, read_dump, timed_out
