@@ -600,6 +600,32 @@ def test_a_capture_of_another_run_is_refused() -> None:
     assert states["a3"] == ("refused", "its answer is of another run")
 
 
+def key_of(master: str, launcher: str = "torchrun", run_id: str = "100") -> tuple[str, ...]:
+    rank = RankIdentity(rank=0, world_size=8, pid=7, launcher=launcher, run_id=run_id, master=master)  # fmt: skip
+    return job_key(Job(id="j", name="t", launcher=launcher, world_size=8, ranks=(rank,)), "n1")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_jobs_of_one_run_id_are_told_apart_by_the_port_of_their_masters(launcher: str) -> None:
+    """And no job is parted, however each of its nodes writes the address."""
+    assert key_of("n1:29400", launcher) != key_of("n1:41003", launcher)
+    alike = (
+        "n1:29400",
+        "n1.cluster.org:29400",
+        "10.0.0.7:29400",
+        "[fd00::7]:29400",
+        "localhost:29400",
+    )
+    assert len({key_of(one, launcher) for one in alike}) == 1
+    assert key_of("") == key_of("n1:") == key_of("n1")
+
+
+def test_a_run_id_that_no_other_run_has_needs_no_port() -> None:
+    """mpirun gives MASTER_PORT to the ranks of its own node, and to others only where it is told to."""
+    assert key_of("n1:29400", "openmpi", "3141") == key_of("", "openmpi", "3141")
+    assert key_of("n1:29400", "slurm", "7.0") == key_of("", "slurm", "7.0")
+
+
 def test_a_run_is_of_one_user() -> None:
     """Whoever starts a process with another's run id joins nothing, and gets no report of it."""
     mine = captures_of(3, 2)["a1"]
