@@ -306,8 +306,9 @@ class Incidents:
             return
         if run.capture is not None and not is_seen(run.incident):
             run.incident = add_capture(run.incident, run.capture)  # it was held back for others
+            run.judgement = judge(run.incident)
         if _untold(run.incident) and run.judgement is not None:
-            self._tell(run, run.incident, run.judgement)  # who coordinated has not come to it
+            self._tell(run, run.incident, run.judgement)  # nobody has come to it
         self._end(run.incident, state, why, run.job.uid, run.judgement)
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
         self._keep(run)
@@ -443,9 +444,9 @@ def _goes_on(known: Incident, incident_id: str) -> bool:
 
 
 def _untold(incident: Incident) -> bool:
-    """Was it left to another node to tell of it, which never did?"""
+    """Was it held back for others, or left to another node to tell of, which never did?"""
     known = incident.counted or incident.whole is not None
-    return incident.shared and not known and not incident.across
+    return incident.kind == "stall" and not known and not incident.across
 
 
 def _versions() -> dict[str, str]:

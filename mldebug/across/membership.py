@@ -5,8 +5,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.across.members import Announcement, End, RunKey, RunNews, Signal, Whole
+from mldebug.across.members import (
+    Announcement,
+    End,
+    RunNews,
+    Signal,
+    Whole,
+)
+from mldebug.across.runs import RunKey
 from mldebug.folding import fold_ranks, unfold
+from mldebug.model import Gap
 
 
 class Part(NamedTuple):
@@ -34,6 +42,18 @@ class Call(NamedTuple):
     noticed_by: str
     members: tuple[Member, ...]
     cause: End | None = None  # ranks have ended badly before: the others wait for those
+
+    @property
+    def node_list(self) -> str:
+        """The scheduler's, as any of the nodes tells it: the announcement of another may have had no room for it."""
+        told = (one for member in self.members for one in member.told.runs)
+        lists = (one.node_list for one in (self.news, *told) if one.key == self.news.key)
+        return next(filter(None, lists), "")
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What nobody could tell."""
+        return () if self.node_list else self.news.gaps
 
 
 class Stall(msgspec.Struct):

@@ -65,3 +65,13 @@ def _port(rank: RankIdentity) -> tuple[str, ...]:
 def run_id(key: RunKey) -> str:
     """Eight digits for a run, whichever of its nodes answer."""
     return hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:8]
+
+
+def user_of(key: RunKey) -> str:
+    """Whose run it is, in the words of its key; root's have none."""
+    return key[-1] if key and key[-1].startswith("uid ") else ""
+
+
+def is_of(key: RunKey, uid: int) -> bool:
+    """Is it a run of this user? Never where the user is root, whose runs say nothing."""
+    return user_of(key) == f"uid {uid}"

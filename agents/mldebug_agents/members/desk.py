@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mldebug.across.coordinator import MOVES
+from mldebug.across.fitting import fitting
 from mldebug.across.members import (
     Announcement,
     CaptureOrder,
     DumpOrder,
-    RunKey,
     RunNews,
     RunWord,
     Welcome,
 )
-from mldebug.across.runs import job_key
+from mldebug.across.runs import RunKey, job_key
+from mldebug.across.topology import Topology
 from mldebug.errors import MldebugError
 from mldebug.model import Gap, NodeCapture
 from mldebug.stall.signals import Stage
@@ -77,6 +78,7 @@ class Members:
         incidents: Incidents,
         capture: Callable[[Run], None],
         refusals: Refusals | None = None,
+        topology: Topology | None = None,
     ) -> None:
         self.agent = secrets.token_hex(8)
         self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
@@ -87,7 +89,7 @@ class Members:
         self._circles = Circles(talk, candidates, port, inbox, time.monotonic())
         self.leader = Leader(
             *(node, self.agent, talk, interval, inbox, incidents),
-            *(self._circles, self._run, self.refusals),
+            *(self._circles, self._run, self.refusals, topology),
         )
         self._runs: Mapping[str, Run] = {}
         self._ended: Mapping[str, BadEnd] = {}  # of runs that are gone
@@ -223,13 +225,15 @@ class Members:
             if self._circles.of(one.run) is circle
             and ((news := gone(one, self._node)).key, news.attempt) not in here
         )
-        return Announcement(
-            node=self._node,
-            agent=self.agent,
-            port=self._port,
-            circle=circle.name,
-            runs=(*runs, *ended),
-            relayed=self.leader.relayed(circle, now),
+        return fitting(
+            Announcement(
+                node=self._node,
+                agent=self.agent,
+                port=self._port,
+                circle=circle.name,
+                runs=(*runs, *ended),
+                relayed=self.leader.relayed(circle, now),
+            )
         )
 
     def _run(self, key: RunKey, attempt: int | None = None) -> Run | None:
@@ -290,7 +294,7 @@ class Members:
         elif isinstance(what, CaptureOrder):
             self._capture_for(what, answer, now)
         elif isinstance(what, DumpOrder):
-            self.leader.dump(what.job, answer, now)
+            self.leader.dump(what, answer, now)
         else:
             give(answer, self.leader.view(now))
 
@@ -303,11 +307,15 @@ class Members:
             return welcome
         host, port = (found.welcome.follows, found.welcome.port)
         to = Peer(host, port) if host else found.peer
-        words = tuple(self._word(news, now) for news in told.runs)
-        return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words)
+        for_them = (one.runs for one in found.welcome.relayed if one.node == told.node)
+        known = {word.key: word for word in next(for_them, ())}
+        words = tuple(known.get(news.key) or self._word(news, now) for news in told.runs)
+        return msgspec.structs.replace(
+            welcome, follows=to.host, port=to.port, runs=words, relayed=()
+        )
 
     def _word(self, news: RunNews, now: float) -> RunWord:
-        """What the coordinator has told us of a run, for a node that does not reach him."""
+        """What we know of a run, for a node that does not reach the coordinator, of which he has not heard by us yet."""
         run = self._run(news.key, news.attempt)
         if run is None:
             return RunWord(key=news.key)
