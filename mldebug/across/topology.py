@@ -19,6 +19,9 @@ def placed(asked: Asked, topology: Topology | None) -> Asked:
     for label, nodes in topology.items():
         for name in unfold_nodes(nodes):
             places.setdefault(name, label)
-    find = lambda name: places.get(name) or places.get(name.partition(".")[0], "")
-    told = (msgspec.structs.replace(one, place=find(one.name)) for one in asked.nodes)
+    names = ((one, one.name.partition(".")[0]) for one in asked.nodes)
+    told = (
+        msgspec.structs.replace(one, place=places.get(one.name) or places.get(short, ""))
+        for one, short in names
+    )
     return msgspec.structs.replace(asked, nodes=tuple(told))
