@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import mldebug_agents.incidents as module
+import mldebug_agents.books as module
 import samples
 from mldebug.config import Agent, Config, Stall
 from mldebug.errors import EvidenceError

@@ -49,7 +49,6 @@ from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.badends import BadEnds
-from mldebug_agents.incidents import owner_of
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
@@ -62,6 +61,7 @@ from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Peer, SilentError
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
+from mldebug_agents.written import owner_of
 from nodes import run as captures_of
 
 CAPTURE = captures_of(3, 2)["a1"]
