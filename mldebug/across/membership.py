@@ -1,7 +1,7 @@
 """What a coordinator remembers of other nodes: who has announced itself, with which runs, and the stalls of those. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -9,12 +9,15 @@ from mldebug.across.members import (
     Announcement,
     End,
     RunNews,
+    RunWord,
     Signal,
     Whole,
 )
 from mldebug.across.runs import RunKey
 from mldebug.folding import fold_ranks, unfold
 from mldebug.model import Gap
+
+T = TypeVar("T", RunNews, RunWord)
 
 
 class Part(NamedTuple):
@@ -70,10 +73,10 @@ class Stall(msgspec.Struct):
     cause: End | None = None
 
 
-def aged(news: RunNews, seconds: float) -> RunNews:
+def aged(told: T, seconds: float) -> T:
     """The same, told so much later."""
-    signals = tuple(msgspec.structs.replace(one, age=one.age + seconds) for one in news.signals)
-    return msgspec.structs.replace(news, signals=signals)
+    signals = tuple(msgspec.structs.replace(one, age=one.age + seconds) for one in told.signals)
+    return msgspec.structs.replace(told, signals=signals)
 
 
 def lives(news: RunNews) -> bool:

@@ -61,9 +61,11 @@ from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Peer, SilentError
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
+from mldebug_agents.starting.structs import learn_structs
 from mldebug_agents.written import owner_of
 from nodes import run as captures_of
 
+learn_structs()  # as an agent does before it has threads
 CAPTURE = captures_of(3, 2)["a1"]
 JOB = CAPTURE.job
 KEY = job_key(JOB, "n1")
@@ -289,6 +291,12 @@ def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(lo
     assert found.whole is not None
     assert found.whole.diagnosis == cause.diagnosis
 
+    step = Signal(kind="step", value=5.0, age=1.0)
+    other = RunNews(key=KEY, world_size=6, ranks="0-1", signals=(step,))
+    leader.welcome(Announcement(node="n7", agent="7", port=1, runs=(other,)), "a", time.monotonic())
+    (signal,) = spoken_for(loop, leader, "blamed", "x", later=7.0).signals
+    assert (signal.value, round(signal.age)) == (5.0, 8)
+
     spoken_for(loop, leader, "watching", "x")
     assert not tuple(leader._coordinator.due(time.monotonic()))
     for incident in ("x", ""):
@@ -296,7 +304,9 @@ def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(lo
         assert (found.incident, found.over) == ("x", MOVES)
 
 
-def spoken_for(loop: Loop, leader: Leader, stage: str, incident: str) -> RunWord:
+def spoken_for(
+    loop: Loop, leader: Leader, stage: str, incident: str, later: float = 0.0
+) -> RunWord:
     """What n3 is told by n1 of its run, after n1 has passed on what it says, and heard the answer."""
     news = RunNews(key=KEY, world_size=6, ranks="4-5", stage=stage, incident=incident)
     (circle,) = loop.members._circles
@@ -307,6 +317,7 @@ def spoken_for(loop: Loop, leader: Leader, stage: str, incident: str) -> RunWord
     answer = leader.welcome(ours, "10.0.0.1", time.monotonic())
     believed_answer = believed_welcome(read(msgspec.json.encode(answer), Welcome))
     loop.members.told(Result("members", ours, Found(Peer("n2", 1), believed_answer), None))
+    circle.heard_at -= later
     (word,) = loop.ask(told).result(0).runs
     return word
 
@@ -315,6 +326,18 @@ def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
     welcomed(loop)
     loop.run.seen = JobLook(job=JOB, look=Look(at=0.0))
     assert not loop.members.holds(loop.run)
+
+
+def test_runs_that_are_not_announced_are_told_of_once(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    (circle,) = loop.members._circles
+    runs = {str(one): loop._met(of_nodes(str(one), "n[1-2]")) for one in range(260)}
+    loop.members.turn(runs)
+    for _ in range(2):
+        assert len(loop.members._announcement(circle, time.monotonic()).runs) == 256
+    told = [one.getMessage() for one in caplog.records if "not announced" in one.getMessage()]
+    assert told == ["4 runs of this node are not announced: there are too many"]
 
 
 def test_who_announces_himself_is_told_what_others_know(loop: Loop) -> None:
@@ -344,7 +367,7 @@ def test_whoever_is_not_root_has_his_own_runs_captured_and_no_others(loop: Loop)
     assert [one.news for one in named("train.py", 1000)] == [mine]
     assert [one.news for one in named("train.py")] == [mine, theirs]
     assert named("root.py", 1000) == named("root.py", 0) == ()
-    with pytest.raises(MldebugError, match=r"no of your runs match root\.py"):
+    with pytest.raises(MldebugError, match=r"none of your runs match root\.py"):
         loop.ask(DumpOrder(job="root.py", uid=1000)).result(0)
     seen = loop.ask(None).result(0)
     assert of_user(seen, None) is seen
@@ -579,9 +602,11 @@ def circles_of(loop: Loop) -> dict[int, int]:
     return dict(Counter(one.uid for one in found))
 
 
-def test_one_user_s_many_jobs_keep_nobody_else_s_out() -> None:
+def test_one_user_s_many_jobs_keep_nobody_else_s_out(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop((), jobs_of(1000, 80))
-    assert circles_of(loop) == {1000: 64}
+    assert circles_of(loop) == circles_of(loop) == {1000: 64}
+    told = [one.getMessage() for one in caplog.records if "without their other" in one.getMessage()]
+    assert told == ["16 runs are watched without their other nodes: there are too many"]
     before = set(loop.members._circles)
     for run in map(loop._met, (*jobs_of(1001, 3), *jobs_of(1002, 40))):
         loop.runs[run.job.id] = run

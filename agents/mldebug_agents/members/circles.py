@@ -45,8 +45,9 @@ class Circle:
         self.found: Found | None = None  # who coordinates; None: nobody answers
         self.trouble = ""
         self.due, self.busy = now, False
-        self._heard_at = now
+        self.heard_at = now  # when somebody coordinated last
         self._passed: tuple[str, ...] = ()
+        self._left_out = 0
 
     def led_by(self, agent: str) -> bool:
         """Does that agent coordinate?"""
@@ -57,12 +58,18 @@ class Circle:
         if not self.led_by(found.welcome.agent):
             ours = found.welcome.agent == us
             log.info("%s", "this agent coordinates" if ours else leader_words(found.welcome))
-        self.found, self._heard_at, self.trouble = found, now, ""
+        self.found, self.heard_at, self.trouble = found, now, ""
         if self.due > now:  # or there is news already
             self.due = max(self.due, now + min(found.welcome.pace, SLOWEST) - interval)
         for why in set(found.passed) - set(self._passed):
             log.warning("no answer of %s", why)
         self._passed = found.passed or self._passed
+
+    def left_out(self, runs: int) -> None:
+        """So many had no room in an announcement; said when there are more of them than ever."""
+        if runs > self._left_out:
+            self._left_out = runs
+            log.warning("%d runs of this node are not announced: there are too many", runs)
 
     def unheard(self, error: Exception, now: float) -> None:
         """Nobody has answered; after a while nobody coordinates."""
@@ -72,7 +79,7 @@ class Circle:
         if words != self.trouble and "given some seconds" not in words:
             log.warning("%s", words)
             self.trouble = words
-        if now - self._heard_at > ALONE + (self.found.welcome.pace if self.found else 0.0):
+        if now - self.heard_at > ALONE + (self.found.welcome.pace if self.found else 0.0):
             self.found = None
 
 
@@ -94,6 +101,7 @@ class Circles:
         self._known: dict[
             str, tuple[object, str]
         ] = {}  # job -> what it has said of its nodes, and the circle of that
+        self._alone = 0  # runs without a circle
         self.worker = Worker(
             "members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE, whose=self._user
         )
@@ -125,6 +133,10 @@ class Circles:
             self._circles[name] = Circle(name, peers, self._talk, now, of[name].uid)
         self._circles = {name: self._circles[name] for name in kept}
         self._of = {job_id: name for job_id, (_, name) in self._known.items() if name in kept}
+        alone = sum(bool(name) for _, name in self._known.values()) - len(self._of)
+        if alone > self._alone:
+            log.warning("%d runs are watched without their other nodes: there are too many", alone)
+        self._alone = alone
 
     def _name(self, job: Job, fresh: dict[str, tuple[Peer, ...]]) -> tuple[object, str]:
         """Of the circle of a run; thousands of names are read once, and those of new circles are in `fresh` then."""

@@ -21,6 +21,7 @@ from mldebug.across.members import (
     RunWord,
     Welcome,
 )
+from mldebug.across.membership import aged
 from mldebug.across.topology import Topology
 from mldebug.errors import MldebugError
 from mldebug.model import NodeCapture
@@ -169,16 +170,17 @@ class Members:
         self._ordered.failed(job_id, error)
 
     def _announcement(self, circle: Circle, now: float) -> Announcement:
-        return fitting(
-            Announcement(
-                node=self._node,
-                agent=self.agent,
-                port=self._port,
-                circle=circle.name,
-                runs=self._ours.news(lambda run: self._circles.of(run) is circle, now),
-                relayed=self.leader.relayed(circle, now),
-            )
+        told = Announcement(
+            node=self._node,
+            agent=self.agent,
+            port=self._port,
+            circle=circle.name,
+            runs=self._ours.news(lambda run: self._circles.of(run) is circle, now),
+            relayed=self.leader.relayed(circle, now),
         )
+        fits = fitting(told)
+        circle.left_out(len(told.runs) - len(fits.runs))
+        return fits
 
     # --- questions of others -----------------------------------------------------------------------
 
@@ -199,17 +201,17 @@ class Members:
         """The answer to an announcement; where somebody else coordinates, what we know of him."""
         welcome = self.leader.welcome(told, address, now)
         circle = self._circles.named(told.circle)
-        found = circle.found if circle is not None else None
-        if found is None or found.welcome.agent in (self.agent, told.agent):
+        if circle is None or circle.found is None:
             return welcome
-        host, port = (found.welcome.follows, found.welcome.port)
-        to = Peer(host, port) if host else found.peer
-        for_them = (one.runs for one in found.welcome.relayed if one.node == told.node)
-        known = {word.key: word for word in next(for_them, ())}
+        found = circle.found.welcome
+        if found.agent in (self.agent, told.agent):
+            return welcome
+        to = Peer(found.follows, found.port) if found.follows else circle.found.peer
+        for_them = (one.runs for one in found.relayed if one.node == told.node)
+        age = max(0.0, now - circle.heard_at)
+        known = {word.key: aged(word, age) for word in next(for_them, ())}
         words = tuple(known.get(news.key) or self._word(news, now) for news in told.runs)
-        return msgspec.structs.replace(
-            welcome, follows=to.host, port=to.port, runs=words, relayed=()
-        )
+        return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words, relayed=())  # fmt: skip
 
     def _word(self, news: RunNews, now: float) -> RunWord:
         """What we know of a run, for a node that does not reach the coordinator, of which he has not heard by us yet."""

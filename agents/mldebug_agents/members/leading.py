@@ -155,9 +155,12 @@ class Leader:
         if len(calls) != 1:
             names = sorted({f"{run_id(one.news.key)} ({one.news.name})" for one in calls})
             have = f": {', '.join(names[:MAX_TOLD])}" if calls else ""
-            count = len(calls) or "no"
-            count = f"{count} of your" if order.uid is not None else count
-            refuse(answer, MldebugError(f"{count} runs match {clean(job, 60)}{have}"))
+            count = (
+                f"{len(calls) or 'no'} runs"
+                if order.uid is None
+                else f"{len(calls) or 'none'} of your runs"
+            )
+            refuse(answer, MldebugError(f"{count} match {clean(job, 60)}{have}"))
         elif not self.worker.order(Round(calls[0], self._unheard_of(calls[0], now), answer)):
             refuse(answer, MldebugError("too many captures wait"))
 
