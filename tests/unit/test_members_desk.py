@@ -274,6 +274,9 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
 def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(loop: Loop) -> None:
     """What came first, what all have come to, and why it is over: its copy of the report is to say the same."""
     leader = Loop(()).members.leader
+    step = Signal(kind="step", value=5.0, age=1.0)
+    other = RunNews(key=KEY, world_size=6, ranks="0-1", signals=(step,))
+    leader.welcome(Announcement(node="n7", agent="7", port=1, runs=(other,)), "a", time.monotonic())
     found = spoken_for(loop, leader, "blamed", "x")
     (call,) = leader._coordinator.due(time.monotonic())
     assert (call.incident, call.noticed_by) == ("x", "n3")
@@ -291,9 +294,6 @@ def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(lo
     assert found.whole is not None
     assert found.whole.diagnosis == cause.diagnosis
 
-    step = Signal(kind="step", value=5.0, age=1.0)
-    other = RunNews(key=KEY, world_size=6, ranks="0-1", signals=(step,))
-    leader.welcome(Announcement(node="n7", agent="7", port=1, runs=(other,)), "a", time.monotonic())
     (signal,) = spoken_for(loop, leader, "blamed", "x", later=7.0).signals
     assert (signal.value, round(signal.age)) == (5.0, 8)
 
