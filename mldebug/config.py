@@ -104,6 +104,8 @@ class Cluster(Section, frozen=True, kw_only=True):
     networks: tuple[str, ...] = ()
     # between two announcements
     interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=60)] = 2.0
+    # where nodes stand, to tell what suspects share: {rack07: 'node[001-016]', rack08: 'node[017-032]'}
+    topology: dict[str, str] = {}
 
 
 class Metrics(Section, frozen=True, kw_only=True):

@@ -444,6 +444,7 @@ class AskedNode(Noun, frozen=True, kw_only=True):
     last_seen: float | None = (
         None  # unix, by the clock of whoever asked; None: never, as far as he knows
     )
+    place: str = ""  # the site's label of where it stands: a rack, a switch
 
 
 class Asked(Noun, frozen=True, kw_only=True):

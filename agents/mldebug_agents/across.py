@@ -10,6 +10,7 @@ from typing import Any
 
 from mldebug.across.merge import Heard, Merged, merge
 from mldebug.across.slimming import slim
+from mldebug.across.topology import placed
 from mldebug.across.wire import NodeReply
 from mldebug.config import Config
 from mldebug.errors import AccessError, MissingError, MldebugError
@@ -82,10 +83,14 @@ def capture_all(
         plan = chosen.plan(wanted, spawner)
         heard = ask_all(spawner, plan, chosen, progress)
     merged = merge(heard, plan.listed_by)
+    topology = config.cluster.topology
     if not merged.runs:
         raise _nothing(merged, heard, plan)
     state_dir = config.agent.state_dir
-    return [write_case(state_dir, run.captures, detected, run.asked, node) for run in merged.runs]
+    return [
+        write_case(state_dir, one.captures, detected, placed(one.asked, topology), node)
+        for one in merged.runs
+    ]
 
 
 def _transport(config: Config, name: str) -> Any:

@@ -5,6 +5,7 @@ path that a descriptor points to) goes through a `Paths`, the reader child.
 """
 
 import contextlib
+import math
 import os
 import time
 from collections import defaultdict
@@ -18,6 +19,7 @@ from mldebug_agents.syscalls import syscall_name
 
 MAX_FILES = 4096  # descriptors looked at per process
 MAX_BYTES = 1 << 20
+JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
 _MAIN_GONE = "ZX"
 
 
@@ -47,14 +49,20 @@ class Paths(Protocol):
 
 
 class Host:
-    """One node. `root` holds `proc` and `etc`; `clock` gives unix time."""
+    """One node. `root` holds `proc` and `etc`; `clock` gives unix time, `steady` seconds that nobody sets."""
 
-    def __init__(self, root: str = "/", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        root: str = "/",
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.root = root.rstrip("/")
         self.clock = clock
         self.proc = f"{self.root}/proc"
         self._machine = os.uname().machine
-        self._boot_time: float | None = None
+        self._steady = steady
+        self._boot_time = self._offset = -math.inf  # as if the clock had just been set
         self._users: dict[int, str] | None = None
 
     # --- all processes -----------------------------------------------------------------------------
@@ -82,12 +90,20 @@ class Host:
     # --- the node ----------------------------------------------------------------------------------
 
     def boot_time(self) -> float:
-        """Unix time at which the kernel started, 0.0 if unknown; read once, because the kernel's answer drifts."""
-        if self._boot_time is None:
+        """Unix time at which the kernel started, 0.0 if unknown; by the clock here, so that ages are right.
+
+        Read once, because the kernel's answer drifts, and again when the wall clock was set: then it is another one.
+        """
+        offset = self.clock() - self._steady()
+        if abs(offset - self._offset) > JUMP:
             lines = _read(f"{self.proc}/stat").splitlines()
             words = next((line.split() for line in lines if line.startswith("btime ")), [])
-            self._boot_time = float(words[1]) if len(words) == 2 else 0.0
+            self._offset, self._boot_time = offset, float(words[1]) if len(words) == 2 else 0.0
         return self._boot_time
+
+    def boot_id(self) -> str:
+        """Another one after each boot, whatever the clock said; "" where it is not told."""
+        return _read(f"{self.proc}/sys/kernel/random/boot_id").strip()
 
     def started_at(self, start_ticks: int) -> float:
         """Unix time of a start given in clock ticks since boot."""

@@ -20,10 +20,10 @@ from mldebug.report.html import render_html
 from mldebug.reportmodel import Report, Stall
 from mldebug.traps.finding import remarks
 from mldebug_agents.hardware.once import OnceLooked
-from mldebug_agents.incidents import owner_of
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench
+from mldebug_agents.written import owner_of
 
 STORE_TIMEOUT = 10.0
 BESIDE = 3.0  # seconds for GPUs and kernel log, from the begin of the first capture

@@ -23,6 +23,7 @@ from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.state.rows import Row
 from mldebug_agents.workbench import Workbench
 
+BOOT = "boot"  # the memo of which boot of the node all that is stored is of
 EVERY = 10.0  # seconds between two times that all is stored, and the state dir looked at
 
 
@@ -45,6 +46,9 @@ class Past:
         self._endings = endings
         self._capture = capture
         self._recalled = self._settled = False
+        self._same_boot: bool | None = (
+            None  # as the one that the earlier agent knew; None: it has not told
+        )
         self._stored_at = time.monotonic()
 
     def turn(self, runs: Mapping[str, Run], settings: StallSettings, *, looked: bool) -> None:
@@ -56,6 +60,7 @@ class Past:
             raise self._ledger.refusal
         if not self._recalled and self._ledger.opened:
             self._recalled = True
+            self._compare_boots()
             self._bench.spawner.inherit(self._ledger.leftovers)
             for run in runs.values():
                 self._resume(run, settings)
@@ -67,6 +72,12 @@ class Past:
         if time.monotonic() - self._stored_at > EVERY:
             self._stored_at = time.monotonic()
             self.store(runs)
+
+    def _compare_boots(self) -> None:
+        if boot := self._bench.host.boot_id():
+            before, now = self._ledger.memo(BOOT), msgspec.json.encode(boot)
+            self._same_boot = before == now if before else None
+            self._ledger.remember(BOOT, now)
 
     def meet(self, job: Job, settings: StallSettings) -> Run:
         """A run that is new to us, with what is known of it."""
@@ -111,7 +122,7 @@ class Past:
 
     def _gone(self, ends: Ends, job: Job, settings: StallSettings) -> Run:
         told = Ending(job=job, identities=ends.identities, exits=ends.exits)
-        if not launcher_lives(self._bench.host, told):
+        if not launcher_lives(self._bench.host, told, self._same_boot):
             job = msgspec.structs.replace(job, launcher_pid=None)
         run = Run(job, StallWatch(settings))
         run.seen = JobLook(job=job, look=Look(at=time.monotonic()))
@@ -120,7 +131,7 @@ class Past:
     def _goes_on(self, job_id: str, row: Row) -> bool:
         """An attempt has failed, and its launcher may start another one: they are one story."""
         ending = row.incident.ending if row.incident else None
-        if ending is None or not launcher_lives(self._bench.host, ending):
+        if ending is None or not launcher_lives(self._bench.host, ending, self._same_boot):
             return False
         if ending.launcher_pid is None or not self._stories.recall(job_id, row):
             return False

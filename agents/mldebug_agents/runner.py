@@ -7,10 +7,13 @@ with an order past its deadline is reported as stuck until that comes back.
 import queue
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mldebug.snapshot import SourceState
+
+MOST_WAITING = 64  # orders, of one user
 
 
 class Result(NamedTuple):
@@ -22,8 +25,61 @@ class Result(NamedTuple):
     error: Exception | None
 
 
+class Line:
+    """Orders that wait. Whoever has the fewest under way is next, in turns, and one hand is left for who comes new:
+    nobody's many orders keep another's out. Safe from any thread.
+    """
+
+    def __init__(self, hands: int, whose: Callable[[Any], object] | None) -> None:
+        self._whose = whose or (lambda _: None)
+        self._most = max(1, hands - 1) if whose else hands  # under way, of one user
+        self._changed = threading.Condition()
+        self._waiting: dict[object, deque[Any]] = {}
+        self._under_way: Counter[object] = Counter()
+
+    def __len__(self) -> int:
+        with self._changed:
+            return sum(map(len, self._waiting.values()))
+
+    def put(self, order: Any) -> bool:
+        """False where too many of this user wait already."""
+        who = self._whose(order)
+        with self._changed:
+            waiting = self._waiting.setdefault(who, deque())
+            if len(waiting) >= MOST_WAITING:
+                return False
+            waiting.append((order, who))
+            self._changed.notify()
+        return True
+
+    def get(self) -> tuple[Any, object]:
+        """Wait for the next order; with whose it is, for `done`."""
+        with self._changed:
+            (who, *_) = self._changed.wait_for(self._ready)
+            waiting = self._waiting.pop(who)
+            found: tuple[Any, object] = waiting.popleft()
+            if waiting:
+                self._waiting[who] = waiting  # behind all others
+            self._under_way[who] += 1
+            return found
+
+    def done(self, who: object) -> None:
+        """An order of theirs was carried out."""
+        with self._changed:
+            self._under_way[who] -= 1
+            self._under_way += Counter()  # without those that have none
+            self._changed.notify()
+
+    def _ready(self) -> list[object]:
+        ready = [who for who in self._waiting if self._under_way[who] < self._most]
+        return sorted(ready, key=lambda who: self._under_way[who])
+
+
 class Worker:
-    """Daemon threads that carry out one kind of order, as many at a time as it has `hands`."""
+    """Daemon threads that carry out one kind of order, as many at a time as it has `hands`.
+
+    `whose`: the user whom an order serves, where one worker serves several.
+    """
 
     def __init__(
         self,
@@ -32,12 +88,13 @@ class Worker:
         inbox: "queue.SimpleQueue[Result | None]",
         deadline: float,
         hands: int = 1,
+        whose: Callable[[Any], object] | None = None,
     ) -> None:
         self.name = name
         self._work = work
         self._inbox = inbox
         self._deadline = deadline
-        self._orders: queue.Queue[Any] = queue.Queue(maxsize=64)
+        self._orders = Line(hands, whose)
         self._since: dict[int, float] = {}  # hand -> when it began
         self._seconds = 0.0
         self._error = ""
@@ -49,15 +106,11 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Is an order being carried out, or waiting?"""
-        return bool(self._since) or not self._orders.empty()
+        return bool(self._since) or len(self._orders) > 0
 
     def order(self, what: Any) -> bool:
         """Ask for work; False where too many orders wait already."""
-        try:
-            self._orders.put_nowait(what)
-        except queue.Full:
-            return False
-        return True
+        return self._orders.put(what)
 
     def state(self) -> SourceState:
         """How the worker does, for status and metrics."""
@@ -73,7 +126,7 @@ class Worker:
 
     def _run(self, hand: int) -> None:
         while True:
-            order = self._orders.get()
+            order, who = self._orders.get()
             self._since[hand] = started = time.monotonic()
             value, error = None, None
             try:
@@ -83,4 +136,5 @@ class Worker:
             self._seconds = time.monotonic() - started
             del self._since[hand]
             self._error = f"{type(error).__name__}: {error}" if error else ""
+            self._orders.done(who)
             self._inbox.put(Result(self.name, order, value, error))

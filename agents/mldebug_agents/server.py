@@ -33,6 +33,9 @@ PEERS_EACH, PEERS = 32, 1024  # connections of one node, and of all
 Verb = Callable[[Mapping[str, str]], object]
 """Does what was asked for with these parameters and returns a struct; an MldebugError says why it cannot."""
 
+OwnVerb = Callable[[Mapping[str, str], int | None], object]
+"""The same of the runs of one user alone; None: of everybody's."""
+
 
 class Server:
     """Holds the newest snapshot and serves it."""
@@ -42,6 +45,7 @@ class Server:
         self.group = group_number(settings.group)
         self.snapshot: Snapshot | None = None
         self.verbs: dict[str, Verb] = {}  # by path: what a POST does, for who may see all
+        self.own_verbs: dict[str, OwnVerb] = {}  # the same, for everybody
         (self._prometheus,) = create_all("tellers")
         self._servers: list[tuple[uvicorn.Server, threading.Thread]] = []
         self._private_server: uvicorn.Server | None = None
@@ -124,12 +128,25 @@ class Server:
             Route(path, partial(self._told, verb), methods=["POST"])
             for path, verb in self.verbs.items()
         ]
+        verbs += [
+            Route(path, partial(self._told_of_own, verb), methods=["POST"])
+            for path, verb in self.own_verbs.items()
+        ]
         return [Route("/api/v1/status", self._status), *verbs]
 
     def _told(self, verb: Verb, request: Request) -> Response:
         """Somebody asks for something to be done: root, the agent's user, or a member of its group."""
         allowed = may_see_all(_peer(request), self.group)
         status, body = carry_out(verb, request.query_params) if allowed else refused()
+        return Response(body, status_code=status, media_type="application/json")
+
+    def _told_of_own(self, verb: OwnVerb, request: Request) -> Response:
+        """Everybody may have it done to his own runs."""
+        peer = _peer(request)
+        if peer is None:
+            return self._told(lambda _: None, request)
+        whose = None if may_see_all(peer, self.group) else peer.uid
+        status, body = carry_out(lambda asked: verb(asked, whose), request.query_params)
         return Response(body, status_code=status, media_type="application/json")
 
     def _metrics(self, request: Request) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.across.members import End, RunKey, RunNews, RunWord, Whole
+from mldebug.across.members import End, RunNews, RunWord, Whole
 from mldebug.across.membership import (
     Call,
     Member,
@@ -17,7 +17,7 @@ from mldebug.across.membership import (
     signals_of,
 )
 from mldebug.across.roster import Roster
-from mldebug.across.runs import run_id
+from mldebug.across.runs import RunKey, is_of, run_id
 
 LOOK = 1.0  # seconds between two looks at who has progress to tell
 DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
@@ -119,11 +119,13 @@ class Coordinator(Roster):
         """The incidents that are open."""
         return frozenset(one.incident for one in self._stalls.values() if not one.over)
 
-    def named(self, job: str) -> tuple[Call, ...]:
-        """The runs of that name, or whose id begins so; as calls without an incident."""
+    def named(self, job: str, uid: int | None = None) -> tuple[Call, ...]:
+        """The runs of that name, or whose id begins so; as calls without an incident. `uid`: of this user's alone."""
         found: dict[tuple[RunKey, int], tuple[Member, RunNews]] = {}
         for member in self._members.values():
             for news in member.told.runs:
+                if uid is not None and not is_of(news.key, uid):
+                    continue
                 if lives(news) and (job == news.name or run_id(news.key).startswith(job)):
                     found.setdefault((news.key, news.attempt), (member, news))
         return tuple(

@@ -12,11 +12,12 @@ from typing import TypeVar
 import msgspec
 
 from mldebug import __version__
+from mldebug.across.runs import RunKey, is_of
 from mldebug.across.sane import wrong_ranks
 from mldebug.across.wire import another_mldebug
 from mldebug.errors import EvidenceError, UsageError
 from mldebug.folding import unfold
-from mldebug.model import Diagnosis, Noun
+from mldebug.model import Diagnosis, Gap, Noun
 from mldebug.redact import clean
 
 SCHEMA = "mldebug.peer/1"
@@ -24,13 +25,14 @@ MAX_MESSAGE = 1 << 20  # bytes
 MAX_RUNS = 256  # of one node
 MAX_LIST = 8192  # characters of a list of nodes
 MAX_RELAYED = 16  # nodes that one node speaks for
+MAX_WELCOME = 8 * MAX_MESSAGE  # bytes of the answer, which may hold what was found of many runs
+MAX_GAPS = 4  # of one run
 MAX_LINES = 256  # culprits, or sentences, of one diagnosis
 _NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
 
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _INCIDENT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
 
-RunKey = tuple[str, ...]
 M = TypeVar("M", bound="Message")
 
 
@@ -73,6 +75,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
     incident: str = ""  # id of the stall that this node has noticed, or was told of
     end: End | None = None  # ranks of it have ended badly here
     node_list: str = ""  # mldebug.model.Job
+    gaps: tuple[Gap, ...] = ()  # what of this was left out
 
 
 class Relayed(Noun, frozen=True, kw_only=True):
@@ -117,6 +120,13 @@ class RunWord(Noun, frozen=True, kw_only=True):
     whole: Whole | None = None
 
 
+class WordsFor(Noun, frozen=True, kw_only=True):
+    """What the coordinator would tell a node that does not reach him, by way of the one that relays it."""
+
+    node: str
+    runs: tuple[RunWord, ...] = ()
+
+
 class Welcome(Message, frozen=True, kw_only=True):
     """The answer to an announcement."""
 
@@ -126,6 +136,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     follows: str = ""  # host of whoever coordinates, where it is not the one that answers
     port: int = 0  # of the same
     runs: tuple[RunWord, ...] = ()
+    relayed: tuple[WordsFor, ...] = ()  # for those whom the announcement relays
 
 
 class CaptureOrder(Message, frozen=True, kw_only=True):
@@ -142,6 +153,7 @@ class DumpOrder(Message, frozen=True, kw_only=True):
     """Somebody wants to know now: capture this run on all its nodes."""
 
     job: str  # its id, the begin of it, or its name
+    uid: int | None = None  # of a run of this user alone; None: of anybody's
 
 
 class MemberView(Noun, frozen=True, kw_only=True):
@@ -191,6 +203,19 @@ def joined(views: Sequence[ClusterView]) -> ClusterView:
     )
 
 
+def of_user(view: ClusterView, uid: int | None) -> ClusterView:
+    """What this user may see of it: the nodes with runs of his own; None: all."""
+    if uid is None:
+        return view
+    members = (
+        msgspec.structs.replace(one, runs=tuple(each for each in one.runs if is_of(each.key, uid)))
+        for one in view.members
+    )
+    return msgspec.structs.replace(
+        view, members=tuple(one for one in members if one.runs), refused={}
+    )
+
+
 def _how_long_ago(one: MemberView) -> float:
     return math.inf if one.seen is None else one.seen
 
@@ -226,7 +251,11 @@ def _believed_run(news: RunNews) -> RunNews:
     words["node_list"] = clean(news.node_list, MAX_LIST)
     stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
     end = None if news.end is None else _believed_end(news.end)
-    return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end)
+    gaps = tuple(
+        Gap(what=clean(one.what, 200), reason=clean(one.reason, 300))
+        for one in news.gaps[:MAX_GAPS]
+    )
+    return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end, gaps=gaps)
 
 
 def believed_welcome(told: Welcome) -> Welcome:
@@ -234,7 +263,12 @@ def believed_welcome(told: Welcome) -> Welcome:
     words = {name: clean(getattr(told, name), 100) for name in ("node", "agent", "follows")}
     if told.follows and not 0 < told.port < 65_536:
         raise EvidenceError("it follows nobody that can be asked")
-    return msgspec.structs.replace(told, runs=tuple(map(_believed_word, told.runs)), **words)
+    relayed = tuple(
+        msgspec.structs.replace(one, runs=tuple(map(_believed_word, one.runs)))
+        for one in told.relayed[:MAX_RELAYED]
+    )
+    runs = tuple(map(_believed_word, told.runs))
+    return msgspec.structs.replace(told, runs=runs, relayed=relayed, **words)
 
 
 def _believed_word(word: RunWord) -> RunWord:

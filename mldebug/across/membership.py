@@ -1,12 +1,23 @@
 """What a coordinator remembers of other nodes: who has announced itself, with which runs, and the stalls of those. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from mldebug.across.members import Announcement, End, RunKey, RunNews, Signal, Whole
+from mldebug.across.members import (
+    Announcement,
+    End,
+    RunNews,
+    RunWord,
+    Signal,
+    Whole,
+)
+from mldebug.across.runs import RunKey
 from mldebug.folding import fold_ranks, unfold
+from mldebug.model import Gap
+
+T = TypeVar("T", RunNews, RunWord)
 
 
 class Part(NamedTuple):
@@ -35,6 +46,18 @@ class Call(NamedTuple):
     members: tuple[Member, ...]
     cause: End | None = None  # ranks have ended badly before: the others wait for those
 
+    @property
+    def node_list(self) -> str:
+        """The scheduler's, as any of the nodes tells it: the announcement of another may have had no room for it."""
+        told = (one for member in self.members for one in member.told.runs)
+        lists = (one.node_list for one in (self.news, *told) if one.key == self.news.key)
+        return next(filter(None, lists), "")
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What nobody could tell."""
+        return () if self.node_list else self.news.gaps
+
 
 class Stall(msgspec.Struct):
     """One stall of one run and attempt."""
@@ -50,10 +73,10 @@ class Stall(msgspec.Struct):
     cause: End | None = None
 
 
-def aged(news: RunNews, seconds: float) -> RunNews:
+def aged(told: T, seconds: float) -> T:
     """The same, told so much later."""
-    signals = tuple(msgspec.structs.replace(one, age=one.age + seconds) for one in news.signals)
-    return msgspec.structs.replace(news, signals=signals)
+    signals = tuple(msgspec.structs.replace(one, age=one.age + seconds) for one in told.signals)
+    return msgspec.structs.replace(told, signals=signals)
 
 
 def lives(news: RunNews) -> bool:

@@ -15,10 +15,10 @@ from mldebug.across.members import (
     ClusterView,
     MemberView,
     Relayed,
-    RunKey,
     RunNews,
 )
 from mldebug.across.membership import Call, Member, Part, aged, another, lives
+from mldebug.across.runs import RunKey
 
 FRESH = 15.0  # seconds that an announcement holds
 DIRECT = 5.0  # seconds in which who speaks for himself is believed before who speaks for him

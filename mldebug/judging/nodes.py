@@ -1,7 +1,7 @@
 """What the nodes of a job say beyond its ranks: who did not answer, which have no rank, which node the suspects share."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from mldebug.folding import fold_nodes, fold_ranks, shorten_ranks
 from mldebug.judging.case import Case, ranks_text
@@ -58,6 +58,9 @@ def _sentences(case: Case, captures: tuple[NodeCapture, ...], asked: Asked) -> I
         yield f"{len(asked.named('answered'))} of {len(asked.nodes)} nodes answered"
     for names, reason in by_reason(asked.nodes)[:MAX_LINES]:
         yield f"no capture of {names}: {reason}"
+    place = _place(asked, asked.absent)
+    if len(asked.absent) > 1 and place and any(one.place != place for one in asked.nodes):
+        yield f"all nodes without a capture ({fold_nodes(asked.absent)}) are in {place}"
     if empty := _without_ranks(captures, asked):
         yield f"{fold_nodes(empty)} answered, and no rank of the job runs there"
     if case.elsewhere:
@@ -68,15 +71,30 @@ def _sentences(case: Case, captures: tuple[NodeCapture, ...], asked: Asked) -> I
 
 
 def _shared(case: Case) -> Iterator[str]:
-    """A node that all suspects, and nobody else, have in common."""
+    """What all suspects, and nobody else, have in common: a node, or where their nodes stand."""
     nodes = {rank.node for rank in case.suspects} - {""}
-    of_node = [rank for rank in case.ranks if rank.node in nodes]
-    if len(nodes) != 1 or len(case.suspects) < 2 or not case.waiting:
+    if not nodes or len(case.suspects) < 2 or not case.waiting:
         return
-    (node,) = nodes
-    all_of_it = "all ranks" if len(of_node) == len(case.suspects) else "not all ranks"
-    who = ranks_text(rank.rank for rank in case.suspects)
-    yield f"all ranks that do not wait ({who.split(' ', 1)[1]}) run on {node}: they are {all_of_it} of it"
+    run, there = f"run on {fold_nodes(nodes)}", nodes
+    if len(nodes) > 1:
+        place = _place(case.asked, nodes)
+        run, there = f"{run} in {place}", _nodes_at(case.asked, place)
+        if not place or {rank.node for rank in case.ranks} <= there:
+            return
+    of_it = [rank for rank in case.ranks if rank.node in there]
+    all_of_it = "all ranks" if len(of_it) == len(case.suspects) else "not all ranks"
+    who = ranks_text(rank.rank for rank in case.suspects).split(" ", 1)[1]
+    yield f"all ranks that do not wait ({who}) {run}: they are {all_of_it} of it"
+
+
+def _place(asked: Asked | None, nodes: Collection[str]) -> str:
+    """The label that all of these nodes have; "" where they have none, or several."""
+    labels = {one.place for one in asked.nodes if one.name in nodes} if asked else set()
+    return labels.pop() if len(labels) == 1 else ""
+
+
+def _nodes_at(asked: Asked | None, place: str) -> set[str]:
+    return {one.name for one in asked.nodes if one.place == place} if asked else set()
 
 
 def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from mldebug.across.members import ClusterView, MemberView, RunKey, RunNews
-from mldebug.across.runs import run_id
+from mldebug.across.members import ClusterView, MemberView, RunNews
+from mldebug.across.runs import RunKey, run_id
 from mldebug.folding import fold_nodes, fold_ranks, shorten_ranks, unfold
 from mldebug.redact import clean
 from mldebug.stall.sentences import seconds

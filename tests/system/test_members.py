@@ -326,8 +326,16 @@ def test_the_coordinator_dies_while_all_are_captured(
         report = whole(found["n2"])
         assert report is not None
         assert states(report) == {"n1": "silent", "n2": "answered", "n3": "answered"}
-        assert named(report) in ([], [(3, "n2")]), report["diagnosis"]
+        assert named(report) in whom_it_may_name(report), report["diagnosis"]
         assert report["diagnosis"]["confidence"] == "low"
+
+
+def whom_it_may_name(report: Report) -> tuple[list[tuple[int | None, str]], ...]:
+    """Rank 3, while any other waits. The end of n1 resets their connections: then they leave, and nobody waits for it."""
+    others = {one["role"] for one in report["ranks"] if one["rank"] != 3 and one["pid"]}
+    if others == {"waiting"}:
+        return ([(3, "n2")],)
+    return ([], [(3, "n2")]) if others else ([],)
 
 
 def test_who_was_cut_off_comes_back_to_the_same_incident(

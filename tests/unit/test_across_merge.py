@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from builders import process, still
 from mldebug.across.merge import Heard, merge
+from mldebug.across.topology import placed
 from mldebug.across.wire import NodeReply
 from mldebug.diagnosis import diagnose
-from mldebug.model import AskedNode, Confidence, Fault, Judgement, Verdict
+from mldebug.model import Asked, AskedNode, Confidence, Fault, Judgement, Verdict
 from mldebug.recorded import load_recorded
 from mldebug.report.build import build_report
 from mldebug.report.html import render_html
@@ -407,3 +408,51 @@ def test_a_number_that_cannot_be_costs_its_own_node(what: str) -> None:
 
     assert found.asked.named("refused") == ("a1",)
     assert [one.node for one in found.captures] == ["a2", "a3"]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_named"),
+    [((2, 4, 5), True), ((4, 5), True), ((2,), True), ((2, 4), True), ((), False)],
+)
+def test_where_the_first_node_has_died_who_sleeps_is_named_while_others_wait(
+    waiting: tuple[int, ...], is_named: bool
+) -> None:
+    """Its death resets their connections: those who have left wait for nobody any more."""
+    seen = {"a2": [rank(3, sleeper(), 6)], "a3": []}
+    for number in waiting:
+        seen["a2" if number < 4 else "a3"].append(rank(number, waiter(), 6))
+    captures = {name: node_capture(name, ranks) for name, ranks in seen.items() if ranks}
+    run_ = merged(captures, silent("a1"), "").runs[0]
+    found = diagnose(run_.captures, run_.asked).diagnosis
+    assert [(one.rank, one.node) for one in found.culprits] == ([(3, "a2")] if is_named else [])
+    assert found.confidence is Confidence.LOW
+
+
+RACKS = {"rack1": "a[1-2]", "rack2": "a[3-4]"}
+
+
+def rack_words(odd: tuple[int, ...], *lost: str, topology: dict[str, str] = RACKS) -> list[str]:
+    """What is told of racks, of a run on four nodes with two ranks each."""
+    found = run(4, 2, dict.fromkeys(odd, sleeper()))
+    captures = {name: one for name, one in found.items() if name not in lost}
+    run_ = merged(captures, silent(*lost), "").runs[0]
+    told = diagnose(run_.captures, placed(run_.asked, topology)).diagnosis
+    return [one for one in told.evidence if "rack" in one]
+
+
+def test_what_the_suspects_share_may_be_a_rack() -> None:
+    assert rack_words((4, 5, 6, 7)) == [
+        "all ranks that do not wait (4-7) run on a[3-4] in rack2: they are all ranks of it"
+    ]
+    assert rack_words((4, 7)) == [
+        "all ranks that do not wait (4,7) run on a[3-4] in rack2: they are not all ranks of it"
+    ]
+    assert rack_words((2, 7)) == []
+    assert rack_words((4, 5, 6, 7), topology={}) == []
+    assert rack_words((2, 7), topology={"rack": "a[1-4]"}) == [], "all of them are there"
+    assert rack_words((), "a3", "a4") == ["all nodes without a capture (a[3-4]) are in rack2"]
+
+
+def test_a_node_is_known_by_its_short_name_too() -> None:
+    asked = placed(Asked(nodes=(AskedNode(name="a3.cluster.org"), AskedNode(name="b1"))), RACKS)
+    assert [one.place for one in asked.nodes] == ["rack2", ""]

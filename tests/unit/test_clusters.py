@@ -7,6 +7,7 @@ import pytest
 from mldebug.rooms import create_all, names, summary
 from mldebug_agents.clusters.slurm import tasks_here
 from mldebug_agents.discovery.claims import Claim, runs, script_of
+from mldebug_agents.members.candidates import listed
 
 CLUSTERS = create_all("clusters")
 
@@ -236,3 +237,36 @@ def test_every_file_in_the_room_is_a_plugin_with_help() -> None:
 )
 def test_the_nodes_of_a_scheduler_are_told(environ: dict[str, str], nodes: str) -> None:
     assert strongest(environ).node_list == nodes
+
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+PYTORCHJOB = POD | {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "llama-master-0", "MASTER_PORT": "23456"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes"),
+    [
+        (PYTORCHJOB, ["llama-master-0", "llama-worker-0", "llama-worker-1"]),
+        (PYTORCHJOB | {"WORLD_SIZE": "2"}, ["llama-master-0", "llama-worker-0"]),
+        (
+            TORCHRUN
+            | POD
+            | {"PET_RDZV_ENDPOINT": "llama-worker-0:29400", "MASTER_ADDR": "10.1.2.3"},
+            ["llama-worker-0", "llama-worker-1"],
+        ),
+        (
+            TORCHRUN | POD | {"PET_MASTER_ADDR": "llama-node-0-0.llama"},
+            ["llama-node-0-0.llama", "llama-node-0-1.llama"],
+        ),
+        (TORCHRUN | POD | {"SLURM_JOB_NODELIST": "n[1-2]"}, ["n1", "n2"]),
+        ({key: value for key, value in PYTORCHJOB.items() if key not in POD}, []),
+        (PYTORCHJOB | {"MASTER_ADDR": "llama"}, []),
+        (PYTORCHJOB | {"MASTER_ADDR": "llama[0-9]-0"}, []),
+        (PYTORCHJOB | {"WORLD_SIZE": "1000000"}, []),
+    ],
+)
+def test_the_pods_of_a_job_are_known_by_their_names(
+    environ: dict[str, str], nodes: list[str]
+) -> None:
+    """PyTorchJob, its elastic form, and what JobSet and TrainJob make; eight ranks of torchrun, four in each pod."""
+    assert list(listed(strongest(environ).node_list)) == nodes

@@ -4,10 +4,13 @@ import msgspec
 import pytest
 
 from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
+from mldebug.across.fitting import fitting
 from mldebug.across.members import (
+    MAX_MESSAGE,
     SCHEMA,
     Announcement,
     End,
+    Relayed,
     RunNews,
     RunWord,
     Signal,
@@ -20,7 +23,7 @@ from mldebug.across.membership import Call
 from mldebug.across.roster import FRESH, KEPT
 from mldebug.across.runs import run_id
 from mldebug.errors import EvidenceError
-from mldebug.model import Confidence, Culprit, Diagnosis, Verdict
+from mldebug.model import Confidence, Culprit, Diagnosis, Gap, Verdict
 from mldebug.nodeview.cluster import cluster_lines, stalled
 
 KEY = ("env", "", "n1:29500")
@@ -419,3 +422,66 @@ def test_a_change_of_an_id_is_told_once() -> None:
     three(one, 1.0, "blamed", "quiet", "blamed", ids=("9", "", "7"))
     assert one.renamed() == [("9", "7")]
     assert one.renamed() == []
+
+
+# --- what fits into one announcement ------------------------------------------------------------------
+
+
+def listed(uid: int, number: int, letters: int) -> RunNews:
+    nodes = f"{'n' * (letters - 4)}{number:04}"
+    return RunNews(key=("torchrun", f"{number}", f"uid {uid}"), world_size=8, node_list=nodes)
+
+
+def test_long_lists_of_nodes_are_cut_and_say_so() -> None:
+    """More than a MiB is refused whole, with all runs in it; one user's lists cost another nothing."""
+    mine = tuple(listed(1000, number, 8000) for number in range(200))
+    theirs = tuple(listed(1001, number, 8000) for number in range(20))
+    told = announced("n1", *mine, *theirs)
+    assert len(msgspec.json.encode(told)) > MAX_MESSAGE
+    found = believed(read(msgspec.json.encode(fitting(told)), Announcement))
+    assert len(msgspec.json.encode(found)) < MAX_MESSAGE
+    assert [run.key for run in found.runs] == [run.key for run in told.runs]
+    assert [run.node_list for run in found.runs[200:]] == [run.node_list for run in theirs]
+    bare = [run for run in found.runs if not run.node_list]
+    assert 100 < len(bare) < 150
+    assert {gap.reason for run in bare for gap in run.gaps} == {
+        "it was left out: an announcement of a node has at most 768 KiB"
+    }
+    assert not any(run.gaps for run in found.runs if run.node_list)
+    for count in (2, 16):
+        runs = [tuple(listed(1000, number, 8000) for number in range(200)) for _ in range(count)]
+        relayed = tuple(
+            Relayed(node="n9", agent="x", port=7, address="a", runs=one) for one in runs
+        )
+        all_of_it = fitting(msgspec.structs.replace(told, relayed=relayed))
+        assert len(msgspec.json.encode(all_of_it)) < MAX_MESSAGE
+        assert [run.key for run in all_of_it.runs] == [run.key for run in told.runs]
+        assert len(all_of_it.relayed) >= 2
+    small = announced("n1", *theirs)
+    assert fitting(small) == small
+
+
+def test_of_too_many_runs_each_user_has_as_many() -> None:
+    mine = tuple(listed(1000, number, 10) for number in range(400))
+    theirs = tuple(listed(1001, number, 10) for number in range(50))
+    found = fitting(announced("n1", *mine, *theirs)).runs
+    assert (len(found), found[-50:]) == (256, theirs)
+    long = tuple(msgspec.structs.replace(one, sentence="x" * 9000) for one in mine[:200])
+    found = fitting(announced("n1", *long, *theirs)).runs
+    assert 70 < len(found) < 250
+    assert found[-50:] == theirs
+
+
+def test_a_list_that_was_cut_is_known_from_another_node_or_told_as_a_gap() -> None:
+    coordinator = Coordinator()
+    whole = news("0-1", "blamed", "first", node_list="n[1-3]")
+    gap = Gap(what="the list", reason="it was left out")
+    cut = news("2-3", "blamed", "first", gaps=(gap,))
+    coordinator.hear(announced("n1", cut), "10.0.0.1", 0.0)
+    (call,) = coordinator.due(0.0)
+    assert (call.node_list, call.gaps) == ("", (gap,))
+    coordinator = Coordinator()
+    coordinator.hear(announced("n1", cut), "10.0.0.1", 0.0)
+    coordinator.hear(announced("n2", whole), "10.0.0.2", 0.0)
+    (call,) = coordinator.due(0.0)
+    assert (call.node_list, call.gaps) == ("n[1-3]", ())

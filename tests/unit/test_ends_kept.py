@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,6 +31,7 @@ from mldebug_agents.exits.stories import Stories
 from mldebug_agents.host import Host
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.past import Past
 from mldebug_agents.runs import Run
 from mldebug_agents.state.rows import Row
 
@@ -204,6 +207,8 @@ def test_a_launcher_is_known_by_its_age() -> None:
     assert launcher_lives(host, ending(mine.start_ticks + 1))
     assert not launcher_lives(host, ending(mine.start_ticks - 1)), "somebody else has its number"
     assert not launcher_lives(host, ending(mine.start_ticks + 1, boot=3600.0)), "before a reboot"
+    assert launcher_lives(host, ending(mine.start_ticks + 1, boot=3600.0), same_boot=True)
+    assert not launcher_lives(host, ending(mine.start_ticks + 1), same_boot=False)
     assert not launcher_lives(host, ending(mine.start_ticks + 1, pid=2**22 + 1))
     assert not launcher_lives(host, ending(mine.start_ticks + 1, gone=True))
 
@@ -463,3 +468,31 @@ def test_a_story_whose_launcher_is_gone_is_over() -> None:
     again.incidents.settle((), lambda *_: False)
     assert books.reports[-1].state == "ended"
     assert books.rows == {}
+
+
+def past_of(memos: dict[str, bytes], host: Host) -> Past:
+    """What is before an agent whose state dir holds these memos."""
+    ledger: Any = SimpleNamespace(
+        opened=True, refusal=None, leftovers=(), scribe=SimpleNamespace(release=lambda: None),
+        memo=lambda name: memos.get(name, b""), remember=memos.__setitem__,
+    )  # fmt: skip
+    bench: Any = SimpleNamespace(host=host, spawner=SimpleNamespace(inherit=lambda _: None))
+    stories: Any = SimpleNamespace(recall=lambda *_: True)
+    endings: Any = SimpleNamespace(expect=lambda _: None)
+    found = Past(ledger, bench, SimpleNamespace(), stories, endings, lambda _: None)  # type: ignore[arg-type]
+    found.turn({}, StallSettings(), looked=False)
+    return found
+
+
+def test_a_launcher_is_known_by_an_agent_that_starts_after_the_clock_was_set() -> None:
+    host, memos = Host(), dict[str, bytes]()
+    mine = host.brief(os.getpid())
+    assert mine is not None
+    ticks = mine.start_ticks + 1
+    rank = msgspec.structs.replace(RANKS[0], start_ticks=ticks, started_at=host.started_at(ticks) - 3600.0)  # fmt: skip
+    told = Ending(job=job(0, launcher=os.getpid()), identities=(rank,), launcher_pid=os.getpid())
+    incident = Incident(id="i", key="k", job_id="j", detected_at=0.0, ending=told)
+    row = Row(StallWatch(StallSettings()).memory(), incident)
+    assert not past_of(memos, host)._goes_on("j", row), "nobody knows whether it is the same boot"
+    assert past_of(memos, host)._goes_on("j", row)
+    assert not past_of({"boot": b'"of-before"'}, host)._goes_on("j", row)

@@ -40,6 +40,21 @@ def program(code: str, *, stdin: int | None = None) -> Iterator[subprocess.Popen
 # --- a tree that never was -----------------------------------------------------------------------
 
 
+def test_who_sets_the_clock_changes_no_age(tmp_path: Path) -> None:
+    """The kernel tells another boot time then; what it tells differently by rounding is not taken."""
+    Tree(tmp_path)
+    now, steady = [BOOT + 100.0], [100.0]
+    host = Host(str(tmp_path), lambda: now[0], lambda: steady[0])
+    age = lambda: host.clock() - host.started_at(2500)
+    assert age() == 75.0
+    (tmp_path / "proc/stat").write_text(f"btime {int(BOOT) + 1}\n")
+    now[0], steady[0] = now[0] + 10.5, steady[0] + 10.0
+    assert age() == 85.5
+    (tmp_path / "proc/stat").write_text(f"btime {int(BOOT) - 3600}\n")
+    now[0] -= 3600.0
+    assert abs(age() - 85.0) < 2.0
+
+
 def test_everything_lies_below_one_root(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.add(7, 1, start=250)

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import mldebug_agents.incidents as module
+import mldebug_agents.books as module
 import samples
 from mldebug.config import Agent, Config, Stall
 from mldebug.errors import EvidenceError
@@ -120,6 +121,22 @@ def test_one_that_was_captured_is_counted_once() -> None:
     assert dict(incidents.counts) == {"stall/rank_waiting": 1}
     assert books.reports[-1].state == "ended"
     assert books.reports[-1].diagnosis.culprits[0].rank == 3
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_one_that_was_held_back_for_others_is_counted_when_its_job_ends(captured: bool) -> None:
+    """The coordinator had no time to ask for it; with its capture, or without one."""
+    books = Books()
+    incidents = Incidents(books)  # type: ignore[arg-type]
+    run = Run(evidence().job, watch())
+    incidents.open(run, BLAMED, hold=True)
+    run.capture = evidence() if captured else None
+    incidents.close(run, "ended", "all ranks are gone")
+    verdict = "rank_waiting" if captured else "unknown"
+    assert dict(incidents.counts) == {f"stall/{verdict}": 1}
+    assert [(one.state, str(one.diagnosis.verdict)) for one in books.reports] == [
+        ("ended", verdict)
+    ]
 
 
 def test_an_agent_that_was_killed_before_the_capture_leaves_an_incident_that_the_next_one_tells() -> (
@@ -318,3 +335,25 @@ def test_a_worker_says_that_it_takes_no_more_and_gives_an_error_back_with_its_or
     assert (result.worker, result.order, result.value) == ("capture", 0, None)
     assert isinstance(result.error, ZeroDivisionError)
     assert worker.state().success is False
+
+
+def test_a_user_whose_orders_hang_keeps_nobody_else_s_out() -> None:
+    """Three of four hands are his at most; whoever comes new is next."""
+    inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+    begun: queue.SimpleQueue[str] = queue.SimpleQueue()
+    release = threading.Event()
+
+    def work(order: str) -> None:
+        begun.put(order)
+        if order[0] == "a":
+            assert release.wait(30)
+
+    worker = Worker("members", work, inbox, 60.0, hands=4, whose=lambda order: order[0])
+    assert all(worker.order(f"a{number}") for number in range(3))
+    assert {begun.get(timeout=10) for _ in range(3)} == {"a0", "a1", "a2"}
+    assert [worker.order(f"a{number}") for number in range(3, 68)] == [True] * 64 + [False]
+    assert all(worker.order(f"b{number}") for number in range(5))
+    assert [begun.get(timeout=10) for _ in range(5)] == ["b0", "b1", "b2", "b3", "b4"]
+    assert worker.busy
+    release.set()
+    assert sorted(begun.get(timeout=10) for _ in range(64)) == sorted(f"a{n}" for n in range(3, 67))

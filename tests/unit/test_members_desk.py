@@ -3,23 +3,29 @@
 import queue
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 import pytest
 
-from mldebug.across.coordinator import Coordinator
+from mldebug.across.coordinator import MOVES, Coordinator
 from mldebug.across.members import (
     Announcement,
     CaptureOrder,
     DumpOrder,
+    End,
     Relayed,
     RunNews,
     RunWord,
     Signal,
     Welcome,
+    Whole,
     believed,
+    believed_welcome,
+    of_user,
+    read,
 )
 from mldebug.across.membership import Call, Member
 from mldebug.across.merge import Heard, merge
@@ -28,25 +34,38 @@ from mldebug.across.wire import NodeReply, pack, unpack
 from mldebug.diagnosis import diagnose
 from mldebug.errors import MldebugError
 from mldebug.incident import Incident
-from mldebug.model import Asked, AskedNode, Gap, Job, NodeCapture, RankIdentity
+from mldebug.model import (
+    Asked,
+    AskedNode,
+    Confidence,
+    Diagnosis,
+    Gap,
+    Job,
+    NodeCapture,
+    RankIdentity,
+    Verdict,
+)
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.badends import BadEnds
-from mldebug_agents.incidents import owner_of
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import _packed
+from mldebug_agents.members.leading import Leader
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Peer, SilentError
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
+from mldebug_agents.starting.structs import learn_structs
+from mldebug_agents.written import owner_of
 from nodes import run as captures_of
 
+learn_structs()  # as an agent does before it has threads
 CAPTURE = captures_of(3, 2)["a1"]
 JOB = CAPTURE.job
 KEY = job_key(JOB, "n1")
@@ -252,10 +271,73 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
     assert n2.is_relayed("n3")
 
 
+def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(loop: Loop) -> None:
+    """What came first, what all have come to, and why it is over: its copy of the report is to say the same."""
+    leader = Loop(()).members.leader
+    step = Signal(kind="step", value=5.0, age=1.0)
+    other = RunNews(key=KEY, world_size=6, ranks="0-1", signals=(step,))
+    leader.welcome(Announcement(node="n7", agent="7", port=1, runs=(other,)), "a", time.monotonic())
+    found = spoken_for(loop, leader, "blamed", "x")
+    (call,) = leader._coordinator.due(time.monotonic())
+    assert (call.incident, call.noticed_by) == ("x", "n3")
+    summary = "Rank 1 was killed"
+    verdict, confidence = Verdict.RANK_EXITED, Confidence.HIGH
+    killed = Diagnosis(verdict=verdict, culprits=(), confidence=confidence, summary=summary, evidence=(), next_steps=())  # fmt: skip
+    cause = End(incident="x", diagnosis=killed)
+    (stall,) = leader._coordinator._stalls.values()
+    stall.cause = cause
+    leader._coordinator.captured(
+        call.news, Whole(report="x", node="n2", nodes=2, diagnosis=cause.diagnosis)
+    )
+    found = spoken_for(loop, leader, "blamed", "x")
+    assert (found.incident, found.caused, found.over) == ("x", True, "")
+    assert found.whole is not None
+    assert found.whole.diagnosis == cause.diagnosis
+
+    (signal,) = spoken_for(loop, leader, "blamed", "x", later=7.0).signals
+    assert (signal.value, round(signal.age)) == (5.0, 8)
+
+    spoken_for(loop, leader, "watching", "x")
+    assert not tuple(leader._coordinator.due(time.monotonic()))
+    for incident in ("x", ""):
+        found = spoken_for(loop, leader, "watching", incident)
+        assert (found.incident, found.over) == ("x", MOVES)
+
+
+def spoken_for(
+    loop: Loop, leader: Leader, stage: str, incident: str, later: float = 0.0
+) -> RunWord:
+    """What n3 is told by n1 of its run, after n1 has passed on what it says, and heard the answer."""
+    news = RunNews(key=KEY, world_size=6, ranks="4-5", stage=stage, incident=incident)
+    (circle,) = loop.members._circles
+    told = Announcement(node="n3", agent="c", port=7, circle=circle.name, runs=(news,))
+    welcomed(loop)
+    loop.ask(told)
+    ours = believed(loop.members._announcement(circle, time.monotonic()))
+    answer = leader.welcome(ours, "10.0.0.1", time.monotonic())
+    believed_answer = believed_welcome(read(msgspec.json.encode(answer), Welcome))
+    loop.members.told(Result("members", ours, Found(Peer("n2", 1), believed_answer), None))
+    circle.heard_at -= later
+    (word,) = loop.ask(told).result(0).runs
+    return word
+
+
 def test_a_job_of_one_node_is_nobody_elses(loop: Loop) -> None:
     welcomed(loop)
     loop.run.seen = JobLook(job=JOB, look=Look(at=0.0))
     assert not loop.members.holds(loop.run)
+
+
+def test_runs_that_are_not_announced_are_told_of_once(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    (circle,) = loop.members._circles
+    runs = {str(one): loop._met(of_nodes(str(one), "n[1-2]")) for one in range(260)}
+    loop.members.turn(runs)
+    for _ in range(2):
+        assert len(loop.members._announcement(circle, time.monotonic()).runs) == 256
+    told = [one.getMessage() for one in caplog.records if "not announced" in one.getMessage()]
+    assert told == ["4 runs of this node are not announced: there are too many"]
 
 
 def test_who_announces_himself_is_told_what_others_know(loop: Loop) -> None:
@@ -271,6 +353,26 @@ def test_who_announces_himself_is_told_what_others_know(loop: Loop) -> None:
 def test_a_run_that_nobody_knows_cannot_be_dumped(loop: Loop) -> None:
     with pytest.raises(MldebugError, match="no runs match nosuch"):
         loop.ask(DumpOrder(job="nosuch")).result(0)
+
+
+def test_whoever_is_not_root_has_his_own_runs_captured_and_no_others(loop: Loop) -> None:
+    """DESIGN: on the socket everything, of one's own jobs."""
+    mine, theirs = (
+        RunNews(key=("torchrun", "100", f"uid {uid}"), name="train.py", world_size=2, ranks="0")
+        for uid in (1000, 1001)
+    )
+    root = RunNews(key=("torchrun", "uid 1000", "port 7"), name="root.py", world_size=2, ranks="0")
+    loop.ask(Announcement(node="n7", agent="7", port=1, runs=(mine, theirs, root)))
+    named = loop.members.leader._coordinator.named
+    assert [one.news for one in named("train.py", 1000)] == [mine]
+    assert [one.news for one in named("train.py")] == [mine, theirs]
+    assert named("root.py", 1000) == named("root.py", 0) == ()
+    with pytest.raises(MldebugError, match=r"none of your runs match root\.py"):
+        loop.ask(DumpOrder(job="root.py", uid=1000)).result(0)
+    seen = loop.ask(None).result(0)
+    assert of_user(seen, None) is seen
+    assert [(one.node, one.runs) for one in of_user(seen, 1001).members] == [("n7", (theirs,))]
+    assert of_user(seen, 1002).members == ()
 
 
 def test_nodes_that_could_not_be_asked_at_all_are_told_of(loop: Loop) -> None:
@@ -486,6 +588,48 @@ def test_a_list_of_a_job_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(len(one.candidates) for one in loop.members._circles) == [1, 3]
 
 
+def jobs_of(uid: int, count: int) -> tuple[Job, ...]:
+    """Jobs of one user, each on other nodes."""
+    jobs = (of_nodes(f"{uid}-{one}", f"u{uid}x{one}n[1-2]") for one in range(count))
+    return tuple(msgspec.structs.replace(job, uid=uid) for job in jobs)
+
+
+def circles_of(loop: Loop) -> dict[int, int]:
+    """How many circles each user has."""
+    loop.members.turn(loop.runs)
+    found = loop.members._circles
+    assert {one.uid for one in found} <= {run.job.uid for run in loop.runs.values()}
+    return dict(Counter(one.uid for one in found))
+
+
+def test_one_user_s_many_jobs_keep_nobody_else_s_out(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop((), jobs_of(1000, 80))
+    assert circles_of(loop) == circles_of(loop) == {1000: 64}
+    told = [one.getMessage() for one in caplog.records if "without their other" in one.getMessage()]
+    assert told == ["16 runs are watched without their other nodes: there are too many"]
+    before = set(loop.members._circles)
+    for run in map(loop._met, (*jobs_of(1001, 3), *jobs_of(1002, 40))):
+        loop.runs[run.job.id] = run
+    assert circles_of(loop) == {1000: 31, 1001: 3, 1002: 30}
+    kept = set(loop.members._circles)
+    assert len(kept & before) == 31
+    circles_of(loop)
+    assert set(loop.members._circles) == kept  # nothing moves by itself
+    loop.runs = {job_id: run for job_id, run in loop.runs.items() if run.job.uid == 1000}
+    assert circles_of(loop) == {1000: 64}
+
+
+def test_two_users_on_the_same_nodes_have_a_circle_each() -> None:
+    mine, theirs = (
+        msgspec.structs.replace(of_nodes(f"j{uid}", "n[1-2]"), uid=uid) for uid in (1000, 1001)
+    )
+    loop = Loop((), (mine, theirs))
+    assert circles_of(loop) == {1000: 1, 1001: 1}
+    one, other = loop.members._circles
+    assert [run.name for run in loop.members._announcement(one, 0.0).runs] == ["j1000.py"]
+    assert [run.name for run in loop.members._announcement(other, 0.0).runs] == ["j1001.py"]
+
+
 def test_a_group_in_a_job_s_node_list_runs_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site's groups may come from a shell command; a job names none."""
     asked: list[str] = []
@@ -598,6 +742,32 @@ def test_a_capture_of_another_run_is_refused() -> None:
     assert [one.node for one in told.captures] == ["a1", "a2"]
     states = {one.name: (one.state, one.reason) for one in told.asked.nodes}
     assert states["a3"] == ("refused", "its answer is of another run")
+
+
+def key_of(master: str, launcher: str = "torchrun", run_id: str = "100") -> tuple[str, ...]:
+    rank = RankIdentity(rank=0, world_size=8, pid=7, launcher=launcher, run_id=run_id, master=master)  # fmt: skip
+    return job_key(Job(id="j", name="t", launcher=launcher, world_size=8, ranks=(rank,)), "n1")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_jobs_of_one_run_id_are_told_apart_by_the_port_of_their_masters(launcher: str) -> None:
+    """And no job is parted, however each of its nodes writes the address."""
+    assert key_of("n1:29400", launcher) != key_of("n1:41003", launcher)
+    alike = (
+        "n1:29400",
+        "n1.cluster.org:29400",
+        "10.0.0.7:29400",
+        "[fd00::7]:29400",
+        "localhost:29400",
+    )
+    assert len({key_of(one, launcher) for one in alike}) == 1
+    assert key_of("") == key_of("n1:") == key_of("n1")
+
+
+def test_a_run_id_that_no_other_run_has_needs_no_port() -> None:
+    """mpirun gives MASTER_PORT to the ranks of its own node, and to others only where it is told to."""
+    assert key_of("n1:29400", "openmpi", "3141") == key_of("", "openmpi", "3141")
+    assert key_of("n1:29400", "slurm", "7.0") == key_of("", "slurm", "7.0")
 
 
 def test_a_run_is_of_one_user() -> None:

@@ -259,6 +259,19 @@ def test_two_jobs_with_the_same_run_id_stay_apart(node: Node) -> None:
     assert found.remarks == ()
 
 
+def test_two_halves_of_two_jobs_with_the_same_run_id_are_not_one(node: Node) -> None:
+    """The other half of each runs on another node; `--rdzv-id=100` is what everybody copies."""
+    mine = {"TORCHELASTIC_RUN_ID": "100", "MASTER_ADDR": "n1", "MASTER_PORT": 29400}
+    lower = node.torchrun(100, 2, world=4, environ=mine)
+    upper = node.torchrun(200, 2, first=2, world=4, environ=mine | {"MASTER_PORT": 41003})
+    found = node.find()
+    assert [pids(job) for job in found.jobs] == [lower, upper]
+    assert found.remarks == ()
+    for pid in (*lower, 100):
+        node.tree.end(pid)
+    assert (node.job().id, node.job().lost) == (found.jobs[1].id, ())
+
+
 @pytest.mark.parametrize("more", [{"network": "net:[2]"}, {"uid": 1001}])
 def test_the_same_master_is_another_one_elsewhere(node: Node, more: dict[str, Any]) -> None:
     first, second = node.torchrun(100, 2), node.torchrun(200, 2, **more)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -59,6 +59,7 @@ link.connect(place + "/agent.sock")
 link.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
 sys.stdout.buffer.write(link.makefile("rb").read())
 """
+POST = SCRAPE.replace("GET /metrics", "POST /api/v1/PATH?job=j&uid=0")
 
 
 @pytest.fixture
@@ -136,6 +137,26 @@ def test_a_stranger_sees_that_there_are_runs_and_no_more(folder: Path) -> None:
         seen = ask_as(folder, 12345, 12345).snapshot
     assert seen is not None
     assert (seen.runs, seen.hidden_runs) == ((), 2)
+
+
+@root_only
+def test_an_ordinary_user_has_done_to_his_own_runs_what_root_has_to_all(folder: Path) -> None:
+    told: list[tuple[str, int | None]] = []
+
+    def verb(asked: Mapping[str, str], uid: int | None) -> Snapshot:
+        told.append((asked["job"], uid))
+        return SEEN
+
+    server = Server(Agent(state_dir=folder, listen=""))
+    server.own_verbs, server.verbs = {"/api/v1/dump": verb}, {"/api/v1/release": lambda _: SEEN}
+    server.serve_door(open_unix(folder))
+    try:
+        for uid in (NOBODY, 0):
+            assert b"200 OK" in run_as(POST.replace("PATH", "dump"), folder, uid, uid)
+        assert b"403 Forbidden" in run_as(POST.replace("PATH", "release"), folder, NOBODY, NOBODY)
+    finally:
+        server.stop(5)
+    assert told == [("j", NOBODY), ("j", None)]
 
 
 @root_only

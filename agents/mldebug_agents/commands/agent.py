@@ -107,7 +107,8 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         admits = partial(_admits, joined.talk, refusals)
         server.serve_peers(door, joined.door, proof.server, admits)
     talk = joined.talk if joined is not None else None
-    server.verbs = gpu_verbs(node.gpu_desk) | member_verbs(node.members, talk)
+    server.verbs = gpu_verbs(node.gpu_desk)
+    server.own_verbs = member_verbs(node.members, talk)
     ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
     try:
         ledger.start()
@@ -126,6 +127,7 @@ def members(node: Node, joined: Joined | None) -> Members | None:
     return Members(
         *(node.bench.node, joined.port, joined.talk, joined.candidates, joined.interval),
         *(node.inbox, node.incidents, node.ask_capture),
+        topology=node.config.cluster.topology,
     )
 
 

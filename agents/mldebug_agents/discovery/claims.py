@@ -11,6 +11,7 @@ import msgspec
 
 from mldebug.across.runs import is_loopback, is_specific
 from mldebug.redact import clean
+from mldebug_agents.discovery.pods import pods
 
 MAX_WORLD = 1_000_000
 MAX_LOCAL = 4096  # ranks on one node
@@ -105,7 +106,9 @@ class Variables:
         """
         name = next((name for name in NODE_LISTS if self._holds(name, ranks, on_each)), "")
         told = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
-        return told if len(told) <= MAX_NODE_LIST else ""
+        return (told if len(told) <= MAX_NODE_LIST else "") or pods(
+            self._environ, ranks // (on_each or 1)
+        )
 
     def _holds(self, name: str, ranks: int, on_each: int) -> bool:
         nodes = self._environ.get(NODE_LISTS[name], "")

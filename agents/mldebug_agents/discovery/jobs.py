@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
+from mldebug.across.runs import port_of
 from mldebug_agents.discovery.claims import MAX_LOCAL, Claim
 from mldebug_agents.discovery.seats import BY_RAS, Family, Seat
 from mldebug_agents.procfs import Stat
@@ -82,11 +83,12 @@ def _teams(
     for attempt, seats in attempts.items():
         kept = [seat for seat in seats if seat not in left]
         leftovers = [seat for seat in seats if seat in left]
-        launches = _launches(kept)
-        for number, launch in enumerate(launches or [[]]):
-            team = _team((*key, *attempt, number), launch)
+        launches = _launches(kept) or [[]]
+        ports = [_ports(launch) for launch in launches]
+        for number, (launch, port) in enumerate(zip(launches, ports, strict=True)):
+            team = _team((*key, *attempt, *port, ports[:number].count(port)), launch)
             team.leftovers = leftovers if number == 0 else []
-            team.rivals = len(launches) > 1
+            team.rivals = ports.count(port) > 1
             yield team
 
 
@@ -122,20 +124,30 @@ def _adopted(seat: Seat) -> bool:
 
 
 def _launches(seats: list[Seat]) -> list[list[Seat]]:
-    """Split by launcher where two launchers have the same rank; else all is one job, two nodes on one host included."""
+    """Split by launcher where two launchers have the same rank, or ports of masters; else all is one job, two nodes on
+    one host included.
+    """
     by_launcher: dict[int | None, list[Seat]] = defaultdict(list)
     for seat in seats:
         by_launcher[seat.launcher].append(seat)
     launches: list[list[Seat]] = []
     for group in by_launcher.values():
         ranks = {seat.claim.rank for seat in group}
-        room = (one for one in launches if ranks.isdisjoint(seat.claim.rank for seat in one))
+        room = (
+            one
+            for one in launches
+            if ranks.isdisjoint(seat.claim.rank for seat in one) and _ports(one) == _ports(group)
+        )
         home = next(room, None)
         if home is None:
             launches.append(group)
         else:
             home.extend(group)
     return launches
+
+
+def _ports(seats: list[Seat]) -> tuple[str, ...]:
+    return tuple(sorted({port_of(seat.claim.master) for seat in seats}))
 
 
 def _team(key: Key, seats: list[Seat]) -> Team:

@@ -88,15 +88,17 @@ def joined(before: Ending, now: Ending) -> Ending:
     )
 
 
-def launcher_lives(host: Host, ending: Ending) -> bool:
+def launcher_lives(host: Host, ending: Ending, same_boot: bool | None = None) -> bool:
     """Does the launcher of an attempt that has failed still run, so that another attempt may come?
 
-    It is older than its ranks; a process that has got its number since is younger.
+    It is older than its ranks; a process that has got its number since is younger. `same_boot`: has the node run since;
+    None: the times must tell, which are wrong where somebody has set the clock.
     """
     pid = None if ending.launcher_gone else ending.job.launcher_pid
     stat = host.brief(pid) if pid else None
     if stat is None or stat.state in "ZX" or not ending.identities:
         return False
     first = min(ending.identities, key=lambda one: one.start_ticks)
-    same_boot = abs(host.started_at(first.start_ticks) - first.started_at) < 60.0
+    if same_boot is None:
+        same_boot = abs(host.started_at(first.start_ticks) - first.started_at) < 60.0
     return same_boot and stat.start_ticks <= first.start_ticks

@@ -15,10 +15,11 @@ from mldebug.across.members import CaptureOrder
 from mldebug.across.membership import Call, ranks_of
 from mldebug.across.merge import Heard, Run, merge
 from mldebug.across.runs import RunKey, run_key
+from mldebug.across.topology import Topology, placed
 from mldebug.across.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.folding import unfold
-from mldebug.model import AskedNode
+from mldebug.model import AskedNode, Gap
 from mldebug_agents.members.openapi import CAPTURE
 from mldebug_agents.members.talk import Peer, SilentError, Talk
 
@@ -68,7 +69,12 @@ class _Answer(NamedTuple):
     begun: float  # at the latest
 
 
-def ask_all(talk: Talk, told: Round, clock: Callable[[], float] = time.monotonic) -> Together:
+def ask_all(
+    talk: Talk,
+    told: Round,
+    clock: Callable[[], float] = time.monotonic,
+    topology: Topology | None = None,
+) -> Together:
     """In a worker: order all captures at once, and merge them."""
     call, nodes = told.call, told.asked()
     order = CaptureOrder(
@@ -86,7 +92,13 @@ def ask_all(talk: Talk, told: Round, clock: Callable[[], float] = time.monotonic
     run = next(iter(merge(heard).runs), None)
     took = [one.begun for one in answers if one.reply is not None and one.reply.captures]
     spread = max(took) - min(took) if took else 0.0
-    return Together(call, run, spread)
+    return Together(call, run and _completed(run, call.gaps, topology), spread)
+
+
+def _completed(run: Run, gaps: tuple[Gap, ...], topology: Topology | None) -> Run:
+    first, *others = run.captures
+    first = msgspec.structs.replace(first, gaps=(*gaps, *first.gaps))
+    return Run((first, *others), placed(run.asked, topology))
 
 
 def _all_at_once(ask: Callable[[ToAsk], _Answer], nodes: Sequence[ToAsk]) -> list[_Answer]:

@@ -1,8 +1,5 @@
 """What the main loop does with other nodes: announces its runs, follows who coordinates, and has a stall captured everywhere
 at one moment. Belongs to the main loop's thread; what talks to others is a worker's.
-
-Who notices a stall holds it back until the coordinator has answered, so that one stall has one id. Without one it reports
-alone after `ALONE` seconds, and says so.
 """
 
 import logging
@@ -15,30 +12,28 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mldebug.across.coordinator import MOVES
+from mldebug.across.fitting import fitting
 from mldebug.across.members import (
     Announcement,
     CaptureOrder,
     DumpOrder,
-    RunKey,
     RunNews,
     RunWord,
     Welcome,
 )
-from mldebug.across.runs import job_key
+from mldebug.across.membership import aged
+from mldebug.across.topology import Topology
 from mldebug.errors import MldebugError
-from mldebug.model import Gap, NodeCapture
-from mldebug.stall.signals import Stage
-from mldebug_agents.badends import BadEnd
+from mldebug.model import NodeCapture
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.members.circles import ALONE, Circle, Circles, leader_words
+from mldebug_agents.members.circles import Circle, Circles, leader_words
+from mldebug_agents.members.following import Follower
+from mldebug_agents.members.held import Held
 from mldebug_agents.members.leading import Leader
-from mldebug_agents.members.news import gone, news_of
 from mldebug_agents.members.ordered import Ordered
-from mldebug_agents.members.progress import FarProgress
+from mldebug_agents.members.ours import Ours
 from mldebug_agents.members.refusals import Refusals
-from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Peer, Talk
 from mldebug_agents.members.waiting import give
 from mldebug_agents.runner import Result, Worker
@@ -48,7 +43,6 @@ log = logging.getLogger("mldebug")
 
 MAX_SHOWN = 4  # circles in a sentence
 MAX_WAITING = 1024  # messages for the main loop: whoever comes then is told so, and comes again
-WHAT = "the captures of other nodes"
 
 Asking = Announcement | CaptureOrder | DumpOrder | None
 
@@ -77,22 +71,24 @@ class Members:
         incidents: Incidents,
         capture: Callable[[Run], None],
         refusals: Refusals | None = None,
+        topology: Topology | None = None,
     ) -> None:
         self.agent = secrets.token_hex(8)
         self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
         self.refusals = refusals or Refusals()
         self._node, self._port, self._interval = node, port, interval
-        self._inbox, self._incidents, self._capture = inbox, incidents, capture
+        self._inbox, self._incidents = inbox, incidents
         incidents.bad_ends.wanted = True
         self._circles = Circles(talk, candidates, port, inbox, time.monotonic())
+        self._ours = Ours(node, incidents.bad_ends)
         self.leader = Leader(
             *(node, self.agent, talk, interval, inbox, incidents),
-            *(self._circles, self._run, self.refusals),
+            *(self._circles, self._ours.find, self.refusals, topology),
         )
-        self._runs: Mapping[str, Run] = {}
-        self._ended: Mapping[str, BadEnd] = {}  # of runs that are gone
-        self._far: dict[str, FarProgress] = {}
-        self._held: dict[str, float] = {}  # job -> until when
+        self._follower = Follower(
+            *(self.agent, interval, self._circles, self._ours, self.leader, incidents)
+        )
+        self._held = Held(self._circles, incidents, capture)
         self._ordered = Ordered(capture)
 
     @property
@@ -119,17 +115,9 @@ class Members:
     def turn(self, runs: Mapping[str, Run]) -> None:
         """Announce, ask, and report alone what was held back for too long."""
         now = time.monotonic()
-        self._runs = runs
+        self._ours.turn(runs)
         self._ordered.keep(runs.keys())
-        for known in (self._far, self._held):
-            for job_id in known.keys() - runs.keys():
-                del known[job_id]
-        self._ended = {
-            job_id: one
-            for job_id, one in self._incidents.bad_ends.recent().items()
-            if job_id not in runs
-        }
-        self._circles.sort({**runs, **{job: one.run for job, one in self._ended.items()}}, now)
+        self._circles.sort(self._ours.all, now)
         for circle in self._circles:
             if now >= circle.due and not circle.busy:
                 circle.due = now + self._interval
@@ -138,14 +126,13 @@ class Members:
             dict.fromkeys(one.found.peer for one in self._circles if one.found is not None)
         )
         self.leader.turn(now)
-        for job_id in [one for one, until in self._held.items() if now >= until]:
-            self._alone(runs[job_id])
+        self._held.turn(runs, now)
 
     def told(self, result: Result) -> None:
         """Take what one of `tells` has put into the inbox."""
         now = time.monotonic()
         if result.worker == "members":
-            self._announced(result, now)
+            self._follower.announced(result, now)
         elif result.worker == "other nodes":
             self.leader.together(result)
         else:
@@ -164,27 +151,15 @@ class Members:
 
     def complete(self, one: JobLook) -> JobLook:
         """The look with the progress that other nodes have seen."""
-        return self._progress_of(one.job.id).complete(one)
+        return self._ours.progress(one.job.id).complete(one)
 
     def holds(self, run: Run) -> bool:
         """Is this stall to be told to others first? Then it is held back, and everybody is told at once."""
-        circle = self._circles.of(run)
-        if (
-            circle is None
-            or circle.found is None
-            or run.seen is None
-            or not run.seen.look.elsewhere
-        ):
-            return False
-        circle.due = 0.0
-        if run.incident is not None:
-            return False  # others have told of it already: its capture is on its way
-        self._held[run.job.id] = time.monotonic() + ALONE
-        return True
+        return self._held.holds(run)
 
     def holding(self, run: Run) -> bool:
         """Does it wait for the coordinator?"""
-        return run.job.id in self._held
+        return self._held.holding(run)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """A capture has come back: who waits for it gets it."""
@@ -194,90 +169,18 @@ class Members:
         """A capture came to nothing: who waits for it hears why."""
         self._ordered.failed(job_id, error)
 
-    def _progress_of(self, job_id: str) -> FarProgress:
-        return self._far.setdefault(job_id, FarProgress())
-
-    def _alone(self, run: Run) -> None:
-        """Nobody has answered in time."""
-        self._held.pop(run.job.id, None)
-        circle = self._circles.of(run)
-        why = (circle.trouble if circle else "") or "the coordinator has not asked for it"
-        reason = f"{why}; in {ALONE:g} s nobody has: this is what one node has seen"
-        self._incidents.missed(run, Gap(what=WHAT, reason=reason))
-        if run.capture is not None:
-            self._incidents.captured(run, run.capture)
-        else:
-            self._capture(run)
-
     def _announcement(self, circle: Circle, now: float) -> Announcement:
-        bad = self._incidents.bad_ends.recent()
-        runs = tuple(
-            news_of(run, self._node, self._progress_of(run.job.id), bad.get(run.job.id), now)
-            for run in self._runs.values()
-            if not run.unjudged and self._circles.of(run) is circle
-        )
-        here = {(news.key, news.attempt) for news in runs}
-        ended = tuple(
-            news
-            for one in self._ended.values()
-            if self._circles.of(one.run) is circle
-            and ((news := gone(one, self._node)).key, news.attempt) not in here
-        )
-        return Announcement(
+        told = Announcement(
             node=self._node,
             agent=self.agent,
             port=self._port,
             circle=circle.name,
-            runs=(*runs, *ended),
+            runs=self._ours.news(lambda run: self._circles.of(run) is circle, now),
             relayed=self.leader.relayed(circle, now),
         )
-
-    def _run(self, key: RunKey, attempt: int | None = None) -> Run | None:
-        for run in self._runs.values():
-            if job_key(run.job, self._node) == key and attempt in (None, run.job.attempt):
-                return run
-        return None
-
-    # --- what the coordinator says -----------------------------------------------------------------
-
-    def _announced(self, result: Result, now: float) -> None:
-        circle = self._circles.named(result.order.circle)
-        if circle is None:
-            return
-        circle.busy = False
-        if result.error is not None:
-            circle.unheard(result.error, now)
-            if circle.found is None:
-                self._forget(circle)
-            return
-        found: Found = result.value
-        circle.welcomed(found, now, self._interval, self.agent)
-        self.leader.met(found.peer, now)
-        for word in found.welcome.runs:
-            if (run := self._run(word.key)) is not None and self._circles.of(run) is circle:
-                self._obey(run, word, now)
-
-    def _forget(self, circle: Circle) -> None:
-        for job_id, far in self._far.items():
-            if job_id in self._runs and self._circles.of(self._runs[job_id]) is circle:
-                far.forget()
-
-    def _obey(self, run: Run, word: RunWord, now: float) -> None:
-        self._progress_of(run.job.id).take(word.signals, now)
-        incident = run.incident
-        if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
-            return
-        if incident.id != word.incident:
-            if not word.over:
-                self._incidents.called(run, word.incident, "", caused=word.caused)
-            return
-        if word.whole is not None:
-            self._incidents.told(run, word.whole)
-        blamed = run.decision is not None and run.decision.stage is Stage.BLAMED
-        if (
-            word.over and not blamed and incident.kind == "stall"
-        ):  # our own watch goes before what others say
-            self._incidents.close(run, "recovered" if word.over == MOVES else "ended", word.over)
+        fits = fitting(told)
+        circle.left_out(len(told.runs) - len(fits.runs))
+        return fits
 
     # --- questions of others -----------------------------------------------------------------------
 
@@ -290,7 +193,7 @@ class Members:
         elif isinstance(what, CaptureOrder):
             self._capture_for(what, answer, now)
         elif isinstance(what, DumpOrder):
-            self.leader.dump(what.job, answer, now)
+            self.leader.dump(what, answer, now)
         else:
             give(answer, self.leader.view(now))
 
@@ -298,20 +201,24 @@ class Members:
         """The answer to an announcement; where somebody else coordinates, what we know of him."""
         welcome = self.leader.welcome(told, address, now)
         circle = self._circles.named(told.circle)
-        found = circle.found if circle is not None else None
-        if found is None or found.welcome.agent in (self.agent, told.agent):
+        if circle is None or circle.found is None:
             return welcome
-        host, port = (found.welcome.follows, found.welcome.port)
-        to = Peer(host, port) if host else found.peer
-        words = tuple(self._word(news, now) for news in told.runs)
-        return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words)
+        found = circle.found.welcome
+        if found.agent in (self.agent, told.agent):
+            return welcome
+        to = Peer(found.follows, found.port) if found.follows else circle.found.peer
+        for_them = (one.runs for one in found.relayed if one.node == told.node)
+        age = max(0.0, now - circle.heard_at)
+        known = {word.key: aged(word, age) for word in next(for_them, ())}
+        words = tuple(known.get(news.key) or self._word(news, now) for news in told.runs)
+        return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words, relayed=())  # fmt: skip
 
     def _word(self, news: RunNews, now: float) -> RunWord:
-        """What the coordinator has told us of a run, for a node that does not reach him."""
-        run = self._run(news.key, news.attempt)
+        """What we know of a run, for a node that does not reach the coordinator, of which he has not heard by us yet."""
+        run = self._ours.find(news.key, news.attempt)
         if run is None:
             return RunWord(key=news.key)
-        signals = self._progress_of(run.job.id).all(now)
+        signals = self._ours.progress(run.job.id).all(now)
         incident = run.incident if run.incident and run.incident.shared else None
         if incident is None:
             return RunWord(key=news.key, signals=signals)
@@ -320,13 +227,13 @@ class Members:
     def _capture_for(
         self, order: CaptureOrder, answer: "Future[NodeCapture | None]", now: float
     ) -> None:
-        run = self._run(order.key, order.attempt)
+        run = self._ours.find(order.key, order.attempt)
         if run is None:
             give(answer, None)  # no rank of it is here
             return
         if order.incident:
-            held = self._held.pop(run.job.id, None)
+            held = self._held.release(run)
             self._incidents.called(run, order.incident, order.sentence, caused=order.caused)
-            if held is not None and run.capture is not None:  # it may be what the others get
+            if held and run.capture is not None:  # it may be what the others get
                 self._incidents.captured(run, run.capture)
         self._ordered.order(run, order.incident, answer, now)

@@ -5,9 +5,11 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from mldebug.across.topology import placed
 from mldebug.config import Cluster
 from mldebug.errors import ConfigError, UsageError
 from mldebug.folding import unfold_nodes
+from mldebug.model import Asked
 from mldebug_agents.members.identity import Identity, Pair, identity
 from mldebug_agents.members.renewing import Renewing
 from mldebug_agents.members.talk import Network, Peer, Talk, peer
@@ -34,6 +36,7 @@ def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
     if settings.key_file is None and settings.certificate is None:
         return None
     networks = [_network(one) for one in settings.networks]
+    placed(Asked(), settings.topology)  # who writes a list that cannot be read hears it now
     newest = _newest(settings, make)
     proof = newest()
     door = open_tcp(settings.listen)

@@ -13,10 +13,19 @@ from typing import Any
 import msgspec
 
 from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.across.members import Announcement, ClusterView, Relayed, RunKey, Welcome
+from mldebug.across.members import (
+    Announcement,
+    ClusterView,
+    DumpOrder,
+    Relayed,
+    RunWord,
+    Welcome,
+    WordsFor,
+)
 from mldebug.across.membership import Call
 from mldebug.across.merge import Run as MergedRun
-from mldebug.across.runs import run_id
+from mldebug.across.runs import RunKey, run_id, user_of
+from mldebug.across.topology import Topology
 from mldebug.errors import MldebugError
 from mldebug.model import Asked, AskedNode
 from mldebug.redact import clean
@@ -57,6 +66,7 @@ class Leader:
         circles: Circles,
         find: Find,
         refusals: Refusals,
+        topology: Topology | None = None,
     ) -> None:
         self._node, self._agent, self._interval = node, agent, interval
         self._incidents, self._circles, self._find = incidents, circles, find
@@ -68,7 +78,14 @@ class Leader:
         ] = {}  # incident of a case that nobody shows here -> since when
         self._met: dict[Peer, float] = {}  # who has coordinated, and when he was heard last
         self.worker = Worker(
-            "other nodes", lambda told: ask_all(talk, told), inbox, ASK_DEADLINE, AT_ONCE
+            *(
+                "other nodes",
+                lambda told: ask_all(talk, told, topology=topology),
+                inbox,
+                ASK_DEADLINE,
+                AT_ONCE,
+            ),
+            whose=lambda told: user_of(told.call.news.key),
         )
 
     def turn(self, now: float) -> None:
@@ -106,9 +123,17 @@ class Leader:
         if why := self._coordinator.refused.get(address):
             self._refusals.count("name", address, why)
         self._coordinator.hear_of(told, now)
-        words = tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
-        pace = self._coordinator.pace
-        return Welcome(node=self._node, agent=self._agent, pace=pace, runs=words)
+        relayed = (WordsFor(node=one.node, runs=self._words(one, now)) for one in told.relayed)
+        return Welcome(
+            node=self._node,
+            agent=self._agent,
+            pace=self._coordinator.pace,
+            runs=self._words(told, now),
+            relayed=tuple(relayed),
+        )
+
+    def _words(self, told: Announcement | Relayed, now: float) -> tuple[RunWord, ...]:
+        return tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
 
     def relayed(self, circle: Circle, now: float) -> tuple[Relayed, ...]:
         """Of those that come to us although somebody else coordinates."""
@@ -124,14 +149,18 @@ class Leader:
         """How many nodes announce themselves here."""
         return len(self._coordinator.fresh(now))
 
-    def dump(self, job: str, answer: "Future[Together]", now: float) -> None:
+    def dump(self, order: DumpOrder, answer: "Future[Together]", now: float) -> None:
         """A person asks; there may be a stall, or none."""
-        calls = self._coordinator.named(job)
+        job, calls = order.job, self._coordinator.named(order.job, order.uid)
         if len(calls) != 1:
             names = sorted({f"{run_id(one.news.key)} ({one.news.name})" for one in calls})
             have = f": {', '.join(names[:MAX_TOLD])}" if calls else ""
-            count = len(calls) or "no"
-            refuse(answer, MldebugError(f"{count} runs match {clean(job, 60)}{have}"))
+            count = (
+                f"{len(calls) or 'no'} runs"
+                if order.uid is None
+                else f"{len(calls) or 'none'} of your runs"
+            )
+            refuse(answer, MldebugError(f"{count} match {clean(job, 60)}{have}"))
         elif not self.worker.order(Round(calls[0], self._unheard_of(calls[0], now), answer)):
             refuse(answer, MldebugError("too many captures wait"))
 
@@ -201,7 +230,7 @@ class Leader:
         peers = circle.candidates if circle is not None else ()
         view = self._coordinator.view(self._node, (one.host for one in peers), now)
         never = {one.node for one in view.members if one.seen is None}
-        idle = self._coordinator.idle(call, listed(call.news.node_list), now)
+        idle = self._coordinator.idle(call, listed(call.node_list), now)
         lost = (
             ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
             for one in (*idle, *self._coordinator.others(call, now))

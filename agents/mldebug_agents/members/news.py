@@ -2,7 +2,7 @@
 
 import time
 
-from mldebug.across.members import End, RunNews
+from mldebug.across.members import End, RunNews, spoken
 from mldebug.across.runs import job_key
 from mldebug.folding import fold_ranks
 from mldebug_agents.badends import BadEnd
@@ -47,4 +47,4 @@ def gone(bad: BadEnd, node: str) -> RunNews:
 
 def _end(bad: BadEnd) -> End:
     age = max(0.0, time.monotonic() - bad.at)
-    return End(incident=bad.incident.id, diagnosis=bad.diagnosis, age=age)
+    return End(incident=bad.incident.id, diagnosis=spoken(bad.diagnosis), age=age)

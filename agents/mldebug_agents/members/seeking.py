@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug.across.members import (
-    MAX_MESSAGE,
+    MAX_WELCOME,
     Announcement,
     Welcome,
     believed_welcome,
@@ -106,7 +106,7 @@ class Seeker:
 
     def _answer(self, candidate: Peer, body: bytes) -> Welcome | MldebugError:
         try:
-            data = self._talk.ask(candidate, ANNOUNCE, body, timeout=ANSWER, most=MAX_MESSAGE)
+            data = self._talk.ask(candidate, ANNOUNCE, body, timeout=ANSWER, most=MAX_WELCOME)
             welcome = believed_welcome(read(data, Welcome))
         except MldebugError as error:
             times = self._failed[candidate] = self._failed.get(candidate, 0) + 1

@@ -5,7 +5,14 @@ from contextlib import suppress
 
 import msgspec
 
-from mldebug.across.members import MAX_MESSAGE, ClusterView, DumpOrder, joined, read
+from mldebug.across.members import (
+    MAX_MESSAGE,
+    ClusterView,
+    DumpOrder,
+    joined,
+    of_user,
+    read,
+)
 from mldebug.across.wire import MAX_BYTES
 from mldebug.errors import MldebugError, UsageError
 from mldebug.reportmodel import Report
@@ -20,11 +27,11 @@ MAX_VIEW = 32 * MAX_MESSAGE
 MAX_REPORT = 8 * MAX_BYTES
 MOST = 4  # coordinators asked
 
-Verb = Callable[[Mapping[str, str]], object]
+Verb = Callable[[Mapping[str, str], int | None], object]
 
 
 def member_verbs(members: Members | None, talk: Talk | None) -> dict[str, Verb]:
-    """By path. Each runs in a thread of the server."""
+    """By path, each with the user of whose runs it is; None: of everybody's. Each runs in a thread of the server."""
 
     def coordinators() -> tuple[Talk, tuple[Peer, ...]]:
         if members is None or talk is None:
@@ -36,16 +43,16 @@ def member_verbs(members: Members | None, talk: Talk | None) -> dict[str, Verb]:
             raise MldebugError(f"nobody coordinates: {members.sentence}", "see the agent's log")
         return talk, members.coordinators
 
-    def cluster(asked: Mapping[str, str]) -> ClusterView:
+    def cluster(asked: Mapping[str, str], uid: int | None) -> ClusterView:
         by, all_ = coordinators()
         told = (by.ask(to, VIEW, b"", timeout=ANSWER, most=MAX_VIEW) for to in all_[:MOST])
-        return joined([read(one, ClusterView) for one in told])
+        return of_user(joined([read(one, ClusterView) for one in told]), uid)
 
-    def dump(asked: Mapping[str, str]) -> Report:
+    def dump(asked: Mapping[str, str], uid: int | None) -> Report:
         by, all_ = coordinators()
         if not (job := asked.get("job", "")):
             raise UsageError("no job was named", "add --job NAME")
-        order = msgspec.json.encode(DumpOrder(job=job))
+        order = msgspec.json.encode(DumpOrder(job=job, uid=uid))
         for to in all_[: MOST - 1]:  # the jobs of a node may have one each
             with suppress(RefusedError):
                 return _report(by, to, order)
