@@ -43,6 +43,8 @@ class SharedStalls(Books):
         elif incident_id != known.id and (caused or _goes_on(known, incident_id)):
             known = msgspec.structs.replace(known, id=incident_id)
             known = say(known, now, "other nodes know it already: from now on under their id")
+        elif known.kind == "stall" and not known.shared and run.judgement is None:
+            known = msgspec.structs.replace(known, id=incident_id)  # of ours nobody was told
         if known == run.incident and known.shared:
             return
         self.bad_ends.renamed(run.job.id, known)
@@ -51,8 +53,8 @@ class SharedStalls(Books):
         if run.judgement is not None:
             run.judgement = judge(known)
             self._write(known, run.judgement, run.job.uid)
-        if old not in ("", known.id):
-            self._ledger.drop(old)  # behind the new one: at no moment there is neither
+            if old not in ("", known.id):
+                self._ledger.drop(old)  # behind the new one: at no moment there is neither
 
     def together(
         self,

@@ -66,11 +66,14 @@ class Coordinator(Roster):
             yield self._call(stall, member, news)
 
     def _one_id(self, stall: Stall, member: Member, news: RunNews) -> None:
-        """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays."""
+        """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays.
+
+        One that nobody was told of is none of the two: its node takes ours.
+        """
         first = stall.incident
         if stall.cause is None and (cause := self._end(member, news)):
             first, stall.cause, stall.again = cause.incident, cause, True
-        elif stall.cause is None and news.incident and news.incident not in self._past:
+        elif stall.cause is None and news.told and news.incident not in self._past:
             first = min(stall.incident, news.incident)
         if first != stall.incident:
             self._renamed.append((stall.incident, first))

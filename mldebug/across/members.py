@@ -73,6 +73,7 @@ class RunNews(Noun, frozen=True, kw_only=True):
     sentence: str = ""
     signals: tuple[Signal, ...] = ()  # of its own
     incident: str = ""  # id of the stall that this node has noticed, or was told of
+    told: bool = False  # that id stands in a report, or other nodes know it
     end: End | None = None  # ranks of it have ended badly here
     node_list: str = ""  # mldebug.model.Job
     gaps: tuple[Gap, ...] = ()  # what of this was left out

@@ -417,7 +417,7 @@ def test_a_coordinator_that_has_no_rank_reports_too(
             (report,) = found["n3"].reports()
             assert named(report) == [(3, "n2")]
             assert (report["node"], report["state"]) == ("n3", "open")
-            assert ids(found) == {report["id"]}
+            assert ids(found) == {report["id"]}, told(found)
         wait_for("its end", lambda: found["n3"].reports()[0]["state"] == "ended", 60)
 
 

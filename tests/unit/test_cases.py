@@ -151,6 +151,22 @@ def test_another_id_is_written_before_the_old_one_goes(all_nodes: Merged) -> Non
     assert (list(books.reports), books.dropped) == (["first"], ["second"])
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: Merged, told: bool) -> None:
+    """Several nodes notice it in the same second: what one has held back takes the id of the others, however they sort."""
+    books = Books({})
+    incidents = Incidents(books)
+    run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
+    incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k"))
+    assert run.incident is not None
+    own = run.incident.id
+    if told:
+        incidents.captured(run, all_nodes.captures[0])
+    incidents.called(run, "later than any", "n2: no step")
+    incidents.captured(run, all_nodes.captures[0])
+    assert list(books.reports) == [own if told else "later than any"]
+
+
 def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: Merged) -> None:
     books = Books({})
     incidents = Incidents(books)

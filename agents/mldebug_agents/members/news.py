@@ -26,6 +26,7 @@ def news_of(run: Run, node: str, progress: FarProgress, bad: BadEnd | None, now:
         sentence=told.sentence if told else "",
         signals=progress.own(now),
         incident=stall.id if stall else bad.incident.id if bad else "",
+        told=stall is not None and (stall.shared or run.judgement is not None),
         end=_end(bad) if bad else None,
         node_list=job.node_list,
     )
