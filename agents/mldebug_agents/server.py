@@ -53,8 +53,8 @@ class Server:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace what is served; called by the main loop."""
+        self._prometheus.publish(snapshot)  # first: whoever sees a snapshot may ask for its metrics
         self.snapshot = snapshot
-        self._prometheus.publish(snapshot)
 
     def start(self) -> None:
         """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""

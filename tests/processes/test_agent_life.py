@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -47,6 +48,7 @@ from processes.watching import start as watching_start
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 
 STALL = "{timeout: 2s, interval: 500ms}"
+NOT_READY = 503
 END_SECONDS = 3.0
 TESTS = Path(__file__).parent.parent
 VALIDATOR = jsonschema.Draft202012Validator(report_schema())
@@ -115,8 +117,14 @@ def left_alone() -> Iterator[None]:
 
 
 def metrics(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        return str(answer.read().decode())
+    """All of them; none from an agent that has not looked yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        if error.code != NOT_READY:
+            raise
+        return ""
 
 
 def answers(port: int) -> bool:

@@ -379,6 +379,36 @@ def test_a_slow_first_request_is_sent_away(folder: Path, monkeypatch: pytest.Mon
         slow.close()
 
 
+def test_a_scrape_while_the_first_snapshot_is_published_is_early_and_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = Server(Agent(state_dir=folder, listen=f"127.0.0.1:{port}"))
+    server.start()
+    goes_on, publish = threading.Event(), server._prometheus.publish
+    monkeypatch.setattr(
+        server._prometheus, "publish", lambda one: goes_on.wait(20) and publish(one)
+    )
+    publishing = threading.Thread(target=server.publish, args=(SEEN,))
+    publishing.start()
+    early = scraped(port)
+    goes_on.set()
+    publishing.join(20)
+    assert (early, scraped(port)) == (503, 200)
+    server.stop(5)
+
+
+def scraped(port: int) -> int:
+    """The status of the answer."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    link.request("GET", "/metrics")
+    status = link.getresponse().status
+    link.close()
+    return status
+
+
 def test_idle_connections_by_tcp_do_not_stop_a_scrape(folder: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
