@@ -277,6 +277,30 @@ def test_a_host_that_is_cut_off_is_told_of(hosts: dict[str, NetworkHost], tmp_pa
         assert not [one for report in found["n3"].reports() for one in named(report)]
 
 
+def test_an_agent_that_comes_later_has_the_same_incident(
+    hosts: dict[str, NetworkHost], tmp_path: Path
+) -> None:
+    options = ("--fault", "sleep", "--ranks", "3", "--after", "5")
+    early = {name: hosts[name] for name in ("n1", "n2")}
+    with (
+        agents(early, tmp_path) as found,
+        job_on(list(hosts.values()), tmp_path / "job", 2, *options) as events,
+    ):
+        wait_for("rank 3 to sleep", (events / "strike.3").exists, STRIKE)
+        wait_for("the report of those who are there", lambda: whole(found["n1"]), 90)
+        with agents({"n3": hosts["n3"]}, tmp_path) as late:
+            everybody = {**found, **late}
+            try:
+                wait_for("n3 to report, too", lambda: late["n3"].reports(), 90)
+                wait_for("one id", lambda: len(ids(everybody)) == 1, 20)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{told(everybody)}") from None
+        report = whole(found["n1"])
+        assert report is not None
+        assert named(report) == [(3, "n2")]
+        assert "n3" in states(report)
+
+
 def test_an_agent_with_another_key_is_told_nothing(
     hosts: dict[str, NetworkHost], tmp_path: Path
 ) -> None:
