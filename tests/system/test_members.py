@@ -63,7 +63,7 @@ class Agent:
         self.config.write_text(
             f"agent: {{state_dir: {self.folder}/state, listen: ''}}\n"
             "stall: {timeout: 8s, interval: 1s}\n"
-            f"cluster: {{{proof or f'key_file: {file}'}, peers: [{peers}], networks: [10.77.0.0/24], interval: 1s,"
+            f"cluster: {{{proof or f'key_file: {file}'}, peers: [{peers}], networks: [10.77.0.0/24, 127.0.0.0/8], interval: 1s,"
             f" listen: '{listen}'}}\n"
         )
         argv = [str(SCRIPTS / "mldebug"), "agent", "--config", str(self.config)]
@@ -564,6 +564,54 @@ def test_a_slow_link_is_waited_for(hosts: dict[str, NetworkHost], tmp_path: Path
         assert report is not None
         assert named(report) == [(3, "n2")], report["diagnosis"]
         assert states(report) == dict.fromkeys(NAMES, "answered")
+
+
+# what comes is 0.3 s late, both ways; every third connection is cut
+RELAY = """
+import asyncio
+async def pump(reader, writer):
+    while data := await reader.read(1 << 16):
+        await asyncio.sleep(0.3)
+        writer.write(data)
+    writer.close()
+count = 0
+async def relay(reader, writer):
+    global count
+    count += 1
+    if count % 3 == 0:
+        writer.transport.abort()
+        return
+    inner, outer = await asyncio.open_connection("127.0.0.1", 9754)
+    await asyncio.gather(pump(reader, outer), pump(inner, writer), return_exceptions=True)
+async def main():
+    await (await asyncio.start_server(relay, "10.77.0.3", 9754)).serve_forever()
+asyncio.run(main())
+"""
+
+
+def test_latency_and_lost_connections_cost_nothing(
+    hosts: dict[str, NetworkHost], tmp_path: Path
+) -> None:
+    """To n3, whose agent has a stall on a rank of its own."""
+    options = ("--fault", "sleep", "--ranks", "5", "--after", "5")
+    relay = subprocess.Popen(hosts["n3"].inside(sys.executable, "-c", RELAY))
+    try:
+        with (
+            agents(hosts, tmp_path, listen={"n3": "127.0.0.1:9754"}) as found,
+            job_on(list(hosts.values()), tmp_path / "job", 2, *options) as events,
+        ):
+            wait_for("rank 5 to sleep", (events / "strike.5").exists, STRIKE)
+            wait_for("the report over all nodes", lambda: whole(found["n1"]), 60)
+            (report,) = found["n1"].reports()
+            assert states(report) == dict.fromkeys(NAMES, "answered"), report["nodes"]
+            assert named(report) == [(5, "n3")], report["diagnosis"]
+            assert ids(found) == {report["id"]}, told(found)
+            for _ in range(4):  # so one of them at least is cut at first
+                by_hand = found["n2"].dump("--job", "train.py")
+                assert states(by_hand) == dict.fromkeys(NAMES, "answered"), by_hand["nodes"]
+    finally:
+        relay.kill()
+        relay.wait(10)
 
 
 def test_a_node_whose_certificate_has_expired_is_told_so(

@@ -21,7 +21,7 @@ from mldebug.errors import EvidenceError, MldebugError
 from mldebug.folding import unfold
 from mldebug.model import AskedNode, Gap
 from mldebug_agents.members.openapi import CAPTURE
-from mldebug_agents.members.talk import Peer, SilentError, Talk
+from mldebug_agents.members.talk import CutError, Peer, SilentError, Talk
 
 DEADLINE = 20.0  # seconds for one node
 AT_ONCE = 512  # connections
@@ -144,12 +144,21 @@ def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:
         yield one
 
 
+def _asked_twice(
+    talk: Talk, to: Peer, body: bytes, until: float, clock: Callable[[], float]
+) -> bytes:
+    """Once more where the connection is cut, before one lost connection costs a node its evidence: one capture serves both orders."""
+    with suppress(CutError):
+        return talk.ask(to, CAPTURE, body, timeout=until - clock(), most=MAX_BYTES)
+    return talk.ask(to, CAPTURE, body, timeout=max(1.0, until - clock()), most=MAX_BYTES)
+
+
 def _ask(talk: Talk, node: ToAsk, key: RunKey, body: bytes, clock: Callable[[], float]) -> _Answer:
     sent = clock()
     seen = None if node.seen is None else time.time() - (sent - node.seen)
     failed = partial(AskedNode, name=node.name, last_seen=seen)
     try:
-        reply = unpack(talk.ask(node.to, CAPTURE, body, timeout=DEADLINE, most=MAX_BYTES))
+        reply = unpack(_asked_twice(talk, node.to, body, sent + DEADLINE, clock))
         if any(run_key(one) != key for one in reply.captures):
             raise EvidenceError("its answer is of another run")
     except SilentError as error:

@@ -36,6 +36,10 @@ class RefusedError(MldebugError):
     """Somebody answered, and is no agent with our key, or will not do it."""
 
 
+class CutError(RefusedError):
+    """The connection was taken, and cut before an answer: by the other side, or by what lies between."""
+
+
 def peer(text: str, port: int) -> Peer:
     """`host`, `host:port`, `[::1]:port`; `port` where none is said."""
     host, colon, told = text.rpartition(":")
@@ -147,12 +151,12 @@ def _read(
 def _in_words(timeout: float, proof: Identity) -> Iterator[None]:
     try:
         yield
+    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
+        raise CutError(proof.in_words(error) if proof.named else "it hung up") from error
     except (ssl.SSLError, CertificateError) as error:
         raise RefusedError(proof.in_words(error)) from error
     except TimeoutError as error:
         raise SilentError(f"no answer in {timeout:g} s") from error
-    except (ConnectionResetError, BrokenPipeError) as error:
-        raise RefusedError(proof.in_words(error) if proof.named else "it hung up") from error
     except http.client.HTTPException as error:
         raise RefusedError(
             f"it does not answer as an agent does: {type(error).__name__}"
