@@ -94,17 +94,15 @@ def test_a_capture_says_how_long_it_was_quiet_and_what_is_usual() -> None:
     taken = NodeCapture(node="n1", taken_at=1.0, job=job)
     stood_still = []
 
-    def capture(*_: object, quiet: float | None) -> NodeCapture:
-        stood_still.append(quiet)
+    def capture(*_: object, quiet: float | None, resumed: bool) -> NodeCapture:
+        stood_still.append((quiet, resumed))
         return msgspec.structs.replace(taken, quiet_seconds=quiet or 0.0)
 
     capturer = SimpleNamespace(capture=capture)
     node: Any = SimpleNamespace(bench=SimpleNamespace(capturer=lambda _: capturer))
-    decision = Decision(stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0)
+    decision = Decision(stage=Stage.CONFIRMED, sentence="", quiet=40.0, usual_gap=7.0, resumed=True)
     _, told = Node._capture(node, Order(job, Discovery(), decision))
     assert (told.quiet_seconds, told.usual_gap_seconds) == (40.0, 7.0)
     assert Node._capture(node, Order(job, Discovery())) == ("j", taken)
-    assert stood_still == [
-        40.0,
-        None,
-    ]  # what costs a job something is asked only where it stands still
+    # what costs a job something is asked only where it stands still, and once over all agents
+    assert stood_still == [(40.0, True), (None, False)]
