@@ -120,10 +120,10 @@ def test_arguments_that_are_too_long_are_an_error(spawner: Spawner) -> None:
 
 
 def test_deadline_kills_the_whole_group(spawner: Spawner) -> None:
-    done = sh(spawner, "(sleep 1000 & echo $!; wait) & echo $!; wait", timeout=0.5)
+    done = sh(spawner, "(sleep 1000 & echo $!; wait) & echo $!; wait", timeout=2.0)
     assert done.timed_out
     assert (done.returncode, done.abandoned, done.error) == (-signal.SIGKILL, False, "")
-    assert done.seconds < 5
+    assert done.seconds < 7
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
     wait_until(lambda: not any(map(state, pids)))
