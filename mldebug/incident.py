@@ -89,6 +89,12 @@ def is_seen(incident: Incident) -> bool:
     return bool(incident.captures or incident.across) or incident.ending is not None
 
 
+def is_untold(incident: Incident) -> bool:
+    """Was it held back for others, or left to another node to tell of, which never did?"""
+    known = incident.counted or incident.whole is not None
+    return incident.kind == "stall" and not known and not incident.across
+
+
 def end(incident: Incident, state: State, at: float, what: str) -> Incident:
     """Close it as `recovered` or `ended`."""
     return say(msgspec.structs.replace(incident, state=state, over_at=at), at, what)

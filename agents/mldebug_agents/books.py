@@ -9,7 +9,7 @@ from collections import Counter
 
 import msgspec
 
-from mldebug.incident import Incident, add_capture, add_gap, end, is_seen, judge, say
+from mldebug.incident import Incident, add_capture, add_gap, end, is_seen, is_untold, judge, say
 from mldebug.model import Gap, Judgement, NodeCapture
 from mldebug.report.build import State, make_id
 from mldebug_agents.badends import BadEnds
@@ -66,6 +66,7 @@ class Books:
         run.judgement = judge(run.incident)
         if first:
             self._tell(run, run.incident, run.judgement)
+            self._keep(run)
         self._write(run.incident, run.judgement, run.job.uid)
 
     def close(self, run: Run, state: State, why: str) -> None:
@@ -75,7 +76,7 @@ class Books:
         if run.capture is not None and not is_seen(run.incident):
             run.incident = add_capture(run.incident, run.capture)  # it was held back for others
             run.judgement = judge(run.incident)
-        if _untold(run.incident) and run.judgement is not None:
+        if is_untold(run.incident) and run.judgement is not None:
             self._tell(run, run.incident, run.judgement)  # nobody has come to it
         self._end(run.incident, state, why, run.job.uid, run.judgement)
         run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
@@ -137,9 +138,3 @@ class Books:
 
     def _write(self, incident: Incident, judgement: Judgement, uid: int) -> None:
         write(self._ledger, incident, judgement, self._now(incident), uid)
-
-
-def _untold(incident: Incident) -> bool:
-    """Was it held back for others, or left to another node to tell of, which never did?"""
-    known = incident.counted or incident.whole is not None
-    return incident.kind == "stall" and not known and not incident.across

@@ -8,7 +8,7 @@ import logging
 import msgspec
 
 from mldebug.across.members import End, Whole
-from mldebug.incident import Incident, add_across, add_cause, add_whole, judge, say
+from mldebug.incident import Incident, add_across, add_cause, add_whole, is_untold, judge, say
 from mldebug.model import Asked, NodeCapture
 from mldebug.report.build import State
 from mldebug_agents.books import Books
@@ -16,6 +16,8 @@ from mldebug_agents.runs import Run
 from mldebug_agents.written import owner_of, versions
 
 log = logging.getLogger("mldebug")
+
+RENAMED = "other nodes know it already: from now on under their id"
 
 
 class SharedStalls(Books):
@@ -27,7 +29,8 @@ class SharedStalls(Books):
         `caused`: that of a bad end on another node, which came first.
         """
         known, now = run.incident, self._clock.now()
-        old = known.id if known is not None else ""
+        own = known is not None and not known.shared and is_untold(known)  # nobody knows that id
+        old = "" if known is None or own else known.id
         if known is None:
             known = Incident(
                 id=incident_id,
@@ -42,19 +45,20 @@ class SharedStalls(Books):
             known = say(known, now, f"incident opened: {sentence}")
         elif incident_id != known.id and (caused or _goes_on(known, incident_id)):
             known = msgspec.structs.replace(known, id=incident_id)
-            known = say(known, now, "other nodes know it already: from now on under their id")
-        elif known.kind == "stall" and not known.shared and run.judgement is None:
-            known = msgspec.structs.replace(known, id=incident_id)  # of ours nobody was told
+            known = say(known, now, RENAMED)
+        elif own:
+            known = msgspec.structs.replace(known, id=incident_id)
         if known == run.incident and known.shared:
             return
         self.bad_ends.renamed(run.job.id, known)
         run.incident = known = msgspec.structs.replace(known, shared=True)
         self._keep(run)
-        if run.judgement is not None:
+        renamed = old not in ("", known.id)
+        if run.judgement is not None or (renamed and known.counted):
             run.judgement = judge(known)
             self._write(known, run.judgement, run.job.uid)
-            if old not in ("", known.id):
-                self._ledger.drop(old)  # behind the new one: at no moment there is neither
+        if renamed:
+            self._ledger.drop(old)  # behind the new one: at no moment there is neither
 
     def together(
         self,
@@ -118,9 +122,8 @@ class SharedStalls(Books):
         """A stall of a run that has no rank here has another id from now on."""
         if (incident := self.cases.pop(known)) is None:
             return
-        words = "other nodes know it already: from now on under their id"
         incident = msgspec.structs.replace(incident, id=incident_id)
-        incident = say(incident, self._now(incident), words)
+        incident = say(incident, self._now(incident), RENAMED)
         self.cases.put(incident)
         self._write(incident, judge(incident), owner_of(incident.across))
         self._ledger.drop(known)

@@ -3,7 +3,10 @@
 import threading
 from collections import Counter
 
-WAYS = ("hook", "worker server", "dump file", "debug FIFO", "NCCL RAS")
+from mldebug.flight.ways import Kind
+
+RAS = "NCCL RAS"
+WAYS = (*map(str, Kind), RAS)
 
 
 class Unanswered:

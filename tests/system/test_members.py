@@ -140,6 +140,17 @@ def agents(
             agent.process.wait(10)
 
 
+@contextmanager
+def python_on(host: NetworkHost, code: str) -> Iterator[None]:
+    """A program on that host for as long as this lasts."""
+    child = subprocess.Popen(host.inside(sys.executable, "-c", code))
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait(10)
+
+
 def named(report: Report) -> list[tuple[int | None, str]]:
     return [(one["rank"], one["node"]) for one in report["diagnosis"]["culprits"]]
 
@@ -453,24 +464,20 @@ def test_who_cannot_be_asked_and_is_alive_is_not_blamed(
 ) -> None:
     """n3 announces itself, and what the others reach at its port is silent: that is no dead node."""
     options = ("--fault", "sleep", "--ranks", "5", "--after", "5")
-    mute = subprocess.Popen(hosts["n3"].inside(sys.executable, "-c", MUTE))
-    try:
-        with (
-            agents(hosts, tmp_path, listen={"n3": "127.0.0.1:9754"}) as found,
-            job_on(list(hosts.values()), tmp_path / "job", 2, *options) as events,
-        ):
-            wait_for("rank 5 to sleep", (events / "strike.5").exists, STRIKE)
-            wait_for("the report", lambda: whole(found["n1"]), 60)
-            report = whole(found["n1"])
-            assert report is not None
-            assert states(report)["n3"] == "unable", report["nodes"]
-            assert "it has announced itself" in next(
-                one["reason"] for one in report["nodes"] if one["node"] == "n3"
-            )
-            assert report["diagnosis"]["verdict"] == "unknown", report["diagnosis"]
-    finally:
-        mute.kill()
-        mute.wait(10)
+    with (
+        python_on(hosts["n3"], MUTE),
+        agents(hosts, tmp_path, listen={"n3": "127.0.0.1:9754"}) as found,
+        job_on(list(hosts.values()), tmp_path / "job", 2, *options) as events,
+    ):
+        wait_for("rank 5 to sleep", (events / "strike.5").exists, STRIKE)
+        wait_for("the report", lambda: whole(found["n1"]), 60)
+        report = whole(found["n1"])
+        assert report is not None
+        assert states(report)["n3"] == "unable", report["nodes"]
+        assert "it has announced itself" in next(
+            one["reason"] for one in report["nodes"] if one["node"] == "n3"
+        )
+        assert report["diagnosis"]["verdict"] == "unknown", report["diagnosis"]
 
 
 def test_two_jobs_on_overlapping_hosts_have_a_coordinator_each(
@@ -594,24 +601,20 @@ def test_latency_and_lost_connections_cost_nothing(
 ) -> None:
     """To n3, whose agent has a stall on a rank of its own."""
     options = ("--fault", "sleep", "--ranks", "5", "--after", "5")
-    relay = subprocess.Popen(hosts["n3"].inside(sys.executable, "-c", RELAY))
-    try:
-        with (
-            agents(hosts, tmp_path, listen={"n3": "127.0.0.1:9754"}) as found,
-            job_on(list(hosts.values()), tmp_path / "job", 2, *options) as events,
-        ):
-            wait_for("rank 5 to sleep", (events / "strike.5").exists, STRIKE)
-            wait_for("the report over all nodes", lambda: whole(found["n1"]), 60)
-            (report,) = found["n1"].reports()
-            assert states(report) == dict.fromkeys(NAMES, "answered"), report["nodes"]
-            assert named(report) == [(5, "n3")], report["diagnosis"]
-            assert ids(found) == {report["id"]}, told(found)
-            for _ in range(4):  # so one of them at least is cut at first
-                by_hand = found["n2"].dump("--job", "train.py")
-                assert states(by_hand) == dict.fromkeys(NAMES, "answered"), by_hand["nodes"]
-    finally:
-        relay.kill()
-        relay.wait(10)
+    with (
+        python_on(hosts["n3"], RELAY),
+        agents(hosts, tmp_path, listen={"n3": "127.0.0.1:9754"}) as found,
+        job_on(list(hosts.values()), tmp_path / "job", 2, *options) as events,
+    ):
+        wait_for("rank 5 to sleep", (events / "strike.5").exists, STRIKE)
+        wait_for("the report over all nodes", lambda: whole(found["n1"]), 60)
+        (report,) = found["n1"].reports()
+        assert states(report) == dict.fromkeys(NAMES, "answered"), report["nodes"]
+        assert named(report) == [(5, "n3")], report["diagnosis"]
+        assert ids(found) == {report["id"]}, told(found)
+        for _ in range(4):  # so one of them at least is cut at first
+            by_hand = found["n2"].dump("--job", "train.py")
+            assert states(by_hand) == dict.fromkeys(NAMES, "answered"), by_hand["nodes"]
 
 
 def test_a_node_whose_certificate_has_expired_is_told_so(

@@ -167,6 +167,23 @@ def test_an_id_that_nobody_was_told_of_gives_way(all_nodes: Merged, told: bool) 
     assert list(books.reports) == [own if told else "later than any"]
 
 
+def test_an_id_that_was_told_without_a_capture_stays_or_its_report_moves(
+    all_nodes: Merged,
+) -> None:
+    """Also after a restart, when the report is on disk and nobody here has judged it yet."""
+    books = Books({})
+    incidents = Incidents(books)
+    run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
+    incidents.open(run, Decision(stage=Stage.BLAMED, sentence="no step", key="k"))
+    incidents.unseen(run)
+    (own,) = books.reports
+    run.judgement = None
+    incidents.called(run, "later than any", "n2: no step")
+    assert (list(books.reports), run.incident and run.incident.id) == ([own], own)
+    incidents.called(run, "0", "n2: no step")  # before any
+    assert (list(books.reports), books.dropped) == ([own, "0"], [own])
+
+
 def test_a_stall_that_was_told_alone_first_is_counted_once(all_nodes: Merged) -> None:
     books = Books({})
     incidents = Incidents(books)

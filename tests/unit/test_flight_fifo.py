@@ -146,6 +146,19 @@ def test_a_dump_older_than_the_stall_is_no_answer_to_an_earlier_agent(
         assert one.end() == []
 
 
+def test_what_earlier_agents_may_have_asked_is_bounded(
+    reader: Careful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.flights.fifo.MAX_OPEN", 3)
+    fifo = Fifo()
+    ranks = [
+        Asked(RankIdentity(rank=number, world_size=9, pid=number + 2, start_ticks=1), "/x", ())
+        for number in range(9)
+    ]
+    fifo.ask(reader, ranks, 0.0, time.time(), resumed=True)
+    assert [one.identity.rank for one in ranks if fifo.owes(one)] == [6, 7, 8]
+
+
 def test_two_captures_at_once_put_one_question(tmp_path: Path) -> None:
     """The agent captures several jobs at a time, and one job twice where an order was late: each in a thread of its own."""
     together = threading.Barrier(2)

@@ -130,7 +130,7 @@ class Fifo:
             if isinstance(found, Found) and found.at >= since:
                 self._answers[one.key] = found.mark
                 return found
-            self._open[one.key] = _marks(reader, one)
+            self._remember(one, _marks(reader, one))
         return f"{INHERITED}; it may still come, into {one.place}"
 
     def _trigger(
@@ -155,11 +155,15 @@ class Fifo:
                 return _WHY.get(refused.errno or 0) or f"its debug FIFO: {refused.reason}"
             own = self._answers.get(one.key)
             self._over[one.key] = tuple(it for it in before if it is not None and it != own)
-            for known in (self._open, self._answers, self._over):
-                while len(known) >= MAX_OPEN:
-                    del known[next(iter(known))]
-            self._open[one.key] = before
+            self._remember(one, before)
         return _Question(one, before)
+
+    def _remember(self, one: Asked, before: Marks) -> None:
+        """An answer is owed; of so many ranks only the last are remembered."""
+        self._open[one.key] = before
+        for known in (self._open, self._answers, self._over):
+            while len(known) > MAX_OPEN:
+                del known[next(iter(known))]
 
     def _look(self, reader: Careful, it: _Question, told: dict[int, Found | str]) -> bool:
         """Has the answer come? A file is read only once it has changed, and then stayed as it was for one pause."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import msgspec
 
 from mldebug.flight.parse import MAX_BYTES, parse_file
+from mldebug.flight.ways import Kind
 from mldebug.heartbeat import FLIGHT
 from mldebug.model import FlightRecord, Gap, RankIdentity
 from mldebug_agents.answers import Piece
@@ -67,7 +68,7 @@ class HookFlight:
                 for rank, why in told.items()
                 if isinstance(why, str)
             ]
-        self.unanswered.count("hook", len(gaps))
+        self.unanswered.count(Kind.HOOK, len(gaps))
         flights = {n: one for n, one in told.items() if not isinstance(one, str)}
         return Answers(flights, (*gaps, *_silent(flights)))
 

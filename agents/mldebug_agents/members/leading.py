@@ -8,6 +8,7 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -78,13 +79,8 @@ class Leader:
         ] = {}  # incident of a case that nobody shows here -> since when
         self._met: dict[Peer, float] = {}  # who has coordinated, and when he was heard last
         self.worker = Worker(
-            *(
-                "other nodes",
-                lambda told: ask_all(talk, told, topology=topology),
-                inbox,
-                ASK_DEADLINE,
-                AT_ONCE,
-            ),
+            *("other nodes", partial(ask_all, talk, topology=topology), inbox),
+            *(ASK_DEADLINE, AT_ONCE),
             whose=lambda told: user_of(told.call.news.key),
         )
 

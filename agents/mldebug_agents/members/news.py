@@ -5,6 +5,7 @@ import time
 from mldebug.across.members import End, RunNews, spoken
 from mldebug.across.runs import job_key
 from mldebug.folding import fold_ranks
+from mldebug.incident import is_untold
 from mldebug_agents.badends import BadEnd
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.runs import Run
@@ -26,7 +27,7 @@ def news_of(run: Run, node: str, progress: FarProgress, bad: BadEnd | None, now:
         sentence=told.sentence if told else "",
         signals=progress.own(now),
         incident=stall.id if stall else bad.incident.id if bad else "",
-        told=stall is not None and (stall.shared or run.judgement is not None),
+        told=stall is not None and (stall.shared or not is_untold(stall)),
         end=_end(bad) if bad else None,
         node_list=job.node_list,
     )

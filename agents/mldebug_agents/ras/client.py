@@ -11,7 +11,7 @@ from mldebug_agents.host import Host
 from mldebug_agents.ras.address import OFF
 from mldebug_agents.ras.asking import NAME, RasOrder, RasReply
 from mldebug_agents.spawn import Spawner
-from mldebug_agents.unanswered import Unanswered
+from mldebug_agents.unanswered import RAS, Unanswered
 
 DEADLINE = 2.5  # seconds for everything in a capture, whose report waits for it
 GLANCE = 1.5  # in the watch
@@ -41,7 +41,7 @@ class RasClient:
             return RasReply(error="no time was left to ask")
         reply = self._carry_out(self._order(job, whole, seconds))
         if reply.error and not reply.silent:
-            self.unanswered.count(WHAT)
+            self.unanswered.count(RAS)
         return reply
 
     def _order(self, job: Job, whole: bool, seconds: float) -> RasOrder:
