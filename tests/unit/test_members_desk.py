@@ -1,6 +1,7 @@
 """What the main loop does with other nodes, whoever gives up waiting and whatever fails."""
 
 import queue
+import socket
 import threading
 import time
 from collections import Counter
@@ -51,14 +52,16 @@ from mldebug.stall.watch import StallWatch
 from mldebug_agents.badends import BadEnds
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
+from mldebug_agents.members.answer import Answer
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import _packed
+from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.leading import Leader
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.seeking import Found
-from mldebug_agents.members.talk import Peer, SilentError
+from mldebug_agents.members.talk import Line, Peer
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
 from mldebug_agents.starting.structs import learn_structs
@@ -493,7 +496,7 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr("mldebug_agents.members.asking.threading.Thread.start", few)
+    monkeypatch.setattr("mldebug_agents.members.hands.threading.Thread.start", few)
     replies = {
         name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
     }
@@ -691,16 +694,37 @@ def test_what_another_node_says_does_not_end_what_is_seen_here(loop: Loop) -> No
 # --- who is asked ------------------------------------------------------------------------------------
 
 
+class Said(Line):
+    """A connection by which this answer comes as soon as anything was asked."""
+
+    def __init__(self, body: bytes) -> None:
+        self._here, self._there = socket.socketpair()
+        self._told = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    def fileno(self) -> int:
+        return self._here.fileno()
+
+    def send(self, path: str, body: bytes) -> None:
+        self._there.send(b"!")
+
+    def take(self, told: Answer) -> bool:
+        return told.feed(self._told)
+
+    def close(self) -> None:
+        self._here.close()
+        self._there.close()
+
+
 class Nodes:
     """Answers of nodes, by host."""
 
     def __init__(self, replies: dict[str, NodeReply]) -> None:
         self.replies = replies
 
-    def ask(self, to: Peer, *_: object, **__: object) -> bytes:
+    def connect(self, to: Peer, until: float) -> Line:
         if to.host not in self.replies:
             raise SilentError("no answer in 20 s")
-        return pack(self.replies[to.host])
+        return Said(pack(self.replies[to.host]))
 
 
 def asked(nodes: Nodes, *more: str) -> Together:
