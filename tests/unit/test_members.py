@@ -36,6 +36,7 @@ from mldebug_agents.members.identity import (
 )
 from mldebug_agents.members.joining import join
 from mldebug_agents.members.openapi import ANNOUNCE, CAPTURE, VIEW
+from mldebug_agents.members.ordered import Taken
 from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.renewing import Renewing
 from mldebug_agents.members.seeking import Seeker
@@ -79,7 +80,7 @@ class Loop:
         if isinstance(what, Announcement):
             answer.set_result(Welcome(node="n1", agent="me"))
         elif isinstance(what, CaptureOrder):
-            answer.set_result(run(1, 2)["a1"] if what.incident else None)
+            answer.set_result(Taken(run(1, 2)["a1"], 0.0) if what.incident else None)
         return answer
 
 

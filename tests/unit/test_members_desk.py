@@ -161,9 +161,9 @@ def test_one_capture_serves_all_who_ask(loop: Loop) -> None:
     first, second = loop.ask(ORDER), loop.ask(ORDER)
     assert loop.ordered == 1
     loop.members.captured(loop.run, CAPTURE)
-    assert first.result(0) is second.result(0) is CAPTURE
+    assert first.result(0).capture is second.result(0).capture is CAPTURE
     loop.run.capture = CAPTURE
-    assert loop.ask(ORDER).result(0) is CAPTURE  # a moment later: no dump storm
+    assert loop.ask(ORDER).result(0).capture is CAPTURE  # a moment later: no dump storm
     assert loop.ordered == 1
     assert loop.books.done == [("called", "first")] * 3
 
@@ -172,10 +172,10 @@ def test_a_capture_of_before_is_none_of_now(loop: Loop, monkeypatch: pytest.Monk
     """What was taken for another reason seconds ago shows another moment than those of the other nodes."""
     loop.members.captured(loop.run, CAPTURE)
     loop.run.capture = CAPTURE
-    assert loop.ask(ORDER).result(0) is CAPTURE  # of this moment
+    assert loop.ask(ORDER).result(0).capture is CAPTURE  # of this moment
     now = time.monotonic()
     monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 5.0)
-    assert loop.ask(ORDER).result(0) is CAPTURE  # of this incident
+    assert loop.ask(ORDER).result(0).capture is CAPTURE  # of this incident
     assert not loop.ask(msgspec.structs.replace(ORDER, incident="next")).done()
     assert loop.ordered == 1
 
@@ -207,7 +207,7 @@ def test_who_has_given_up_ends_nothing(loop: Loop) -> None:
     gone, patient = loop.ask(ORDER), loop.ask(ORDER)
     assert gone.cancel()
     loop.members.captured(loop.run, CAPTURE)
-    assert patient.result(0) is CAPTURE
+    assert patient.result(0).capture is CAPTURE
 
 
 def test_a_run_that_is_not_here_has_no_capture(loop: Loop) -> None:
@@ -464,7 +464,7 @@ def test_what_was_taken_while_it_was_held_back_is_kept_before_others_get_it(loop
     assert loop.members.holds(loop.run)
     loop.run.capture = CAPTURE
     loop.members.captured(loop.run, CAPTURE)
-    assert loop.ask(ORDER).result(0) is CAPTURE
+    assert loop.ask(ORDER).result(0).capture is CAPTURE
     assert [one[0] for one in loop.books.done] == ["called", "captured"]
 
 

@@ -21,6 +21,7 @@ from mldebug.across.members import Announcement, CaptureOrder, DumpOrder, Welcom
 from mldebug.errors import MldebugError
 from mldebug_agents.members.door import app
 from mldebug_agents.members.openapi import OPENAPI, document
+from mldebug_agents.members.ordered import Taken
 from nodes import run
 
 CHECKS = [
@@ -43,7 +44,7 @@ class Loop:
         if isinstance(what, Announcement):
             answer.set_result(self._welcome(what, address))
         elif isinstance(what, CaptureOrder):
-            answer.set_result(run(1, 2)["a1"] if what.incident else None)
+            answer.set_result(Taken(run(1, 2)["a1"], 0.0) if what.incident else None)
         elif isinstance(what, DumpOrder):
             answer.set_exception(MldebugError("no runs match"))
         else:

@@ -91,7 +91,11 @@ class Hands:
             return self._connect(number)
         except MldebugError as error:
             return error
-        except (OSError, ValueError, RuntimeError) as error:  # one node's trouble is not that of the others
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # one node's trouble is not that of the others
             return MldebugError(f"it could not be asked: {type(error).__name__}: {error}")
 
     def _bring(self, number: int, reached: Reached) -> None:

@@ -69,6 +69,7 @@ class Talk:
         """POST; SilentError or RefusedError in words. Resolving a name may take longer than `timeout`."""
         until = time.monotonic() + timeout
         with contextlib.closing(self.connect(to, until)) as line:
+            line.timeout = timeout
             line.send(path, body)
             return line.answer(most)
 
@@ -131,7 +132,7 @@ class Line:
     def __init__(self, sock: ssl.SSLSocket, host: str, proof: Identity, until: float) -> None:
         self._sock, self._host, self._proof = sock, host, proof
         self.until = until
-        self._timeout = max(0.0, until - time.monotonic())
+        self.timeout = max(0.0, until - time.monotonic())  # seconds, as it is told
 
     def fileno(self) -> int:
         """For a selector."""
@@ -186,7 +187,7 @@ class Line:
         return left
 
     def _in_words(self) -> contextlib.AbstractContextManager[None]:
-        return in_words(self._timeout, self._proof)
+        return in_words(self.timeout, self._proof)
 
 
 def _reach(addresses: Sequence[str], port: int, until: float) -> socket.socket:

@@ -131,7 +131,7 @@ class Volley:
             self._failed(number, reached)
 
     def _send(self, number: int, line: Line) -> None:
-        line.until = self._until
+        line.until, line.timeout = self._until, self._patience
         self._open[number] = _Open(line, Answer(self._most))
         try:
             self._sent.setdefault(number, self._clock())
