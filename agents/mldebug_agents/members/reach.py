@@ -11,18 +11,18 @@ from mldebug.snapshot import Snapshot
 
 def run_elsewhere(job: str, snapshot: Snapshot, view: ClusterView) -> str | None:
     """The id of the run of that id or name which is not of this node alone; None: of none, or of several."""
-    nodes: dict[str, set[str]] = {}
-    for node, news in _shown(view):
-        if (
-            news.name == job
-            or run_id(news.key).startswith(job)
-            or _is_ours(job, snapshot, node, news)
-        ):
-            nodes.setdefault(run_id(news.key), set()).add(node)
-    if len(nodes) != 1:
+    shown = list(_shown(view))
+    keys = {
+        news.key
+        for node, news in shown
+        if news.name == job
+        or run_id(news.key).startswith(job)
+        or _is_ours(job, snapshot, node, news)
+    }
+    if len(keys) != 1:
         return None
-    ((found, where),) = nodes.items()
-    return found if where - {snapshot.node} else None
+    nodes = {node for node, news in shown if news.key in keys}
+    return run_id(keys.pop()) if nodes - {snapshot.node} else None
 
 
 def _shown(view: ClusterView) -> Iterator[tuple[str, RunNews]]:
