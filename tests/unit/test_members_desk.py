@@ -277,7 +277,7 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
 def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(loop: Loop) -> None:
     """What came first, what all have come to, and why it is over: its copy of the report is to say the same."""
     leader = Loop(()).members.leader
-    step = Signal(kind="step", value=5.0, age=1.0)
+    step = Signal(kind="step", value=5.0, age=60.0)
     other = RunNews(key=KEY, world_size=6, ranks="0-1", signals=(step,))
     leader.welcome(Announcement(node="n7", agent="7", port=1, runs=(other,)), "a", time.monotonic())
     found = spoken_for(loop, leader, "blamed", "x")
