@@ -298,7 +298,7 @@ def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(lo
     assert found.whole.diagnosis == cause.diagnosis
 
     (signal,) = spoken_for(loop, leader, "blamed", "x", later=7.0).signals
-    assert (signal.value, round(signal.age)) == (5.0, 8)
+    assert (signal.value, round(signal.age)) == (5.0, 67)
 
     spoken_for(loop, leader, "watching", "x")
     assert not tuple(leader._coordinator.due(time.monotonic()))
