@@ -40,6 +40,7 @@ from mldebug_agents.ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.raswatch import RasWatch, RunToAsk
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, run_state, unjudged
+from mldebug_agents.saving.board import SaveBoard
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.watch import NodeLook, Watch
@@ -91,6 +92,7 @@ class Node:
         self._ras = RasWatch(self._workers["ras"].order)
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
         self.gpu_desk = self._hardware.desk
+        self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
@@ -162,6 +164,7 @@ class Node:
         if self.members is not None:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
+        self._saves.turn(self.runs, self.found, self.config.checkpoints)
         self._reread()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
@@ -185,6 +188,8 @@ class Node:
         elif result.worker in self._hardware.workers:
             jobs = [run.job for run in self.runs.values()]
             self._hardware.told(result, jobs, self.found.children, self.config)
+        elif result.worker == self._saves.worker.name:
+            self._saves.told(result, self.runs)
         elif result.worker == "ras":
             self._ras.told(result)
         elif self.members is not None and result.worker in self.members.tells:
@@ -258,7 +263,7 @@ class Node:
             self.endings.follow(run, look.found.children)
             one = self._ras.complete(self.endings.complete(one))
             one = self.members.complete(one) if self.members is not None else one
-            self._see(run, self._hardware.complete(one))
+            self._see(run, self._saves.complete(self._hardware.complete(one)))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
@@ -346,7 +351,7 @@ class Node:
             if capture.job.attempt == run.job.attempt:
                 run.watch.await_answer(bool(capture.awaited))
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
-            capture = self._hardware.capture(capture)
+            capture = self._saves.capture(self._hardware.capture(capture))
             if self.members is not None and self.members.holding(run):
                 run.capture = capture  # nobody knows yet under which id it is told
             else:
@@ -361,7 +366,7 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        return self._hardware.show(self._snapshot())
+        return self._saves.show(self._hardware.show(self._snapshot()))
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(

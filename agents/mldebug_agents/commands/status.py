@@ -21,6 +21,7 @@ from mldebug.nodeview.cluster import cluster_lines, stalled
 from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.nodeview.said import said_words
 from mldebug.redact import clean
+from mldebug.saves.telling import lines_of
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
@@ -254,6 +255,8 @@ def _watched(
     )
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
+    for saves in lines_of(run.saves, run.id):
+        yield Text(clean(f"  {saves}", 400))
     for line in rank_lines(events, run, now):
         yield Text(clean(f"  {line}", 400), style="red")
     if run.incident:
