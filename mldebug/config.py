@@ -128,6 +128,18 @@ class Checkpoints(Section, frozen=True, kw_only=True):
     settle: Annotated[Duration, msgspec.Meta(ge=5, le=3600)] = 60.0
 
 
+class MemorySettings(Section, frozen=True, kw_only=True):
+    """Memory of the host, of control groups and of ranks."""
+
+    watch: bool = True
+    # between two looks
+    interval: Annotated[Duration, msgspec.Meta(ge=1, le=600)] = 10.0
+    # the alarm comes when at this pace memory lasts no longer
+    alarm: PositiveDuration = 1800.0
+    # each rank's share of shared pages as well: dear for large processes, once a minute
+    pss: bool = False
+
+
 class Health(Section, frozen=True, kw_only=True):
     """When a component of the node is not well."""
 
@@ -153,6 +165,7 @@ class Config(Section, frozen=True, kw_only=True):
     ] = {}
     cluster: Cluster = Cluster()
     checkpoints: Checkpoints = Checkpoints()
+    memory: MemorySettings = MemorySettings()
     metrics: Metrics = Metrics()
     health: Health = Health()
 

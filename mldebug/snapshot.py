@@ -5,6 +5,7 @@ import msgspec
 from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.health.components import Health
+from mldebug.hostmemory.telling import NodeMemory
 from mldebug.kernellog.counts import KernelCounts
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Noun, RankDevice, Remark, Said
@@ -105,6 +106,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     gpus_released_why: str = ""
     kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
     kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
+    memory: NodeMemory | None = None  # None: not looked at yet, or the look failed
     saves: tuple[SaveState, ...] = ()  # of the places of the configuration
     save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet

@@ -26,6 +26,7 @@ from mldebug_agents.exits.stories import Stories
 from mldebug_agents.exits.witness import Witness
 from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.host import Host
+from mldebug_agents.hostmemory.board import MemoryBoard
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
@@ -93,6 +94,7 @@ class Node:
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
         self.gpu_desk = self._hardware.desk
         self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
+        self._memory = MemoryBoard(bench, self._inbox)
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
@@ -165,6 +167,7 @@ class Node:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self._saves.turn(self.runs, self.found, self.config.checkpoints)
+        self._memory.turn(self.runs, self.config.memory)
         self._reread()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
@@ -190,6 +193,8 @@ class Node:
             self._hardware.told(result, jobs, self.found.children, self.config)
         elif result.worker == self._saves.worker.name:
             self._saves.told(result, self.runs)
+        elif result.worker == self._memory.worker.name:
+            self._memory.told(result)
         elif result.worker == "ras":
             self._ras.told(result)
         elif self.members is not None and result.worker in self.members.tells:
@@ -366,7 +371,7 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        return self._saves.show(self._hardware.show(self._snapshot()))
+        return self._memory.show(self._saves.show(self._hardware.show(self._snapshot())))
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(

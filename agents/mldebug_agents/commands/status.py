@@ -15,6 +15,7 @@ from mldebug.config import Config, load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
+from mldebug.hostmemory.telling import alarms
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.nodeview.cluster import cluster_lines, stalled
@@ -211,6 +212,8 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         )
     for line in _ailing(agent):
         yield Text(clean(f"  {line}", 300), style="yellow")
+    for line in alarms(agent.memory) if agent.memory else ():
+        yield Text(clean(f"  {line}", 300), style="red")
     for said in hardware_lines(agent, seen.now):
         yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
 

@@ -21,6 +21,7 @@ from mldebug_agents.hardware.memory import Memory as Store
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run
+from mldebug_agents.saving.finding import hints
 from mldebug_agents.saving.looking import SeriesLook
 from mldebug_agents.saving.source import JobOrder, SaveNews, SaveOrder, Saves
 from mldebug_agents.sources.ranks import Discovery
@@ -33,8 +34,12 @@ BURST = 1 << 20  # bytes that a job has written since the order before
 STORE_EVERY = 30.0
 MEMO = "saves"
 MAX_STORED = 64  # series
+OVER = 3600.0  # seconds for which the saves of a run that has ended are remembered
 
 Key = tuple[str, str, str]  # run, folder, series
+
+
+Who = tuple[int, str]  # uid and name of a job
 
 
 class _Stored(msgspec.Struct):
@@ -42,6 +47,7 @@ class _Stored(msgspec.Struct):
     folder: str
     series: str
     memory: Memory
+    who: Who = (-1, "")
 
 
 class SaveBoard:
@@ -51,12 +57,18 @@ class SaveBoard:
         reader = bench.reader.another()  # a slow listing keeps nobody else waiting
         self._saves = Saves(bench.host, reader, create_all("checkpoints"))
         self.worker = Worker("checkpoints", self._saves.look, inbox, DEADLINE)
+        self._host = bench.host
         self._store = store
         self._settings = settings
         self._series: dict[Key, Series] = {}
         self._looks: dict[Key, SeriesLook] = {}
         self._steps: dict[str, int | None] = {}
         self._worlds: dict[str, int] = {}
+        self._who: dict[str, Who] = {}
+        self._before: dict[str, Who] = {}  # as an earlier agent knew them
+        self._over: list[
+            tuple[float, _Stored]
+        ] = []  # of runs that have ended: who comes back resumes from them
         self._written: dict[str, int] = {}
         self._burst: set[str] = set()
         self._orders: dict[str, bool] = {}  # runs that an order has named
@@ -74,6 +86,10 @@ class SaveBoard:
             self._series.clear()
             return
         self._restore()
+        for id, run in runs.items():
+            if id not in self._who:
+                self._who[id] = run.job.uid, run.job.name
+                self._inherit(run)
         self._note(runs)
         if now >= self._due and not self.worker.busy and (runs or settings.paths):
             moving = any(self._moves(one) for one in self._series.values())
@@ -97,6 +113,7 @@ class SaveBoard:
                 self._due = min(self._due, time.monotonic() + 2.0) if before is not None and self._quiet(id) else self._due  # fmt: skip
             self._steps[id] = run.seen.step if run.seen else None
             self._worlds[id] = run.job.world_size
+        self._bury(runs)
         for gone in self._written.keys() - runs.keys():
             del self._written[gone], self._steps[gone], self._worlds[gone]
             self._burst.discard(gone)
@@ -181,6 +198,28 @@ class SaveBoard:
 
     # --- across restarts -----------------------------------------------------------------------------
 
+    def _bury(self, runs: Mapping[str, Run]) -> None:
+        """A run has ended: what is known of its saves is kept for a while, for the same job that comes again."""
+        now = time.monotonic()
+        self._over = [one for one in self._over if now - one[0] < OVER][-MAX_STORED:]
+        for key in [key for key in self._series if key[0] and key[0] not in runs]:
+            if key[0] in self._who:
+                told = _Stored(*key, self._series.pop(key).memory, self._who[key[0]])
+                self._over.append((now, told))
+                self._looks.pop(key, None)
+        for id in self._who.keys() - runs.keys():
+            del self._who[id]
+
+    def _inherit(self, run: Run) -> None:
+        """It saves where a job of the same user and name has saved, if its command line or its folder says so, too."""
+        own = hints(self._host, run.job)
+        for one in [one for one in self._over if one[1].who == self._who[run.job.id]]:
+            told = one[1]
+            if any(f"{told.folder}/".startswith(f"{folder}/") for folder in own):
+                self._over.remove(one)
+                key = run.job.id, told.folder, told.series
+                self._series.setdefault(key, Series(told.memory))
+
     def _restore(self) -> None:
         if self._read_store or not self._store.opened:
             return
@@ -190,16 +229,17 @@ class SaveBoard:
         except msgspec.MsgspecError:
             return
         for one in stored:
+            self._before[one.run] = one.who
             self._series.setdefault((one.run, one.folder, one.series), Series(one.memory))
 
     def _keep(self, runs: Mapping[str, Run]) -> None:
         """Drop what nobody uses, and store the rest. A folder whose name is no UTF-8 is learned anew."""
         wanted = self._looks.keys() | {key for key in self._series if key[0] in runs}
-        gone = [key for key in self._series if key not in wanted or (key[0] and key[0] not in runs)]
-        for key in gone if runs or self._orders else ():
-            self._series.pop(key)
-            self._looks.pop(key, None)
-        rows = [_Stored(*key, one.memory) for key, one in self._series.items() if _is_text(key)]
+        for key in [key for key in self._series if key not in wanted] if self._orders else ():
+            self._over.append((time.monotonic(), _Stored(*key, self._series.pop(key).memory, self._before.get(key[0], (-1, "")))))  # fmt: skip
+        whose = self._before | self._who
+        rows = [_Stored(*key, one.memory, whose.get(key[0], (-1, ""))) for key, one in self._series.items()]  # fmt: skip
+        rows = [one for one in (*rows, *(told for _, told in self._over)) if _is_text((one.run, one.folder, one.series))]  # fmt: skip
         self._store.remember(MEMO, msgspec.json.encode(rows[:MAX_STORED]) if rows else b"")
 
 
