@@ -66,7 +66,7 @@ class Ranks:
         """Take one look at every rank; a rank that is no longer listed is forgotten."""
         known, self._exited, self._missing = self._trails, seen.exited, seen.missing
         if seen.saved_at is not None:
-            self._saved = seen.saved_at
+            self._saved = now - max(0.0, seen.at - seen.saved_at)  # by the clock of the watch
         self._trails = {}
         for look in seen.ranks:
             trail = known.get(look.rank)
@@ -94,7 +94,7 @@ class Ranks:
         """When a growing checkpoint last moved the job; -inf where none has since the last step."""
         trails = self._trails.values()
         told = (trail.saved_at(now, window) for trail in trails)
-        return max(told, default=-math.inf) if self._saved > now else max(self._saved, *told)
+        return max((self._saved, *told))
 
     @property
     def savers(self) -> tuple[Trail, ...]:
