@@ -93,12 +93,12 @@ class Node:
         self._ras = RasWatch(self._workers["ras"].order)
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
         self.gpu_desk = self._hardware.desk
-        self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
-        self._memory = MemoryBoard(bench, self._inbox)
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
         self.incidents = Incidents(ledger, self.clock)
+        self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
+        self._memory = MemoryBoard(bench, self._inbox)
         self._orders = Orders(self._workers["capture"].order, self.incidents)
         self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
@@ -166,9 +166,9 @@ class Node:
         if self.members is not None:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
+        self._reread()
         self._saves.turn(self.runs, self.found, self.config.checkpoints)
         self._memory.turn(self.runs, self.config.memory)
-        self._reread()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
@@ -191,14 +191,14 @@ class Node:
         elif result.worker in self._hardware.workers:
             jobs = [run.job for run in self.runs.values()]
             self._hardware.told(result, jobs, self.found.children, self.config)
-        elif result.worker == self._saves.worker.name:
-            self._saves.told(result, self.runs)
-        elif result.worker == self._memory.worker.name:
-            self._memory.told(result)
         elif result.worker == "ras":
             self._ras.told(result)
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
+        elif result.worker == self._saves.worker.name:
+            self._saves.told(result, self.runs)
+        elif result.worker == self._memory.worker.name:
+            self._memory.told(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._orders.failed(run, result.order, result.error)
@@ -371,9 +371,12 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        return self._memory.show(self._saves.show(self._hardware.show(self._snapshot())))
+        return self._hardware.show(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
+        return self._memory.show(self._saves.show(self._bare()))
+
+    def _bare(self) -> Snapshot:
         return Snapshot(
             node=self.bench.node,
             at=time.time(),
