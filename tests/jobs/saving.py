@@ -49,7 +49,7 @@ def main() -> None:
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         train(0, 10)
         save(folder / "step_10", checkpoint.FileSystemWriter)
-        train(10, 60)  # long enough to be seen as complete
+        train(10, 30)
         save(folder / "step_20", Dying)
     step, wanted = 10, torch.zeros(1)
     while not wanted.item():
