@@ -115,6 +115,31 @@ class Metrics(Section, frozen=True, kw_only=True):
     series_budget: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 5000
 
 
+class Checkpoints(Section, frozen=True, kw_only=True):
+    """What jobs save, and whether it is whole."""
+
+    # look at the saves of jobs; where they are is learned from what the jobs write
+    watch: bool = True
+    # between two looks; half of it while something is written
+    interval: Annotated[Duration, msgspec.Meta(ge=2, le=600)] = 30.0
+    # more of them, which count for no run: each name that matches is one save. /scratch/*/ckpt/step-*
+    paths: tuple[str, ...] = ()
+    # without growth for so long, a save that is not complete has died
+    settle: Annotated[Duration, msgspec.Meta(ge=5, le=3600)] = 60.0
+
+
+class MemorySettings(Section, frozen=True, kw_only=True):
+    """Memory of the host, of control groups and of ranks."""
+
+    watch: bool = True
+    # between two looks
+    interval: Annotated[Duration, msgspec.Meta(ge=1, le=600)] = 10.0
+    # the alarm comes when at this pace memory lasts no longer
+    alarm: PositiveDuration = 1800.0
+    # each rank's share of shared pages as well: dear for large processes, once a minute
+    pss: bool = False
+
+
 class Health(Section, frozen=True, kw_only=True):
     """When a component of the node is not well."""
 
@@ -139,6 +164,8 @@ class Config(Section, frozen=True, kw_only=True):
         dict[str, Plugin], Room(lambda: names("transports"), lambda kind: load("transports", kind))
     ] = {}
     cluster: Cluster = Cluster()
+    checkpoints: Checkpoints = Checkpoints()
+    memory: MemorySettings = MemorySettings()
     metrics: Metrics = Metrics()
     health: Health = Health()
 

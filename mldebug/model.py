@@ -423,6 +423,7 @@ class NodeCapture(
     remarks: tuple[Remark, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
     devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict
+    saves: str = ""  # its newest checkpoints, and what would be lost, in one sentence
     gpus: tuple[RankDevice, ...] = ()  # of its ranks, sorted by rank; of an earlier version none
     ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
     awaited: tuple[int, ...] = ()  # ranks whose Flight Recorder may still come

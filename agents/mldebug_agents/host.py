@@ -124,6 +124,18 @@ class Host:
         """The text of /proc/PID/NAME, "" where it is gone or not for us."""
         return _read(f"{self.proc}/{pid}/{name}")
 
+    def self_text(self, name: str) -> str:
+        """The same of whoever looks."""
+        return _read(f"{self.proc}/self/{name}")
+
+    def node_text(self, name: str) -> str:
+        """The text of /proc/NAME, of no process."""
+        return _read(f"{self.proc}/{name}")
+
+    def kernel_text(self, path: str) -> str:
+        """The text of a file of the kernel's below /sys, "" where it is gone or not for us."""
+        return _read(path)
+
     def link(self, pid: int, name: str) -> str:
         """Where the link /proc/PID/NAME (exe, ns/net) points to, "" where it is gone or not for us."""
         try:

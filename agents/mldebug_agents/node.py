@@ -26,6 +26,7 @@ from mldebug_agents.exits.stories import Stories
 from mldebug_agents.exits.witness import Witness
 from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.host import Host
+from mldebug_agents.hostmemory.board import MemoryBoard
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
@@ -40,6 +41,7 @@ from mldebug_agents.ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.raswatch import RasWatch, RunToAsk
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, run_state, unjudged
+from mldebug_agents.saving.board import SaveBoard
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.watch import NodeLook, Watch
@@ -95,6 +97,8 @@ class Node:
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
         self.incidents = Incidents(ledger, self.clock)
+        self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
+        self._memory = MemoryBoard(bench, self._inbox)
         self._orders = Orders(self._workers["capture"].order, self.incidents)
         self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
@@ -163,6 +167,8 @@ class Node:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self._reread()
+        self._saves.turn(self.runs, self.found, self.config.checkpoints)
+        self._memory.turn(self.runs, self.config.memory)
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
@@ -189,6 +195,10 @@ class Node:
             self._ras.told(result)
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
+        elif result.worker == self._saves.worker.name:
+            self._saves.told(result, self.runs)
+        elif result.worker == self._memory.worker.name:
+            self._memory.told(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._orders.failed(run, result.order, result.error)
@@ -258,7 +268,7 @@ class Node:
             self.endings.follow(run, look.found.children)
             one = self._ras.complete(self.endings.complete(one))
             one = self.members.complete(one) if self.members is not None else one
-            self._see(run, self._hardware.complete(one))
+            self._see(run, self._saves.complete(self._hardware.complete(one)))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
@@ -346,7 +356,7 @@ class Node:
             if capture.job.attempt == run.job.attempt:
                 run.watch.await_answer(bool(capture.awaited))
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
-            capture = self._hardware.capture(capture)
+            capture = self._saves.capture(self._hardware.capture(capture))
             if self.members is not None and self.members.holding(run):
                 run.capture = capture  # nobody knows yet under which id it is told
             else:
@@ -364,6 +374,9 @@ class Node:
         return self._hardware.show(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
+        return self._memory.show(self._saves.show(self._bare()))
+
+    def _bare(self) -> Snapshot:
         return Snapshot(
             node=self.bench.node,
             at=time.time(),

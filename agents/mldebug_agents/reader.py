@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode
 from mldebug_agents.spawn import Worker
+from mldebug_agents.starting.listing import Listed, unpack
 from mldebug_agents.starting.reading import FILE_ID, MAX_SOURCE, REQUEST, Operation
 from mldebug_agents.starting.touching import ASKED_FOR, Question
 
@@ -132,6 +133,13 @@ class Reader:
             self._ask_one(Operation.MEMORY, path, limit=max_bytes, line=address, timeout=timeout)
         )
 
+    def list_folder(
+        self, path: str, *, depth: int, most: int, timeout: float = TIMEOUT
+    ) -> Listed | Unreadable:
+        """What lies below a folder, `depth` levels deep: no link is followed, no other file system is entered."""
+        data = _data(self._ask_one(Operation.LIST, path, limit=most, line=depth, timeout=timeout))
+        return data if isinstance(data, Unreadable) else unpack(data)
+
     def exists(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path leads to anything; links are followed."""
         return _truth(self._ask_one(Operation.EXISTS, path, timeout=timeout))
@@ -247,7 +255,8 @@ class Reader:
             return True
         kernel = operation is Operation.KERNEL
         count = sum((kind is Operation.KERNEL) == kernel for kind, _ in self._stuck.values())
-        if any(_folder(path) == _folder(stuck) for stuck in self._stuck):
+        where = _folder(path, operation)
+        if any(where == _folder(stuck, kind) for stuck, (kind, _) in self._stuck.items()):
             answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
         elif count >= (MAX_STUCK_KERNEL if kernel else MAX_STUCK_FILES):
             why = f"not read: {count} paths are stuck already"
@@ -261,8 +270,10 @@ class Reader:
                 del self._stuck[path]
 
 
-def _folder(path: str) -> str:
+def _folder(path: str, operation: Operation) -> str:
     """What hangs together: the files of a folder, those of a process; but its descriptors lead anywhere."""
+    if operation is Operation.LIST:
+        return path
     return path if dirname(path).endswith("/fd") else dirname(path)
 
 

@@ -15,12 +15,14 @@ from mldebug.config import Config, load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.folding import fold_ranks
+from mldebug.hostmemory.telling import alarms
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.nodeview.cluster import cluster_lines, stalled
 from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.nodeview.said import said_words
 from mldebug.redact import clean
+from mldebug.saves.telling import lines_of
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
@@ -210,6 +212,8 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         )
     for line in _ailing(agent):
         yield Text(clean(f"  {line}", 300), style="yellow")
+    for line in alarms(agent.memory) if agent.memory else ():
+        yield Text(clean(f"  {line}", 300), style="red")
     for said in hardware_lines(agent, seen.now):
         yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
 
@@ -254,6 +258,8 @@ def _watched(
     )
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
+    for saves in lines_of(run.saves, run.id):
+        yield Text(clean(f"  {saves}", 400))
     for line in rank_lines(events, run, now):
         yield Text(clean(f"  {line}", 400), style="red")
     if run.incident:

@@ -19,7 +19,7 @@ import stat
 import struct
 from enum import IntEnum
 
-from mldebug_agents.starting import touching
+from mldebug_agents.starting import listing, touching
 from mldebug_agents.starting.refusals import Refusal, Refused
 
 REQUEST = struct.Struct("<BQQQ")
@@ -55,6 +55,9 @@ class Operation(IntEnum):
     FROM = 8  # a regular file from the offset that stands in for the line
     POKE = 9  # one byte into a FIFO of the user that stands in for the line
     ASK = 10  # a worker server, the question that stands in for the line
+    LIST = (
+        11  # what lies below a folder: entries at most, and how deep, which stands in for the line
+    )
 
 
 Found = tuple[bytes, int, float]  # data, file size, mtime
@@ -92,6 +95,8 @@ def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
         return _executable(path), 0, 0.0
     if operation in (Operation.POKE, Operation.ASK):
         return _touch(operation, path, limit, line), 0, 0.0
+    if operation is Operation.LIST:
+        return listing.listed(locate(path, follow=False), limit, line), 0, 0.0
     fd = _open(path)
     try:
         facts = os.fstat(fd)
