@@ -79,7 +79,12 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    world.filters |= {"plural": words.plural, "moment": words.moment, "steps": steps.step_words, "trace_title": traces.trace_title}
+    world.filters |= {
+        "plural": words.plural,
+        "moment": words.moment,
+        "steps": steps.step_words,
+        "trace_title": traces.trace_title,
+    }
     world.globals |= {"W": words, "SHOWN_FRAMES": SHOWN_FRAMES}
     return world.get_template("report.html.j2")
 
@@ -108,7 +113,9 @@ def _view(report: Report) -> dict[str, Any]:
         "left_out": treeview.left_out(report.tree),
         "rows": _rows(report.ranks, large),
         "bare": _bare_columns(report.ranks, over and len(legend) == 1),
-        "detailed": [one for one in report.ranks if one.threads or one.trace or (one.log and one is not told)],
+        "detailed": [
+            one for one in report.ranks if one.threads or one.trace or (one.log and one is not told)
+        ],
         "ended": story.is_end(report),
         "over": over,
         "told": told,

@@ -67,7 +67,9 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
         yield from _story(story(report), width)
     yield from _groups(report, width)
     yield from _listed("Steps, as the ranks say", "- ", step_lines(report.ranks), width)
-    yield from _listed("Last calls, as the tracers saw them", "- ", trace_lines(report.ranks), width)
+    yield from _listed(
+        "Last calls, as the tracers saw them", "- ", trace_lines(report.ranks), width
+    )
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
     yield from _listed(*_moved(report), width)
     yield from _listed("GPUs of the ranks", "- ", gpu_lines(report.gpus), width)

@@ -19,7 +19,11 @@ def traced_culprit(report: Report) -> RankView | None:
 
 def trace_title(one: RankView) -> str:
     """`Last calls of rank 2, from its trace ring, which was last written 35 s before`."""
-    age = "" if one.last_call_age is None else f", last written {span(one.last_call_age)} before it was read"
+    age = (
+        ""
+        if one.last_call_age is None
+        else f", last written {span(one.last_call_age)} before it was read"
+    )
     return f"Last calls of rank {one.rank}, from its trace ring{age}"
 
 

@@ -12,8 +12,6 @@ from mldebug.redact import safe_line
 from mldebug.ring.records import Event, Header, Kind, Ring
 from mldebug.ring.spans import Edge, edges
 
-POINTS = {Kind.LINE, Kind.EXCEPTION}
-
 
 def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
     """The file in pieces. Times are unix time, so that the rings of several ranks stand side by side."""
@@ -38,7 +36,7 @@ def _of_ring(ring: Ring, number: int) -> Iterator[dict[str, object]]:
     yield _meta("process_sort_index", number, 0, {"sort_index": order})
     offset, end = ring.header.offset_ns, ring.newest or 0
     for thread, some in edges(ring.events).items():
-        name = safe_line(ring.threads.get(thread, "") or f"thread {thread}", 60)
+        name = ring.name(thread) or f"thread {thread}"
         yield _meta("thread_name", number, thread, {"name": name})
         for edge in some:
             if edge.opens or edge.seen or edge.at < end:
@@ -60,13 +58,13 @@ def _slice(edge: Edge, pid: int, tid: int, offset: int) -> dict[str, object]:
 
 
 def _points(events: Sequence[Event], pid: int, offset: int) -> Iterator[dict[str, object]]:
-    """Lines and exceptions, and the beginning of each step."""
+    """Lines, and the beginning of each step."""
     step: int | None = None
     for event in events:
         moment = {"pid": pid, "tid": event.thread, "ts": (event.at + offset) / 1000}
         if event.step is not None and event.step != step:
             step = event.step
             yield {"ph": "i", "s": "p", "name": f"step {step}", "cat": "step", **moment}
-        if event.kind in POINTS:
-            name = f"{event.kind} {safe_line(event.place.file, 60)}:{event.line}"
-            yield {"ph": "i", "s": "t", "name": name, "cat": event.kind.value, **moment}
+        if event.kind is Kind.LINE:
+            name = f"{safe_line(event.place.file, 60)}:{event.line}"
+            yield {"ph": "i", "s": "t", "name": name, "cat": "line", **moment}

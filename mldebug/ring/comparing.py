@@ -49,7 +49,11 @@ def _standing_line(one: Standing) -> str:
 def event_words(event: Event) -> str:
     """`line 44 of train:40 train_step`, `called train:40 train_step`."""
     frame = frame_words(event.place)
-    return f"line {event.line} of {frame}" if event.line and event.kind == "line" else f"{event.kind} {frame}"
+    return (
+        f"line {event.line} of {frame}"
+        if event.line and event.kind == "line"
+        else f"{event.kind} {frame}"
+    )
 
 
 def _parting_lines(parting: Parting, by: str) -> Iterator[str]:

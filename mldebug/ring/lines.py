@@ -1,21 +1,21 @@
 """NicerTrace's line format: frames as they change, then each line with its elapsed time and its source text.
 
-            train:40 train_step                      a frame is entered: module, first line, function
-    0:00:12 train.py:   44:     loss = model(x)      a line, with the time since the first event shown
-            <- train:40 train_step                   a frame is left; NicerTrace did not tell
-    --- thread 7 (pt_autograd_0), step 118 ---       from here on another thread, or another step
+        train:40 train_step                      a frame is entered: module, first line, function
+0:00:12 train.py:   44:     loss = model(x)      a line, with the time since the first event shown
+        <- train:40 train_step                   a frame is left; NicerTrace did not tell
+--- thread 7 (pt_autograd_0), step 118 ---       from here on another thread, or another step
 """
 
 from collections.abc import Callable, Iterable, Iterator
 
 from mldebug.redact import safe_line
-from mldebug.ring.records import Event, Kind, Place, Ring
+from mldebug.ring.records import LEAVES, Event, Kind, Place, Ring
 
 INDENT = " " * 8
 MAX_SOURCE = 160  # characters of a source line
 MAX_NAME = 120
-_LEFT = {Kind.RETURN: "<-", Kind.C_RETURN: "<-", Kind.UNWIND: "<! by an exception:", Kind.YIELD: "<~"}
-_ENTERED = {Kind.CALL: "", Kind.C_CALL: "C ", Kind.RESUME: "~> "}
+_LEFT = {Kind.RETURN: "<-", Kind.UNWIND: "<! by an exception:", Kind.YIELD: "<~ yields:"}
+_ENTERED = {Kind.CALL: "", Kind.RESUME: "~> goes on: "}
 
 Source = Callable[[str, int], str]
 
@@ -48,17 +48,18 @@ def lines(ring: Ring, events: Iterable[Event], source: Source = no_source) -> It
 
 
 def _heading(ring: Ring, event: Event) -> str:
-    name = ring.threads.get(event.thread, "")
-    thread = f"thread {event.thread}" + (f" ({safe_line(name, 40)})" if name else "")
+    name = ring.name(event.thread)
+    thread = f"thread {event.thread}" + (f" ({name})" if name else "")
     step = "" if event.step is None else f", step {event.step:,}"
     return f"--- {thread}{step} ---"
 
 
 def _changed(before: Event, event: Event) -> bool:
     """Another frame, without an event of its own that says so: we are back in the caller."""
-    if event.kind is not Kind.LINE and event.kind is not Kind.EXCEPTION:
+    if event.kind is not Kind.LINE:
         return False
-    return before.thread != event.thread or before.place != event.place or before.depth != event.depth
+    here = (event.thread, event.place, event.depth)
+    return (before.thread, before.place, before.depth) != here or before.kind in LEAVES
 
 
 def _line(event: Event, elapsed: int, source: Source) -> str:
@@ -69,8 +70,6 @@ def _line(event: Event, elapsed: int, source: Source) -> str:
         return f"{INDENT}{_LEFT[kind]} {frame_words(event.place)}"
     text = source(event.place.path, event.line) if event.line else ""
     text = safe_line(text.rstrip(), MAX_SOURCE)
-    if kind is Kind.EXCEPTION:
-        text = f"! an exception at {text.strip()}" if text else "! an exception"
     file = safe_line(event.place.file or event.place.module or "?", MAX_NAME)
     return f"{clock(elapsed)} {file}:{event.line:>6}: {text}".rstrip()
 

@@ -2,7 +2,7 @@
 
 Steps are compared, not times: each rank's training thread makes a row of calls (lines, where no calls are traced) in each
 step, and in a job that is well those rows are the same on all ranks. A step counts only from where every ring still has
-it whole. A row that ends is no difference: that rank had not come further when its ring was read.
+it whole. A row that ends early: its rank had not come further when its ring was read.
 """
 
 from collections import Counter, defaultdict
@@ -74,7 +74,10 @@ def merge(rings: Mapping[int, Ring]) -> Merged:
     by_calls = all(any(_counts(event, True) for event in ring.events) for ring in rings.values())
     rows = {rank: _rows(ring, by_calls) for rank, ring in rings.items()}
     steps = _common(rows)
-    partings = (_parting(step, {rank: some[step] for rank, some in rows.items()}) for step in reversed(steps))
+    partings = (
+        _parting(step, {rank: some[step] for rank, some in rows.items()})
+        for step in reversed(steps)
+    )
     return Merged(
         standings=tuple(_standings(rings)),
         compared=steps,
@@ -87,7 +90,9 @@ def merge(rings: Mapping[int, Ring]) -> Merged:
 
 
 def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
-    ends = {r: one.newest + one.header.offset_ns for r, one in rings.items() if one.newest is not None}
+    ends = {
+        r: one.newest + one.header.offset_ns for r, one in rings.items() if one.newest is not None
+    }
     end = max(ends.values(), default=0)
     for rank, ring in rings.items():
         mine = training_thread(ring)
@@ -103,10 +108,11 @@ def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
 
 
 def training_thread(ring: Ring) -> int | None:
-    """The thread whose number is the pid, else the one with most records."""
+    """The main thread, else the one with most records; None of an empty ring."""
     count = Counter(event.thread for event in ring.events)
-    if ring.header.pid in count:
-        return ring.header.pid
+    main = next((number for number, one in ring.threads.items() if one.main), None)
+    if main in count:
+        return main
     return count.most_common(1)[0][0] if count else None
 
 
@@ -121,7 +127,8 @@ def _rows(ring: Ring, by_calls: bool) -> dict[int | None, list[Stop]]:
     """Step -> what the training thread did in it, for the steps that the ring still has whole."""
     mine = training_thread(ring)
     events = [one for one in ring.events if one.thread == mine]
-    cut = events[0].step if events and (ring.lost or ring.broken) else -1
+    known = ring.threads.get(mine) if mine is not None else None
+    cut = events[0].step if events and known and known.cut else -1
     rows: dict[int | None, list[Stop]] = defaultdict(list)
     for event in events:
         row = rows[event.step]

@@ -10,19 +10,15 @@ class Kind(StrEnum):
     """What happened. A generator that yields leaves its frame, and comes back by `resume`."""
 
     CALL = "call"
-    LINE = "line"
     RETURN = "return"
-    EXCEPTION = "exception"  # raised, or passing through this frame
+    LINE = "line"
     UNWIND = "unwind"  # the frame is left by an exception
     YIELD = "yield"
     RESUME = "resume"
-    C_CALL = "c_call"
-    C_RETURN = "c_return"
-    NOTE = "note"  # of the tracer itself
 
 
-ENTERS = frozenset({Kind.CALL, Kind.RESUME, Kind.C_CALL})
-LEAVES = frozenset({Kind.RETURN, Kind.UNWIND, Kind.YIELD, Kind.C_RETURN})
+ENTERS = frozenset({Kind.CALL, Kind.RESUME})
+LEAVES = frozenset({Kind.RETURN, Kind.UNWIND, Kind.YIELD})
 
 
 class Place(NamedTuple):
@@ -43,7 +39,7 @@ class Event(NamedTuple):
     """`at`: nanoseconds of the writer's monotonic clock. `line` is where it happened, 0: not told."""
 
     at: int
-    thread: int
+    thread: int  # as the kernel numbers it
     depth: int
     kind: Kind
     place: Place
@@ -52,22 +48,33 @@ class Event(NamedTuple):
 
 
 class Header(Noun, frozen=True, kw_only=True):
-    """Who wrote the ring. Clocks: the same moment by both, nanoseconds."""
+    """Who wrote the ring, as it says itself. Times are nanoseconds, `monotonic` ones of the writer's node."""
 
+    size: int  # bytes of the file
+    names_at: int
+    names_size: int
+    chunks_at: int
+    chunk_size: int
+    chunks: int
     pid: int = 0  # as the process itself sees it
     start_ticks: int = 0  # /proc/PID/stat field 22
     boot_id: str = ""
     rank: int | None = None
     world_size: int | None = None
-    node: str = ""
-    wall_ns: int = 0
+    wall_ns: int = 0  # both clocks at one moment
     monotonic_ns: int = 0
-    python: str = ""
+    step: int | None = None  # reached last
+    step_at: int = 0
+    dropped: int = 0  # events that found no room
+    state: str = ""  # tracing, not begun, stepped aside, ended
+    changed_at: int = 0  # when it became so
+    traced: str = ""  # calls, lines, calls and lines
     engine: str = ""
-    state: str = ""  # on, off; why it is off
-    size: int = 0  # bytes of the file
-    capacity: int = 0  # records that fit
-    written: int = 0  # records that were ever written
+    python: str = ""
+    node: str = ""
+    why: str = ""  # why the state is what it is
+    followed: str = ""
+    command: str = ""  # redacted
 
     @property
     def offset_ns(self) -> int:
@@ -75,21 +82,28 @@ class Header(Noun, frozen=True, kw_only=True):
         return self.wall_ns - self.monotonic_ns
 
 
+class Thread(NamedTuple):
+    """`cut`: older records of it were overwritten, or left out."""
+
+    name: str
+    main: bool
+    cut: bool
+
+
 class Ring(Noun, frozen=True, kw_only=True):
-    """A ring at one moment; `broken` records were not believed, `unfinished` ones were being written."""
+    """A ring at one moment. `broken`: chunks and names that are not believed, in words."""
 
     header: Header
     events: tuple[Event, ...] = ()  # by time
-    threads: dict[int, str] = {}  # number -> name, where it is known
-    broken: int = 0
-    unfinished: int = 0
-
-    @property
-    def lost(self) -> int:
-        """Records that newer ones have overwritten."""
-        return max(0, self.header.written - self.header.capacity)
+    threads: dict[int, Thread] = {}
+    broken: tuple[str, ...] = ()
 
     @property
     def newest(self) -> int | None:
         """When the last event happened, by the writer's monotonic clock; None: nothing was written."""
         return self.events[-1].at if self.events else None
+
+    def name(self, thread: int) -> str:
+        """`MainThread`; "" where nothing is known of it."""
+        known = self.threads.get(thread)
+        return known.name if known else ""

@@ -35,7 +35,7 @@ def _frame(place: Place) -> dict[str, object]:
     return told
 
 
-def speedscope(rings: Sequence[Ring], name: str) -> Iterator[bytes]:
+def speedscope(rings: Sequence[Ring], name: str = "mldebug trace") -> Iterator[bytes]:
     """The file in pieces. What has not returned is closed at the end: the format wants that."""
     frames = _Frames()
     profiles = [
@@ -56,7 +56,7 @@ def speedscope(rings: Sequence[Ring], name: str) -> Iterator[bytes]:
 
 
 def _profile(ring: Ring, thread: int, some: Sequence[Edge], frames: _Frames) -> dict[str, object]:
-    name = safe_line(ring.threads.get(thread, ""), 60) or f"thread {thread}"
+    name = ring.name(thread) or f"thread {thread}"
     start = some[0].at
     return {
         "type": "evented",

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-from mldebug.redact import safe_line
 from mldebug.ring.lines import frame_words
 from mldebug.ring.records import Place, Ring
 from mldebug.ring.spans import Edge, edges
@@ -52,7 +51,7 @@ def tree_lines(ring: Ring) -> Iterator[str]:
     end = ring.newest or 0
     shown = 0
     for thread, some in sorted(edges(ring.events).items()):
-        name = safe_line(ring.threads.get(thread, ""), 40)
+        name = ring.name(thread)
         yield f"--- thread {thread}{f' ({name})' if name else ''} ---"
         for depth, node in _walk(call_tree(some, end)):
             shown += 1
