@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
+
 from mldebug.ring.layout import (
     HEAD_SIZE,
     HEADER_SIZE,
@@ -25,8 +27,8 @@ from mldebug.ring.layout import (
 from mldebug.ring.records import Event, Header, Place, Ring, Thread
 
 NAMES_AT_ONCE = 256 << 10  # bytes of the table that are read at first; most programs need no more
-MAX_THREADS = 512  # whose last chunks are read for a tail
-MAX_BROKEN = 8
+MAX_THREADS = 64  # whose last chunks are read for a tail
+_OPEN = 1 << 63  # later than any time
 
 Read = Callable[[int, int], bytes]
 Heads = Callable[[Header], bytes]
@@ -38,31 +40,40 @@ class _Chunk(NamedTuple):
     until: int  # when the thread's next chunk began; a large number for its last one
 
 
+Taken = list[tuple[Head, list[Record]]]
+
+
 def read_header(read: Read) -> Header:
     """Raises ValueError where it is no ring."""
     return parse_header(read(0, HEADER_SIZE))
 
 
-def read_ring(
-    read: Read, last: int | None = None, heads: Heads | None = None, threads: bool = False
-) -> Ring:
-    """All records, or the `last` ones. Raises ValueError where it is no ring.
+def read_ring(read: Read, last: int | None = None) -> Ring:
+    """All records, or the `last` ones. Raises ValueError where it is no ring."""
+    header = read_header(read)
+    chunks = _chunks(read_heads(read, header))
+    taken, cut = _read_last(read, header, chunks, last)
+    ring = _ring(read, header, chunks, taken, cut=cut)
+    if last is None or len(ring.events) <= last:
+        return ring
+    threads = {number: one._replace(cut=True) for number, one in ring.threads.items()}
+    return msgspec.structs.replace(ring, events=ring.events[-last:], threads=threads)
 
-    `threads`: of each thread at least what its last chunk holds, though others wrote more since.
-    """
+
+def read_ends(read: Read, last: int, heads: Heads) -> Ring:
+    """Of each thread what it did last, of the main thread at least so many records, by as few reads as can be."""
     header = read_header(read)
     chunks = _chunks(read_heads(read, header, heads))
-    taken, cut = _read_chunks(read, header, chunks, last, threads)
+    return _ring(read, header, chunks, _read_ends(read, header, chunks, last), cut=True)
+
+
+def _ring(read: Read, header: Header, chunks: Sequence[_Chunk], taken: Taken, *, cut: bool) -> Ring:
     names, broken = _names(read, header, max(_ids(taken), default=-1))
-    events = tuple(_events(taken, names))
-    if last is not None and not threads:
-        cut = cut or len(events) > last
-        events = events[-last:] if last else ()
     return Ring(
         header=header,
-        events=events,
+        events=tuple(_events(taken, names)),
         threads=_threads(chunks, cut=cut),
-        broken=tuple(filter(None, (broken,)))[:MAX_BROKEN],
+        broken=(broken,) if broken else (),
     )
 
 
@@ -102,37 +113,46 @@ def _chunks(heads: Sequence[Head]) -> list[_Chunk]:
     until: dict[int, int] = {}
     found = []
     for head in reversed(heads):
-        found.append(_Chunk(head, until.get(head.thread, 1 << 63)))
+        found.append(_Chunk(head, until.get(head.thread, _OPEN)))
         until[head.thread] = head.began
     return sorted(found, key=lambda chunk: (-chunk.until, -chunk.head.sequence))
 
 
-def _read_chunks(
-    read: Read, header: Header, chunks: Sequence[_Chunk], last: int | None, threads: bool
-) -> tuple[list[tuple[Head, list[Record]]], bool]:
+def _read_last(
+    read: Read, header: Header, chunks: Sequence[_Chunk], last: int | None
+) -> tuple[Taken, bool]:
     """Chunks with their records, and whether older ones were left out."""
-    taken: list[tuple[Head, list[Record]]] = []
+    taken: Taken = []
     times: list[int] = []
-    for place, chunk in enumerate(chunks):
-        if last is not None and _enough(times, chunk.until, last, place, threads):
-            return taken, True
+    for chunk in chunks:
+        if last is not None and len(times) >= last and min(times, default=0) >= chunk.until:
+            return taken, True  # none of the chunks from here on can hold a record among the last
         records = _records(read, header, chunk.head)
         taken.append((chunk.head, records))
         if last is not None:
-            times.extend(record.at for record in records)
-            times = heapq.nlargest(last, times)
+            times = heapq.nlargest(
+                last, [*times, *(record.at for record in records if record.kind)]
+            )
     return taken, False
 
 
-def _enough(times: Sequence[int], until: int, last: int, place: int, threads: bool) -> bool:
-    """Can none of the chunks from here on hold a record among the last?"""
-    if until == 1 << 63:
-        return place >= MAX_THREADS
-    return threads or (len(times) >= last and min(times, default=0) >= until)
+def _read_ends(read: Read, header: Header, chunks: Sequence[_Chunk], last: int) -> Taken:
+    """The last chunk of each thread, and of the main thread as many as hold so many records."""
+    open_ = [chunk for chunk in chunks if chunk.until == _OPEN]
+    open_.sort(key=lambda chunk: (not chunk.head.main, -chunk.head.sequence))
+    taken = [(one.head, _records(read, header, one.head)) for one in open_[:MAX_THREADS]]
+    have = len(taken[0][1]) if taken and taken[0][0].main else last
+    for chunk in chunks:
+        if have >= last:
+            break
+        if chunk.head.main and chunk.until != _OPEN:
+            taken.append((chunk.head, _records(read, header, chunk.head)))
+            have += len(taken[-1][1])
+    return taken
 
 
 def _records(read: Read, header: Header, head: Head) -> list[Record]:
-    """None where it has become another one's while it was read."""
+    """None of them where the chunk has become another one's while it was read."""
     at = header.chunks_at + head.number * header.chunk_size
     data = read(at, header.chunk_size)
     after = parse_head(read(at, HEAD_SIZE), head.number)
