@@ -1,0 +1,26 @@
+"""Trace the calls of a process into a ring, and read rings."""
+
+import click
+import msgspec
+
+from mldebug_agents import tracestart
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.group("trace", context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """Trace the calls of a process into a ring, and read rings.
+
+    A ring is a file of fixed size that holds what a process did last. It survives the process, however that ended.
+    """
+
+
+group.add_command(tracestart.run)
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return group
