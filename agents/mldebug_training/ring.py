@@ -77,7 +77,7 @@ MAGIC = b"mltrace" + bytes([VERSION])
 PREFIX = "mldebug_trace-"
 HEADER_SIZE, CHUNK_HEAD_SIZE = 4096, 64
 
-LAYOUT = struct.Struct("<IIQQQQQII")  # from the size of the header on, at 8
+LAYOUT = struct.Struct("<IIQQQQII")  # from the size of the header on, at 8
 WHO = struct.Struct("<QQ40siiiI")  # at 56
 CLOCKS = struct.Struct("<QQ")  # at 128
 STEP = struct.Struct("<qQ")  # at 144

@@ -4,6 +4,7 @@ import click
 import msgspec
 
 from mldebug.ring import verbs
+from mldebug_agents import tracestart
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -18,7 +19,7 @@ def group() -> None:
     """
 
 
-for verb in (verbs.show, verbs.export, verbs.merge):
+for verb in (tracestart.run, verbs.show, verbs.export, verbs.merge):
     group.add_command(verb)
 
 
