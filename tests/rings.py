@@ -126,11 +126,11 @@ def steps(first: int, last: int, stuck_in: int = 1, thread: int = 4711) -> list[
     at = MONOTONIC + 1_000_000
     for step in range(first, last + 1):
         rows = [Rec(at, step, 0, 0, STEP), Rec(at + 1, function_id(0), 40)]
-        rows += [Rec(at + 2, function_id(0), 41, 0, LINE)]
+        rows += [Rec(at + 2, function_id(0), 41, 1, LINE)]
         for n, function in enumerate((1, 2)):
             rows.append(Rec(at + 10 + 10 * n, function_id(function), 7, 1))
             if step == last and function == stuck_in:
-                rows.append(Rec(at + 15 + 10 * n, function_id(function), 9, 1, LINE))
+                rows.append(Rec(at + 15 + 10 * n, function_id(function), 9, 2, LINE))
                 break
             rows.append(Rec(at + 15 + 10 * n, function_id(function), 8, 1, RETURN))
         else:

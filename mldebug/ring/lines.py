@@ -58,8 +58,12 @@ def _changed(before: Event, event: Event) -> bool:
     """Another frame, without an event of its own that says so: we are back in the caller."""
     if event.kind is not Kind.LINE:
         return False
-    here = (event.thread, event.place, event.depth)
-    return (before.thread, before.place, before.depth) != here or before.kind in LEAVES
+    return _frame(before) != _frame(event) or before.kind in LEAVES
+
+
+def _frame(event: Event) -> tuple[int, Place, int]:
+    """A line lies inside the frame that its call has opened."""
+    return event.thread, event.place, event.depth - (event.kind is Kind.LINE)
 
 
 def _line(event: Event, elapsed: int, source: Source) -> str:

@@ -40,7 +40,7 @@ class Event(NamedTuple):
 
     at: int
     thread: int  # as the kernel numbers it
-    depth: int
+    depth: int  # traced functions that are open around it: of a line its own is one of them
     kind: Kind
     place: Place
     line: int = 0

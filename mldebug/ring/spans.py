@@ -36,7 +36,8 @@ class _Thread:
         """Next in time."""
         self._last = max(self._last, event.at)
         enters = event.kind in ENTERS
-        self._end_deeper(event.depth if enters else event.depth + 1)
+        inside = enters or event.kind is Kind.LINE  # of a line, the frame it lies in has one less
+        self._end_deeper(event.depth if inside else event.depth + 1)
         if enters and len(self._stack) < MAX_DEPTH:
             self._stack.append((event.place, event.depth))
             again = event.kind is Kind.RESUME

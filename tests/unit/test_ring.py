@@ -121,7 +121,7 @@ def test_records_come_in_order_with_their_names_and_steps() -> None:
         "/job/data.py",
         "data",
     )
-    assert (last.kind, last.line, last.depth, last.step) == (Kind.LINE, 9, 1, 3)
+    assert (last.kind, last.line, last.depth, last.step) == (Kind.LINE, 9, 2, 3)
     assert (ring.header.rank, ring.header.engine, ring.header.state) == (
         0,
         "monitoring, python",
@@ -265,9 +265,9 @@ def test_lines_are_nicertraces_with_frame_changes_marked() -> None:
 
 def test_back_in_the_caller_the_frame_is_named_again() -> None:
     rows = [
-        Rec(1, function_id(0), 1, 0, LINE),
-        Rec(2, function_id(1), 7, 1, LINE),
-        Rec(3, function_id(0), 2, 0, LINE),
+        Rec(1, function_id(0), 1, 1, LINE),
+        Rec(2, function_id(1), 7, 2, LINE),
+        Rec(3, function_id(0), 2, 1, LINE),
     ]
     text = shown(read(rings.ring([Chunk(1, 1, rows)])))
     assert [line.strip() for line in text if line.startswith("        ")] == [
