@@ -26,8 +26,9 @@ def no_source(path: str, line: int) -> str:
 
 
 def frame_words(place: Place) -> str:
-    """`PIL.Image:2896 new`; a file stands in for a module that is not known."""
-    name = place.module or place.file or "?"
+    """`PIL.Image:2896 new`; its file stands in for the script that was started, and for what has no module."""
+    known = place.module if place.module != "__main__" else ""
+    name = known or place.file or place.module or "?"
     where = f"{name}:{place.line}" if place.line else name
     return safe_line(f"{where} {place.function}", MAX_NAME)
 

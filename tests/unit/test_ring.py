@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 import rings
 from mldebug.cli import main
+from mldebug.ring import layout
 from mldebug.ring.chrome import chrome
 from mldebug.ring.comparing import merged_lines
 from mldebug.ring.layout import parse_header, parse_names
@@ -22,6 +25,7 @@ from mldebug.ring.records import Header, Kind, Ring
 from mldebug.ring.spans import edges
 from mldebug.ring.speedscope import speedscope
 from mldebug.ring.tree import tree_lines
+from mldebug_training import ring as written
 from rings import LINE, RETURN, Chunk, Rec, function_id
 
 EVENTED = {
@@ -430,3 +434,76 @@ def test_merge_reads_a_folder_and_skips_what_is_no_ring(
     assert "They parted in step 3" in capsys.readouterr().out
     assert main(["trace", "merge", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parting"]["step"] == 3
+
+
+def test_the_script_itself_is_called_by_its_file() -> None:
+    functions = (("main", "/job/train.py", "__main__", 9), ("f", "", "__main__", 1))
+    rows = [Rec(1, function_id(0)), Rec(2, function_id(1), 0, 1)]
+    text = shown(read(rings.ring([Chunk(1, 1, rows)], functions)))
+    assert text[1:] == ["        train.py:9 main", "        __main__:1 f"]
+
+
+# --- both sides --------------------------------------------------------------------------------------
+
+TRACED = """
+import os, sys, time
+from mldebug_training.trace import trace
+
+def load(n):
+    if n == 3:
+        print(tracer.path, flush=True)
+        os.kill(os.getpid(), 9)
+
+def train_step(n):
+    load(n)
+
+tracer = trace("__main__", lines=True, ring=sys.argv[1], size=1 << 20, native=False)
+tracer.begin()
+for n in range(1, 4):
+    tracer.step(n)
+    train_step(n)
+"""
+
+
+def test_what_the_tracer_writes_is_what_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(TRACED)
+    place = tmp_path / "ring"
+    done = subprocess.run(
+        [sys.executable, str(script), str(place)], capture_output=True, text=True, timeout=60, check=False,
+        env={"PYTHONPATH": str(Path(written.__file__).parents[1])},
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr
+    data = Path(done.stdout.strip()).read_bytes()
+    ring = read(data)
+    header = ring.header
+    assert (header.state, header.traced, header.step) == ("tracing", "calls and lines", 3)
+    assert header.pid == next(iter(ring.threads))
+    assert header.followed.startswith("include=__main__")
+    last = ring.events[-1]
+    assert (last.place.function, last.place.path, last.step) == ("load", str(script), 3)
+    assert TRACED.splitlines()[last.line - 1].strip().startswith("os.kill")
+    steps = [
+        event
+        for event in ring.events
+        if event.place.function == "train_step" and event.kind is Kind.CALL
+    ]
+    assert [event.step for event in steps[1:]] == [2, 3]
+    told = "\n".join(tree_lines(ring))
+    assert "3 x * job.py:10 train_step" in " ".join(told.split())
+
+
+def test_both_sides_have_the_same_sizes_and_numbers() -> None:
+    kinds = {
+        Kind.CALL: written.CALL, Kind.RETURN: written.RETURN, Kind.LINE: written.LINE,
+        Kind.UNWIND: written.UNWIND, Kind.YIELD: written.YIELD, Kind.RESUME: written.RESUME,
+    }  # fmt: skip
+    assert {number: kind for kind, number in kinds.items()} == layout.KINDS
+    assert (layout.STEP, layout.PREFIX, layout.NO_FILE) == (
+        written.STEP_KIND,
+        written.PREFIX,
+        written.NO_FILE,
+    )
+    assert layout.MAGIC + bytes([layout.VERSION]) == written.MAGIC
+    sizes = (written.HEADER_SIZE, written.CHUNK_HEAD_SIZE, written.RECORD.size)
+    assert sizes == (layout.HEADER_SIZE, layout.HEAD_SIZE, layout.RECORD_SIZE)
