@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 
 from mldebug.redact import safe_line
 from mldebug.ring.records import LEAVES, Event, Kind, Place, Ring
@@ -25,6 +26,7 @@ def no_source(path: str, line: int) -> str:
     return ""
 
 
+@lru_cache(maxsize=4096)
 def frame_words(place: Place) -> str:
     """`PIL.Image:2896 new`; its file stands in for the script that was started, and for what has no module."""
     known = place.module if place.module != "__main__" else ""
@@ -73,10 +75,18 @@ def _line(event: Event, elapsed: int, source: Source) -> str:
         return f"{INDENT}{_ENTERED[kind]}{frame_words(event.place)}"
     if kind in _LEFT:
         return f"{INDENT}{_LEFT[kind]} {frame_words(event.place)}"
-    text = source(event.place.path, event.line) if event.line else ""
-    text = safe_line(text.rstrip(), MAX_SOURCE)
-    file = safe_line(event.place.file or event.place.module or "?", MAX_NAME)
-    return f"{clock(elapsed)} {file}:{event.line:>6}: {text}".rstrip()
+    text = _safe(source(event.place.path, event.line)) if event.line else ""
+    return f"{clock(elapsed)} {_file(event.place)}:{event.line:>6}: {text}".rstrip()
+
+
+@lru_cache(maxsize=4096)
+def _safe(text: str) -> str:
+    return safe_line(text.rstrip(), MAX_SOURCE)
+
+
+@lru_cache(maxsize=4096)
+def _file(place: Place) -> str:
+    return safe_line(place.file or place.module or "?", MAX_NAME)
 
 
 def clock(nanoseconds: int) -> str:

@@ -90,6 +90,7 @@ def _text(path: str) -> bytes:
         os.close(descriptor)
 
 
+@lru_cache(maxsize=65_536)
 def source_here(path: str, line: int) -> str:
     """The text of a line of a Python file on this machine, "" where there is none."""
     return nth_line(_text(path), line) if is_source(path) else ""

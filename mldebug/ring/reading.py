@@ -7,7 +7,6 @@ its head says the same after it was read as before.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +18,8 @@ from mldebug.ring.layout import (
     UNKNOWN,
     Head,
     Record,
+    last_chunks,
+    newest_time,
     parse_head,
     parse_header,
     parse_names,
@@ -97,11 +98,13 @@ def read_heads(read: Read, header: Header, heads: Heads | None = None) -> list[H
     return [found[sequence] for sequence in sorted(found)]
 
 
-def newest(read: Read, header: Header, heads: Sequence[Head]) -> int | None:
+def newest(read: Read, header: Header, heads: bytes) -> int | None:
     """When the last record was written, of all threads; None: nothing was."""
-    latest: dict[int, Head] = {head.thread: head for head in heads}
-    recent = sorted(latest.values(), key=attrgetter("sequence"))[-MAX_THREADS:]
-    times = (record.at for head in recent for record in _records(read, header, head))
+    times: list[int] = []
+    for number, sequence in last_chunks(heads)[:MAX_THREADS]:
+        data = read(header.chunks_at + number * header.chunk_size, header.chunk_size)
+        at = newest_time(data, sequence) if data[:4] == sequence.to_bytes(4, "little") else None
+        times += [] if at is None else [at]
     return max(times, default=None)
 
 

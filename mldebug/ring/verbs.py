@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain, islice
 from pathlib import Path
 
 import click
@@ -46,10 +47,14 @@ def show(file: Path, tail: int | None, tree: bool, no_source: bool, as_json: boo
         if as_json:
             click.echo(msgspec.json.encode(ring_object(ring)).decode())
             return
-        for line in heading(ring):
-            click.echo(line)
-        for line in tree_lines(ring) if tree else _text(ring, no_source):
-            click.echo(line)
+        body = tree_lines(ring) if tree else _text(ring, no_source)
+        _print(chain(heading(ring), body))
+
+
+def _print(some: Iterator[str]) -> None:
+    """Many lines at once: there may be millions."""
+    while block := list(islice(some, 1000)):
+        click.echo("\n".join(block))
 
 
 def _text(ring: Ring, without: bool) -> Iterator[str]:
@@ -89,8 +94,7 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(merged_object(merged)).decode())
         return
-    for line in merged_lines(merged):
-        click.echo(line)
+    _print(merged_lines(merged))
 
 
 def load(file: Path, tail: int | None) -> Ring:

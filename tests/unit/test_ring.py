@@ -507,3 +507,17 @@ def test_both_sides_have_the_same_sizes_and_numbers() -> None:
     assert layout.MAGIC + bytes([layout.VERSION]) == written.MAGIC
     sizes = (written.HEADER_SIZE, written.CHUNK_HEAD_SIZE, written.RECORD.size)
     assert sizes == (layout.HEADER_SIZE, layout.HEAD_SIZE, layout.RECORD_SIZE)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.sampled_from([0, 6, 7])), max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_the_quick_look_at_a_chunk_sees_what_the_slow_one_does(rows: list[tuple[int, int]]) -> None:
+    data = rings.chunk(Chunk(7, 1, [Rec(at, 1, mark=mark) for at, mark in rows]))
+    slow = max((record.at for record in layout.parse_records(data, 7)), default=None)
+    assert layout.newest_time(data, 7) == slow
+
+
+def test_the_quick_look_takes_each_threads_last_chunk() -> None:
+    chunks = [Chunk(5, 1, []), None, Chunk(9, 2, []), Chunk(3, 1, []), Chunk(2, 2, [])]
+    heads = b"".join(rings.chunk(one)[:64] for one in chunks)
+    assert layout.last_chunks(heads + b"cut") == [(2, 9), (0, 5)]

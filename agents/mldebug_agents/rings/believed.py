@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from mldebug.model import RankIdentity
 from mldebug.ring.layout import HEAD_SIZE, HEADER_SIZE, MAX_CHUNKS
-from mldebug.ring.reading import newest, read_ends, read_header, read_heads
+from mldebug.ring.reading import newest, read_ends, read_header
 from mldebug.ring.records import Header, Ring
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.hooks.records import check_owner
@@ -67,7 +67,7 @@ class RingFile:
     def written_ns(self) -> int | None:
         """When its newest record was written, unix nanoseconds; None: nothing was."""
         header = self.check()
-        at = newest(self.read, header, read_heads(self.read, header, self.heads))
+        at = newest(self.read, header, self.heads(header))
         return None if at is None else at + header.offset_ns
 
 
