@@ -94,6 +94,10 @@ class trace:  # noqa: N801 - it is used as a function
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def also(self, told: str) -> None:
+        """Something for whoever shows the ring, beside what is followed."""
+        self._followed.told += f" {told}"
+
     def begin(self) -> None:
         """Trace from now on, all threads."""
         if _running:
@@ -244,11 +248,13 @@ class NicerTrace:
             raise ValueError("can't have both ignoredirs and packages_to_include not None")
         exclude = [*ignoremods, *(os.path.join(one, "") for one in ignoredirs or ())]
         place = ring or outfile or _usual_name()
-        self.log_pids = log_pids
         self.trace = _trace(
             *_packages(packages_to_include), exclude=exclude, start=start,
             lines=bool(trace), ring=place, size=size,
         )  # fmt: skip
+
+        if log_pids:
+            self.trace.also("log_pids=1")
 
     @property
     def path(self) -> str | None:
