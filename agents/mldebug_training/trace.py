@@ -20,6 +20,7 @@ from mldebug_training.interrupted import pass_on
 from mldebug_training.process import own
 from mldebug_training.ringfile import RingFile
 from mldebug_training.ringwriter import Writer
+from mldebug_training.signals import closed
 from mldebug_training.traceengines import UNTRACED, engine_for, native_module
 from mldebug_training.writing import write_all
 
@@ -93,6 +94,10 @@ class trace:  # noqa: N801 - it is used as a function
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def also(self, told: str) -> None:
+        """Something for whoever shows the ring, beside what is followed."""
+        self._followed.told += f" {told}"
+
     def begin(self) -> None:
         """Trace from now on, all threads."""
         if _running:
@@ -122,7 +127,7 @@ class trace:  # noqa: N801 - it is used as a function
         except Exception as error:
             pass_on(error)
         if self._file is not None:
-            self._file.tell(layout.ENDED)
+            self._file.tell(layout.ENDED, self._why)
             self._file.close(keep or not self._file.default)
             self._writer = None
 
@@ -159,15 +164,15 @@ class trace:  # noqa: N801 - it is used as a function
             self._engine.again()
         with self._making:
             if self._writer is None:
-                self._writer = self._made()
+                closed(self._make)
         if self._writer is None:
             return UNTRACED
         told = self._writer.names.function(known.path, known.module, known.name, known.line)
         self._engine.follow(code)
         return told
 
-    def _made(self) -> Writer | None:
-        """Make the ring; where that fails tracing is off."""
+    def _make(self) -> None:
+        """Make the ring, undisturbed by signals; where that fails tracing is off."""
         try:
             place = self._place and _filled(self._place)
             told = self._followed.told
@@ -177,11 +182,10 @@ class trace:  # noqa: N801 - it is used as a function
             self._off = True
             place = self._place or "/dev/shm"  # noqa: S108 - only named
             self._refuse(f"{place}: {(error.strerror or str(error)).lower()}")
-            return None
+            return
         self._file = file
-        writer: Writer = self._engine.use(file)
+        self._writer = self._engine.use(file)
         file.tell(layout.ASIDE if self._why else layout.TRACING, self._why)
-        return writer
 
     def _aside(self, why: str) -> None:
         """The engine says that the job uses what tracing needs, or by "" that it no longer does."""
@@ -244,11 +248,13 @@ class NicerTrace:
             raise ValueError("can't have both ignoredirs and packages_to_include not None")
         exclude = [*ignoremods, *(os.path.join(one, "") for one in ignoredirs or ())]
         place = ring or outfile or _usual_name()
-        self.log_pids = log_pids
         self.trace = _trace(
             *_packages(packages_to_include), exclude=exclude, start=start,
             lines=bool(trace), ring=place, size=size,
         )  # fmt: skip
+
+        if log_pids:
+            self.trace.also("log_pids=1")
 
     @property
     def path(self) -> str | None:
