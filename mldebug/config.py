@@ -65,6 +65,8 @@ class Capture(Section, frozen=True, kw_only=True):
     nccl_ras: bool = True
     # Flight Recorders from worker servers, dump files and debug FIFOs, where a job offers them; the hook's are always read
     flight_recorder: bool = True
+    # where ranks keep trace rings beside /dev/shm: looked into for those that ended before they were met
+    trace_folders: tuple[str, ...] = ()
     # the span of the samples that tell frozen from slow
     watch: Annotated[Duration, msgspec.Meta(ge=0, le=60)] = 2.0
     # processes dumped at once. auto: as many as cores, at most 4

@@ -42,6 +42,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     why_timeout: str = ""
     step: int | None = None
     said: dict[int, Said] = {}  # rank -> what its hook says; who has none is absent
+    traced: dict[int, float] = {}  # rank -> unix time of the newest record in its trace ring
     loss: float | None = None
     step_seconds: float | None = None
     step_times: StepTimes | None = None  # since the agent met the run

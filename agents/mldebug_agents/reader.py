@@ -15,7 +15,7 @@ from typing import Protocol, Self
 from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode
 from mldebug_agents.spawn import Worker
 from mldebug_agents.starting.listing import Listed, unpack
-from mldebug_agents.starting.reading import FILE_ID, MAX_SOURCE, REQUEST, Operation
+from mldebug_agents.starting.reading import FILE_ID, HEAD, MAX_SOURCE, REQUEST, Operation
 from mldebug_agents.starting.touching import ASKED_FOR, Question
 
 __all__ = ["Piece", "Reader", "Tail", "Unreadable"]
@@ -112,6 +112,15 @@ class Reader:
             return answer
         facts = FILE_ID.unpack_from(answer.data)
         return Piece(answer.data[FILE_ID.size :], answer.size, answer.mtime, *facts)
+
+    def read_heads(
+        self, path: str, start: int, stride: int, *, count: int, timeout: float = TIMEOUT
+    ) -> bytes | Unreadable:
+        """Read the 64 bytes at `start` of a regular file and at every `stride` from there, at most `count` times."""
+        place = (start & 0xFFFFFFFF) | (stride & 0xFFFFFFFF) << 32
+        limit = HEAD * count
+        answer = self._ask_one(Operation.HEADS, path, limit=limit, line=place, timeout=timeout)
+        return _data(answer)
 
     def read_line(self, path: str, line: int, timeout: float = TIMEOUT) -> str | Unreadable:
         """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""

@@ -24,6 +24,7 @@ from mldebug_agents.members import identity as proving
 from mldebug_agents.ras import asking
 from mldebug_agents.ras.client import GLANCE, RasClient
 from mldebug_agents.reader import Reader
+from mldebug_agents.rings.collecting import Rings
 from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import WORKERS, Spawner
@@ -63,6 +64,7 @@ class Workbench:
         clusters = create_all("clusters")
         self.finder = RankFinder(self.host, self.reader, self.node, clusters, self._ask_world)
         self.traps = TrapFinder(self.host, self.reader)
+        self.rings = Rings(self.host, self.reader, config.capture.trace_folders)
         self.flights = Collector(self.host, self.reader, self.traps.installed, self.unanswered)
 
     def __enter__(self) -> Self:
@@ -90,6 +92,7 @@ class Workbench:
         )
         if wanted.flight_recorder:
             usual.more_flights = self.flights.add
+        usual.traces = self.rings.add
         if wanted.nccl_ras:
             usual.ras = lambda job, seconds: self.ras.ask(job, seconds=seconds)
         return usual
