@@ -29,7 +29,7 @@ def once(load: str, tracer: str) -> dict[str, Any]:
     """One process."""
     paths = [str(native_folder(PYTHON)), str(AGENTS), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": ":".join(paths)}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir="/dev/shm") as folder:  # where rings lie by default
         argv = [PYTHON, str(INSIDE), load, tracer, folder]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{load} {tracer}: {done.stderr[-2000:]}"

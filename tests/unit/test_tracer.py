@@ -372,3 +372,50 @@ def test_a_handler_of_the_job_may_raise_anywhere(tmp_path: Path) -> None:
         assert caught >= 98, caught
     """
     assert words(tmp_path, code, "", "native").events
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_steps_stand_among_the_calls(tmp_path: Path, version: str, writer: str) -> None:
+    code = """
+        from mldebug_training import heartbeat
+        def train_step(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+            for step in range(1, 4):
+                train_step()
+                heartbeat(step)
+    """
+    found = words(tmp_path, code, version, writer)
+    told = found.told("MainThread", "call", "step")
+    assert told == [word for step in "123" for word in ("call train_step", f"step {step}")]
+    assert found.step == 3
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+@pytest.mark.parametrize("lines", [False, True])
+def test_debuggers_and_profilers_of_the_job_work_as_without(
+    tmp_path: Path, version: str, writer: str, lines: bool
+) -> None:
+    """cProfile and a trace function inside of it: both see what they would have seen, and what they put back is ours again."""
+    code = f"""
+        import cProfile, io, pstats, sys
+        def works(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, lines={lines}):
+            works()
+            profile = cProfile.Profile()
+            profile.runcall(works)
+            seen = []
+            def tracer(frame, event, arg):
+                seen.append(event)
+                return tracer
+            found = sys.gettrace()
+            sys.settrace(tracer)
+            works()
+            sys.settrace(found)
+            works()
+        told = io.StringIO()
+        pstats.Stats(profile, stream=told).print_stats()
+        assert "(works)" in told.getvalue()
+        assert seen[:3] == ["call", "line", "return"], seen
+    """
+    calls = words(tmp_path, code, version, writer).told("MainThread", "call")
+    assert "call works" in calls
