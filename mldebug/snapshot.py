@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mldebug.filling.state import StorageState
 from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.health.components import Health
@@ -104,6 +105,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
     kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
+    storage: StorageState | None = None  # None: not looked at yet
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )

@@ -14,6 +14,8 @@ from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
 from mldebug_agents.discovery.traps import TrapFinder
 from mldebug_agents.flights.collecting import Collector
+from mldebug_agents.fsprobe import asking as probing
+from mldebug_agents.fsprobe import child as probed
 from mldebug_agents.gpuchild import serving, wire
 from mldebug_agents.hooks import switchroom
 from mldebug_agents.hooks.asking import Asking
@@ -44,11 +46,13 @@ class Workbench:
                 wire.NAME: serving.serve,
                 switchroom.NAME: switchroom.serve,
                 asking.NAME: asking.serve,
+                probing.NAME: probed.serve,
                 proving.NAME: proving.serve,
             }
         )
         self.reader = Reader(self.spawner)
         self.host = Host(root)
+        self.filesystems = probing.Probe(self.spawner)
         self.gpus = Gpus(self.spawner, self.host)
         self.unanswered = Unanswered()
         self.ras = RasClient(self.spawner, self.host, self.unanswered)
@@ -113,6 +117,7 @@ class Workbench:
     def close(self) -> None:
         """End the reader, the GPU reader and the helper."""
         self.gpus.close()
+        self.filesystems.close()
         self.reader.close()
         self.spawner.close()
 
