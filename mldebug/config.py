@@ -124,6 +124,19 @@ class Health(Section, frozen=True, kw_only=True):
     thresholds: Thresholds = Thresholds()
 
 
+class Trees(Section, frozen=True, kw_only=True):
+    """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
+
+    # absolute: [/scratch/me, /data/checkpoints]
+    paths: tuple[str, ...] = ()
+    # between two counts where nothing tells of changes (network filesystems, no watches left)
+    rescan: Annotated[Duration, msgspec.Meta(ge=1)] = 600.0
+    # between two counts where events tell
+    verify: Annotated[Duration, msgspec.Meta(ge=60)] = 21600.0
+    # of one tree; what is beyond is not counted, and said
+    max_inodes: Annotated[int, msgspec.Meta(ge=1000)] = 20_000_000
+
+
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
@@ -141,6 +154,7 @@ class Config(Section, frozen=True, kw_only=True):
     cluster: Cluster = Cluster()
     metrics: Metrics = Metrics()
     health: Health = Health()
+    trees: Trees = Trees()
 
 
 def load_config(path: Path | None) -> Config:

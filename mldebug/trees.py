@@ -56,7 +56,9 @@ def _words(tree: TreeState, now: float) -> str:
         waited = format_duration(float(max(0, int(now - (tree.since or now)))))
         return f"does not answer for {waited}: its size is not known"
     if tree.bytes is None:
-        return f"not counted: {clean(tree.why, 200)}" if tree.why else "is counted for the first time"
+        return (
+            f"not counted: {clean(tree.why, 200)}" if tree.why else "is counted for the first time"
+        )
     least = "at least " if tree.lower_bound else ""
     said = f"{least}{approximate(tree.bytes)} in {tree.inodes} inodes, {_how(tree, now)}"
     unread = f"; {tree.unread} of its entries could not be looked at" if tree.lower_bound else ""
@@ -78,5 +80,9 @@ def approximate(size: int) -> str:
     """Bytes with three digits, as people read them: 1.27 GiB."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
-            return f"{size / factor:.3g} {unit}" if size < 1000 * factor else f"{size // factor} {unit}"
+            return (
+                f"{size / factor:.3g} {unit}"
+                if size < 1000 * factor
+                else f"{size // factor} {unit}"
+            )
     return format_size(size)

@@ -19,7 +19,9 @@ from mldebug.redact import clean
 from mldebug.snapshot import Snapshot
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.runner import Result, Worker
+from mldebug_agents.trees.part import Trees
 from mldebug_agents.workbench import Workbench
+from mldebug_agents.writers.part import Writers
 
 log = logging.getLogger("mldebug")
 
@@ -69,7 +71,7 @@ class Storage:
     @classmethod
     def of(cls, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> "Storage":
         """The desk of this node with all its parts."""
-        parts: list[Part] = [Filesystems(bench)]
+        parts: list[Part] = [Filesystems(bench), Trees(bench), Writers(bench)]
         return cls(parts, inbox)
 
     @property

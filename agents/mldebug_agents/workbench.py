@@ -30,6 +30,8 @@ from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import WORKERS, Spawner
 from mldebug_agents.state import keeper, keeping
+from mldebug_agents.trees import serving as counting
+from mldebug_agents.trees import wire as trees
 from mldebug_agents.unanswered import Unanswered
 
 
@@ -48,6 +50,7 @@ class Workbench:
                 asking.NAME: asking.serve,
                 probing.NAME: probed.serve,
                 proving.NAME: proving.serve,
+                trees.NAME: counting.serve,
             }
         )
         self.reader = Reader(self.spawner)

@@ -191,7 +191,9 @@ def test_without_watches_the_rest_is_counted_anew_and_says_so(
     keeper = Keeper(Order(path=str(root), rescan=0.3))
     state = counted(keeper)
     assert state.how == PARTLY
-    assert "max_user_watches is used up: 3 of its 5 folders are counted anew every 300ms" in state.why
+    assert (
+        "max_user_watches is used up: 3 of its 5 folders are counted anew every 300ms" in state.why
+    )
     for name in "abcd":
         (root / name / "file").touch()
     turn_until(keeper, as_du(root))
@@ -206,13 +208,17 @@ def test_on_a_filesystem_of_a_server_everything_is_counted_anew(
     keeper = Keeper(Order(path=str(root), rescan=0.3))
     state = counted(keeper)
     assert (state.how, keeper.fd) == (RESCANNED, None)
-    assert state.why == "nfs4 does not tell what other machines write: it is counted anew every 300ms"
+    assert (
+        state.why == "nfs4 does not tell what other machines write: it is counted anew every 300ms"
+    )
     (root / "file").touch()
     turn_until(keeper, as_du(root))
     keeper.close()
 
 
-def test_what_may_not_be_read_makes_a_lower_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_read_makes_a_lower_bound(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (root / "closed").mkdir()
     (root / "closed" / "file").touch()
     scandir = os.scandir
@@ -298,14 +304,26 @@ class Hands:
     def __init__(self) -> None:
         self.leftovers: tuple[Leftover, ...] = ()
         self.started: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
         self.serve: Callable[[socket.socket], None] = serve
 
     def fork_worker(self, name: str) -> "Hands":
         assert name == "trees"
         self.socket, theirs = socket.socketpair()
         self.started.append(theirs)
-        threading.Thread(target=self.serve, args=(theirs,), daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
+        thread.start()
+        self.threads.append(thread)
         return self
+
+    def join(self) -> None:
+        """Wait until all have ended."""
+        for thread in self.threads:
+            thread.join(60)
+
+    def _run(self, link: socket.socket) -> None:
+        with link:
+            self.serve(link)
 
     def abandon(self, worker: object, words: str) -> None:
         self.leftovers = (Leftover(1, 2, words),)
@@ -351,6 +369,7 @@ def test_a_tree_that_does_not_answer_is_left_alone_and_the_others_go_on(
     hands.leftovers = ()
     desk_until(desk, lambda states: states[1].inodes == 1)
     desk.close()
+    hands.join()
 
 
 def test_the_child_of_an_earlier_agent_is_remembered(tmp_path: Path) -> None:
@@ -375,3 +394,4 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
     hands.serve = serve
     desk_until(desk, lambda states: states[0].inodes == 1)
     desk.close()
+    hands.join()

@@ -22,12 +22,15 @@ LONGEST = 30.0  # seconds without a word
 def serve(link: socket.socket) -> None:
     """Keep the trees that are ordered; ends when the other side hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    keepers: list[Keeper] = []
     with contextlib.suppress(OSError):
         orders = msgspec.json.decode(Incoming(link).wait(), type=Orders).orders
-        keepers = [Keeper(order) for order in orders]
+        keepers += [Keeper(order) for order in orders]
         while True:
             for number in _wait(link, keepers):
                 _work(link, number, keepers[number])
+    for keeper in keepers:
+        keeper.close()
 
 
 def _work(link: socket.socket, number: int, keeper: Keeper) -> None:

@@ -75,7 +75,9 @@ class Counts:
         self.inodes = self.blocks = self.size = 0
         self.links: dict[int, Link] = {}
         self.unsure: set[int] = set()  # has other names, which may have been counted as sole ones
-        self.stale: set[int] = set()  # has lost a name, by which it may have been written just before
+        self.stale: set[int] = (
+            set()
+        )  # has lost a name, by which it may have been written just before
 
     def sum(self, inodes: int, blocks: int, size: int) -> None:
         """Add to the sums, or take away."""

@@ -95,13 +95,14 @@ class TreeDesk:
             return
         self._not_before = self._clock() + AGAIN
         try:
-            worker = self._starter.fork_worker(NAME)
+            worker = self._worker = self._starter.fork_worker(NAME)
             send(worker.socket, Orders(orders=tuple(self._kept)))
             worker.socket.setblocking(False)
         except OSError as error:
             log.warning("trees: nobody counts them: %s", error)
+            self.close()
             return
-        self._worker, self._incoming = worker, Incoming(worker.socket)
+        self._incoming = Incoming(worker.socket)
         self._working = (0, self._clock())
 
     def _hear(self) -> None:
@@ -109,7 +110,9 @@ class TreeDesk:
             for body in self._incoming.bodies() if self._incoming else ():
                 self._told(msgspec.json.decode(body, type=Told))
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("trees: the child that counts them is gone, and is started again: %s", error)
+            log.warning(
+                "trees: the child that counts them is gone, and is started again: %s", error
+            )
             self._states = {}
             self.close()
 

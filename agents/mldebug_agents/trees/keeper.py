@@ -18,7 +18,10 @@ SHARE = 0.05  # so much of one core at most
 RESCAN_SHARE = 0.25  # of one core, while everything is counted anew
 RETRY = 10.0  # seconds after which a root that failed is tried again
 ROOT_CHECK = 60.0  # seconds between two looks whether the root is still the same directory
-DOUBTS, DOUBT_STORM = 900.0, 300.0  # in doubt, all is counted anew after so long, or so many counts' time
+DOUBTS, DOUBT_STORM = (
+    900.0,
+    300.0,
+)  # in doubt, all is counted anew after so long, or so many counts' time
 STORM = 10.0  # times as long as a count takes there is none again, however many events are lost
 
 
@@ -92,7 +95,9 @@ class Keeper:
         every = format_duration(self._order.rescan)
         said = []
         if shelf.over:
-            said.append(f"it has more than {self._order.max_inodes} inodes, which are counted at most")
+            said.append(
+                f"it has more than {self._order.max_inodes} inodes, which are counted at most"
+            )
         if shelf.unwatched and shelf.by_watch:
             some = f"{shelf.unwatched} of its {len(shelf.by_inode)} folders"
             said.append(f"{shelf.no_watch}: {some} are counted anew every {every}")
@@ -222,7 +227,7 @@ class Keeper:
 
     def _done(self, tree: Tree, now: float) -> None:
         self._fresh = self._asked
-        self._flush_at = now + max(PAUSE, self._spent / SHARE)
+        self._flush_at = now + (PAUSE if self._round else max(PAUSE, self._spent / SHARE))
         if tree.doubts and not self._round:
             soon = now + max(DOUBTS, DOUBT_STORM * self._seconds)
             self._verify_at, tree.doubts = min(self._verify_at, soon), False

@@ -55,7 +55,7 @@ class Notices:
 
     def add(self, folder: int) -> int:
         """Watch an open folder, by its descriptor, so that no rename comes between. Raises OSError (ENOSPC: no more)."""
-        watch = inotify_add_watch(self.fd, b"/proc/self/fd/%d" % folder, _MASK)  # type: ignore[arg-type]
+        watch = inotify_add_watch(self.fd, b"/proc/self/fd/%d" % folder, _MASK)
         if watch < 0:
             raise _error()
         return int(watch)

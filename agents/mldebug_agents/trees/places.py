@@ -3,8 +3,32 @@
 import os
 
 SHARED = frozenset(
-    "nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs beegfs_nodev ceph 9p virtiofs afs panfs wekafs gfs2 ocfs2 pvfs2 orangefs"
-    " coda ncpfs vboxsf prl_fs fuse".split()
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "beegfs_nodev",
+        "ceph",
+        "9p",
+        "virtiofs",
+        "afs",
+        "panfs",
+        "wekafs",
+        "gfs2",
+        "ocfs2",
+        "pvfs2",
+        "orangefs",
+        "coda",
+        "ncpfs",
+        "vboxsf",
+        "prl_fs",
+        "fuse",
+    ]
 )  # others may write to it unseen
 AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not some time later
 

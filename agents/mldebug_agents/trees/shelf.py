@@ -127,7 +127,7 @@ class Shelf:
         self.counts.sum(-1, -folder.blocks, 0)
         if self.by_inode.get(folder.inode) is folder:
             del self.by_inode[folder.inode]
-        if folder.watch and self.by_watch.pop(folder.watch, None) and self._notices is not None:
+        if folder.watch and self._notices and self.by_watch.pop(folder.watch, None):
             self._notices.remove(folder.watch)
 
 

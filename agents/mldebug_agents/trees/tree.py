@@ -30,7 +30,9 @@ class Tree:
         self.shelf = shelf
         self.top = shelf.top
         self.counts = shelf.counts
-        self._late: dict[tuple[Folder, str], float] | None = {} if late else None  # the oldest first
+        self._late: dict[tuple[Folder, str], float] | None = (
+            {} if late else None
+        )  # the oldest first
         self._most = most
         self._dirty: dict[Folder, None] = {self.top: None}
         self._found: list[Folder] = []  # to be listed in the same round
@@ -258,4 +260,3 @@ def _length(facts: os.stat_result) -> int:
     """As `du --apparent-size` has it: of files and links alone."""
     regular = stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode)
     return facts.st_size if regular else 0
-
