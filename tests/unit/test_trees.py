@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from mldebug.filling.state import PartState
 from mldebug.trees import LOST, PARTLY, RESCANNED, STUCK, WATCHED, TreeState, tree_lines
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.trees import keeper as keeping
@@ -20,6 +22,7 @@ from mldebug_agents.trees.counts import Entries
 from mldebug_agents.trees.desk import TreeDesk
 from mldebug_agents.trees.keeper import Keeper
 from mldebug_agents.trees.notices import Notices
+from mldebug_agents.trees.part import _measures as measures_of
 from mldebug_agents.trees.wire import Order
 from trees import Chaos, du
 
@@ -395,3 +398,13 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
     desk_until(desk, lambda states: states[0].inodes == 1)
     desk.close()
     hands.join()
+
+
+def test_what_the_part_tells_survives_the_journey_to_status() -> None:
+    state = TreeState(path="/data", how=WATCHED, inodes=3, bytes=4096, apparent_bytes=7, at=1.5)
+    measures = tuple(measures_of(state))
+    sent = msgspec.json.encode(PartState(name="trees", at=1.0, measures=measures))
+    assert msgspec.json.decode(sent, type=PartState).measures == measures
+    assert [one.labels for one in measures if one.metric == "mldebug_tree_state" and one.value] == [
+        ("/data", WATCHED)
+    ]

@@ -88,7 +88,9 @@ def _row(one: TreeState, line: str) -> Row:
 def _measures(one: TreeState) -> Iterator[Measure]:
     path = (one.path,)
     for how in HOWS:
-        yield Measure(metric="mldebug_tree_state", labels=(one.path, how), value=how == one.how)
+        yield Measure(
+            metric="mldebug_tree_state", labels=(one.path, how), value=float(how == one.how)
+        )
     if one.inodes is None or one.bytes is None or one.apparent_bytes is None:
         return
     yield Measure(metric="mldebug_tree_bytes", labels=path, value=one.bytes)
