@@ -8,7 +8,7 @@ A part may wait, for a bounded time, for a child of ours that touches what may h
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from mldebug.model import Gap, Job
 from mldebug.redact import clean
 from mldebug.snapshot import Snapshot
 from mldebug_agents.filesystems.part import Filesystems
+from mldebug_agents.filesystems.quotas import Quotas
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.trees.part import Trees
 from mldebug_agents.workbench import Workbench
@@ -32,22 +33,36 @@ class Part(Protocol):
     """One inhabitant of the desk. All methods are called in the worker of the part, in this order."""
 
     name: str  # of the worker, too: "filesystems"
-    interval: float  # seconds between two looks
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Look; `now` is unix time. What takes longer than a few seconds goes to a child."""
 
-    def samples(self) -> Sequence[Measure]:
+    def samples(self) -> Iterable[Measure]:
         """Values for metrics; what is not known is left out."""
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """Rows by heading, for `mldebug status --storage`."""
 
-    def alarms(self) -> Sequence[Alarm]:
+    def alarms(self) -> Iterable[Alarm]:
         """What a person should act on."""
 
-    def gaps(self) -> Sequence[Gap]:
+    def gaps(self) -> Iterable[Gap]:
         """What could not be had."""
+
+
+def all_parts(bench: Workbench) -> list[Part]:
+    """Every part, ready to look."""
+    return [Filesystems(bench), Quotas(bench), Trees(bench), Writers(bench)]
+
+
+def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
+    """For a command without an agent: what one look tells, which is no forecast."""
+    order = _Order(time.time(), tuple(jobs))
+    return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(bench)))
 
 
 class _Order(NamedTuple):
@@ -71,8 +86,7 @@ class Storage:
     @classmethod
     def of(cls, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> "Storage":
         """The desk of this node with all its parts."""
-        parts: list[Part] = [Filesystems(bench), Trees(bench), Writers(bench)]
-        return cls(parts, inbox)
+        return cls(all_parts(bench), inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:
