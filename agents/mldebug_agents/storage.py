@@ -56,7 +56,9 @@ class Part(Protocol):
 
 def all_parts(bench: Workbench) -> list[Part]:
     """Every part, ready to look."""
-    return [Filesystems(bench), Quotas(bench), Trees(bench), Writers(bench)]
+    filesystems, writers = Filesystems(bench), Writers(bench)
+    filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
+    return [filesystems, Quotas(bench), Trees(bench), writers]
 
 
 def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mldebug.filling.state import Alarm
 from mldebug.model import Job, RankIdentity
 from mldebug.writers import OpenOutput, Written, by_mount, compare, who_fills, writer_line
+from mldebug_agents.filesystems.part import _with as with_writer
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
@@ -88,3 +90,11 @@ def test_a_real_process_is_seen_to_write_and_where(tmp_path: Path) -> None:
     device = os.stat(tmp_path).st_dev
     assert growing.device == f"{os.major(device)}:{os.minor(device)}"
     assert os.path.ismount(growing.mount)
+
+
+def test_an_alarm_about_space_says_who_writes_and_one_about_inodes_does_not() -> None:
+    full = Alarm(kind="too_full", subject="/data", sentence="/data is 91.0% full")
+    assert with_writer(full, "rank 3 writes").sentence == "/data is 91.0% full; rank 3 writes"
+    assert with_writer(full, "") is full
+    inodes = Alarm(kind="inodes", subject="/data", sentence="/data has used 90.0% of its inodes")
+    assert with_writer(inodes, "rank 3 writes") is inodes

@@ -1,7 +1,7 @@
 """The part of the storage desk that looks at filesystems: how full, how long they last, and which do not answer."""
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -44,6 +44,7 @@ class Filesystems:
         self._past: dict[tuple[str, str], _Past] = {}
         self._seen: list[_Seen] = []
         self._gaps: dict[str, Gap] = {}
+        self.who_fills: Callable[[str], str] = lambda device: ""  # by major:minor, in a clause
 
     @property
     def interval(self) -> float:
@@ -86,7 +87,8 @@ class Filesystems:
             if seen.now is not None:
                 limits = (self._limit(seen.used.name), wanted.inode_limit)
                 early = (wanted.full_within, wanted.saves_left)
-                yield from filesystem.alarms(title, seen.now, limits, seen.ahead, early)
+                for alarm in filesystem.alarms(title, seen.now, limits, seen.ahead, early):
+                    yield _with(alarm, self.who_fills(seen.used.mount.device))
 
     def gaps(self) -> Sequence[Gap]:
         """Mounts that could not be asked, and limits that make no sense."""
@@ -136,6 +138,12 @@ def _fullness(space: Space, share: float) -> Fullness:
     return fullness(
         *(space.size, space.free, space.available), space.inodes, space.inodes_free, share
     )
+
+
+def _with(alarm: Alarm, who: str) -> Alarm:
+    if not who or alarm.kind not in ("too_full", "full_soon"):
+        return alarm
+    return msgspec.structs.replace(alarm, sentence=f"{alarm.sentence}; {who}")
 
 
 def _stuck(seen: _Seen) -> Alarm:
