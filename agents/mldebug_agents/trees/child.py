@@ -16,7 +16,7 @@ from mldebug_agents.trees.wire import Incoming, Orders, Told, send
 
 SLICE = 0.25  # seconds of work on one tree
 GATHER = 0.1  # seconds in which events gather before they are read
-LONGEST = 30.0  # seconds without a word
+LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no older
 
 
 def serve(link: socket.socket) -> None:
