@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mldebug.filling.state import StorageState
 from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.health.components import Health
@@ -111,6 +112,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     saves: tuple[SaveState, ...] = ()  # of the places of the configuration
     save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
+    storage: StorageState | None = None  # None: not looked at yet
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )

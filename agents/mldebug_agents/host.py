@@ -147,6 +147,10 @@ class Host:
         """What the kernel calls the files it has open, as it sees them; one that has lost its name ends in ` (deleted)`."""
         return frozenset(self.link(pid, f"fd/{fd}") for fd in _numbers(f"{self.proc}/{pid}/fd"))
 
+    def descriptors(self, pid: int) -> list[int]:
+        """The numbers of the files it has open; none where it is gone or not for us."""
+        return _numbers(f"{self.proc}/{pid}/fd")
+
     def status(self, pid: int) -> Status:
         """/proc/PID/status, all defaults once the process is gone."""
         return procfs.parse_status(self.text(pid, "status"))

@@ -44,6 +44,7 @@ from mldebug_agents.runs import Run, run_state, unjudged
 from mldebug_agents.saving.board import SaveBoard
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.storage import Storage
 from mldebug_agents.watch import NodeLook, Watch
 from mldebug_agents.workbench import Workbench
 
@@ -92,6 +93,7 @@ class Node:
         }
         self._ras = RasWatch(self._workers["ras"].order)
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
+        self._storage = Storage.of(bench, self._inbox)
         self.gpu_desk = self._hardware.desk
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
@@ -166,6 +168,8 @@ class Node:
         if self.members is not None:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
+        if self._looks:
+            self._storage.turn([run.job for run in self.runs.values()])
         self._reread()
         self._saves.turn(self.runs, self.found, self.config.checkpoints)
         self._memory.turn(self.runs, self.config.memory)
@@ -191,6 +195,8 @@ class Node:
         elif result.worker in self._hardware.workers:
             jobs = [run.job for run in self.runs.values()]
             self._hardware.told(result, jobs, self.found.children, self.config)
+        elif result.worker in self._storage.workers:
+            self._storage.told(result)
         elif result.worker == "ras":
             self._ras.told(result)
         elif self.members is not None and result.worker in self.members.tells:
@@ -371,7 +377,7 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        return self._hardware.show(self._snapshot())
+        return self._storage.show(self._hardware.show(self._snapshot()))
 
     def _snapshot(self) -> Snapshot:
         return self._memory.show(self._saves.show(self._bare()))
