@@ -17,7 +17,7 @@ demo: $(STAMP) ## hang a real 4-rank job and name the culprit (ARGS="--fault fif
 	$(RUN) -m mldebug demo $(ARGS)
 
 test: $(STAMP) ## unit and golden tests and a few real jobs (under 8 minutes)
-	$(RUN) -m pytest -m "(not scenario or smoke) and not long" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RUN) -m pytest -m "(not scenario or smoke) and not long" --numprocesses $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(STAMP) ## every test, all real jobs included
 	$(RUN) -m pytest $(ARGS)
