@@ -39,6 +39,7 @@ class Words:
         self.state, self.mode = ring.STATE.unpack_from(data, 168)
         self.pid = ring.WHO.unpack_from(data, 56)[0]
         self.step = ring.STEP.unpack_from(data, 144)[0]
+        self.first_steps: list[int] = []  # of each chunk
         self.names = self._names(at)
         self.events = [event for chunk in sorted(self._heads()) for event in self._events(*chunk)]
 
@@ -56,8 +57,9 @@ class Words:
         found = []
         for place in range(self.count):
             at = self.chunks + place * self.chunk_size
-            sequence, *_, name = ring.CHUNK.unpack_from(self.data, at)
+            sequence, _, _, step, *_, name = ring.CHUNK.unpack_from(self.data, at)
             if sequence:
+                self.first_steps.append(step)
                 found.append((sequence, at, name.rstrip(b"\0").decode()))
         return found
 

@@ -59,6 +59,10 @@ class Process:
         """Make the record now, so that a rank that hangs before its first step can be asked for its stacks."""
         _ = self.record
 
+    def reached(self) -> tuple[int, int]:
+        """The step told last and when, CLOCK_MONOTONIC in ns; -1: none. Makes no record."""
+        return (self._record.step, self._record.stepped_ns) if self._record else (-1, 0)
+
     def beat(self, step: int) -> None:
         """Say that a step was reached. The thread that says it is the one whose phases are told."""
         record = self.record

@@ -73,9 +73,9 @@ class RingFile:
         ring.STATE.pack_into(view, 168, state, self.mode)
         ring.CLOCKS.pack_into(view, 176, time.monotonic_ns(), self._interned())
 
-    def step(self, number: int) -> None:
-        """Say that this step was reached."""
-        ring.STEP.pack_into(self.mapping.view, 144, number, time.monotonic_ns())
+    def step(self, number: int, at: int = 0) -> None:
+        """Say that this step was reached, now or then (CLOCK_MONOTONIC, ns)."""
+        ring.STEP.pack_into(self.mapping.view, 144, number, at or time.monotonic_ns())
 
     def close(self, keep: bool) -> None:
         """No record comes any more; the memory goes when its last user has let go of it."""

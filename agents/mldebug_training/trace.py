@@ -183,6 +183,9 @@ class trace:  # noqa: N801 - it is used as a function
             place = self._place or "/dev/shm"  # noqa: S108 - only named
             self._refuse(f"{place}: {(error.strerror or str(error)).lower()}")
             return
+        step, then = own.reached()
+        if step >= 0:  # steps were told before anything was called that is followed
+            file.step(step, then)
         self._file = file
         self._writer = self._engine.use(file)
         file.tell(layout.ASIDE if self._why else layout.TRACING, self._why)

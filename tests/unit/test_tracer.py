@@ -1,5 +1,6 @@
 """The tracer inside real Pythons, by either writer: what stands in the ring, and that the program is what it was without."""
 
+import ast
 import itertools
 import os
 import signal
@@ -374,6 +375,38 @@ def test_a_handler_of_the_job_may_raise_anywhere(tmp_path: Path) -> None:
     assert words(tmp_path, code, "", "native").events
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_times_are_those_of_the_monotonic_clock(tmp_path: Path, version: str) -> None:
+    """The writer in C reads them off the processor: busy, after pauses, and from several threads."""
+    code = """
+        import threading, time
+        stamps = []
+        def at(before): pass
+        def busy(turns):
+            for turn in range(turns):
+                for _ in range(300):
+                    before = time.monotonic_ns()
+                    at(before)
+                    stamps.append((before, time.monotonic_ns()))
+                time.sleep(0.003)
+        with trace("uninstalled", ring="out.ring", size=8 << 20, native=NATIVE):
+            busy(40)
+            time.sleep(1.2)
+            one = threading.Thread(target=busy, args=(4,))
+            one.start()
+            one.join()
+        with open("stamps", "w") as file:
+            file.write(repr(stamps))
+    """
+    found = words(tmp_path, code, version, "native")
+    stamps = ast.literal_eval((tmp_path / "stamps").read_text())
+    calls = [event.ns for event in found.events if (event.kind, event.function) == ("call", "at")]
+    assert len(calls) == len(stamps) == 44 * 300
+    wrong = [at for at, (begin, end) in zip(sorted(calls), stamps, strict=True)
+             if not begin - 2000 <= at <= end + 2000]  # fmt: skip
+    assert not wrong
+
+
 @pytest.mark.parametrize(("version", "writer"), BOTH)
 def test_steps_stand_among_the_calls(tmp_path: Path, version: str, writer: str) -> None:
     code = """
@@ -388,6 +421,20 @@ def test_steps_stand_among_the_calls(tmp_path: Path, version: str, writer: str) 
     told = found.told("MainThread", "call", "step")
     assert told == [word for step in "123" for word in ("call train_step", f"step {step}")]
     assert found.step == 3
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_ring_that_is_made_late_knows_the_step(tmp_path: Path, writer: str) -> None:
+    code = """
+        from mldebug_training import heartbeat
+        def train_step(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+            heartbeat(41)
+            train_step()
+    """
+    found = words(tmp_path, code, "", writer)
+    assert found.step == 41
+    assert found.first_steps == [41]
 
 
 @pytest.mark.parametrize(("version", "writer"), BOTH)

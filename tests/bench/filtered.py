@@ -1,0 +1,136 @@
+"""What filtered tracing of a training costs: two processes without it and one with it take short turns on one core, many times over.
+
+The one without is there twice: how much they seem to differ is what this measurement can tell at all. Each process keeps one
+ring, made before the timed part. Groups of three are started anew, for where memory happens to lie makes a difference,
+too. The interval comes from drawing groups, and turns within them, with replacement. Needs torch, and with --native a C compiler.
+    PYTHONPATH=tests python tests/bench/filtered.py [--native] [--groups 6] [--seconds 30]
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from natives import native_folder
+
+INSIDE = Path(__file__).with_name("filteredinside.py")
+AGENTS = Path(__file__).parents[2] / "agents"
+KINDS = ("none", "again", "filtered")
+TURN = 30e6  # ns of one turn
+BUDGET = 1.02
+DRAWS = 2000
+Turns = list[dict[str, float]]  # what each kind took in one turn
+
+
+class Worker:
+    """One process with its training loop."""
+
+    def __init__(self, kind: str, folder: str, native: str) -> None:
+        paths = [*([native] if native else []), str(AGENTS), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "PYTHONPATH": ":".join(paths), "PYTHONHASHSEED": "0"}
+        argv = [sys.executable, str(INSIDE), "filtered" if kind == "filtered" else "none", folder]
+        pipe: Any = subprocess.PIPE
+        self.process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, text=True)
+        self.told = self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.process.stdout.readline())  # type: ignore[union-attr]
+        return told
+
+    def run(self, steps: int) -> dict[str, Any]:
+        self.process.stdin.write(f"{steps}\n")  # type: ignore[union-attr]
+        self.process.stdin.flush()  # type: ignore[union-attr]
+        return self.answer()
+
+    def end(self) -> None:
+        self.process.stdin.close()  # type: ignore[union-attr]
+        self.process.wait()
+
+
+def group(seconds: float, native: str, clock: str) -> tuple[Turns, dict[str, Any], float]:
+    """Turns of three processes, what they said, and how long a step takes in ns."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        workers = {kind: Worker(kind, folder, native) for kind in KINDS}
+        try:
+            step = statistics.median(workers["none"].run(1)[clock] for _ in range(9))
+            steps = max(1, round(TURN / step))
+            rounds = int(seconds * 1e9 / (steps * step * len(KINDS)))
+            return (
+                [one(workers, steps, clock) for _ in range(rounds)],
+                workers["filtered"].told,
+                step,
+            )
+        finally:
+            for worker in workers.values():
+                worker.end()
+
+
+def one(workers: dict[str, Worker], steps: int, clock: str) -> dict[str, float]:
+    """A turn of each, in an order by chance; the first step after another process is not counted."""
+    found = {}
+    for kind in random.sample(KINDS, len(KINDS)):
+        workers[kind].run(1)
+        found[kind] = workers[kind].run(steps)[clock]
+    return found
+
+
+def ratio(groups: list[Turns], kind: str) -> float:
+    """To the processes without tracing: the mean of the groups' medians."""
+    return statistics.fmean(
+        statistics.median(turn[kind] / turn["none"] for turn in turns) for turns in groups
+    )
+
+
+def interval(groups: list[Turns], kind: str) -> tuple[float, float]:
+    """95 %."""
+    chance = random.Random(0)
+    drawn = sorted(
+        ratio([chance.choices(turns, k=len(turns)) for turns in chance.choices(groups, k=len(groups))], kind)
+        for _ in range(DRAWS)
+    )  # fmt: skip
+    return drawn[int(DRAWS * 0.025)], drawn[int(DRAWS * 0.975)]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--native", action="store_true", help="build the C writer, and use it")
+    parser.add_argument("--groups", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=30, help="of each group")
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, and print one table."""
+    told = arguments()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    native = str(native_folder()) if told.native else ""
+    found = [group(told.seconds, native, told.clock) for _ in range(told.groups)]
+    groups, (_, said, step) = [turns for turns, _, _ in found], found[0]
+    print(
+        f"filtered tracing of a training loop, {said['engine']}, Python {sys.version.split()[0]}, torch {said['torch']}"
+    )
+    print(
+        f"{told.groups} groups of {len(groups[0])} turns, {told.clock} time, {step / 1e6:.1f} ms a step, load {os.getloadavg()[0]:.1f}"
+    )
+    for kind, name in (("again", "none, once more"), ("filtered", "filtered")):
+        low, high = interval(groups, kind)
+        verdict = (
+            ("met" if high < BUDGET else "cannot tell" if low < BUDGET else "MISSED")
+            if kind == "filtered"
+            else ""
+        )
+        each = " ".join(f"{ratio([turns], kind):.3f}" for turns in groups)
+        print(
+            f"{name:16} {ratio(groups, kind):.4f} x  95 %: {low:.4f} to {high:.4f}  {verdict:12} groups: {each}"
+        )
+
+
+if __name__ == "__main__":
+    main()
