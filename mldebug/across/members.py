@@ -49,6 +49,7 @@ class Signal(Noun, frozen=True, kw_only=True):
     kind: str
     value: float
     age: float
+    told: float = 0.0  # seconds since its node has said so: of that time nothing is known
 
 
 class End(Noun, frozen=True, kw_only=True):
