@@ -119,6 +119,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
     incident: str = ""  # of the open stall of this run
     caused: bool = False  # it is the id of a bad end that came before: it goes before any other
     over: str = ""  # why that stall is none any more: "" while it is open
+    hold: float = 0.0  # seconds for which it is not captured at most: another node moves
     whole: Whole | None = None
 
 

@@ -240,6 +240,35 @@ def test_a_stall_is_held_back_for_the_coordinator_and_not_for_ever(
     assert "this is what one node has seen" in loop.books.done[0][1]
 
 
+def test_who_is_held_back_by_the_coordinator_waits_as_long_as_he_does(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed(loop)
+    assert loop.members.holds(loop.run)
+    welcomed(loop, RunWord(key=KEY, hold=26.0))
+    now = time.monotonic()
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 35)
+    loop.members.turn({JOB.id: loop.run})
+    assert loop.members.holding(loop.run)
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 37)
+    loop.members.turn({JOB.id: loop.run})
+    assert not loop.members.holding(loop.run)
+    assert loop.ordered == 1
+
+
+def test_a_stall_that_recovers_while_it_is_held_back_waits_for_nothing(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed(loop)
+    assert loop.members.holds(loop.run)
+    assert loop.members.release(loop.run)
+    now = time.monotonic()
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 60)
+    loop.members.turn({JOB.id: loop.run})
+    assert (loop.ordered, loop.books.done) == (0, [])
+    assert not loop.members.release(loop.run)
+
+
 def test_who_was_told_of_a_stall_before_it_notices_it_keeps_its_capture(loop: Loop) -> None:
     """The order came first: what it has captured is part of the incident, and nothing waits for an order any more."""
     welcomed(loop)

@@ -85,10 +85,10 @@ class Members:
             *(node, self.agent, talk, interval, inbox, incidents),
             *(self._circles, self._ours.find, self.refusals, topology),
         )
-        self._follower = Follower(
-            *(self.agent, interval, self._circles, self._ours, self.leader, incidents)
-        )
         self._held = Held(self._circles, incidents, capture)
+        self._follower = Follower(
+            *(self.agent, interval, self._circles, self._ours, self.leader, incidents, self._held)
+        )
         self._ordered = Ordered(capture)
 
     @property
@@ -160,6 +160,10 @@ class Members:
     def holding(self, run: Run) -> bool:
         """Does it wait for the coordinator?"""
         return self._held.holding(run)
+
+    def release(self, run: Run) -> bool:
+        """It moves again, or is over: nothing waits any more. Had it?"""
+        return self._held.release(run)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """A capture has come back: who waits for it gets it."""
