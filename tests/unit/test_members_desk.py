@@ -1,5 +1,6 @@
 """What the main loop does with other nodes, whoever gives up waiting and whatever fails."""
 
+import math
 import queue
 import socket
 import threading
@@ -53,7 +54,7 @@ from mldebug_agents.badends import BadEnds
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.members.answer import Answer
-from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
+from mldebug_agents.members.asking import Round, ToAsk, Together, _begun, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import _packed
@@ -62,6 +63,7 @@ from mldebug_agents.members.leading import Leader
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Line, Peer
+from mldebug_agents.members.volley import Shot
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
 from mldebug_agents.starting.structs import learn_structs
@@ -779,6 +781,43 @@ def test_a_node_that_is_asked_under_two_names_answers_once() -> None:
     assert told is not None
     assert [one.node for one in told.captures] == list(replies)
     assert [one.name for one in told.asked.nodes] == list(replies)
+
+
+def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of dead nodes occupy the hands for seconds each."""
+    replies = {
+        name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
+    }
+    went = list[str]()
+
+    class Noting(Nodes):
+        def connect(self, to: Peer, until: float) -> Line:
+            went.append(to.host)
+            return super().connect(to, until)
+
+    monkeypatch.setattr("mldebug_agents.members.hands.MOST", 1)
+    key = run_key(captures_of(3, 2)["a1"])
+    news = RunNews(key=key, ranks="0", world_size=600)
+    seen = {"dead1": 10.0, "a1": 99.0, "dead2": 20.0, "a2": 98.0, "a3": 97.0}
+    members = tuple(
+        Member(Announcement(node=name, agent=name, port=1, runs=(news,)), name, at)
+        for name, at in seen.items()
+    )
+    never = (ToAsk("never", Peer("never", 1), None),)
+    told = ask_all(Noting(replies), Round(Call("i", news, "a1", members), never))  # type: ignore[arg-type]
+    assert went == ["a1", "a2", "a3", "dead2", "dead1", "never"]
+    assert told.run is not None
+    assert [one.node for one in told.run.captures] == ["a1", "a2", "a3"]
+    assert 0.0 <= told.sent < 30.0
+
+
+@pytest.mark.parametrize(
+    ("age", "begun"),
+    [(0.5, 102.5), (0.0, 103.0), (-7.0, 103.0), (3600.0, 70.0), (math.nan, 70.0), (math.inf, 70.0)],
+)
+def test_a_node_cannot_say_that_it_was_captured_when_it_was_not(age: float, begun: float) -> None:
+    """Asked at 100, answered at 103; a capture may be older than the order, by what serves several orders."""
+    assert _begun(Shot(b"", 100.0, 103.0), age, 200.0) == begun
 
 
 def test_a_capture_of_another_run_is_refused() -> None:
