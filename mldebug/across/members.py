@@ -176,6 +176,7 @@ class ClusterView(Message, frozen=True, kw_only=True):
     silent_after: float = 15.0  # seconds after which a node counts as not heard of
     members: tuple[MemberView, ...] = ()
     refused: dict[str, str] = {}  # who is not believed, and why
+    silent: dict[str, str] = {}  # coordinators of other runs that have not answered, and why
 
 
 def read(data: bytes, kind: type[M]) -> M:
