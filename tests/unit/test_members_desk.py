@@ -60,6 +60,7 @@ from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import _packed
 from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.leading import Leader
+from mldebug_agents.members.ordered import Ordered
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Line, Peer
@@ -168,6 +169,22 @@ def test_one_capture_serves_all_who_ask(loop: Loop) -> None:
     assert loop.ask(ORDER).result(0).capture is CAPTURE  # a moment later: no dump storm
     assert loop.ordered == 1
     assert loop.books.done == [("called", "first")] * 3
+
+
+def test_a_dump_in_between_costs_no_second_capture() -> None:
+    """A person's order joins that of an incident; the connection of that one is cut, and it comes once more."""
+    took = list[Run]()
+    one, run = Ordered(took.append), Run(JOB, StallWatch(StallSettings()))
+    one.order(run, "X", Future(), 0.0)
+    one.order(run, "", Future(), 0.1)
+    run.capture = CAPTURE
+    one.captured(JOB.id, CAPTURE, 1.0)
+    again: Future[Any] = Future()
+    one.order(run, "X", again, 2.5)
+    assert len(took) == 1
+    assert again.result(0).capture is CAPTURE
+    one.order(run, "Y", Future(), 2.6)  # another stall: it shows another moment
+    assert len(took) == 2
 
 
 def test_a_capture_of_before_is_none_of_now(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:

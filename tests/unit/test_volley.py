@@ -267,6 +267,34 @@ def test_who_is_reached_when_nobody_waits_is_hung_up() -> None:
         assert there.recv(1) == b""
 
 
+def test_where_threads_are_scarce_some_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the child that captures our own ranks, and the job itself, would find none."""
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def scarce(one: threading.Thread) -> None:
+        if len(started) >= 8:
+            raise RuntimeError("can't start new thread")
+        started.append(one)
+        start(one)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", scarce)
+        one = Hands(lambda _: (_ for _ in ()).throw(SilentError("no")), 100)
+    for number in range(20):
+        one.go(number)
+    ended = 0
+    until = time.monotonic() + 60
+    while ended < 2 and time.monotonic() < until:
+        ended = sum(not each.is_alive() for each in started)
+        time.sleep(0.01)
+    came = list[int]()
+    while len(came) < 20 and time.monotonic() < until:
+        came += [number for number, _ in one.came()]
+    assert (ended, sorted(came)) == (2, list(range(20)))
+    assert sum(each.is_alive() for each in started) == 6
+    one.end()
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_answer_in_pieces_is_the_same(size: int) -> None:
     told = Answer(100)
