@@ -10,7 +10,16 @@ import msgspec
 
 from mldebug.endings.facts import Ending
 from mldebug.endings.outcomes import Outcome
-from mldebug.incident import Incident, add_capture, add_ending, end, is_seen, judge, say
+from mldebug.incident import (
+    Incident,
+    add_capture,
+    add_ending,
+    end,
+    is_seen,
+    is_untold,
+    judge,
+    say,
+)
 from mldebug.report.build import State
 from mldebug.stall.signals import Decision
 from mldebug_agents.runs import Run
@@ -114,6 +123,14 @@ class Incidents(SharedStalls):
         missed, run.missed = run.missed, ()
         for gap in missed:
             self.missed(run, gap)
+
+    def withdraw(self, run: Run, why: str) -> None:
+        """It was held back for others, and moves again before anybody was told: no incident, and no capture of it is kept."""
+        if run.incident is None or run.incident.shared or not is_untold(run.incident):
+            self.close(run, "recovered", why)
+            return
+        run.incident, run.judgement, run.capture, run.missed = None, None, None, ()
+        self._keep(run)
 
     def _has_moved(self, incident: Incident, decision: Decision) -> bool:
         """Did the run go on between that stall, which another node had told of, and this one?"""

@@ -308,7 +308,11 @@ class Node:
             self._orders.ask(run, Order(run.job, self.found, decision))
         else:
             self._orders.look(run, self.found)
-        if decision.stage is Stage.RECOVERED:
+        over = decision.stage in (Stage.RECOVERED, Stage.ENDED)
+        held = over and self.members is not None and self.members.release(run)
+        if decision.stage is Stage.RECOVERED and held:
+            self.incidents.withdraw(run, decision.sentence)
+        elif decision.stage is Stage.RECOVERED:
             self.incidents.close(run, "recovered", decision.sentence)
         elif decision.stage is Stage.ENDED:
             self.incidents.close(run, "ended", decision.sentence)

@@ -48,7 +48,9 @@ class Coordinator(Roster):
         `leads`: is this agent the one that coordinates that run?
         """
         self._forget(now)
-        for key, attempt, member, news in self._blamed(now):
+        blamed = list(self._blamed(now))
+        self._quiet.keep((key, attempt) for key, attempt, _, _ in blamed)
+        for key, attempt, member, news in blamed:
             if not leads(key):
                 continue
             stall = self._stalls.get((key, attempt))
@@ -65,15 +67,16 @@ class Coordinator(Roster):
             if cause is None and self._held_back(member, news, now):
                 continue
             noticed = {member.told.node: member.told.agent}
+            self._quiet.called((key, attempt))
             stall = Stall(cause.incident if cause else news.incident, noticed, cause=cause)
             self._stalls[key, attempt] = stall
             yield self._call(stall, member, news)
 
-    def _held_back(self, member: Member, news: RunNews, now: float) -> bool:
-        """An incident needs every answering node quiet."""
+    def _held_back(self, member: Member, news: RunNews, now: float) -> float:
+        """An incident needs every answering node quiet. Seconds that it waits for that."""
         shown = self._of(news.key, news.attempt)
         others = [pair for pair in shown if self._is_fresh(pair[0], now)]
-        return self._quiet.holds((member, news), others, now)
+        return self._quiet.holds((member, news), others, now, self.pace)
 
     def _one_id(self, stall: Stall, member: Member, news: RunNews) -> None:
         """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays.
@@ -160,7 +163,7 @@ class Coordinator(Roster):
         if news.incident and (why := self._over(news, stall, now)):
             return msgspec.structs.replace(told, incident=news.incident, over=why)
         if stall is None:
-            return told
+            return msgspec.structs.replace(told, hold=self._hold(news, node, now))
         whole = stall.whole and msgspec.structs.replace(stall.whole, report=stall.incident)
         return msgspec.structs.replace(
             told,
@@ -169,6 +172,13 @@ class Coordinator(Roster):
             over=stall.over,
             whole=whole,
         )
+
+    def _hold(self, news: RunNews, node: str, now: float) -> float:
+        """For how long whoever has noticed a stall is to wait."""
+        member = self._members.get(node)
+        if news.stage != BLAMED or member is None:
+            return 0.0
+        return 0.0 if self._end(member, news) else self._held_back(member, news, now)
 
     def _telling(
         self, key: RunKey, attempt: int, node: str, now: float
@@ -221,7 +231,6 @@ class Coordinator(Roster):
         }
         self._stalls = {each: stall for each, stall in self._stalls.items() if each in here}
         self._tellers = {each: one for each, one in self._tellers.items() if each in self._shown}
-        self._quiet.keep(self._shown)
 
     def _ends(self, stall: Stall, shown: Mapping[str, tuple[Member, RunNews]], now: float) -> str:
         """Why it is over: by what is said, never by silence."""

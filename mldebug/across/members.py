@@ -49,6 +49,7 @@ class Signal(Noun, frozen=True, kw_only=True):
     kind: str
     value: float
     age: float
+    told: float = 0.0  # seconds since its node has said so: of that time nothing is known
 
 
 class End(Noun, frozen=True, kw_only=True):
@@ -118,6 +119,7 @@ class RunWord(Noun, frozen=True, kw_only=True):
     incident: str = ""  # of the open stall of this run
     caused: bool = False  # it is the id of a bad end that came before: it goes before any other
     over: str = ""  # why that stall is none any more: "" while it is open
+    hold: float = 0.0  # seconds for which it is not captured at most: another node moves
     whole: Whole | None = None
 
 
@@ -174,6 +176,7 @@ class ClusterView(Message, frozen=True, kw_only=True):
     silent_after: float = 15.0  # seconds after which a node counts as not heard of
     members: tuple[MemberView, ...] = ()
     refused: dict[str, str] = {}  # who is not believed, and why
+    silent: dict[str, str] = {}  # coordinators of other runs that have not answered, and why
 
 
 def read(data: bytes, kind: type[M]) -> M:

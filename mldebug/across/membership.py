@@ -75,7 +75,10 @@ class Stall(msgspec.Struct):
 
 def aged(told: T, seconds: float) -> T:
     """The same, told so much later."""
-    signals = tuple(msgspec.structs.replace(one, age=one.age + seconds) for one in told.signals)
+    signals = tuple(
+        msgspec.structs.replace(one, age=one.age + seconds, told=one.told + seconds)
+        for one in told.signals
+    )
     return msgspec.structs.replace(told, signals=signals)
 
 
@@ -96,8 +99,9 @@ def signals_of(others: list[tuple[Member, RunNews]], now: float) -> Iterator[Sig
         for signal in news.signals:
             if signal.kind not in seen:
                 seen.add(signal.kind)
-                age = max(0.0, signal.age) + now - member.at
-                yield msgspec.structs.replace(signal, age=age)
+                since = now - member.at
+                age, told = max(0.0, signal.age) + since, max(0.0, signal.told) + since
+                yield msgspec.structs.replace(signal, age=age, told=told)
 
 
 def first_of_each_kind(shown: Iterable[tuple[Member, RunNews]]) -> tuple[str, ...]:

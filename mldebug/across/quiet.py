@@ -6,7 +6,7 @@ from mldebug.across.members import RunNews
 from mldebug.across.membership import Member
 from mldebug.across.runs import RunKey
 
-HOLD = 6.0  # seconds; whoever has noticed waits for 10, and would then report alone
+HOLD = 6.0  # seconds; a pace of announcements more, for a node that moved may just have told so
 SAME = 1.0  # seconds: ranks that stop together are seen by their nodes in such a time
 
 Shown = tuple[Member, RunNews]
@@ -18,25 +18,34 @@ class Quiet:
     def __init__(self) -> None:
         self._since: dict[tuple[RunKey, int], float] = {}
 
-    def holds(self, noticed: Shown, others: Iterable[Shown], now: float) -> bool:
-        """Does another node move, after the one that has noticed a stall stood still? Not for ever."""
+    def holds(self, noticed: Shown, others: Iterable[Shown], now: float, pace: float) -> float:
+        """Seconds for which the call waits at most: another node moved after the one that has noticed a stall stood still."""
         run = (noticed[1].key, noticed[1].attempt)
-        if not _moves(noticed, others, now):
+        if not _moves(noticed, others):
             self._since.pop(run, None)
-            return False
-        return now - self._since.setdefault(run, now) < HOLD
+            return 0.0
+        return max(0.0, self._since.setdefault(run, now) + HOLD + pace - now)
+
+    def called(self, run: tuple[RunKey, int]) -> None:
+        """The next stall of it is another one."""
+        self._since.pop(run, None)
 
     def keep(self, runs: Iterable[tuple[RunKey, int]]) -> None:
-        """Forget all others."""
+        """Forget all others: nobody notices a stall of those."""
         known = set(runs)
         self._since = {run: since for run, since in self._since.items() if run in known}
 
 
-def _moves(noticed: Shown, others: Iterable[Shown], now: float) -> bool:
+def _moves(noticed: Shown, others: Iterable[Shown]) -> bool:
+    """Of another node counts what it has told last: in between nothing is known of it."""
     stood = _newest(noticed)
-    after = max(now - HOLD, -1e18 if stood is None else stood + SAME)
-    newest = (_newest(one) for one in others if one[0].told.node != noticed[0].told.node)
-    return any(one is not None and one > after for one in newest)
+    for one in others:
+        newest = _newest(one)
+        if newest is None or one[0].told.node == noticed[0].told.node:
+            continue
+        if newest > one[0].at - HOLD and (stood is None or newest > stood + SAME):
+            return True
+    return False
 
 
 def _newest(shown: Shown) -> float | None:

@@ -27,6 +27,8 @@ def cluster_lines(view: ClusterView) -> Iterator[str]:
         yield f"not heard of for up to {seconds(round(longest))}: {_names(lost)}"
     if never := [one for one in view.members if one.seen is None]:
         yield f"never heard of: {_names(never)}"
+    for address, why in sorted(view.silent.items())[:8]:
+        yield f"its runs are not shown: {clean(address, 60)} coordinates, and {clean(why, 200)}"
     for address, why in sorted(view.refused.items())[:8]:
         yield f"not believed: {clean(address, 60)}: {clean(why, 200)}"
 

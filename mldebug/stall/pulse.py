@@ -61,6 +61,9 @@ class Pulse:
         self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
         self._knew_step = ProgressKind.STEP in self.memory.values
         self._heard: set[str] = set()
+        self._unseen = (
+            0.0  # seconds before the last look, of which those who tell have said nothing yet
+        )
 
     def look_every(self, interval: float) -> None:
         """Change the usual time between two looks."""
@@ -84,6 +87,7 @@ class Pulse:
             memory.progressed, memory.progressed_at = memory.now, at
         signals = [signal for signal in look.progress if _is_sane(signal)]
         self._withdraw({signal.kind for signal in look.progress})
+        self._unseen = _unseen(signals, at)
         moved = [signal for signal in signals if self._moved(signal, before)]
         if before is None:
             self._arrive(signals, at)
@@ -97,8 +101,8 @@ class Pulse:
 
     @property
     def quiet(self) -> float:
-        """Seconds without progress."""
-        return max(0.0, self.memory.now - self.memory.progressed)
+        """Seconds without progress. What other nodes have not told yet is none: in a large cluster they tell every 20 s."""
+        return max(0.0, self.memory.now - self.memory.progressed - self._unseen)
 
     @property
     def has_rhythm(self) -> bool:
@@ -173,6 +177,12 @@ class Pulse:
         memory.progressed = max(memory.progressed, when)
         memory.progressed_at = max(memory.progressed_at, min(latest, at))
         return pause
+
+
+def _unseen(signals: list[Progress], at: float) -> float:
+    """Seconds since anybody saw whether the job moves."""
+    told = [at if one.until is None else one.until for one in signals if one.kind in STEPS]
+    return max(0.0, at - max(told)) if told else 0.0
 
 
 def _is_sane(signal: Progress) -> bool:

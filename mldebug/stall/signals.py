@@ -36,6 +36,9 @@ class Progress(Noun, frozen=True, kw_only=True):
     value: float  # step number, count or bytes
     at: float  # when that value was reached
     events: int = 1  # how many records or beats came since the look before
+    until: float | None = (
+        None  # nothing is known of the time since then: it is of another node; None: seen here
+    )
 
 
 class RankLook(Noun, frozen=True, kw_only=True):

@@ -245,3 +245,26 @@ def test_a_stall_that_nobody_closed_does_not_take_the_next_one(
     assert run.incident.id != "first"
     assert quiet(run) == [later.quiet_seconds]
     assert (books.reports["first"].state, len(books.reports["first"].captures)) == ("recovered", 1)
+
+
+def test_a_stall_that_moves_again_while_others_are_waited_for_is_none(all_nodes: Merged) -> None:
+    """No report, no alarm, and no capture of it is left for the next one."""
+    books = Books({})
+    incidents = Incidents(books)
+    run = Run(all_nodes.captures[0].job, StallWatch(StallSettings()))
+    stall = Decision(stage=Stage.BLAMED, sentence="no step", key="k")
+    incidents.open(run, stall, hold=True)
+    run.capture = all_nodes.captures[0]
+    incidents.withdraw(run, "moves again")
+    assert (run.incident, run.capture, dict(incidents.counts), books.reports) == (
+        None,
+        None,
+        {},
+        {},
+    )
+
+    incidents.open(run, stall, hold=True)
+    incidents.called(run, "first", "n2: no step")  # others know it: it is told
+    incidents.captured(run, all_nodes.captures[0])
+    incidents.withdraw(run, "moves again")
+    assert books.reports["first"].state == "recovered"

@@ -20,6 +20,7 @@ from mldebug.across.members import (
     read,
 )
 from mldebug.across.membership import Call
+from mldebug.across.quiet import HOLD
 from mldebug.across.roster import FRESH, KEPT
 from mldebug.across.runs import run_id
 from mldebug.errors import EvidenceError
@@ -95,7 +96,9 @@ def test_an_incident_needs_every_answering_node_quiet() -> None:
         one.hear(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
         one.hear(moved("n2", now, max(0.5, now - 62.0)), "10.0.0.2", float(now))
         asked += [float(now) for _ in one.due(float(now))]
-    assert asked == [66.0]  # held back from 60: `HOLD` seconds, whatever the other one does
+    assert asked == [
+        67.0
+    ]  # held back from 60: `HOLD` seconds and the pace, whatever the other one does
     one, asked = Coordinator(), []
     for now in range(60, 75):
         one.hear(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
@@ -112,6 +115,36 @@ def test_a_stall_that_was_none_is_not_called() -> None:
     assert list(one.due(60.0)) == []
     one.hear(moved("n1", 62.0, 0.1, "watching"), "10.0.0.1", 62.0)
     assert list(one.due(62.0)) == list(one.due(70.0)) == []
+
+
+def test_who_announces_seldom_moves_until_it_says_otherwise() -> None:
+    """In a large cluster the last word of n2 is of 15 s ago: it was moving then."""
+    one = Coordinator()
+    for number in range(3, 1003):
+        one.hear(announced(f"n{number}"), f"10.0.1.{number}", 50.0)
+    one.hear(moved("n2", 45.0, 0.1), "10.0.0.2", 45.0)
+    one.hear(moved("n1", 60.0, 39.0, "blamed", "first"), "10.0.0.1", 60.0)
+    assert list(one.due(60.0)) == []
+    word = one.word(moved("n1", 60.0, 39.0, "blamed", "first").runs[0], "n1", 60.0)
+    assert word.hold == pytest.approx(HOLD + one.pace)  # so long may n1 have to wait
+    one.hear(moved("n2", 65.0, 20.1), "10.0.0.2", 65.0)
+    assert [call.incident for call in one.due(65.0)] == ["first"]
+
+
+def test_each_stall_is_held_back_for_itself() -> None:
+    """The second one of a run, after the first was captured, and after it was none."""
+    one = Coordinator()
+
+    def noticed(at: float, stage: str = "blamed", incident: str = "") -> list[str]:
+        one.hear(moved("n1", at, 40.0, stage, incident), "10.0.0.1", at)
+        one.hear(moved("n2", at, 0.5), "10.0.0.2", at)
+        return [call.incident for call in one.due(at)]
+
+    assert [noticed(at, incident="a") for at in (100.0, 104.0, 107.0)] == [[], [], ["a"]]
+    assert noticed(500.0, "watching") == []
+    assert [noticed(at, incident="b") for at in (1000.0, 1004.0)] == [[], []]
+    assert noticed(1005.0, "watching") == []
+    assert [noticed(at, incident="c") for at in (2000.0, 2004.0)] == [[], []]
 
 
 def test_nodes_that_stopped_together_are_asked_at_once() -> None:

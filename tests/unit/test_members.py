@@ -479,6 +479,13 @@ def test_half_a_cluster_is_refused(tmp_path: Path) -> None:
         join(Cluster(key_file=key_file(tmp_path), peers=("a",), networks=("10.0.0.1/8",)), derive)
 
 
+@pytest.mark.parametrize("text", ["n1:70000", "n[1-2]:65536", "[fd00::1]:70000", "n1:0"])
+def test_a_port_that_cannot_be_is_refused(tmp_path: Path, text: str) -> None:
+    """The system would take 70000 for 4464."""
+    with pytest.raises(ConfigError, match="is no port"):
+        join(Cluster(key_file=key_file(tmp_path), peers=(text,)), derive)
+
+
 # --- certificates of their own -------------------------------------------------------------------------
 
 

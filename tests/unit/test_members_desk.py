@@ -1,5 +1,6 @@
 """What the main loop does with other nodes, whoever gives up waiting and whatever fails."""
 
+import math
 import queue
 import socket
 import threading
@@ -53,15 +54,17 @@ from mldebug_agents.badends import BadEnds
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.members.answer import Answer
-from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
+from mldebug_agents.members.asking import Round, ToAsk, Together, _begun, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import _packed
 from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.leading import Leader
+from mldebug_agents.members.ordered import Ordered
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.seeking import Found
 from mldebug_agents.members.talk import Line, Peer
+from mldebug_agents.members.volley import Shot
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
 from mldebug_agents.starting.structs import learn_structs
@@ -168,6 +171,22 @@ def test_one_capture_serves_all_who_ask(loop: Loop) -> None:
     assert loop.books.done == [("called", "first")] * 3
 
 
+def test_a_dump_in_between_costs_no_second_capture() -> None:
+    """A person's order joins that of an incident; the connection of that one is cut, and it comes once more."""
+    took = list[Run]()
+    one, run = Ordered(took.append), Run(JOB, StallWatch(StallSettings()))
+    one.order(run, "X", Future(), 0.0)
+    one.order(run, "", Future(), 0.1)
+    run.capture = CAPTURE
+    one.captured(JOB.id, CAPTURE, 1.0)
+    again: Future[Any] = Future()
+    one.order(run, "X", again, 2.5)
+    assert len(took) == 1
+    assert again.result(0).capture is CAPTURE
+    one.order(run, "Y", Future(), 2.6)  # another stall: it shows another moment
+    assert len(took) == 2
+
+
 def test_a_capture_of_before_is_none_of_now(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was taken for another reason seconds ago shows another moment than those of the other nodes."""
     loop.members.captured(loop.run, CAPTURE)
@@ -238,6 +257,35 @@ def test_a_stall_is_held_back_for_the_coordinator_and_not_for_ever(
     assert not loop.members.holding(loop.run)
     assert loop.ordered == 1
     assert "this is what one node has seen" in loop.books.done[0][1]
+
+
+def test_who_is_held_back_by_the_coordinator_waits_as_long_as_he_does(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed(loop)
+    assert loop.members.holds(loop.run)
+    welcomed(loop, RunWord(key=KEY, hold=26.0))
+    now = time.monotonic()
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 35)
+    loop.members.turn({JOB.id: loop.run})
+    assert loop.members.holding(loop.run)
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 37)
+    loop.members.turn({JOB.id: loop.run})
+    assert not loop.members.holding(loop.run)
+    assert loop.ordered == 1
+
+
+def test_a_stall_that_recovers_while_it_is_held_back_waits_for_nothing(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomed(loop)
+    assert loop.members.holds(loop.run)
+    assert loop.members.release(loop.run)
+    now = time.monotonic()
+    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 60)
+    loop.members.turn({JOB.id: loop.run})
+    assert (loop.ordered, loop.books.done) == (0, [])
+    assert not loop.members.release(loop.run)
 
 
 def test_who_was_told_of_a_stall_before_it_notices_it_keeps_its_capture(loop: Loop) -> None:
@@ -529,7 +577,8 @@ def test_progress_from_afar_stands_in_for_what_is_not_seen_here() -> None:
     assert (step.kind, step.value, step.at) == (ProgressKind.STEP, 5.0, 9.0)
 
     far.take([Signal(kind="step", value=5.0, age=4.0)], 12.0)  # the same: its time stands
-    assert far.complete(look()).look.progress == (step,)
+    (same,) = far.complete(look()).look.progress
+    assert (same.value, same.at, same.until) == (5.0, 9.0, 12.0)
     far.take([Signal(kind="step", value=8.0, age=0.0)], 14.0)
     (later,) = far.complete(look()).look.progress
     assert (later.value, later.at, later.events) == (8.0, 14.0, 3)
@@ -749,6 +798,43 @@ def test_a_node_that_is_asked_under_two_names_answers_once() -> None:
     assert told is not None
     assert [one.node for one in told.captures] == list(replies)
     assert [one.name for one in told.asked.nodes] == list(replies)
+
+
+def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of dead nodes occupy the hands for seconds each."""
+    replies = {
+        name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
+    }
+    went = list[str]()
+
+    class Noting(Nodes):
+        def connect(self, to: Peer, until: float) -> Line:
+            went.append(to.host)
+            return super().connect(to, until)
+
+    monkeypatch.setattr("mldebug_agents.members.hands.MOST", 1)
+    key = run_key(captures_of(3, 2)["a1"])
+    news = RunNews(key=key, ranks="0", world_size=600)
+    seen = {"dead1": 10.0, "a1": 99.0, "dead2": 20.0, "a2": 98.0, "a3": 97.0}
+    members = tuple(
+        Member(Announcement(node=name, agent=name, port=1, runs=(news,)), name, at)
+        for name, at in seen.items()
+    )
+    never = (ToAsk("never", Peer("never", 1), None),)
+    told = ask_all(Noting(replies), Round(Call("i", news, "a1", members), never))  # type: ignore[arg-type]
+    assert went == ["a1", "a2", "a3", "dead2", "dead1", "never"]
+    assert told.run is not None
+    assert [one.node for one in told.run.captures] == ["a1", "a2", "a3"]
+    assert 0.0 <= told.sent < 30.0
+
+
+@pytest.mark.parametrize(
+    ("age", "begun"),
+    [(0.5, 102.5), (0.0, 103.0), (-7.0, 103.0), (3600.0, 70.0), (math.nan, 70.0), (math.inf, 70.0)],
+)
+def test_a_node_cannot_say_that_it_was_captured_when_it_was_not(age: float, begun: float) -> None:
+    """Asked at 100, answered at 103; a capture may be older than the order, by what serves several orders."""
+    assert _begun(Shot(b"", 100.0, 103.0), age, 200.0) == begun
 
 
 def test_a_capture_of_another_run_is_refused() -> None:

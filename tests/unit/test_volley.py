@@ -267,6 +267,34 @@ def test_who_is_reached_when_nobody_waits_is_hung_up() -> None:
         assert there.recv(1) == b""
 
 
+def test_where_threads_are_scarce_some_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the child that captures our own ranks, and the job itself, would find none."""
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def scarce(one: threading.Thread) -> None:
+        if len(started) >= 8:
+            raise RuntimeError("can't start new thread")
+        started.append(one)
+        start(one)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", scarce)
+        one = Hands(lambda _: (_ for _ in ()).throw(SilentError("no")), 100)
+    for number in range(20):
+        one.go(number)
+    ended = 0
+    until = time.monotonic() + 60
+    while ended < 2 and time.monotonic() < until:
+        ended = sum(not each.is_alive() for each in started)
+        time.sleep(0.01)
+    came = list[int]()
+    while len(came) < 20 and time.monotonic() < until:
+        came += [number for number, _ in one.came()]
+    assert (ended, sorted(came)) == (2, list(range(20)))
+    assert sum(each.is_alive() for each in started) == 6
+    one.end()
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_answer_in_pieces_is_the_same(size: int) -> None:
     told = Answer(100)
@@ -304,3 +332,94 @@ def test_an_agent_with_others_may_have_all_the_descriptors_that_it_can() -> None
         "more_descriptors(); assert r.getrlimit(r.RLIMIT_NOFILE) == (hard, hard)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Room(Scarce):
+    """Counts who has come to nothing, too, as the system does."""
+
+    def connect(self, to: Peer, until: float, patience: float | None = None) -> Line:
+        with self._lock:
+            if self._open >= self.room:
+                raise NoRoomError("this node cannot open one more connection: Too many open files")
+            self._open += 1
+        try:
+            line = Talk.connect(self, to, until, patience)
+        except BaseException:
+            with self._lock:
+                self._open -= 1
+            raise
+        close = line.close
+
+        def closed() -> None:
+            with self._lock:
+                self._open -= 1
+            close()
+
+        line.close = closed  # type: ignore[method-assign]
+        return line
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_want_of_descriptors_costs_no_node_where_others_refuse(ours: Identity, room: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        dead = Peer("127.0.0.1", door.getsockname()[1])
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(6)]
+        told = bodies(fire(Room(ours, room), [nodes[0], dead, dead, dead, *nodes[1:]]))
+    assert [one for one in told if isinstance(one, bytes)] == [b"hello"] * 6
+    assert [type(one) for one in told[1:4]] == [RefusedError] * 3
+
+
+def test_who_says_nothing_takes_nobody_s_descriptor_for_ever(ours: Identity) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, ExitStack() as stack:
+        nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(6)]
+        silent = Peer("127.0.0.1", mute.getsockname()[1])
+        told = bodies(fire(Room(ours, 2), [silent, silent, *nodes]))
+    assert told[2:] == [b"hello"] * 6
+    assert [type(one) for one in told[:2]] == [volley.SlowError] * 2
+
+
+def test_one_handshake_that_is_too_slow_is_tried_again(
+    ours: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug_agents.members.talk.CONNECT", 0.5)
+    monkeypatch.setattr(volley, "SLOW", 30.0)
+    once = iter([2.0])
+    slow = node(ours, says(ANSWER), says(ANSWER), before=lambda: time.sleep(next(once, 0.0)))
+    with slow as late, node(ours, says(ANSWER)) as first:
+        assert bodies(fire(Talk(ours), [late, first])) == [b"hello", b"hello"]
+
+
+class Given:
+    """A clock."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def is_time(given: Given, ready: int, last: float, of: int = 11, first: float = 100.0) -> bool:
+    """With so many reached, of whom the last came then."""
+    one = volley.Volley(None, [Peer("n", 1)] * of, "/", b"", 1, 20.0, given)  # type: ignore[arg-type]
+    one._ready = dict.fromkeys(range(ready))  # type: ignore[arg-type]
+    one._first, one._last = first, last
+    return one._is_time()
+
+
+def test_how_long_those_who_are_reached_wait_for_the_others() -> None:
+    """With the constants as they are: they are the distance between the first capture and the last."""
+    given = Given()
+    assert is_time(given, 11, 100.0)
+    given.now = 103.0
+    assert not is_time(
+        given, 1, 100.0
+    )  # our own node is reached at once, the others are in their handshake
+    assert not is_time(given, 0, 100.0)
+    assert is_time(given, 6, 101.9)
+    assert not is_time(given, 6, 102.1)
+    given.now = 104.9
+    assert not is_time(given, 5, 104.8)
+    given.now = 105.0
+    assert is_time(given, 1, 104.9)
+    assert not is_time(given, 0, 104.9)

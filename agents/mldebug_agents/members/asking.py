@@ -1,5 +1,6 @@
 """The coordinated capture: all nodes of a run are asked at one moment, and what comes until a deadline is put together."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from mldebug_agents.members.talk import Peer, Talk
 from mldebug_agents.members.volley import Shot, volley
 
 DEADLINE = 20.0  # seconds for one node
-MAX_AGE = 3600.0  # seconds
+MAX_AGE = 30.0  # seconds before the order was sent, in which a capture was begun that serves several orders
 
 
 class ToAsk(NamedTuple):
@@ -57,6 +58,7 @@ class Together(NamedTuple):
     call: Call
     run: Run | None
     spread: float  # seconds from the begin of the first capture to that of the last, as the clock here tells it
+    sent: float = 0.0  # seconds from the first order to the last: no node can tell that otherwise
 
 
 class _Answer(NamedTuple):
@@ -82,16 +84,29 @@ def ask_all(
         caused=call.cause is not None,
     )
     body = msgspec.json.encode(order)
-    where = [one.to for one in nodes]
+    first = sorted(nodes, key=_since)  # those who are heard of are not to wait for dead ones
+    where = [one.to for one in first]
     shots = volley(talk, where, CAPTURE, body, most=MAX_BYTES, patience=DEADLINE, clock=clock)
-    each = (_answer(one, shot, order.key, clock) for one, shot in zip(nodes, shots, strict=True))
+    came = dict(zip(first, shots, strict=True))
+    each = (_answer(one, came[one], order.key, clock) for one in nodes)
     answers = list(_once_each(each))
     replies = {one.name: one.reply for one in answers if one.reply is not None}
     heard = Heard(replies, [one.failed for one in answers if one.failed is not None])
     run = next(iter(merge(heard).runs), None)
     took = [one.begun for one in answers if one.reply is not None and one.reply.captures]
     spread = max(took) - min(took) if took else 0.0
-    return Together(call, run and _completed(run, call.gaps, topology), spread)
+    sent = [one.sent for one in shots if one.sent is not None]
+    return Together(
+        call,
+        run and _completed(run, call.gaps, topology),
+        spread,
+        max(sent) - min(sent) if sent else 0.0,
+    )
+
+
+def _since(node: ToAsk) -> float:
+    """The smaller, the later it was heard of."""
+    return math.inf if node.seen is None else -node.seen
 
 
 def _completed(run: Run, gaps: tuple[Gap, ...], topology: Topology | None) -> Run:
@@ -125,8 +140,15 @@ def _answer(node: ToAsk, shot: Shot, key: RunKey, clock: Callable[[], float]) ->
         return _Answer(node.name, None, failed(state="refused", reason=error.message), 0.0)
     except MldebugError as error:
         return _Answer(node.name, None, failed(state="unable", reason=error.message), 0.0)
-    age = reply.age if 0.0 <= reply.age <= MAX_AGE else MAX_AGE
-    return _Answer(node.name, reply, None, (shot.came or clock()) - age)
+    return _Answer(node.name, reply, None, _begun(shot, reply.age, clock()))
+
+
+def _begun(shot: Shot, age: float, now: float) -> float:
+    """When its capture was begun, between what can be: its own word is `age`, in seconds before its answer came."""
+    came = now if shot.came is None else shot.came
+    sent = came if shot.sent is None else shot.sent
+    told = came - max(0.0, age) if math.isfinite(age) else -math.inf
+    return max(sent - MAX_AGE, told)
 
 
 def _reply(shot: Shot, key: RunKey) -> NodeReply:

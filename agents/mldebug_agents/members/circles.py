@@ -7,10 +7,11 @@ import logging
 import queue
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 from mldebug.across.members import Announcement, Welcome
 from mldebug.across.roster import SLOWEST
-from mldebug.across.runs import run_id
+from mldebug.across.runs import job_key, run_id
 from mldebug.errors import MldebugError
 from mldebug.model import Job
 from mldebug_agents.members.candidates import candidates
@@ -32,6 +33,14 @@ def leader_words(told: Welcome) -> str:
     """Who coordinates, when that is another agent."""
     by = f", by way of {told.node}" if told.follows else ""
     return f"{told.follows or told.node} coordinates{by}"
+
+
+class Named(NamedTuple):
+    """A run as people name it, and who coordinates it."""
+
+    id: str
+    name: str
+    by: Peer
 
 
 class Circle:
@@ -118,6 +127,13 @@ class Circles:
         if run is None or self._all is not None:
             return self._all
         return self._circles.get(self._of.get(run.job.id, "none"))
+
+    def known(self, runs: Mapping[str, Run], node: str) -> Iterator[Named]:
+        """The runs of which somebody coordinates."""
+        for run in runs.values():
+            circle = self.of(run)
+            if circle is not None and circle.found is not None:
+                yield Named(run_id(job_key(run.job, node)), run.job.name, circle.found.peer)
 
     def sort(self, runs: Mapping[str, Run], now: float) -> None:
         """Put each run into its circle; a circle without a run is let go."""

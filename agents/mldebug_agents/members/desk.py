@@ -27,7 +27,7 @@ from mldebug.errors import MldebugError
 from mldebug.model import NodeCapture
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.members.circles import Circle, Circles, leader_words
+from mldebug_agents.members.circles import Circle, Circles, Named, leader_words
 from mldebug_agents.members.following import Follower
 from mldebug_agents.members.held import Held
 from mldebug_agents.members.leading import Leader
@@ -75,6 +75,7 @@ class Members:
     ) -> None:
         self.agent = secrets.token_hex(8)
         self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
+        self._named: tuple[Named, ...] = ()  # read by the server's threads, too
         self.refusals = refusals or Refusals()
         self._node, self._port, self._interval = node, port, interval
         self._inbox, self._incidents = inbox, incidents
@@ -85,10 +86,10 @@ class Members:
             *(node, self.agent, talk, interval, inbox, incidents),
             *(self._circles, self._ours.find, self.refusals, topology),
         )
-        self._follower = Follower(
-            *(self.agent, interval, self._circles, self._ours, self.leader, incidents)
-        )
         self._held = Held(self._circles, incidents, capture)
+        self._follower = Follower(
+            *(self.agent, interval, self._circles, self._ours, self.leader, incidents, self._held)
+        )
         self._ordered = Ordered(capture)
 
     @property
@@ -110,6 +111,10 @@ class Members:
         count = self.leader.count(time.monotonic())
         return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
 
+    def coordinators_of(self, job: str) -> tuple[Peer, ...]:
+        """Of the runs here of that name, or whose id begins so; from any thread."""
+        return tuple(one.by for one in self._named if job == one.name or one.id.startswith(job))
+
     # --- the loop ----------------------------------------------------------------------------------
 
     def turn(self, runs: Mapping[str, Run]) -> None:
@@ -125,6 +130,7 @@ class Members:
         self.coordinators = tuple(
             dict.fromkeys(one.found.peer for one in self._circles if one.found is not None)
         )
+        self._named = tuple(self._circles.known(runs, self._node))
         self.leader.turn(now)
         self._held.turn(runs, now)
 
@@ -160,6 +166,10 @@ class Members:
     def holding(self, run: Run) -> bool:
         """Does it wait for the coordinator?"""
         return self._held.holding(run)
+
+    def release(self, run: Run) -> bool:
+        """It moves again, or is over: nothing waits any more. Had it?"""
+        return self._held.release(run)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
         """A capture has come back: who waits for it gets it."""

@@ -7,6 +7,10 @@ class SilentError(MldebugError):
     """Nothing came from there: it may be down, or cut off."""
 
 
+class SlowError(SilentError):
+    """A connection was taken, and the proof did not come in time: a crowded node, or an agent that does not run."""
+
+
 class RefusedError(MldebugError):
     """Somebody answered, and is no agent with our key, or will not do it."""
 

@@ -5,6 +5,7 @@ from mldebug.across.members import RunWord
 from mldebug.stall.signals import Stage
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.members.circles import Circles
+from mldebug_agents.members.held import Held
 from mldebug_agents.members.leading import Leader
 from mldebug_agents.members.ours import Ours
 from mldebug_agents.members.seeking import Found
@@ -23,10 +24,11 @@ class Follower:
         ours: Ours,
         leader: Leader,
         incidents: Incidents,
+        held: Held,
     ) -> None:
         self._agent, self._interval = agent, interval
         self._circles, self._ours = circles, ours
-        self._leader, self._incidents = leader, incidents
+        self._leader, self._incidents, self._held = leader, incidents, held
 
     def announced(self, result: Result, now: float) -> None:
         """An announcement was answered, or nobody has."""
@@ -48,6 +50,7 @@ class Follower:
 
     def _obey(self, run: Run, word: RunWord, now: float) -> None:
         self._ours.progress(run.job.id).take(word.signals, now)
+        self._held.wait(run, word.hold, now)
         incident = run.incident
         if incident is None or not word.incident or not (incident.kind == "stall" or word.caused):
             return

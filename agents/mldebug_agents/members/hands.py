@@ -10,6 +10,7 @@ from mldebug.errors import MldebugError
 from mldebug_agents.members.talk import Line
 
 MOST = 192  # threads of one stall: four at once fit into the unit's TasksMax
+SPARE = 4  # where the system has no more of them, one of so many is given back
 
 Reached = Line | MldebugError
 Connect = Callable[[int], Line]
@@ -28,7 +29,7 @@ class Hands:
         self._bell, self._ringer = socket.socketpair()
         for end in (self._bell, self._ringer):
             end.setblocking(False)
-        self._threads = sum(1 for _ in self._started(min(MOST, wanted)))
+        self._threads = self._kept(sum(1 for _ in self._started(min(MOST, wanted))), wanted)
 
     def fileno(self) -> int:
         """Readable when somebody has come; for a selector."""
@@ -61,6 +62,15 @@ class Hands:
                 one.close()
         self._bell.close()
         self._ringer.close()
+
+    def _kept(self, count: int, wanted: int) -> int:
+        """The job, and the child that captures our own ranks, need some of the tasks that the system has."""
+        if count >= min(MOST, wanted):
+            return count
+        spare = count // SPARE
+        for _ in range(spare):
+            self._todo.put(None)
+        return count - spare
 
     def _started(self, count: int) -> Iterator[threading.Thread]:
         for _ in range(count):

@@ -7,6 +7,8 @@ Belongs to the main loop's thread.
 import time
 from collections.abc import Callable, Mapping
 
+from mldebug.across.quiet import HOLD
+from mldebug.across.roster import SLOWEST
 from mldebug.model import Gap
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.members.circles import ALONE, Circles
@@ -45,6 +47,12 @@ class Held:
             return False  # others have told of it already: its capture is on its way
         self._until[run.job.id] = time.monotonic() + ALONE
         return True
+
+    def wait(self, run: Run, seconds: float, now: float) -> None:
+        """The coordinator waits, too: another node moves."""
+        if run.job.id in self._until and seconds > 0:
+            until = now + min(seconds, HOLD + SLOWEST) + ALONE
+            self._until[run.job.id] = max(self._until[run.job.id], until)
 
     def holding(self, run: Run) -> bool:
         """Does it wait for the coordinator?"""

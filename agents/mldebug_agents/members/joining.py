@@ -39,6 +39,8 @@ def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
         return None
     networks = [_network(one) for one in settings.networks]
     placed(Asked(), settings.topology)  # who writes a list that cannot be read hears it now
+    for text in settings.peers:
+        _peers(text, 1)  # before anything is opened
     newest = _newest(settings, make)
     proof = newest()
     door = open_tcp(settings.listen)
@@ -88,9 +90,18 @@ def _newest(settings: Cluster, make: Callable[[bytes], Pair]) -> Callable[[], Id
 
 def _peers(text: str, port: int) -> tuple[Peer, ...]:
     if text.startswith("[") or text.count(":") > 1:
-        return (peer(text, port),)
+        return (_possible(peer(text, port), text),)
     hosts, colon, told = text.partition(":")
-    return tuple(peer(f"{host}{colon}{told}", port) for host in unfold_nodes(hosts))
+    found = (peer(f"{host}{colon}{told}", port) for host in unfold_nodes(hosts))
+    return tuple(_possible(one, text) for one in found)
+
+
+def _possible(one: Peer, text: str) -> Peer:
+    """The system would take a port that cannot be for another one."""
+    if not 0 < one.port < 65_536:
+        wrong = f"cluster.peers: {text!r}: {one.port} is no port"
+        raise ConfigError([wrong], "write a number from 1 to 65535, or none")
+    return one
 
 
 def _network(text: str) -> Network:

@@ -183,7 +183,7 @@ class Leader:
             return
         captures = told.run.captures
         nodes = "1 node" if len(captures) == 1 else f"{len(captures)} nodes"
-        what = f"captured {nodes}, all within {told.spread:.1f} s"
+        what = f"captured {nodes}, asked at most {told.sent:.1f} s apart, all within {told.spread:.1f} s"
         run = self._find(call.news.key, call.news.attempt)
         asked = self._listed(told.run)
         whole = self._incidents.together(run, call.incident, captures, asked, what, call.cause)

@@ -35,11 +35,11 @@ class Ordered:
         self._capture = capture
         self._waiting: dict[str, list[Answer]] = {}  # by job
         self._taken: dict[str, float] = {}  # job -> when its last one came back
-        self._reason: dict[str, str] = {}  # job -> the incident of the last order
+        self._reasons: dict[str, set[str]] = {}  # job -> the incidents that its last capture serves
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forget all other jobs."""
-        for known in (self._waiting, self._taken, self._reason):
+        for known in (self._waiting, self._taken, self._reasons):
             for job_id in known.keys() - jobs:
                 del known[job_id]
 
@@ -47,15 +47,18 @@ class Ordered:
         """Somebody wants it; what was taken for another reason shows another moment than those of the other nodes."""
         job_id = run.job.id
         age = now - self._taken.get(job_id, -AGAIN)
-        same = self._reason.get(job_id) == incident
-        self._reason[job_id] = incident
+        reasons = self._reasons.setdefault(job_id, set())
+        same = incident in reasons
         if run.capture is not None and age < (AGAIN if same else MOMENT):
+            reasons.add(incident)
             give(answer, Taken(run.capture, self._taken[job_id]))
             return
         waiting = [one for one in self._waiting.get(job_id, ()) if not one.cancelled()]
         self._waiting[job_id] = [*waiting, answer]
         if not waiting:
+            reasons.clear()
             self._capture(run)
+        reasons.add(incident)
 
     def captured(self, job_id: str, capture: NodeCapture, now: float) -> None:
         """It has come: who waits for it gets it."""

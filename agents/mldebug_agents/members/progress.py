@@ -31,7 +31,12 @@ class FarProgress:
         here = self.own(now)
         kinds = {one.kind for one in here}
         far = (
-            Signal(kind=str(one.kind), value=one.value, age=max(0.0, now - one.at))
+            Signal(
+                kind=str(one.kind),
+                value=one.value,
+                age=max(0.0, now - one.at),
+                told=max(0.0, now - (now if one.until is None else one.until)),
+            )
             for one in self._far.values()
         )
         return (*here, *(one for one in far if one.kind not in kinds))
@@ -44,11 +49,17 @@ class FarProgress:
                 continue
             kinds.add(kind)
             known = self._far.get(kind)
-            if known is None or known.value != one.value:
+            until = now - min(max(0.0, one.told), 1e9)
+            if known is not None and known.value == one.value:
+                until = max(until, known.until or until)
+                self._far[kind] = msgspec.structs.replace(known, until=until)
+            else:
                 steps = one.value - known.value if known else 0.0
                 events = int(min(max(1.0, steps), 1e6))
                 at = now - min(max(0.0, one.age), 1e9)
-                self._far[kind] = Progress(kind=kind, value=one.value, at=at, events=events)
+                self._far[kind] = Progress(
+                    kind=kind, value=one.value, at=at, events=events, until=max(at, until)
+                )
         self._far = {kind: one for kind, one in self._far.items() if kind in kinds}
 
     def forget(self) -> None:

@@ -16,6 +16,7 @@ from mldebug_agents.members.errors import (
     NoRoomError,
     RefusedError,
     SilentError,
+    SlowError,
     StrangerError,
 )
 from mldebug_agents.members.identity import Identity
@@ -73,22 +74,38 @@ class Talk:
             line.send(path, body)
             return line.answer(most)
 
-    def connect(self, to: Peer, until: float) -> "Line":
-        """Reach the first of its addresses that takes a connection, and prove each other; `until`: monotonic."""
+    def connect(self, to: Peer, until: float, patience: float | None = None) -> "Line":
+        """Reach the first of its addresses that takes a connection, and prove each other; `until`: monotonic.
+
+        `patience`: seconds for the proof, where they are not `CONNECT`.
+        """
         proof = self._newest()
         addresses = self._addresses(to)
-        timeout = min(CONNECT, max(0.0, until - time.monotonic()))
+        timeout = min(patience or CONNECT, max(0.0, until - time.monotonic()))
         try:
             with in_words(timeout, proof):
-                return self._proved(to, addresses, until, proof)
+                return self._proved(to, addresses, until, proof, patience)
         except StrangerError as error:
             self._turned_away("stranger", to.host, error.message)
             raise
 
-    def _proved(self, to: Peer, addresses: Sequence[str], until: float, proof: Identity) -> "Line":
+    def _proved(
+        self,
+        to: Peer,
+        addresses: Sequence[str],
+        until: float,
+        proof: Identity,
+        patience: float | None,
+    ) -> "Line":
         plain = _reach(addresses, to.port, until)
+        if patience is not None:
+            plain.settimeout(max(0.01, min(patience, until - time.monotonic())))
         try:
             sock = proof.client.wrap_socket(plain)
+        except TimeoutError as error:
+            waited = plain.gettimeout() or 0.0
+            plain.close()
+            raise SlowError(f"no answer in {round(waited, 1):g} s") from error
         except BaseException:
             plain.close()
             raise

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from mldebug.errors import MldebugError
 from mldebug_agents.members.answer import Answer
-from mldebug_agents.members.errors import CutError, NoRoomError, SilentError
+from mldebug_agents.members.errors import CutError, NoRoomError, SilentError, SlowError
 from mldebug_agents.members.hands import Hands, Reached
 from mldebug_agents.members.talk import Line, Peer, Talk
 
-LULL = 1.0  # seconds in which nobody else was reached: then those who were are not kept waiting
+LULL = 1.0  # seconds in which nobody else was reached: then most of them, who were, are not kept waiting
+SLOW = 4.0  # seconds for a handshake that was too slow once
 GATHER = 5.0  # seconds after the first was reached, in which the others may be
 GRACE = 1.0  # seconds after the deadline, in which threads tell why they came to nothing
 
@@ -59,7 +60,10 @@ class Volley:
         self._told: dict[int, bytes | MldebugError] = {}
         self._twice: set[int] = set()
         self._no_room: list[int] = []  # nodes that wait until another one is done
-        self._last_try = False  # there was nothing else to wait for
+        self._away: dict[
+            int, bool
+        ] = {}  # nodes that somebody has gone to; was nothing else open then?
+        self._slow: dict[int, MldebugError] = {}  # tried again as soon as the orders are sent
         self._fired = False
         self._first = self._last = clock()  # when somebody was reached
 
@@ -69,7 +73,7 @@ class Volley:
         with closing(self), selectors.DefaultSelector() as self._selector:
             self._selector.register(self._hands, selectors.EVENT_READ)
             for number in range(len(self._to)):
-                self._hands.go(number)
+                self._go(number)
             while len(self._told) < len(self._to) and self._clock() < self._until + GRACE:
                 self._turn()
         return [self._shot(number) for number in range(len(self._to))]
@@ -82,6 +86,8 @@ class Volley:
 
     def _connect(self, number: int) -> Line:
         """In some thread."""
+        if number in self._slow:
+            return self._talk.connect(self._to[number], self._until, SLOW)
         return self._talk.connect(self._to[number], self._until)
 
     def _turn(self) -> None:
@@ -92,32 +98,37 @@ class Volley:
             self._reached(number, reached)
         if not self._fired and self._is_time():
             self._send_all()
-        if self._no_room and len(self._told) + len(self._no_room) == len(self._to):
-            self._try_again()
+        if not (self._away or self._ready or self._open):
+            self._next()  # nobody is left who could make room
 
     def _wait(self) -> float:
         """Seconds until something is due though nobody comes."""
         now = self._clock()
         due = self._until + GRACE
         if self._ready and not self._fired:
-            due = min(due, self._last + LULL, self._first + GATHER)
+            most = 2 * len(self._ready) > len(self._to)
+            due = min(due, self._first + GATHER, self._last + LULL if most else due)
         return max(0.0, due - now)
 
     def _is_time(self) -> bool:
         """Are all here that can be, or have those who are waited for long enough?"""
-        if len(self._ready) + len(self._told) + len(self._no_room) >= len(self._to):
+        here = len(self._ready)
+        if here + len(self._told) + len(self._no_room) + len(self._slow) >= len(self._to):
             return True
         now = self._clock()
-        late = now >= self._last + LULL or now >= self._first + GATHER
-        return bool(self._ready) and late
+        lull = 2 * here > len(self._to) and now >= self._last + LULL
+        return bool(here) and (lull or now >= self._first + GATHER)
 
     def _send_all(self) -> None:
         self._fired = True
         self._until = self._clock() + self._patience
         while self._ready:
             self._send(*self._ready.popitem())
+        for number in self._slow:
+            self._once_more(number)
 
     def _reached(self, number: int, reached: Reached) -> None:
+        alone = self._away.pop(number)
         if isinstance(reached, Line):
             self._last = self._clock()
             if not self._ready and not self._fired:
@@ -125,8 +136,13 @@ class Volley:
             self._ready[number] = reached
             if self._fired:
                 self._send(number, self._ready.pop(number))
-        elif isinstance(reached, NoRoomError) and not self._last_try:
+        elif isinstance(reached, NoRoomError) and not alone:
             self._no_room.append(number)
+        elif isinstance(reached, SlowError) and number not in self._slow:
+            self._slow[number] = reached
+            self._next()
+            if self._fired:
+                self._once_more(number)
         else:
             self._failed(number, reached)
 
@@ -161,23 +177,34 @@ class Volley:
 
     def _hang_up(self, number: int) -> None:
         self._open.pop(number).line.close()
-        if self._no_room:
-            self._hands.go(self._no_room.pop(0))
+        self._next()
 
-    def _try_again(self) -> None:
-        """Nobody is left whose connection could make room."""
-        self._last_try = True
-        while self._no_room:
-            self._hands.go(self._no_room.pop())
+    def _go(self, number: int) -> None:
+        self._away[number] = not (self._away or self._ready or self._open)
+        self._hands.go(number)
+
+    def _once_more(self, number: int) -> None:
+        """Behind those that had no room: it may keep a connection for seconds."""
+        if self._no_room:
+            self._no_room.append(number)
+        else:
+            self._go(number)
+
+    def _next(self) -> None:
+        """One more connection is closed: there may be room for another one, or for two if one was given up too soon."""
+        for _ in range(min(2, len(self._no_room))):
+            self._go(self._no_room.pop(0))
 
     def _failed(self, number: int, error: MldebugError) -> None:
         """Once more where the connection is cut, before one lost connection costs a node its evidence: one capture serves both orders."""
         if isinstance(error, CutError) and number not in self._twice:
             self._twice.add(number)
             self._came.pop(number, None)
-            self._hands.go(number)
+            self._go(number)
         else:
-            self._told[number] = error
+            first = self._slow.get(number)
+            self._told[number] = first if first and isinstance(error, SilentError) else error
+            self._next()
 
     def _shot(self, number: int) -> Shot:
         told = self._told[number] if number in self._told else self._unheard(number)
@@ -186,6 +213,8 @@ class Volley:
     def _unheard(self, number: int) -> MldebugError:
         if number in self._sent:
             return SilentError(f"no answer in {self._patience:g} s")
+        if number in self._slow:
+            return self._slow[number]
         if number in self._hands.begun and number not in self._no_room:
             return MldebugError("its name was not looked up in time")
         return MldebugError("it was not asked: this node had no hand free for it in time")
