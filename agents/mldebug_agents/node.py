@@ -33,6 +33,7 @@ from mldebug_agents.life.notify import Notifier, reloading, status_text
 from mldebug_agents.life.reloading import needs_restart, stuck_remarks
 from mldebug_agents.life.usage import Usage
 from mldebug_agents.members.desk import Members
+from mldebug_agents.notices.desk import Notices
 from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
 from mldebug_agents.ras.asking import RasReply
@@ -95,6 +96,8 @@ class Node:
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
         self.incidents = Incidents(ledger, self.clock)
+        self.notices = Notices(config, bench.node, ledger, self._inbox)
+        self.incidents.heard, self.incidents.renamed = self.notices.incident, self.notices.renamed
         self._orders = Orders(self._workers["capture"].order, self.incidents)
         self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
@@ -162,6 +165,7 @@ class Node:
         if self.members is not None:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
+        self.notices.turn()
         self._reread()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
@@ -173,6 +177,7 @@ class Node:
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return
         snapshot = self.snapshot()
+        self.notices.look(snapshot)
         self.publish(snapshot)
         self.notifier.status(status_text(snapshot))
         if not self._ready:
@@ -187,6 +192,8 @@ class Node:
             self._hardware.told(result, jobs, self.found.children, self.config)
         elif result.worker == "ras":
             self._ras.told(result)
+        elif self.notices.told(result):
+            pass  # a channel has answered
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
         elif result.error is not None and result.worker == "capture":
@@ -233,6 +240,7 @@ class Node:
             log.warning("config: %s has changed, and is obeyed after a restart of the agent", name)
         self.config = config
         self.bench.reload(config)
+        self.notices.reload(config)
         for run in self.runs.values():
             run.watch.obey(self._stall_settings())
         self._due = time.monotonic()
@@ -361,7 +369,7 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        return self._hardware.show(self._snapshot())
+        return self.notices.show(self._hardware.show(self._snapshot()))
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(
