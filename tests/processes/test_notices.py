@@ -1,0 +1,116 @@
+"""A real stall is told by every channel, once, and so is its end."""
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from email import message_from_bytes
+from email.policy import default
+from typing import Any
+
+import pytest
+
+from processes.harness import Plan, User, folder_for, running, wait_for
+from processes.watching import settings, watching
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
+pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+if not os.environ.get("CI"):
+    pytest.importorskip("aiosmtpd", reason="the mail server of the tests")
+
+QUICK = "{timeout: 6s, interval: 1s}"
+
+
+@contextlib.contextmanager
+def sink() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    got: list[tuple[str, Any]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.path, json.loads(body)))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", got
+        server.shutdown()
+
+
+@contextlib.contextmanager
+def mailbox() -> Iterator[tuple[int, list[str]]]:
+    from aiosmtpd.controller import Controller
+
+    subjects: list[str] = []
+
+    class Box:
+        async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
+            mail = message_from_bytes(envelope.content, policy=default)
+            subjects.append(str(mail["Subject"]))
+            return "250 OK"
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = Controller(Box(), hostname="127.0.0.1", port=port)
+    server.start()
+    yield port, subjects
+    server.stop()
+
+
+def channels(url: str, port: int) -> str:
+    """One of each kind."""
+    return (
+        f"channels:\n  ops: {{kind: webhook, url: '{url}/hook'}}\n"
+        f"  am: {{kind: alertmanager, url: '{url}', repeat: 1h}}\n"
+        f"  mail: {{kind: email, server: 127.0.0.1, port: {port}, security: none,"
+        " sender: m@x.org, to: [ops@x.org]}\n"
+    )
+
+
+def test_a_stall_ends_in_one_mail_one_alert_and_one_payload_with_one_sentence(user: User) -> None:
+    with (
+        sink() as (url, got),
+        mailbox() as (port, subjects),
+        folder_for(user) as folder,
+        watching(
+            folder,
+            settings(folder, stall=QUICK) + channels(url, port),
+            user,
+        ) as agent,
+        running(Plan(struck=(), user=user)) as job,
+    ):
+        job.wait_for_step(60)
+        wait_for("the agent sees steps", lambda: (seen := agent.run_of(job)) and seen.step, 30)
+        os.kill(job.ranks[2], signal.SIGSTOP)
+        try:
+            wait_for("all channels", lambda: len(got) >= 2 and subjects, 60)
+        finally:
+            os.kill(job.ranks[2], signal.SIGCONT)
+        try:
+            wait_for("the end", lambda: len(got) >= 4 and len(subjects) >= 2, 60)
+        except AssertionError:
+            pytest.fail(f"{got}\n{subjects}\n{agent.reports(job)[0]['timeline']}\n{agent.log}")
+        (report,) = agent.reports(job)
+
+    hooks = [body for path, body in got if path == "/hook"]
+    alerts = [body[0] for path, body in got if path == "/api/v2/alerts"]
+    sentence = report["diagnosis"]["summary"]
+    assert [(one["state"], one["sentence"]) for one in hooks] == [
+        ("firing", sentence),
+        ("resolved", sentence),
+    ]
+    assert [one["annotations"]["summary"] for one in alerts] == [sentence, sentence]
+    assert alerts[0]["labels"] == alerts[1]["labels"]
+    assert alerts[1]["annotations"]["outcome"] == "recovered"
+    assert [one.partition("]")[0] for one in subjects] == ["[firing", "[resolved"]
+    assert all(sentence[:60] in one for one in subjects)
+    assert hooks[0]["report"] == report["id"]
