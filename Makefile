@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale deb wheel-training clean
+.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ deb: ## build the Debian package into dist/ (on Debian, without root)
 
 wheel-training: $(STAMP) ## build the wheel of the hook alone into dist/, for images that jobs train in
 	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist deploy/training-wheel
+
+wheel-native: $(STAMP) ## build the tracer's writer in C into dist/, for this Python (needs a C compiler)
+	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist deploy/training-native
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

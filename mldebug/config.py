@@ -65,6 +65,8 @@ class Capture(Section, frozen=True, kw_only=True):
     nccl_ras: bool = True
     # Flight Recorders from worker servers, dump files and debug FIFOs, where a job offers them; the hook's are always read
     flight_recorder: bool = True
+    # where ranks keep trace rings beside /dev/shm: looked into for those that ended before they were met
+    trace_folders: tuple[str, ...] = ()
     # the span of the samples that tell frozen from slow
     watch: Annotated[Duration, msgspec.Meta(ge=0, le=60)] = 2.0
     # processes dumped at once. auto: as many as cores, at most 4
@@ -115,6 +117,31 @@ class Metrics(Section, frozen=True, kw_only=True):
     series_budget: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 5000
 
 
+class Checkpoints(Section, frozen=True, kw_only=True):
+    """What jobs save, and whether it is whole."""
+
+    # look at the saves of jobs; where they are is learned from what the jobs write
+    watch: bool = True
+    # between two looks; half of it while something is written
+    interval: Annotated[Duration, msgspec.Meta(ge=2, le=600)] = 30.0
+    # more of them, which count for no run: each name that matches is one save. /scratch/*/ckpt/step-*
+    paths: tuple[str, ...] = ()
+    # without growth for so long, a save that is not complete has died
+    settle: Annotated[Duration, msgspec.Meta(ge=5, le=3600)] = 60.0
+
+
+class MemorySettings(Section, frozen=True, kw_only=True):
+    """Memory of the host, of control groups and of ranks."""
+
+    watch: bool = True
+    # between two looks
+    interval: Annotated[Duration, msgspec.Meta(ge=1, le=600)] = 10.0
+    # the alarm comes when at this pace memory lasts no longer
+    alarm: PositiveDuration = 1800.0
+    # each rank's share of shared pages as well: dear for large processes, once a minute
+    pss: bool = False
+
+
 class Health(Section, frozen=True, kw_only=True):
     """When a component of the node is not well."""
 
@@ -131,6 +158,54 @@ class Notifying(Section, frozen=True, kw_only=True):
     pending: Annotated[Duration, msgspec.Meta(ge=0)] = 30.0
     # where a browser finds a report: https://…/{report}; "": messages name the command that shows it
     link: str = ""
+
+
+class Trees(Section, frozen=True, kw_only=True):
+    """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
+
+    # absolute: [/scratch/me, /data/checkpoints]
+    paths: tuple[str, ...] = ()
+    # between two counts where nothing tells of changes (network filesystems, no watches left)
+    rescan: Annotated[Duration, msgspec.Meta(ge=1)] = 600.0
+    # between two counts where events tell
+    verify: Annotated[Duration, msgspec.Meta(ge=60)] = 21600.0
+    # of one tree; what is beyond is not counted, and said
+    max_inodes: Annotated[int, msgspec.Meta(ge=1000)] = 20_000_000
+
+
+class Quota(Section, frozen=True, kw_only=True):
+    """A site's own tool that tells a quota: `lfs quota`, `mmlsquota`, `idrquota`."""
+
+    # the program with its arguments, without a shell; it runs in the C locale
+    command: tuple[str, ...] = ()
+    # a regular expression with groups named `used` and `limit` (bytes, or 20G), or `ratio` or `percent`
+    pattern: str = ""
+    # too much from this share on
+    limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    # it is ended after this time
+    timeout: PositiveDuration = 10.0
+
+
+class Storage(Section, frozen=True, kw_only=True):
+    """When filesystems are too full, or will be."""
+
+    # between two looks
+    interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=3600)] = 30.0
+    # folders that are watched though no job uses them
+    paths: tuple[str, ...] = ()
+    # by folder, too full from a share on or with less than a rest: {/scratch: '0.75', /data: '40TiB left'}; elsewhere 0.85,
+    # 0.75 where a folder's name has "scratch" in it
+    limits: dict[str, str] = {}
+    # of the inodes
+    inode_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    # by folder, the share that can be written before the filesystem fails: {/fs: 0.83}; elsewhere 0.8 on Lustre, 1
+    usable: dict[str, float] = {}
+    # alarm where it will be full within this time …
+    full_within: PositiveDuration = 86400.0
+    # … or one of the next so many saves does not fit
+    saves_left: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
+    # by name, asked every five minutes: {work: {command: [idrquota, -w], pattern: '(?P<percent>[0-9.]+)%'}}
+    quotas: dict[str, Quota] = {}
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -153,8 +228,12 @@ class Config(Section, frozen=True, kw_only=True):
     ] = {}
     events: Notifying = Notifying()
     cluster: Cluster = Cluster()
+    checkpoints: Checkpoints = Checkpoints()
+    memory: MemorySettings = MemorySettings()
     metrics: Metrics = Metrics()
     health: Health = Health()
+    trees: Trees = Trees()
+    storage: Storage = Storage()
 
 
 def load_config(path: Path | None) -> Config:

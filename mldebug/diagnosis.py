@@ -58,13 +58,16 @@ def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Jud
     frames = {rank.rank: stand(rank)[0] for rank in case.ranks}
     groups, group_of = grouped(case, frames)
     devices = tuple(capture.devices for capture in captures if capture.devices)
+    saves = tuple(dict.fromkeys(capture.saves for capture in captures if capture.saves))[:1]
     ras = () if case.moved else ras_evidence(captures)
     voices = () if case.moved else ras_voices(captures)
     apart = "" if case.moved else ras_apart(captures)
     nodes = node_evidence(case, captures)
     findings = _findings(case) or _apart(case, apart) or _held(case, captures)
     findings = findings or [unknown(case, _agreed(case, captures))]
-    diagnosis = conclude(case, findings, (*_strange(strange), *nodes, *ras, *devices), voices)
+    diagnosis = conclude(
+        case, findings, (*_strange(strange), *nodes, *ras, *devices, *saves), voices
+    )
     return Judgement(
         diagnosis=diagnosis,
         stalled=_stalled(case, diagnosis),

@@ -344,6 +344,18 @@ class Said(Noun, frozen=True, kw_only=True):
     scalars: dict[str, float] = {}
 
 
+class TraceTail(Noun, frozen=True, kw_only=True):
+    """The last that one rank's tracer wrote into its ring, source text among it, secrets hidden."""
+
+    lines: tuple[str, ...]  # in NicerTrace's form, see `mldebug.ring.lines`; oldest first
+    last: str  # where its training thread was last, in a few words
+    written_at: float = 0.0  # unix, of the newest record
+    age: float = 0.0  # seconds from then until the ring was read, or the rank had ended
+    step: int | None = None
+    engine: str = ""  # what traced: "sys.monitoring", "c", "python"
+    path: str = ""  # of the ring, as the rank saw it
+
+
 class RankCapture(Noun, frozen=True, kw_only=True):
     """One rank with its children."""
 
@@ -353,6 +365,7 @@ class RankCapture(Noun, frozen=True, kw_only=True):
     log: LogTail | None = None
     flight: FlightRecord | None = None  # None: nobody could ask it
     said: Said | None = None  # None: there is no hook in its process, or none that is believed
+    trace: TraceTail | None = None  # None: it is not traced, or its ring could not be read
 
 
 class Fault(Noun, frozen=True, kw_only=True):
@@ -423,6 +436,7 @@ class NodeCapture(
     remarks: tuple[Remark, ...] = ()
     faults: tuple[Fault, ...] = ()  # of the last hours, the oldest first
     devices: str = ""  # what the GPUs of its ranks did, in one sentence: evidence, no verdict
+    saves: str = ""  # its newest checkpoints, and what would be lost, in one sentence
     gpus: tuple[RankDevice, ...] = ()  # of its ranks, sorted by rank; of an earlier version none
     ras: NcclRas | None = None  # None: nobody was asked, or nobody answered
     awaited: tuple[int, ...] = ()  # ranks whose Flight Recorder may still come

@@ -41,6 +41,10 @@ class RankView(Spoken, frozen=True, kw_only=True):
     step_age: float | None = None  # seconds since it reached that step
     phase: str = ""  # checkpoint_save, data_wait, evaluate …; "" for none
     phase_age: float | None = None
+    # where its tracer saw it last; "" and null without one. The lines only of those that are told in full
+    last_call: str = ""
+    last_call_age: float | None = None  # seconds before the capture, or before its end was judged
+    trace: tuple[str, ...] = ()
 
 
 class GpuView(Spoken, frozen=True, kw_only=True):

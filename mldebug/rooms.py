@@ -15,6 +15,7 @@ from mldebug.errors import UsageError
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "channels": ("mldebug_exporters.channels",),
+    "checkpoints": ("mldebug.checkpoints",),
     "clusters": ("mldebug_agents.clusters",),
     "commands": ("mldebug.commands", "mldebug_agents.commands"),
     "metrics": ("mldebug_exporters.metrics",),

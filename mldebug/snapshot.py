@@ -3,13 +3,16 @@
 import msgspec
 
 from mldebug.events.view import Events
+from mldebug.filling.state import StorageState
 from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.readings import NodeGpus, NodeWatch
 from mldebug.health.components import Health
+from mldebug.hostmemory.telling import NodeMemory
 from mldebug.kernellog.counts import KernelCounts
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Noun, RankDevice, Remark, Said
 from mldebug.records import LogCounts, StepTimes
+from mldebug.saves.telling import SaveState
 from mldebug.traps.finding import Trap
 
 
@@ -41,6 +44,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     why_timeout: str = ""
     step: int | None = None
     said: dict[int, Said] = {}  # rank -> what its hook says; who has none is absent
+    traced: dict[int, float] = {}  # rank -> unix time of the newest record in its trace ring
     loss: float | None = None
     step_seconds: float | None = None
     step_times: StepTimes | None = None  # since the agent met the run
@@ -51,6 +55,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     gpus_guessed: tuple[int, ...] = ()  # ranks whose GPU only a convention tells
     devices: str = ""  # what the GPUs of its ranks do, in one sentence
     gpu_states: tuple[RankDevice, ...] = ()  # the same in figures, by rank
+    saves: tuple[SaveState, ...] = ()  # its checkpoints, by place
     incident: str = ""  # id of the open one
     incident_kind: str = ""  # stall, abnormal_end
     incident_since: float | None = None  # unix: since when the run has not moved
@@ -104,7 +109,11 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     gpus_released_why: str = ""
     kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
     kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
+    memory: NodeMemory | None = None  # None: not looked at yet, or the look failed
+    saves: tuple[SaveState, ...] = ()  # of the places of the configuration
+    save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
+    storage: StorageState | None = None  # None: not looked at yet
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )

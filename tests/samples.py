@@ -29,6 +29,7 @@ from mldebug.model import (
     Role,
     ThreadStack,
     ThreadState,
+    TraceTail,
     TreeNode,
     Verdict,
 )
@@ -119,6 +120,42 @@ def sleeping() -> Sample:
         ),
     )
     return sample(diagnosis, 8, lambda rank: SLEEP if rank == 3 else WAIT, gaps=(PTRACE_GAP,))
+
+
+def traced() -> Sample:
+    """The same, in a job that was started with its calls traced."""
+    made = sleeping()
+    (capture,) = made.captures
+    told = {one.identity.rank: _tail(one.identity.rank) for one in capture.ranks}
+    ranks = tuple(replace(one, trace=told[one.identity.rank]) for one in capture.ranks)
+    judged = tuple(
+        replace(one, capture=replace(one.capture, trace=told[one.rank])) if one.capture else one
+        for one in made.judgement.ranks
+    )
+    return Sample(replace(made.judgement, ranks=judged), (replace(capture, ranks=ranks),))
+
+
+def _tail(rank: int) -> TraceTail:
+    lines = [
+        f"--- thread {41000 + rank} (MainThread), step 1,201 ---",
+        "        train:40 train_step",
+        "0:00:00.000 train.py:    41:     batch = next(batches)",
+    ]
+    if rank == 3:
+        lines += [
+            "        train:5 slow_data_loader",
+            "0:00:00.001 train.py:     7:     time.sleep(3600)",
+        ]
+        return TraceTail(
+            lines=tuple(lines), last="line 7 of train:5 slow_data_loader", age=61.2, step=1201
+        )
+    lines += [
+        "        <- train:5 slow_data_loader",
+        "0:00:00.012 train.py:    44:     dist.all_reduce(loss)",
+    ]
+    return TraceTail(
+        lines=tuple(lines), last="line 44 of train:40 train_step", age=60.0 + rank / 10, step=1201
+    )
 
 
 PTRACE_GAP = Gap(
@@ -275,6 +312,7 @@ ALL: dict[str, Callable[[], Sample]] = {
     "hostile": hostile,
     "unknown": unknown,
     "lost": lost,
+    "traced": traced,
 }
 
 

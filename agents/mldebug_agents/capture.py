@@ -100,6 +100,9 @@ class Capturer:
         self.flights = flights
         self.more_flights = more_flights
         self.ras = ras
+        self.traces: Callable[[NodeCapture, Callable[[], float]], NodeCapture] = lambda some, _: (
+            some
+        )
 
     def capture(
         self,
@@ -129,6 +132,7 @@ class Capturer:
             taken = self._with_more_flights(
                 taken, session.left, stalled=quiet is not None, resumed=resumed
             )
+            taken = self.traces(taken, session.left)
         told, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
         taken = msgspec.structs.replace(taken, ras=told, gaps=(*taken.gaps, *refused))
         duration = round(time.monotonic() - started, 3)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from mldebug_agents.answers import Answer, Unreadable, judge
 from mldebug_agents.reader import Reader
-from mldebug_agents.starting.reading import FILE_ID, Operation, pick_line
+from mldebug_agents.starting.reading import FILE_ID, HEAD, Operation, pick_line
 from mldebug_agents.starting.refusals import Refusal, Refused
 
 
@@ -61,5 +61,8 @@ def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
         return pick_line(data, line)
     if operation is Operation.FROM:
         return FILE_ID.pack(1, 1, 0o100644, 0, 0) + data[line : line + limit]
+    if operation is Operation.HEADS:
+        places = range(line & 0xFFFFFFFF, len(data) - HEAD + 1, line >> 32)[: limit // HEAD]
+        return b"".join(data[at : at + HEAD] for at in places)
     start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
     return data[start : start + limit]

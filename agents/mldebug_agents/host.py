@@ -124,6 +124,18 @@ class Host:
         """The text of /proc/PID/NAME, "" where it is gone or not for us."""
         return _read(f"{self.proc}/{pid}/{name}")
 
+    def self_text(self, name: str) -> str:
+        """The same of whoever looks."""
+        return _read(f"{self.proc}/self/{name}")
+
+    def node_text(self, name: str) -> str:
+        """The text of /proc/NAME, of no process."""
+        return _read(f"{self.proc}/{name}")
+
+    def kernel_text(self, path: str) -> str:
+        """The text of a file of the kernel's below /sys, "" where it is gone or not for us."""
+        return _read(path)
+
     def link(self, pid: int, name: str) -> str:
         """Where the link /proc/PID/NAME (exe, ns/net) points to, "" where it is gone or not for us."""
         try:
@@ -134,6 +146,10 @@ class Host:
     def open_names(self, pid: int) -> frozenset[str]:
         """What the kernel calls the files it has open, as it sees them; one that has lost its name ends in ` (deleted)`."""
         return frozenset(self.link(pid, f"fd/{fd}") for fd in _numbers(f"{self.proc}/{pid}/fd"))
+
+    def descriptors(self, pid: int) -> list[int]:
+        """The numbers of the files it has open; none where it is gone or not for us."""
+        return _numbers(f"{self.proc}/{pid}/fd")
 
     def status(self, pid: int) -> Status:
         """/proc/PID/status, all defaults once the process is gone."""

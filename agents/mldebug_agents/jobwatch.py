@@ -5,6 +5,7 @@ Only where the decision asks for a sample are stacks read, and then without stop
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -57,8 +58,15 @@ class JobLook(msgspec.Struct, frozen=True, kw_only=True):
     beats: dict[int, Heartbeat] = {}  # by rank: what its hook says
     classes: dict[int, Classification] = {}  # of a stack sample, by rank
     frames: dict[int, str] = {}  # of the same: the last Python frame
+    traced: dict[int, float] = {}  # by rank: unix time of the newest record in its trace ring
     traps: tuple[Trap, ...] = ()  # known ones that it sits in: no evidence of a stall
     gaps: tuple[Gap, ...] = ()  # what could not be looked at
+
+
+def with_traces(one: JobLook, written: Mapping[int, float]) -> JobLook:
+    """The look with the ages of its ranks' trace rings; `written` by pid."""
+    mine = {rank.rank: written[rank.pid] for rank in one.job.ranks if rank.pid in written}
+    return msgspec.structs.replace(one, traced=mine) if mine else one
 
 
 class JobWatch:

@@ -125,6 +125,7 @@ def look(
     noted = (*found.remarks, *remarks(job, traps))
     if bench.config.capture.flight_recorder:
         bench.flights.meet(found)
+    bench.rings.meet(found)
     capture = bench.capturer().capture(job, found.children, noted, found.gaps)
     return capture if beside is None else with_hardware(capture, beside.take())
 

@@ -26,6 +26,7 @@ from mldebug_agents.exits.stories import Stories
 from mldebug_agents.exits.witness import Witness
 from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.host import Host
+from mldebug_agents.hostmemory.board import MemoryBoard
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
@@ -41,8 +42,10 @@ from mldebug_agents.ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.raswatch import RasWatch, RunToAsk
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, run_state, unjudged
+from mldebug_agents.saving.board import SaveBoard
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.storage import Storage
 from mldebug_agents.watch import NodeLook, Watch
 from mldebug_agents.workbench import Workbench
 
@@ -91,6 +94,7 @@ class Node:
         }
         self._ras = RasWatch(self._workers["ras"].order)
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
+        self._storage = Storage.of(bench, self._inbox)
         self.gpu_desk = self._hardware.desk
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
@@ -98,6 +102,8 @@ class Node:
         self.incidents = Incidents(ledger, self.clock)
         self.notices = Notices(config, bench.node, ledger, self._inbox)
         self.incidents.heard, self.incidents.renamed = self.notices.incident, self.notices.renamed
+        self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
+        self._memory = MemoryBoard(bench, self._inbox)
         self._orders = Orders(self._workers["capture"].order, self.incidents)
         self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
@@ -166,7 +172,11 @@ class Node:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self.notices.turn()
+        if self._looks:
+            self._storage.turn([run.job for run in self.runs.values()])
         self._reread()
+        self._saves.turn(self.runs, self.found, self.config.checkpoints)
+        self._memory.turn(self.runs, self.config.memory)
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
@@ -190,12 +200,18 @@ class Node:
         elif result.worker in self._hardware.workers:
             jobs = [run.job for run in self.runs.values()]
             self._hardware.told(result, jobs, self.found.children, self.config)
+        elif result.worker in self._storage.workers:
+            self._storage.told(result)
         elif result.worker == "ras":
             self._ras.told(result)
         elif self.notices.told(result):
             pass  # a channel has answered
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
+        elif result.worker == self._saves.worker.name:
+            self._saves.told(result, self.runs)
+        elif result.worker == self._memory.worker.name:
+            self._memory.told(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._orders.failed(run, result.order, result.error)
@@ -266,7 +282,7 @@ class Node:
             self.endings.follow(run, look.found.children)
             one = self._ras.complete(self.endings.complete(one))
             one = self.members.complete(one) if self.members is not None else one
-            self._see(run, self._hardware.complete(one))
+            self._see(run, self._saves.complete(self._hardware.complete(one)))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
@@ -354,7 +370,7 @@ class Node:
             if capture.job.attempt == run.job.attempt:
                 run.watch.await_answer(bool(capture.awaited))
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
-            capture = self._hardware.capture(capture)
+            capture = self._saves.capture(self._hardware.capture(capture))
             if self.members is not None and self.members.holding(run):
                 run.capture = capture  # nobody knows yet under which id it is told
             else:
@@ -369,9 +385,13 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        return self.notices.show(self._hardware.show(self._snapshot()))
+        told = self._storage.show(self._hardware.show(self._snapshot()))
+        return self.notices.show(told)
 
     def _snapshot(self) -> Snapshot:
+        return self._memory.show(self._saves.show(self._bare()))
+
+    def _bare(self) -> Snapshot:
         return Snapshot(
             node=self.bench.node,
             at=time.time(),

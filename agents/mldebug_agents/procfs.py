@@ -62,6 +62,9 @@ class Mount(msgspec.Struct, frozen=True):
     id: int
     point: str
     fstype: str
+    source: str = ""  # as mount(8) was told: nfs01:/data, /dev/sda1
+    device: str = ""  # major:minor; the same for all mounts of one filesystem
+    root: str = "/"  # the folder of the filesystem that is mounted
 
 
 def parse_stat(text: str) -> Stat | None:
@@ -158,7 +161,9 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         left, _, right = line.partition(" - ")
         fields, kind = left.split(" "), right.split(" ")
         if len(fields) >= 6 and kind[0]:
-            mounts.append(Mount(_integer(fields[0]), _unescape(fields[4]), kind[0]))
+            source = _unescape(kind[1]) if len(kind) > 1 else ""
+            point, root = _unescape(fields[4]), _unescape(fields[3])
+            mounts.append(Mount(_integer(fields[0]), point, kind[0], source, fields[2], root))
     return tuple(mounts)
 
 

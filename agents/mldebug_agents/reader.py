@@ -14,7 +14,8 @@ from typing import Protocol, Self
 
 from mldebug_agents.answers import Answer, Piece, Tail, Unreadable, converse, encode
 from mldebug_agents.spawn import Worker
-from mldebug_agents.starting.reading import FILE_ID, MAX_SOURCE, REQUEST, Operation
+from mldebug_agents.starting.listing import Listed, unpack
+from mldebug_agents.starting.reading import FILE_ID, HEAD, MAX_SOURCE, REQUEST, Operation
 from mldebug_agents.starting.touching import ASKED_FOR, Question
 
 __all__ = ["Piece", "Reader", "Tail", "Unreadable"]
@@ -112,6 +113,15 @@ class Reader:
         facts = FILE_ID.unpack_from(answer.data)
         return Piece(answer.data[FILE_ID.size :], answer.size, answer.mtime, *facts)
 
+    def read_heads(
+        self, path: str, start: int, stride: int, *, count: int, timeout: float = TIMEOUT
+    ) -> bytes | Unreadable:
+        """Read the 64 bytes at `start` of a regular file and at every `stride` from there, at most `count` times."""
+        place = (start & 0xFFFFFFFF) | (stride & 0xFFFFFFFF) << 32
+        limit = HEAD * count
+        answer = self._ask_one(Operation.HEADS, path, limit=limit, line=place, timeout=timeout)
+        return _data(answer)
+
     def read_line(self, path: str, line: int, timeout: float = TIMEOUT) -> str | Unreadable:
         """Read one line (the first is 1) of a source file of at most 4 MiB, cut after 400 characters."""
         data = _data(
@@ -131,6 +141,13 @@ class Reader:
         return _data(
             self._ask_one(Operation.MEMORY, path, limit=max_bytes, line=address, timeout=timeout)
         )
+
+    def list_folder(
+        self, path: str, *, depth: int, most: int, timeout: float = TIMEOUT
+    ) -> Listed | Unreadable:
+        """What lies below a folder, `depth` levels deep: no link is followed, no other file system is entered."""
+        data = _data(self._ask_one(Operation.LIST, path, limit=most, line=depth, timeout=timeout))
+        return data if isinstance(data, Unreadable) else unpack(data)
 
     def exists(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path leads to anything; links are followed."""
@@ -247,7 +264,8 @@ class Reader:
             return True
         kernel = operation is Operation.KERNEL
         count = sum((kind is Operation.KERNEL) == kernel for kind, _ in self._stuck.values())
-        if any(_folder(path) == _folder(stuck) for stuck in self._stuck):
+        where = _folder(path, operation)
+        if any(where == _folder(stuck, kind) for stuck, (kind, _) in self._stuck.items()):
             answers[path] = Unreadable("an earlier read there has not come back", stuck=True)
         elif count >= (MAX_STUCK_KERNEL if kernel else MAX_STUCK_FILES):
             why = f"not read: {count} paths are stuck already"
@@ -261,8 +279,10 @@ class Reader:
                 del self._stuck[path]
 
 
-def _folder(path: str) -> str:
+def _folder(path: str, operation: Operation) -> str:
     """What hangs together: the files of a folder, those of a process; but its descriptors lead anywhere."""
+    if operation is Operation.LIST:
+        return path
     return path if dirname(path).endswith("/fd") else dirname(path)
 
 

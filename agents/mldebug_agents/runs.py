@@ -109,6 +109,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         step=seen.step if seen else None,
         loss=seen.loss if seen else None,
         said=_said(seen),
+        traced=seen.traced if seen else {},
         step_seconds=seen.step_seconds if seen else None,
         step_times=seen.step_times if seen else None,
         progress_at=_progress_at(decision, seen),

@@ -78,12 +78,13 @@ class Server:
         door: socket.socket,
         context: ssl.SSLContext,
         admits: Callable[[str], bool] = lambda _: True,
+        slow: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Serve other agents: who does not show the certificate of the shared key gets no further than the handshake.
 
-        `admits`: may somebody come from this address? Who may not does not get so far.
+        `admits`: may somebody come from this address? Who may not does not get so far. `slow`: somebody from there took too long.
         """
-        self._serve(app, Door(door, PEERS_EACH, PEERS, admits), context)
+        self._serve(app, Door(door, PEERS_EACH, PEERS, admits, slow), context)
 
     def stop(self, timeout: float = 0.5) -> None:
         """Close the doors; waits at most `timeout` seconds for all of them."""

@@ -130,6 +130,10 @@ class Spawner:
             theirs.close()
         return Worker(child, ours, self._kill)
 
+    def abandon(self, worker: Worker, words: str) -> None:
+        """Let go of a worker that does not come back: it is among the `leftovers`, by these words, until it ends."""
+        self._roster.abandon(worker.let_go(words))
+
     def close(self) -> tuple[Leftover, ...]:
         """End the helper, which kills every child that is left; waits at most 1.5 s. Returns who survived that."""
         if self._control.fileno() < 0:

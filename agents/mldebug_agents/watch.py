@@ -14,7 +14,7 @@ from mldebug.model import Gap, Job
 from mldebug.stall.signals import Look, RankLook
 from mldebug.traps.finding import Trap, remarks
 from mldebug_agents.hooks.records import Heartbeats
-from mldebug_agents.jobwatch import JobLook, JobWatch
+from mldebug_agents.jobwatch import JobLook, JobWatch, with_traces
 from mldebug_agents.logs.places import LogFinder
 from mldebug_agents.logs.sharing import Writers
 from mldebug_agents.logs.watching import HungMounts
@@ -61,6 +61,8 @@ class Watch:
         )
         if self.bench.config.capture.flight_recorder:
             self.bench.flights.meet(found)
+        written = self.bench.rings.meet(found)
+        looks = tuple(with_traces(one, written) for one in looks)
         gaps = _few([gap for look in looks for gap in look.gaps])
         notes = [note for one in looks for note in remarks(one.job, one.traps)]
         found = msgspec.structs.replace(

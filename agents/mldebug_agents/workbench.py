@@ -14,6 +14,8 @@ from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
 from mldebug_agents.discovery.traps import TrapFinder
 from mldebug_agents.flights.collecting import Collector
+from mldebug_agents.fsprobe import asking as probing
+from mldebug_agents.fsprobe import child as probed
 from mldebug_agents.gpuchild import serving, wire
 from mldebug_agents.hooks import switchroom
 from mldebug_agents.hooks.asking import Asking
@@ -24,10 +26,13 @@ from mldebug_agents.members import identity as proving
 from mldebug_agents.ras import asking
 from mldebug_agents.ras.client import GLANCE, RasClient
 from mldebug_agents.reader import Reader
+from mldebug_agents.rings.collecting import Rings
 from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import WORKERS, Spawner
 from mldebug_agents.state import keeper, keeping
+from mldebug_agents.trees import serving as counting
+from mldebug_agents.trees import wire as trees
 from mldebug_agents.unanswered import Unanswered
 
 
@@ -44,11 +49,14 @@ class Workbench:
                 wire.NAME: serving.serve,
                 switchroom.NAME: switchroom.serve,
                 asking.NAME: asking.serve,
+                probing.NAME: probed.serve,
                 proving.NAME: proving.serve,
+                trees.NAME: counting.serve,
             }
         )
         self.reader = Reader(self.spawner)
         self.host = Host(root)
+        self.filesystems = probing.Probe(self.spawner)
         self.gpus = Gpus(self.spawner, self.host)
         self.unanswered = Unanswered()
         self.ras = RasClient(self.spawner, self.host, self.unanswered)
@@ -63,6 +71,7 @@ class Workbench:
         clusters = create_all("clusters")
         self.finder = RankFinder(self.host, self.reader, self.node, clusters, self._ask_world)
         self.traps = TrapFinder(self.host, self.reader)
+        self.rings = Rings(self.host, self.reader, config.capture.trace_folders)
         self.flights = Collector(self.host, self.reader, self.traps.installed, self.unanswered)
 
     def __enter__(self) -> Self:
@@ -90,6 +99,7 @@ class Workbench:
         )
         if wanted.flight_recorder:
             usual.more_flights = self.flights.add
+        usual.traces = self.rings.add
         if wanted.nccl_ras:
             usual.ras = lambda job, seconds: self.ras.ask(job, seconds=seconds)
         return usual
@@ -113,6 +123,7 @@ class Workbench:
     def close(self) -> None:
         """End the reader, the GPU reader and the helper."""
         self.gpus.close()
+        self.filesystems.close()
         self.reader.close()
         self.spawner.close()
 

@@ -5,6 +5,8 @@ Runs in every interpreter below `mldebug run`, so what costs time to import wait
 
 from __future__ import annotations
 
+import os
+
 from mldebug_training.imports import after_import
 from mldebug_training.ranks import command_line, is_rank
 
@@ -26,7 +28,7 @@ FRAMEWORKS = (
         for name in ("loops.training_epoch_loop", "loops.evaluation_loop", "trainer.trainer")
     ),
 )
-
+TRACE = "MLDEBUG_TRACE"  # what is to be traced, as `mldebug trace run` tells it
 
 _armed: list[bool] = []
 
@@ -39,6 +41,10 @@ def arm() -> None:
     if _armed:
         return
     _armed.append(True)
+    if os.environ.get(TRACE):
+        from mldebug_training.tracestart import start
+
+        start(os.environ[TRACE])
     after_import("torch.optim.optimizer", _count_steps)
     for name in PHASES:
         after_import(name, _watch)

@@ -43,6 +43,7 @@ class Process:
         self._phases: list[Phase] = []  # that have begun, the last one is told
         self._thread = 0  # that steps; 0: not known yet
         self.explicit = False  # the job tells its steps itself
+        self.after_beat: Callable[[int], None] | None = None  # the tracer's
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
 
@@ -66,6 +67,8 @@ class Process:
             if self._phases and step != record.step:
                 self._end_phases(record)
             record.beat(step)
+            if self.after_beat is not None:
+                self.after_beat(step)
             if record.beats % LOOK_EVERY == 1:
                 self._look(record)
 

@@ -40,6 +40,13 @@ def is_rank() -> bool:
     return rank >= 0 and (size < 0 or rank < size) and not _is_helper(command_line())
 
 
+def is_launcher() -> bool:
+    """Does it only start others? What multiprocessing has started runs the job's own code."""
+    words = command_line()
+    ours = "--multiprocessing-fork" in words or any("forkserver" in word for word in words)
+    return _is_helper(words) and not ours
+
+
 def command_line() -> list[str]:
     """The words of this process; `sys.argv` is not there yet when the interpreter starts."""
     words = getattr(sys, "orig_argv", None)

@@ -16,6 +16,7 @@ from mldebug.across.membership import (
     lives,
     signals_of,
 )
+from mldebug.across.quiet import Quiet
 from mldebug.across.roster import Roster
 from mldebug.across.runs import RunKey, is_of, run_id
 
@@ -38,6 +39,7 @@ class Coordinator(Roster):
         self._renamed: list[tuple[str, str]] = []
         self._past: dict[str, str] = {}  # incident -> why it is over
         self._unknown: dict[str, float] = {}  # incident of a member, of no stall here -> since when
+        self._quiet = Quiet()
         self._tellers: dict[tuple[RunKey, int], tuple[float, tuple[str, ...]]] = {}  # when, who
 
     def due(self, now: float, leads: Callable[[RunKey], bool] = lambda _: True) -> Iterator[Call]:
@@ -60,10 +62,18 @@ class Coordinator(Roster):
             if not news.incident or news.incident in self._past:
                 continue
             cause = self._end(member, news)
+            if cause is None and self._held_back(member, news, now):
+                continue
             noticed = {member.told.node: member.told.agent}
             stall = Stall(cause.incident if cause else news.incident, noticed, cause=cause)
             self._stalls[key, attempt] = stall
             yield self._call(stall, member, news)
+
+    def _held_back(self, member: Member, news: RunNews, now: float) -> bool:
+        """An incident needs every answering node quiet."""
+        shown = self._of(news.key, news.attempt)
+        others = [pair for pair in shown if self._is_fresh(pair[0], now)]
+        return self._quiet.holds((member, news), others, now)
 
     def _one_id(self, stall: Stall, member: Member, news: RunNews) -> None:
         """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays.
@@ -211,6 +221,7 @@ class Coordinator(Roster):
         }
         self._stalls = {each: stall for each, stall in self._stalls.items() if each in here}
         self._tellers = {each: one for each, one in self._tellers.items() if each in self._shown}
+        self._quiet.keep(self._shown)
 
     def _ends(self, stall: Stall, shown: Mapping[str, tuple[Member, RunNews]], now: float) -> str:
         """Why it is over: by what is said, never by silence."""

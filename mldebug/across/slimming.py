@@ -17,6 +17,7 @@ from mldebug.model import (
     ProcessCapture,
     RankCapture,
     Role,
+    TraceTail,
 )
 from mldebug.stacks import labels, principal, python_frames
 
@@ -68,10 +69,12 @@ def _wanted(found: list[tuple[RankCapture, Classification]]) -> Iterator[int]:
 
 def _small(rank: RankCapture, is_: Classification) -> RankCapture:
     """The least that has the same class."""
-    less = msgspec.structs.replace(rank, process=_small_process(rank.process), log=None)
+    less = msgspec.structs.replace(
+        _without_calls(rank), log=None, process=_small_process(rank.process)
+    )
     none = msgspec.structs.replace(less, children=())
     small = msgspec.structs.replace(less, children=tuple(map(_small_process, rank.children)))
-    whole = msgspec.structs.replace(rank, log=None)
+    whole = _without_calls(_without_logs(rank))
     return next((one for one in (none, small) if classify(one) == is_), whole)
 
 
@@ -95,6 +98,15 @@ def _small_process(process: ProcessCapture) -> ProcessCapture:
 
 def _without_logs(rank: RankCapture) -> RankCapture:
     return msgspec.structs.replace(rank, log=None)
+
+
+def _without_calls(rank: RankCapture) -> RankCapture:
+    return msgspec.structs.replace(rank, trace=_last_alone(rank.trace))
+
+
+def _last_alone(trace: TraceTail | None) -> TraceTail | None:
+    """Where it was last, without the way there."""
+    return msgspec.structs.replace(trace, lines=()) if trace is not None else None
 
 
 def _without_origins(rank: RankCapture) -> RankCapture:
@@ -127,6 +139,7 @@ def _without_children(rank: RankCapture) -> RankCapture:
 
 _CUTS: tuple[tuple[str, Cut], ...] = (
     ("log lines", _without_logs),
+    ("traced calls", _without_calls),
     ("the places that collectives were called from", _without_origins),
     ("other threads and open files", _all_small),
     ("Flight Recorder", _without_flight),

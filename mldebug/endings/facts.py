@@ -3,7 +3,7 @@
 import signal
 
 from mldebug.endings.cudamemory import DeviceMemory
-from mldebug.model import Fault, FlightRecord, Job, LogTail, Noun, RankIdentity, Said
+from mldebug.model import Fault, FlightRecord, Job, LogTail, Noun, RankIdentity, Said, TraceTail
 
 ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Signals by which somebody asks a process to end."""
@@ -91,6 +91,7 @@ class Ending(Noun, frozen=True, kw_only=True):
     step: int | None = None  # the last one known
     said: dict[int, Said] = {}  # rank -> what its hook said last
     flights: dict[int, FlightRecord] = {}  # rank -> what PyTorch dumped when it timed out
+    traces: dict[int, TraceTail] = {}  # rank -> what its tracer wrote last
     launcher_gone: bool = False
     launcher_moment: int | None = None
     launcher_status: int | None = None

@@ -30,7 +30,6 @@ from mldebug.model import (
     RankCapture,
     RankIdentity,
     Role,
-    Said,
     Verdict,
 )
 from mldebug.redact import clean
@@ -147,7 +146,7 @@ def _row(
         is_=Classification(
             name="exited", role=Role.EXITED, doing=doing, direct=seen.proved, why=tuple(why)
         ),
-        capture=_with_words(rank, alive, _log(seen, ending, blamed), ending.said.get(rank.rank)),
+        capture=_with_words(rank, alive, _log(seen, ending, blamed), ending),
     )
 
 
@@ -182,16 +181,18 @@ def _log(seen: Seen, ending: Ending, blamed: bool) -> LogTail | None:
 
 
 def _with_words(
-    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None, said: Said | None
+    rank: RankIdentity, alive: ClassifiedRank | None, log: LogTail | None, ending: Ending
 ) -> RankCapture | None:
-    """Its stacks, where it was captured before, and its last words: of its output, and of its hook."""
+    """Its stacks, where it was captured before, and its last words: of its output, its hook and its tracer."""
     capture = alive.capture if alive else None
+    said, trace = ending.said.get(rank.rank), ending.traces.get(rank.rank)
     if capture is not None:
-        said = capture.said or said
-        return msgspec.structs.replace(capture, log=log or capture.log, said=said)
-    if log is None and said is None:
+        said, trace = capture.said or said, trace or capture.trace
+        return msgspec.structs.replace(capture, log=log or capture.log, said=said, trace=trace)
+    if log is None and said is None and trace is None:
         return None
-    return RankCapture(identity=rank, process=ProcessCapture(pid=rank.pid), log=log, said=said)
+    process = ProcessCapture(pid=rank.pid)
+    return RankCapture(identity=rank, process=process, log=log, said=said, trace=trace)
 
 
 # --- groups ----------------------------------------------------------------------------------------

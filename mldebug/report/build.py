@@ -118,6 +118,7 @@ def _job(captures: Sequence[NodeCapture], asked: Asked, ranks: Sequence[RankCapt
     job = captures[0].job
     said = [one.said for one in ranks if one.said is not None]
     lived = any(one.process.state is not None for one in ranks)
+    traced = any(one.trace is not None for one in ranks)  # so it is no untouched job
     seen = [name for each in captures for name in (*each.job.nodes, each.node)]
     seen += [node.name for node in asked.nodes] if asked.listed_by else asked.absent
     return JobView(
@@ -130,7 +131,7 @@ def _job(captures: Sequence[NodeCapture], asked: Asked, ranks: Sequence[RankCapt
         user=job.user,
         started_at=rfc3339(job.started_at) if job.started_at else "",
         step=_step(captures, said),
-        hooked=len(said) if said or (lived and not _unread(captures)) else None,
+        hooked=len(said) if said or (lived and not traced and not _unread(captures)) else None,
     )
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.model import Culprit, Group
-from mldebug.report import changes, columns, gpus, rankmap, steps, story, treeview, words
+from mldebug.report import changes, columns, gpus, rankmap, steps, story, traces, treeview, words
 from mldebug.report.tidy import tidy_report
 from mldebug.reportmodel import GapView, RankView, Report
 
@@ -79,7 +79,12 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    world.filters |= {"plural": words.plural, "moment": words.moment, "steps": steps.step_words}
+    world.filters |= {
+        "plural": words.plural,
+        "moment": words.moment,
+        "steps": steps.step_words,
+        "trace_title": traces.trace_title,
+    }
     world.globals |= {"W": words, "SHOWN_FRAMES": SHOWN_FRAMES}
     return world.get_template("report.html.j2")
 
@@ -108,7 +113,9 @@ def _view(report: Report) -> dict[str, Any]:
         "left_out": treeview.left_out(report.tree),
         "rows": _rows(report.ranks, large),
         "bare": _bare_columns(report.ranks, over and len(legend) == 1),
-        "detailed": [one for one in report.ranks if one.threads or (one.log and one is not told)],
+        "detailed": [
+            one for one in report.ranks if one.threads or one.trace or (one.log and one is not told)
+        ],
         "ended": story.is_end(report),
         "over": over,
         "told": told,
@@ -118,6 +125,7 @@ def _view(report: Report) -> dict[str, Any]:
         "groups_title": "How the ranks ended" if over else "Who stands where",
         "steps_of_job": steps.job_words(report.job),
         "steps": steps.step_lines(report.ranks),
+        "traced": traces.trace_lines(report.ranks),
         "moved": changes.change_lines(report.comparison) if report.comparison else (),
         "moved_title": changes.later_words(report.comparison) if report.comparison else "",
         "gpus": gpus.gpu_lines(report.gpus),

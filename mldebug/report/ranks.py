@@ -16,6 +16,7 @@ MAX_DETAILED = 64  # ranks shown with threads and log: culprits first, then repr
 MAX_THREADS = 64  # per rank
 MAX_FRAMES = 200  # per stack: the inner and the outer half stay
 MAX_LOG_LINES = 100
+MAX_TRACE_LINES = 40
 MAX_CHILDREN = 8  # processes of a culprit shown with their stacks
 
 
@@ -42,12 +43,12 @@ def _detailed(judgement: Judgement, blamed: set[int]) -> list[int]:
 
 
 def _has_details(one: ClassifiedRank) -> bool:
-    """Of a rank that is gone its hook's last word may be all that is left."""
+    """Of a rank that is gone its hook's or its tracer's last word may be all that is left."""
     capture = one.capture
     if capture is None:
         return False
     process = capture.process
-    return bool(capture.log or process.state or process.stacks or process.native)
+    return bool(capture.log or capture.trace or process.state or process.stacks or process.native)
 
 
 def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: bool) -> RankView:
@@ -55,6 +56,7 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
     moved = process.movement if process else None
     log = one.capture.log if one.capture and detailed else None
     said = (one.capture.said if one.capture else None) or Said()
+    trace = one.capture.trace if one.capture else None
     return RankView(
         rank=one.rank,
         node=one.node,
@@ -75,6 +77,9 @@ def _rank_view(one: ClassifiedRank, group: int | None, culprit: bool, detailed: 
         step_age=None if said.step is None else said.step_age,
         phase=said.phase,
         phase_age=said.phase_age if said.phase else None,
+        last_call=trace.last if trace else "",
+        last_call_age=trace.age if trace else None,
+        trace=trace.lines[-MAX_TRACE_LINES:] if trace and detailed else (),
     )
 
 

@@ -23,6 +23,7 @@ from mldebug.report.story import (
     words_title,
 )
 from mldebug.report.tidy import tidy
+from mldebug.report.traces import trace_lines, trace_title, traced_culprit
 from mldebug.report.words import ROLES, culprit_name, culprit_place, ending, plural, title
 from mldebug.reportmodel import Report
 
@@ -61,10 +62,14 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _verdict(report, width)
     yield from _culprits(report, width)
     yield from _last_words(report, width)
+    yield from _last_calls(report, width)
     if is_end(report):
         yield from _story(story(report), width)
     yield from _groups(report, width)
     yield from _listed("Steps, as the ranks say", "- ", step_lines(report.ranks), width)
+    yield from _listed(
+        "Last calls, as the tracers saw them", "- ", trace_lines(report.ranks), width
+    )
     yield from _listed("Evidence", "- ", report.diagnosis.evidence, width)
     yield from _listed(*_moved(report), width)
     yield from _listed("GPUs of the ranks", "- ", gpu_lines(report.gpus), width)
@@ -127,6 +132,17 @@ def _last_words(report: Report, width: int) -> Iterator[Line]:
     if len(one.log) > MAX_LOG_LINES:
         yield Line(f"  … {plural(len(one.log) - MAX_LOG_LINES, 'line')} before", "dim")
     for line in one.log[-MAX_LOG_LINES:]:
+        yield from _wrap(tidy(line, MAX_SENTENCE), width, "  | ")
+
+
+def _last_calls(report: Report, width: int) -> Iterator[Line]:
+    """What the tracer of the first culprit saw last."""
+    one = traced_culprit(report)
+    if one is None:
+        return
+    yield Line("")
+    yield from _wrap(trace_title(one), width, style="underline")
+    for line in one.trace[-MAX_LOG_LINES:]:
         yield from _wrap(tidy(line, MAX_SENTENCE), width, "  | ")
 
 

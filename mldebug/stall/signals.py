@@ -75,6 +75,7 @@ class Look(Noun, frozen=True, kw_only=True):
     started: bool = False  # this attempt has made its first step
     backend: str = "nccl"
     collective_timeout: float | None = None  # as the hook tells it
+    saved_at: float | None = None  # when a save of the job's own processes last grew on disk
 
     @property
     def living(self) -> tuple[int, ...]:

@@ -60,10 +60,13 @@ class Ranks:
         self._trails: dict[int, Trail] = {}
         self._exited: tuple[int, ...] = ()
         self._missing: tuple[int, ...] = ()
+        self._saved = -math.inf
 
     def see(self, seen: Look, now: float) -> None:
         """Take one look at every rank; a rank that is no longer listed is forgotten."""
         known, self._exited, self._missing = self._trails, seen.exited, seen.missing
+        if seen.saved_at is not None:
+            self._saved = now - max(0.0, seen.at - seen.saved_at)  # by the clock of the watch
         self._trails = {}
         for look in seen.ranks:
             trail = known.get(look.rank)
@@ -90,7 +93,8 @@ class Ranks:
     def saved_at(self, now: float, window: float) -> float:
         """When a growing checkpoint last moved the job; -inf where none has since the last step."""
         trails = self._trails.values()
-        return max((trail.saved_at(now, window) for trail in trails), default=-math.inf)
+        told = (trail.saved_at(now, window) for trail in trails)
+        return max((self._saved, *told))
 
     @property
     def savers(self) -> tuple[Trail, ...]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.table import Row, show
-from mldebug_agents.commands.run import environment, hook_folder
+from mldebug_agents.jobstart import environment, hook_folder
 from mldebug_training.process import Process
 from processes.torchlike import write_torch
 

@@ -15,7 +15,7 @@ import pytest
 
 from mldebug.heartbeat import record_name
 from mldebug.snapshot import RunState
-from mldebug_agents.commands.run import environment, hook_folder
+from mldebug_agents.jobstart import environment, hook_folder
 from processes.harness import JOBS, SCRIPTS, clean_environment, state_of, wait_for
 from processes.light import LightJob, light_job
 from processes.torchlike import write_torch

@@ -80,6 +80,55 @@ def test_all_notice_it_in_the_same_second_and_one_id_is_left() -> None:
     assert words == {call.incident}
 
 
+def moved(
+    node: str, at: float, ago: float, stage: str = "quiet", incident: str = ""
+) -> Announcement:
+    """A node that has seen a step so many seconds before `at`."""
+    step = Signal(kind="step", value=at - ago, age=ago)
+    return announced(node, news("0-1" if node == "n1" else "2-3", stage, incident, signals=(step,)))
+
+
+def test_an_incident_needs_every_answering_node_quiet() -> None:
+    """n1 stands still for a minute, n2 goes on until second 62: it is asked when that one is quiet, too."""
+    one, asked = Coordinator(), list[float]()
+    for now in range(60, 75):
+        one.hear(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
+        one.hear(moved("n2", now, max(0.5, now - 62.0)), "10.0.0.2", float(now))
+        asked += [float(now) for _ in one.due(float(now))]
+    assert asked == [66.0]  # held back from 60: `HOLD` seconds, whatever the other one does
+    one, asked = Coordinator(), []
+    for now in range(60, 75):
+        one.hear(moved("n1", now, now - 1.0, "blamed", "first"), "10.0.0.1", float(now))
+        one.hear(moved("n2", now, now - 57.0), "10.0.0.2", float(now))
+        asked += [float(now) for _ in one.due(float(now))]
+    assert asked == [63.0]  # as soon as that one has been quiet for as long
+
+
+def test_a_stall_that_was_none_is_not_called() -> None:
+    """Whoever noticed it sees it move again while the call is held back."""
+    one = Coordinator()
+    one.hear(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
+    one.hear(moved("n2", 60.0, 0.5), "10.0.0.2", 60.0)
+    assert list(one.due(60.0)) == []
+    one.hear(moved("n1", 62.0, 0.1, "watching"), "10.0.0.1", 62.0)
+    assert list(one.due(62.0)) == list(one.due(70.0)) == []
+
+
+def test_nodes_that_stopped_together_are_asked_at_once() -> None:
+    one = Coordinator()
+    one.hear(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
+    one.hear(moved("n2", 60.0, 58.5), "10.0.0.2", 60.0)
+    assert [call.incident for call in one.due(60.0)] == ["first"]
+
+
+def test_a_node_that_is_cut_off_holds_nothing_back() -> None:
+    """It moved when it was heard last; it does not answer any more."""
+    one = Coordinator()
+    one.hear(moved("n2", 40.0, 0.0), "10.0.0.2", 40.0)
+    one.hear(moved("n1", 60.0, 59.0, "blamed", "first"), "10.0.0.1", 60.0)
+    assert [call.incident for call in one.due(60.0)] == ["first"]
+
+
 def test_a_stall_without_an_id_waits_for_one() -> None:
     assert three(Coordinator(), 0.0, "blamed", "watching", "watching") == []
 

@@ -22,6 +22,7 @@ from mldebug.config import Agent, Cluster
 from mldebug.errors import ConfigError, UsageError
 from mldebug_agents.members.certificates import says
 from mldebug_agents.members.door import app
+from mldebug_agents.members.errors import RefusedError, SilentError
 from mldebug_agents.members.identity import (
     NAME,
     Identity,
@@ -35,10 +36,11 @@ from mldebug_agents.members.identity import (
 )
 from mldebug_agents.members.joining import join
 from mldebug_agents.members.openapi import ANNOUNCE, CAPTURE, VIEW
+from mldebug_agents.members.ordered import Taken
 from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.renewing import Renewing
 from mldebug_agents.members.seeking import Seeker
-from mldebug_agents.members.talk import Peer, RefusedError, SilentError, Talk, peer
+from mldebug_agents.members.talk import Peer, Talk, peer
 from mldebug_agents.server import Server
 from mldebug_agents.spawn import Spawner
 from nodes import run
@@ -78,7 +80,7 @@ class Loop:
         if isinstance(what, Announcement):
             answer.set_result(Welcome(node="n1", agent="me"))
         elif isinstance(what, CaptureOrder):
-            answer.set_result(run(1, 2)["a1"] if what.incident else None)
+            answer.set_result(Taken(run(1, 2)["a1"], 0.0) if what.incident else None)
         return answer
 
 

@@ -1,6 +1,7 @@
 """What the main loop does with other nodes, whoever gives up waiting and whatever fails."""
 
 import queue
+import socket
 import threading
 import time
 from collections import Counter
@@ -51,14 +52,16 @@ from mldebug.stall.watch import StallWatch
 from mldebug_agents.badends import BadEnds
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
+from mldebug_agents.members.answer import Answer
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import _packed
+from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.leading import Leader
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.members.seeking import Found
-from mldebug_agents.members.talk import Peer, SilentError
+from mldebug_agents.members.talk import Line, Peer
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
 from mldebug_agents.starting.structs import learn_structs
@@ -158,9 +161,9 @@ def test_one_capture_serves_all_who_ask(loop: Loop) -> None:
     first, second = loop.ask(ORDER), loop.ask(ORDER)
     assert loop.ordered == 1
     loop.members.captured(loop.run, CAPTURE)
-    assert first.result(0) is second.result(0) is CAPTURE
+    assert first.result(0).capture is second.result(0).capture is CAPTURE
     loop.run.capture = CAPTURE
-    assert loop.ask(ORDER).result(0) is CAPTURE  # a moment later: no dump storm
+    assert loop.ask(ORDER).result(0).capture is CAPTURE  # a moment later: no dump storm
     assert loop.ordered == 1
     assert loop.books.done == [("called", "first")] * 3
 
@@ -169,10 +172,10 @@ def test_a_capture_of_before_is_none_of_now(loop: Loop, monkeypatch: pytest.Monk
     """What was taken for another reason seconds ago shows another moment than those of the other nodes."""
     loop.members.captured(loop.run, CAPTURE)
     loop.run.capture = CAPTURE
-    assert loop.ask(ORDER).result(0) is CAPTURE  # of this moment
+    assert loop.ask(ORDER).result(0).capture is CAPTURE  # of this moment
     now = time.monotonic()
     monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 5.0)
-    assert loop.ask(ORDER).result(0) is CAPTURE  # of this incident
+    assert loop.ask(ORDER).result(0).capture is CAPTURE  # of this incident
     assert not loop.ask(msgspec.structs.replace(ORDER, incident="next")).done()
     assert loop.ordered == 1
 
@@ -204,7 +207,7 @@ def test_who_has_given_up_ends_nothing(loop: Loop) -> None:
     gone, patient = loop.ask(ORDER), loop.ask(ORDER)
     assert gone.cancel()
     loop.members.captured(loop.run, CAPTURE)
-    assert patient.result(0) is CAPTURE
+    assert patient.result(0).capture is CAPTURE
 
 
 def test_a_run_that_is_not_here_has_no_capture(loop: Loop) -> None:
@@ -274,7 +277,7 @@ def test_who_follows_speaks_for_those_who_do_not_reach_the_coordinator(loop: Loo
 def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(loop: Loop) -> None:
     """What came first, what all have come to, and why it is over: its copy of the report is to say the same."""
     leader = Loop(()).members.leader
-    step = Signal(kind="step", value=5.0, age=1.0)
+    step = Signal(kind="step", value=5.0, age=60.0)
     other = RunNews(key=KEY, world_size=6, ranks="0-1", signals=(step,))
     leader.welcome(Announcement(node="n7", agent="7", port=1, runs=(other,)), "a", time.monotonic())
     found = spoken_for(loop, leader, "blamed", "x")
@@ -295,7 +298,7 @@ def test_who_does_not_reach_the_coordinator_is_told_all_that_he_would_tell_it(lo
     assert found.whole.diagnosis == cause.diagnosis
 
     (signal,) = spoken_for(loop, leader, "blamed", "x", later=7.0).signals
-    assert (signal.value, round(signal.age)) == (5.0, 8)
+    assert (signal.value, round(signal.age)) == (5.0, 67)
 
     spoken_for(loop, leader, "watching", "x")
     assert not tuple(leader._coordinator.due(time.monotonic()))
@@ -461,7 +464,7 @@ def test_what_was_taken_while_it_was_held_back_is_kept_before_others_get_it(loop
     assert loop.members.holds(loop.run)
     loop.run.capture = CAPTURE
     loop.members.captured(loop.run, CAPTURE)
-    assert loop.ask(ORDER).result(0) is CAPTURE
+    assert loop.ask(ORDER).result(0).capture is CAPTURE
     assert [one[0] for one in loop.books.done] == ["called", "captured"]
 
 
@@ -493,7 +496,7 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr("mldebug_agents.members.asking.threading.Thread.start", few)
+    monkeypatch.setattr("mldebug_agents.members.hands.threading.Thread.start", few)
     replies = {
         name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
     }
@@ -691,16 +694,37 @@ def test_what_another_node_says_does_not_end_what_is_seen_here(loop: Loop) -> No
 # --- who is asked ------------------------------------------------------------------------------------
 
 
+class Said(Line):
+    """A connection by which this answer comes as soon as anything was asked."""
+
+    def __init__(self, body: bytes) -> None:
+        self._here, self._there = socket.socketpair()
+        self._told = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    def fileno(self) -> int:
+        return self._here.fileno()
+
+    def send(self, path: str, body: bytes) -> None:
+        self._there.send(b"!")
+
+    def take(self, told: Answer) -> bool:
+        return told.feed(self._told)
+
+    def close(self) -> None:
+        self._here.close()
+        self._there.close()
+
+
 class Nodes:
     """Answers of nodes, by host."""
 
     def __init__(self, replies: dict[str, NodeReply]) -> None:
         self.replies = replies
 
-    def ask(self, to: Peer, *_: object, **__: object) -> bytes:
+    def connect(self, to: Peer, until: float) -> Line:
         if to.host not in self.replies:
             raise SilentError("no answer in 20 s")
-        return pack(self.replies[to.host])
+        return Said(pack(self.replies[to.host]))
 
 
 def asked(nodes: Nodes, *more: str) -> Together:

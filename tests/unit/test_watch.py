@@ -27,6 +27,7 @@ from mldebug_agents.flights.collecting import Collector
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.reader import Reader
+from mldebug_agents.rings.collecting import Rings
 from mldebug_agents.sources.activity import COMPILER, Work, read_activity, work_between
 from mldebug_agents.sources.ranks import RankFinder
 from mldebug_agents.spawn import Spawner
@@ -77,6 +78,7 @@ class Bench:
         self.finder = RankFinder(host, DirectPaths(), "n1", create_all("clusters"))
         self.traps = TrapFinder(host, reader)
         self.flights = Collector(host, reader, self.traps.installed)
+        self.rings = Rings(host, reader)
         self.config = Config()
 
     def log_parser(self) -> LogParser:

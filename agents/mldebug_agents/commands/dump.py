@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from mldebug.across.members import ClusterView
 from mldebug.across.wire import encode
 from mldebug.config import Config, load_config
 from mldebug.console import Console
@@ -22,7 +23,8 @@ from mldebug_agents.fanout.orders import Wanted
 from mldebug_agents.fanout.waiting import Waiting
 from mldebug_agents.manual import STORE_TIMEOUT, Taken, choose, look_beside, take, within
 from mldebug_agents.members.door import DUMP_DEADLINE
-from mldebug_agents.members.verbs import DUMP_PATH, MAX_REPORT
+from mldebug_agents.members.reach import run_elsewhere
+from mldebug_agents.members.verbs import CLUSTER_PATH, DUMP_PATH, MAX_REPORT, MAX_VIEW
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.serving.telling import tell_agent
 from mldebug_agents.workbench import Workbench
@@ -42,7 +44,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type=click.IntRange(min=1),
     help="The job of this process (a rank, a worker or a launcher).",
 )
-@click.option("--job", help="The job with this id or name; default: every job on this node.")
+@click.option(
+    "--job",
+    help="The job with this id or name, on all its nodes where agents are joined; default: every job on this node.",
+)
 @click.option(
     "--native/--no-native",
     default=None,
@@ -65,7 +70,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @click.option("--hosts", metavar="NODES", help="On these nodes, like node[1-40,42]; with --ssh.")
 @click.option("--ssh", is_flag=True, help="Reach --hosts by ssh.")
 @click.option(
-    "--cluster", "everywhere", is_flag=True, help="On all nodes of --job, by their agents."
+    "--cluster",
+    "everywhere",
+    is_flag=True,
+    help="On all nodes of --job, by their agents, or not at all.",
 )
 @click.option("--python", help="The Python with mldebug there; default: this one's path.")
 @click.option("--wait", metavar="DURATION", help="How long a node has to answer, 60s by default.")
@@ -98,6 +106,10 @@ def dump(
     if everywhere:
         sys.exit(_by_agents(own, job, as_json, html, here_only=config is not None))
     far = _transport(slurm_job, hosts, ssh, pid)
+    if not far and pid is None and native is None and watch is None and job is not None:
+        run = _elsewhere(own, job, here_only=config is not None)
+        if run is not None:
+            sys.exit(_by_agents(own, run, as_json, html, here_only=config is not None))
     if far:
         arguments = _arguments(native, watch, job)
         asked = Wanted(
@@ -138,6 +150,19 @@ def _by_agents(
         _copy(render_html(report), html)
     found = report.diagnosis.verdict is not Verdict.UNKNOWN
     return ExitCode.FOUND if found else ExitCode.FINE
+
+
+def _elsewhere(config: Config, job: str, *, here_only: bool) -> str | None:
+    """The run of that name, where the agents know ranks of it on other nodes; None: this node's alone are looked at."""
+    state_dir, asked = ask_nearest(config.agent.state_dir, here_only=here_only)
+    if asked.snapshot is None or not asked.snapshot.cluster:
+        return None
+    try:
+        view = tell_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+    except MldebugError as error:
+        click.echo(f"mldebug: other nodes are not asked: {error.message}", err=True)
+        return None
+    return run_elsewhere(job, asked.snapshot, view)
 
 
 def _here(

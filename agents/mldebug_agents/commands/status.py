@@ -15,13 +15,17 @@ from mldebug.config import Config, load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.events.telling import event_lines
+from mldebug.filling.state import StorageState
 from mldebug.folding import fold_ranks
+from mldebug.hostmemory.telling import alarms
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.nodeview.cluster import cluster_lines, stalled
 from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.nodeview.said import said_words
+from mldebug.nodeview.storage import storage_json, storage_lines
 from mldebug.redact import clean
+from mldebug.saves.telling import lines_of
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
@@ -32,6 +36,7 @@ from mldebug_agents.members.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.serving.telling import tell_agent
 from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.storage import look_once
 from mldebug_agents.workbench import Workbench
 
 MAX_LISTED = 8
@@ -59,12 +64,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all jobs.")
 @click.option("--cluster", "everywhere", is_flag=True, help="All nodes, as the agents know them.")
+@click.option("--storage", is_flag=True, help="Filesystems and quotas: how full, and for how long.")
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
-def command(as_json: bool, everywhere: bool, config: Path | None) -> None:
+def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None) -> None:
     """Show the training jobs on this node and their ranks: who runs them, who is missing.
 
     Where an agent runs: how far each job is, and why it is quiet or not. Nothing is attached to and nothing is
-    stopped. Exit code 1: an incident is open.
+    stopped. Exit code 1: an incident is open, or a storage alarm is on.
     """
     settings = load_config(config)
     if everywhere:
@@ -72,6 +78,9 @@ def command(as_json: bool, everywhere: bool, config: Path | None) -> None:
     with Workbench(settings) as bench:
         found = bench.finder.find()
         asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
+        if storage:
+            told = asked.snapshot.storage if asked.snapshot else None
+            sys.exit(_storage(told or look_once(bench, found.jobs), as_json))
         seen = Seen(
             node=bench.node,
             now=time.time(),
@@ -90,6 +99,16 @@ def command(as_json: bool, everywhere: bool, config: Path | None) -> None:
             print_line(console, line)
     hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def _storage(told: StorageState, as_json: bool) -> ExitCode:
+    """What the storage desk knows."""
+    if as_json:
+        click.echo(storage_json(told))
+    else:
+        for said in storage_lines(told):
+            print_line(Console(), Text(said.text, style="red" if said.bad else ""))
+    return ExitCode.FOUND if told.alarms else ExitCode.FINE
 
 
 def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
@@ -213,6 +232,8 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         )
     for line in _ailing(agent):
         yield Text(clean(f"  {line}", 300), style="yellow")
+    for line in alarms(agent.memory) if agent.memory else ():
+        yield Text(clean(f"  {line}", 300), style="red")
     for said in hardware_lines(agent, seen.now):
         yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
 
@@ -257,6 +278,8 @@ def _watched(
     )
     if run.devices:
         yield Text(clean(f"  {run.devices}", 400))
+    for saves in lines_of(run.saves, run.id):
+        yield Text(clean(f"  {saves}", 400))
     for line in rank_lines(events, run, now):
         yield Text(clean(f"  {line}", 400), style="red")
     if run.incident:

@@ -77,6 +77,7 @@ def joined(before: Ending, now: Ending) -> Ending:
         words=words,
         errors=before.errors | now.errors,
         flights=before.flights | now.flights,
+        traces=before.traces | now.traces,
         shared_error=now.shared_error or before.shared_error,
         deaths=tuple({one.pid: one for one in (*before.deaths, *now.deaths)}.values()),
         children=before.children | now.children,

@@ -100,6 +100,7 @@ class Witness:
             errors=own_errors(outputs) | self._error_files(notes),
             shared_error=last_error(shared, SHARED, shared=True),
             flights=self._dumps(ending),
+            traces=self._bench.rings.left_behind(self._ended(ending)),
             deaths=deaths,
             oom_kills=more_kills(notes),
             kernel_readable=not doubt,

@@ -1,11 +1,8 @@
 """The coordinated capture: all nodes of a run are asked at one moment, and what comes until a deadline is put together."""
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -20,11 +17,12 @@ from mldebug.across.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.folding import unfold
 from mldebug.model import AskedNode, Gap
+from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.openapi import CAPTURE
-from mldebug_agents.members.talk import CutError, Peer, SilentError, Talk
+from mldebug_agents.members.talk import Peer, Talk
+from mldebug_agents.members.volley import Shot, volley
 
 DEADLINE = 20.0  # seconds for one node
-AT_ONCE = 512  # connections
 MAX_AGE = 3600.0  # seconds
 
 
@@ -65,7 +63,6 @@ class _Answer(NamedTuple):
     name: str
     reply: NodeReply | None
     failed: AskedNode | None
-    sent: float
     begun: float  # at the latest
 
 
@@ -75,7 +72,7 @@ def ask_all(
     clock: Callable[[], float] = time.monotonic,
     topology: Topology | None = None,
 ) -> Together:
-    """In a worker: order all captures at once, and merge them."""
+    """In a worker: order all captures at one moment, and merge them."""
     call, nodes = told.call, told.asked()
     order = CaptureOrder(
         key=call.news.key,
@@ -85,8 +82,10 @@ def ask_all(
         caused=call.cause is not None,
     )
     body = msgspec.json.encode(order)
-    answers = _all_at_once(lambda one: _ask(talk, one, order.key, body, clock), nodes)
-    answers = list(_once_each(answers))
+    where = [one.to for one in nodes]
+    shots = volley(talk, where, CAPTURE, body, most=MAX_BYTES, patience=DEADLINE, clock=clock)
+    each = (_answer(one, shot, order.key, clock) for one, shot in zip(nodes, shots, strict=True))
+    answers = list(_once_each(each))
     replies = {one.name: one.reply for one in answers if one.reply is not None}
     heard = Heard(replies, [one.failed for one in answers if one.failed is not None])
     run = next(iter(merge(heard).runs), None)
@@ -99,36 +98,6 @@ def _completed(run: Run, gaps: tuple[Gap, ...], topology: Topology | None) -> Ru
     first, *others = run.captures
     first = msgspec.structs.replace(first, gaps=(*gaps, *first.gaps))
     return Run((first, *others), placed(run.asked, topology))
-
-
-def _all_at_once(ask: Callable[[ToAsk], _Answer], nodes: Sequence[ToAsk]) -> list[_Answer]:
-    """In their order. Where the system has no more threads for us, those that there are ask one node after the other."""
-    left: queue.SimpleQueue[tuple[int, ToAsk]] = queue.SimpleQueue()
-    answers: dict[int, _Answer] = {}
-    for numbered in enumerate(nodes):
-        left.put(numbered)
-
-    def work() -> None:
-        with suppress(queue.Empty):
-            while True:
-                number, node = left.get_nowait()
-                answers[number] = ask(node)
-
-    threads = list(_started(work, min(AT_ONCE, len(nodes)) - 1))
-    work()
-    for one in threads:
-        one.join()
-    return [answers[number] for number in sorted(answers)]
-
-
-def _started(work: Callable[[], None], count: int) -> Iterator[threading.Thread]:
-    for _ in range(count):
-        thread = threading.Thread(target=work, name="mldebug-asking", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # TasksMax of the unit, or a limit of the user
-            return
-        yield thread
 
 
 def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:
@@ -144,28 +113,26 @@ def _once_each(answers: Iterable[_Answer]) -> Iterator[_Answer]:
         yield one
 
 
-def _asked_twice(
-    talk: Talk, to: Peer, body: bytes, until: float, clock: Callable[[], float]
-) -> bytes:
-    """Once more where the connection is cut, before one lost connection costs a node its evidence: one capture serves both orders."""
-    with suppress(CutError):
-        return talk.ask(to, CAPTURE, body, timeout=until - clock(), most=MAX_BYTES)
-    return talk.ask(to, CAPTURE, body, timeout=max(1.0, until - clock()), most=MAX_BYTES)
-
-
-def _ask(talk: Talk, node: ToAsk, key: RunKey, body: bytes, clock: Callable[[], float]) -> _Answer:
-    sent = clock()
-    seen = None if node.seen is None else time.time() - (sent - node.seen)
+def _answer(node: ToAsk, shot: Shot, key: RunKey, clock: Callable[[], float]) -> _Answer:
+    """What one node has said. Its own clock counts for the age of its capture alone."""
+    seen = None if node.seen is None else time.time() - (clock() - node.seen)
     failed = partial(AskedNode, name=node.name, last_seen=seen)
     try:
-        reply = unpack(_asked_twice(talk, node.to, body, sent + DEADLINE, clock))
-        if any(run_key(one) != key for one in reply.captures):
-            raise EvidenceError("its answer is of another run")
+        reply = _reply(shot, key)
     except SilentError as error:
-        return _Answer(node.name, None, failed(state="silent", reason=error.message), sent, sent)
+        return _Answer(node.name, None, failed(state="silent", reason=error.message), 0.0)
     except EvidenceError as error:
-        return _Answer(node.name, None, failed(state="refused", reason=error.message), sent, sent)
+        return _Answer(node.name, None, failed(state="refused", reason=error.message), 0.0)
     except MldebugError as error:
-        return _Answer(node.name, None, failed(state="unable", reason=error.message), sent, sent)
+        return _Answer(node.name, None, failed(state="unable", reason=error.message), 0.0)
     age = reply.age if 0.0 <= reply.age <= MAX_AGE else MAX_AGE
-    return _Answer(node.name, reply, None, sent, clock() - age)
+    return _Answer(node.name, reply, None, (shot.came or clock()) - age)
+
+
+def _reply(shot: Shot, key: RunKey) -> NodeReply:
+    if isinstance(shot.told, MldebugError):
+        raise shot.told
+    reply = unpack(shot.told)
+    if any(run_key(one) != key for one in reply.captures):
+        raise EvidenceError("its answer is of another run")
+    return reply

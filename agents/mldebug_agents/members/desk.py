@@ -31,7 +31,7 @@ from mldebug_agents.members.circles import Circle, Circles, leader_words
 from mldebug_agents.members.following import Follower
 from mldebug_agents.members.held import Held
 from mldebug_agents.members.leading import Leader
-from mldebug_agents.members.ordered import Ordered
+from mldebug_agents.members.ordered import Ordered, Taken
 from mldebug_agents.members.ours import Ours
 from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.talk import Peer, Talk
@@ -224,9 +224,7 @@ class Members:
             return RunWord(key=news.key, signals=signals)
         return RunWord(key=news.key, signals=signals, incident=incident.id, whole=incident.whole)
 
-    def _capture_for(
-        self, order: CaptureOrder, answer: "Future[NodeCapture | None]", now: float
-    ) -> None:
+    def _capture_for(self, order: CaptureOrder, answer: "Future[Taken | None]", now: float) -> None:
         run = self._ours.find(order.key, order.attempt)
         if run is None:
             give(answer, None)  # no rank of it is here

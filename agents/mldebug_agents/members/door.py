@@ -26,17 +26,20 @@ from mldebug.across.members import (
 from mldebug.across.slimming import slim
 from mldebug.across.wire import NodeReply, pack
 from mldebug.errors import EvidenceError, MldebugError
-from mldebug.model import Gap, NodeCapture
+from mldebug.model import Gap
 from mldebug.redact import clean
 from mldebug_agents.members.asking import DEADLINE, Together
 from mldebug_agents.members.certificates import Certificate, CertificateError
 from mldebug_agents.members.identity import Identity
 from mldebug_agents.members.openapi import ANNOUNCE, CAPTURE, DUMP, OPENAPI, VIEW, document
+from mldebug_agents.members.ordered import Taken
 from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.seeking import ANSWER
 from mldebug_agents.members.talk import plain_ip
 
 DUMP_DEADLINE = 60.0
+BODY = 20.0  # seconds in which a question has to be complete
+HANG_UP = {"connection": "close"}  # what is left of the question is not read
 JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plain"
 KINDS = {ANNOUNCE: JSON, VIEW: JSON, CAPTURE: PACKED, DUMP: PACKED}
 WRITTEN = 2.0  # seconds that an answer waits for the disk
@@ -85,9 +88,9 @@ def app(
         order = read(body, CaptureOrder)
         check_incident(order.incident)
         order = msgspec.structs.replace(order, sentence=clean(order.sentence, 600))
-        capture: NodeCapture | None = await _answer(ask(order, who.address), DEADLINE)
+        taken: Taken | None = await _answer(ask(order, who.address), DEADLINE)
         await _written(waiting)
-        return await run_in_threadpool(_packed, capture, node, machine, gaps())
+        return await run_in_threadpool(_packed, taken, node, machine, gaps())
 
     async def viewed(body: bytes, who: Asker) -> bytes:
         return msgspec.json.encode(await _answer(ask(None, who.address), ANSWER))
@@ -108,19 +111,17 @@ def _document(request: Request) -> Response:
     return Response(document(), media_type=JSON)
 
 
-def _packed(
-    capture: NodeCapture | None, node: str, machine: str, gaps: tuple[Gap, ...] = ()
-) -> bytes:
+def _packed(taken: Taken | None, node: str, machine: str, gaps: tuple[Gap, ...] = ()) -> bytes:
     return pack(
         slim(
             NodeReply(
                 node=node,
                 machine=machine,
-                captures=(capture,) if capture else (),
+                captures=(taken.capture,) if taken else (),
                 gaps=gaps,
                 hidden=any(gap.way_out for gap in gaps),
                 uid=os.geteuid(),
-                age=max(0.0, time.time() - capture.taken_at) if capture else 0.0,
+                age=taken.age(time.monotonic()) if taken else 0.0,
             )
         )
     )
@@ -140,23 +141,40 @@ async def _answer(asked: "Future[Any]", seconds: float) -> Any:
         raise MldebugError(f"not done in {seconds:g} s") from None
 
 
+async def _body(request: Request) -> bytes | None:
+    """What was sent; None where it is too large, of which nothing more is read."""
+    told = request.headers.get("content-length", "0")
+    if told.isdecimal() and int(told[:20]) > MAX_MESSAGE:
+        return None
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_MESSAGE:
+            return None
+    return bytes(body)
+
+
 def _bounded(
     do: Callable[[bytes, Asker], Awaitable[bytes]], refused: Refusals, kind: str
 ) -> Callable[[Request], Awaitable[Response]]:
     """Bodies have an end, errors are told in words."""
 
     async def handle(request: Request) -> Response:
-        body = bytearray()
         address = str(plain_ip(request.client.host)) if request.client else ""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_MESSAGE:
-                words = f"more than {MAX_MESSAGE >> 10} KiB"
-                refused.count("size", address, f"it sends {words}")
-                return Response(words, status_code=413, media_type=WORDS)
+        try:
+            async with asyncio.timeout(BODY):
+                body = await _body(request)
+        except TimeoutError:
+            words = f"not complete in {BODY:g} s"
+            refused.count("slow", address, f"what it sends is {words}")
+            return Response(words, status_code=408, media_type=WORDS, headers=HANG_UP)
+        if body is None:
+            words = f"more than {MAX_MESSAGE >> 10} KiB"
+            refused.count("size", address, f"it sends {words}")
+            return Response(words, status_code=413, media_type=WORDS, headers=HANG_UP)
         who = Asker(address, getattr(request.state, "certificate", {}))
         try:
-            return Response(await do(bytes(body), who), media_type=kind)
+            return Response(await do(body, who), media_type=kind)
         except EvidenceError as error:
             refused.count("malformed", address, error.message)
             return Response(error.message, status_code=400, media_type=WORDS)

@@ -1,8 +1,10 @@
 """From the `cluster` section to the parts that it asks for, with every problem in words."""
 
 import ipaddress
+import resource
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from mldebug.across.topology import placed
@@ -40,6 +42,7 @@ def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
     newest = _newest(settings, make)
     proof = newest()
     door = open_tcp(settings.listen)
+    more_descriptors()
     port = door.getsockname()[1]
     return Joined(
         door=door,
@@ -49,6 +52,14 @@ def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
         port=port,
         interval=settings.interval,
     )
+
+
+def more_descriptors() -> None:
+    """As many as this process may have: whoever coordinates has a connection to each node at the same moment."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # then those that there are must do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _problems(settings: Cluster) -> Iterator[str]:

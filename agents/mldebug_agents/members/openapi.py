@@ -12,6 +12,7 @@ ANNOUNCE, CAPTURE = "/peer/v1/announce", "/peer/v1/capture"
 VIEW, DUMP, OPENAPI = "/peer/v1/cluster", "/peer/v1/dump", "/peer/v1/openapi.json"
 _REFUSALS = {
     "400": "it cannot be read, or cannot be",
+    "408": "it was not complete in time",
     "409": "it cannot be done, or not in time",
     "413": "it is too large",
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from mldebug.errors import MldebugError
 from mldebug.model import NodeCapture
@@ -12,7 +13,19 @@ from mldebug_agents.runs import Run
 AGAIN = 10.0  # seconds in which one capture serves all who ask for it for the same reason
 MOMENT = 1.0  # seconds in which it serves all
 
-Answer = Future[NodeCapture | None]
+
+class Taken(NamedTuple):
+    """A capture, and when it came (monotonic): a wall clock may be set in between."""
+
+    capture: NodeCapture
+    came: float
+
+    def age(self, now: float) -> float:
+        """Seconds since it was begun."""
+        return max(0.0, now - self.came) + self.capture.duration_seconds
+
+
+Answer = Future[Taken | None]
 
 
 class Ordered:
@@ -37,7 +50,7 @@ class Ordered:
         same = self._reason.get(job_id) == incident
         self._reason[job_id] = incident
         if run.capture is not None and age < (AGAIN if same else MOMENT):
-            give(answer, run.capture)
+            give(answer, Taken(run.capture, self._taken[job_id]))
             return
         waiting = [one for one in self._waiting.get(job_id, ()) if not one.cancelled()]
         self._waiting[job_id] = [*waiting, answer]
@@ -48,7 +61,7 @@ class Ordered:
         """It has come: who waits for it gets it."""
         self._taken[job_id] = now
         for waiting in self._waiting.pop(job_id, ()):
-            give(waiting, capture)
+            give(waiting, Taken(capture, now))
 
     def failed(self, job_id: str, error: Exception) -> None:
         """It came to nothing: who waits for it hears why."""

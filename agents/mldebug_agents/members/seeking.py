@@ -16,8 +16,9 @@ from mldebug.across.members import (
     read,
 )
 from mldebug.errors import MldebugError
+from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.openapi import ANNOUNCE
-from mldebug_agents.members.talk import Peer, SilentError, Talk
+from mldebug_agents.members.talk import Peer, Talk
 
 ANSWER = 5.0  # seconds
 AGAIN, SELDOM = (

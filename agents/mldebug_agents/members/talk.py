@@ -1,7 +1,7 @@
 """One question to another agent, with a deadline for all of it, and an answer of bounded size."""
 
 import contextlib
-import http.client
+import errno
 import ipaddress
 import socket
 import ssl
@@ -9,12 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from mldebug.errors import MldebugError
+from mldebug_agents.members.answer import Answer, head
 from mldebug_agents.members.certificates import CertificateError
+from mldebug_agents.members.errors import (
+    CutError,
+    NoRoomError,
+    RefusedError,
+    SilentError,
+    StrangerError,
+)
 from mldebug_agents.members.identity import Identity
 
 CONNECT = 3.0  # seconds
 MAX_ADDRESSES = 8  # of one name
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_FULL = "this node cannot open one more connection: {}"
 _CHUNK = 1 << 16
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -26,18 +35,6 @@ class Peer(NamedTuple):
     host: str
     port: int
     name: str = ""  # of the node, where it is known: its certificate may say this one
-
-
-class SilentError(MldebugError):
-    """Nothing came from there: it may be down, or cut off."""
-
-
-class RefusedError(MldebugError):
-    """Somebody answered, and is no agent with our key, or will not do it."""
-
-
-class CutError(RefusedError):
-    """The connection was taken, and cut before an answer: by the other side, or by what lies between."""
 
 
 def peer(text: str, port: int) -> Peer:
@@ -64,39 +61,61 @@ class Talk:
         newest: Callable[[], Identity] | None = None,
     ) -> None:
         """`newest`: the proof by now, where it is renewed."""
+        self._turned_away: Callable[[str, str, str], None] = lambda *_: None
         self._newest = newest or (lambda: proof)
         self._networks = tuple(networks)
 
     def ask(self, to: Peer, path: str, body: bytes, *, timeout: float, most: int) -> bytes:
         """POST; SilentError or RefusedError in words. Resolving a name may take longer than `timeout`."""
-        deadline = time.monotonic() + timeout
+        until = time.monotonic() + timeout
+        with contextlib.closing(self.connect(to, until)) as line:
+            line.timeout = timeout
+            line.send(path, body)
+            return line.answer(most)
+
+    def connect(self, to: Peer, until: float) -> "Line":
+        """Reach the first of its addresses that takes a connection, and prove each other; `until`: monotonic."""
         proof = self._newest()
-        link = _Link(to.host, to.port, proof.client)
+        addresses = self._addresses(to)
+        timeout = min(CONNECT, max(0.0, until - time.monotonic()))
         try:
-            with _in_words(timeout, proof):
-                link.reach(self._addresses(to), deadline)
-                sock = link.sock  # `link` forgets it when the answer is to end it
-                proof.check(sock.getpeercert() or {}, to.host, to.name)
-                sock.settimeout(max(0.01, deadline - time.monotonic()))
-                link.request("POST", path, body)
-                answer = link.getresponse()
-                told = b"".join(_read(sock, answer, deadline, most))
-        finally:
-            link.close()
-        if answer.status != 200:
-            raise RefusedError(told[:300].decode(errors="replace") or f"status {answer.status}")
-        return told
+            with in_words(timeout, proof):
+                return self._proved(to, addresses, until, proof)
+        except StrangerError as error:
+            self._turned_away("stranger", to.host, error.message)
+            raise
+
+    def _proved(self, to: Peer, addresses: Sequence[str], until: float, proof: Identity) -> "Line":
+        plain = _reach(addresses, to.port, until)
+        try:
+            sock = proof.client.wrap_socket(plain)
+        except BaseException:
+            plain.close()
+            raise
+        try:
+            proof.check(sock.getpeercert() or {}, to.host, to.name)
+        except BaseException:
+            sock.close()
+            raise
+        return Line(sock, to.host, proof, until)
+
+    def tell(self, turned_away: Callable[[str, str, str], None]) -> None:
+        """`turned_away` hears the reason, the host and the words where nothing was said to somebody; from any thread."""
+        self._turned_away = turned_away
 
     def _addresses(self, to: Peer) -> tuple[str, ...]:
         """Those of its addresses that are allowed, in the order of the resolver."""
         try:
             found = socket.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
+            _check_room()  # without a descriptor no name is known
             raise SilentError(f"its name is not known: {error}") from error
         addresses = [str(one[4][0]) for one in found]
         allowed = [one for one in addresses if self.allows(one)]
         if not allowed:
-            raise RefusedError(f"{addresses[0]} is in no network of cluster.networks")
+            why = f"{addresses[0]} is in no network of cluster.networks"
+            self._turned_away("network", to.host, why)
+            raise RefusedError(why)
         return tuple(dict.fromkeys(allowed))[:MAX_ADDRESSES]
 
     def allows(self, address: str) -> bool:
@@ -107,61 +126,110 @@ class Talk:
         return not self._networks or any(ip in one for one in self._networks)
 
 
-class _Link(http.client.HTTPSConnection):
-    """To the first of several addresses that takes a connection."""
+class Line:
+    """A connection to an agent that has proved itself; all that is said by it has one end, `until` (monotonic)."""
 
-    sock: ssl.SSLSocket
+    def __init__(self, sock: ssl.SSLSocket, host: str, proof: Identity, until: float) -> None:
+        self._sock, self._host, self._proof = sock, host, proof
+        self.until = until
+        self.timeout = max(0.0, until - time.monotonic())  # seconds, as it is told
 
-    def __init__(self, host: str, port: int, context: ssl.SSLContext) -> None:
-        super().__init__(host, port, context=context)
-        self._proving = context
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._sock.fileno()
 
-    def reach(self, addresses: Sequence[str], deadline: float) -> None:
-        """Connect, and prove; OSError of the last where none of them does."""
-        for number, address in enumerate(addresses, 1):
-            left = min(CONNECT, deadline - time.monotonic())
+    def send(self, path: str, body: bytes) -> None:
+        """POST; whoever takes a byte a second does not keep us."""
+        data = memoryview(head(self._host, path, len(body)) + body)
+        with self._in_words():
+            while data:
+                self._sock.settimeout(self._left())
+                data = data[self._sock.send(data[:_CHUNK]) :]
+
+    def answer(self, most: int) -> bytes:
+        """The body of the answer; whoever sends a byte a second does not keep us."""
+        told, complete = Answer(most), False
+        while not complete:
+            with self._in_words():
+                self._sock.settimeout(self._left())
+                data = self._received(told)
+            complete = told.feed(data)
+        return told.body()
+
+    def take(self, told: Answer) -> bool:
+        """What has come by now, without waiting for more. Is it complete?"""
+        self._sock.setblocking(False)
+        while True:
             try:
-                plain = socket.create_connection((address, self.port), max(0.01, left))
-            except OSError:
-                if number == len(addresses) or left <= 0:
-                    raise
-                continue
-            self.sock = self._proving.wrap_socket(plain)
-            return
+                with self._in_words():
+                    data = self._received(told)
+            except _NotYetError:
+                return False
+            if told.feed(data):
+                return True
+            if not self._sock.pending():  # the rest is in the kernel, where a selector sees it
+                return False
 
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
 
-def _read(
-    sock: socket.socket, answer: http.client.HTTPResponse, deadline: float, most: int
-) -> Iterator[bytes]:
-    """Whoever sends a byte a second does not keep us."""
-    size = 0
-    while chunk := answer.read1(_CHUNK):
-        size += len(chunk)
-        if size > most:
-            raise RefusedError(f"its answer is larger than {most >> 10} KiB")
-        left = deadline - time.monotonic()
+    def _received(self, told: Answer) -> bytes:
+        data = self._sock.recv(_CHUNK)
+        if not data and not told.begun:
+            raise ConnectionResetError
+        return data
+
+    def _left(self) -> float:
+        left = self.until - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        with contextlib.suppress(OSError):  # it may have hung up behind its last byte
-            sock.settimeout(left)
-        yield chunk
+        return left
+
+    def _in_words(self) -> contextlib.AbstractContextManager[None]:
+        return in_words(self.timeout, self._proof)
+
+
+def _reach(addresses: Sequence[str], port: int, until: float) -> socket.socket:
+    """The first address that takes a connection; OSError of the last where none of them does."""
+    for number, address in enumerate(addresses, 1):
+        left = min(CONNECT, until - time.monotonic())
+        try:
+            return socket.create_connection((address, port), max(0.01, left))
+        except OSError as error:
+            if number == len(addresses) or left <= 0 or error.errno in NO_ROOM:
+                raise
+    raise TimeoutError
+
+
+def _check_room() -> None:
+    """NoRoomError where this node itself cannot open anything."""
+    try:
+        socket.socket().close()
+    except OSError as error:
+        raise NoRoomError(_FULL.format(error.strerror)) from error
+
+
+class _NotYetError(Exception):
+    """There is nothing to read by now."""
 
 
 @contextlib.contextmanager
-def _in_words(timeout: float, proof: Identity) -> Iterator[None]:
+def in_words(timeout: float, proof: Identity) -> Iterator[None]:
+    """Errors of a connection as what they say of the other node, in one sentence."""
     try:
         yield
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+        raise _NotYetError from error
     except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
         raise CutError(proof.in_words(error) if proof.named else "it hung up") from error
     except (ssl.SSLError, CertificateError) as error:
-        raise RefusedError(proof.in_words(error)) from error
+        raise StrangerError(proof.in_words(error)) from error
     except TimeoutError as error:
-        raise SilentError(f"no answer in {timeout:g} s") from error
-    except http.client.HTTPException as error:
-        raise RefusedError(
-            f"it does not answer as an agent does: {type(error).__name__}"
-        ) from error
+        raise SilentError(f"no answer in {round(timeout, 1):g} s") from error
     except ConnectionRefusedError as error:
         raise RefusedError("the node answers, and no agent is there") from error
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise NoRoomError(_FULL.format(error.strerror)) from error
         raise SilentError(error.strerror or str(error)) from error

@@ -18,9 +18,10 @@ from mldebug.errors import MldebugError, UsageError
 from mldebug.reportmodel import Report
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import DUMP_DEADLINE
+from mldebug_agents.members.errors import RefusedError
 from mldebug_agents.members.openapi import DUMP, VIEW
 from mldebug_agents.members.seeking import ANSWER
-from mldebug_agents.members.talk import Peer, RefusedError, Talk
+from mldebug_agents.members.talk import Peer, Talk
 
 CLUSTER_PATH, DUMP_PATH = "/api/v1/cluster", "/api/v1/dump"
 MAX_VIEW = 32 * MAX_MESSAGE

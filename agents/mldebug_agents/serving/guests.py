@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mldebug_agents.serving.peers import peer_of
@@ -31,6 +32,7 @@ class Guest(socket.socket):
 
     proved = False  # it has shown that it belongs here
     since = 0.0  # when it came in; monotonic
+    slow: Callable[[], None] = staticmethod(lambda: None)  # counts that it has taken too long
 
     def enter(self, inside: "dict[Guest, str]", who: str) -> None:
         """Take a place."""
@@ -59,10 +61,14 @@ class Door(socket.socket):
         each: int = EACH,
         most: int = MOST,
         admits: Callable[[str], bool] | None = None,
+        slow: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`admits`: may this address come in? Then who has proved nothing gives way first, and soon by itself."""
+        """`admits`: may this address come in? Then who has proved nothing gives way first, and soon by itself.
+
+        `slow` hears the address of each guest that was sent away because it took too long.
+        """
         super().__init__(fileno=plain.detach())
-        self._admits = admits
+        self._admits, self._slow = admits, slow
         self._inside: dict[Guest, str] = {}  # in the order of their coming
         self._complained = -SILENT
         self._each, self._most = each, most
@@ -82,6 +88,7 @@ class Door(socket.socket):
             os.close(fd)
             raise BlockingIOError  # the event loop asks for the next one
         guest.enter(self._inside, _who(guest, address))
+        guest.slow = partial(self._slow, str(address[0]) if address else "")
         self._make_room(guest)
         return guest, address
 
@@ -103,6 +110,7 @@ class Door(socket.socket):
     def _send_silent_away(self, now: float) -> None:
         for one, name in list(self._inside.items()):
             if name and not one.proved and now - one.since > PROOF:
+                one.slow()
                 one.send_away()
 
     def _wait(self, error: OSError) -> None:

@@ -15,9 +15,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mldebug.errors import UsageError
 from mldebug.events.view import for_user
+from mldebug.hostmemory.telling import of_runs
 from mldebug.snapshot import Snapshot
 
 FIRST_WORDS = 5.0  # seconds for the first request to be complete
+PROVED_WORDS = (
+    20.0  # the same for who has shown a certificate: he may wait until others are ready, too
+)
 _UCRED = struct.Struct("iII")  # pid, uid, gid
 _SO_PEERGROUPS = 59  # the same on all architectures that PyTorch runs on; Linux 4.13
 _MAX_GROUPS = 1024  # bytes, the most that Python asks for: 256 groups
@@ -64,23 +68,31 @@ class PeerProtocol(H11Protocol):
             _mark(link)
         self.app_state = {**self.app_state, "peer": peer, "certificate": certificate}
         super().connection_made(transport)
-        self._patience = self.loop.call_later(FIRST_WORDS, self._hang_up)
+        seconds = PROVED_WORDS if certificate else FIRST_WORDS
+        self._patience = self.loop.call_later(seconds, self._hang_up, link)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
         self._patience.cancel()
         super().connection_lost(exc)
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, link: Any) -> None:
         if self.cycle is None:  # uvicorn's own timeout begins after the first answer
+            if (guest := _guest(link)) is not None:
+                guest.slow()
             self.transport.abort()
 
 
 def _mark(link: Any) -> None:
     """The guest at the door has shown a certificate."""
-    guest = getattr(link, "_sock", None)  # asyncio shows a socket's outside only
-    if guest is not None and hasattr(guest, "proved"):
+    if (guest := _guest(link)) is not None:
         guest.proved = True
+
+
+def _guest(link: Any) -> Any:
+    """As the door knows him; None where it was another one's door."""
+    guest = getattr(link, "_sock", None)  # asyncio shows a socket's outside only
+    return guest if hasattr(guest, "proved") else None
 
 
 def group_number(name: str) -> int | None:
@@ -117,5 +129,6 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         remarks=tuple(one for one in snapshot.remarks if not one.pids),
         gaps=tuple(one for one in snapshot.gaps if one.pid is None),
         last_report={},
+        memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
     )

@@ -19,7 +19,7 @@ import stat
 import struct
 from enum import IntEnum
 
-from mldebug_agents.starting import touching
+from mldebug_agents.starting import listing, touching
 from mldebug_agents.starting.refusals import Refusal, Refused
 
 REQUEST = struct.Struct("<BQQQ")
@@ -29,6 +29,7 @@ FILE_ID = struct.Struct(
 )  # inode, device, mode, uid, gid: stands before the data of `Operation.FROM`
 MAX_SOURCE = 4 << 20  # bytes of a file that is searched for a line
 MAX_LINE = 400  # characters
+HEAD = 64  # bytes
 
 _IN_ROOT = re.compile(rb"(.*?/proc/(?:\d+|self)/root)/(.*)", re.DOTALL)
 _OWN_FILE = re.compile(rb"/proc/(?:\d+|self)/(?:task/\d+/)?[a-z_]+")
@@ -55,6 +56,8 @@ class Operation(IntEnum):
     FROM = 8  # a regular file from the offset that stands in for the line
     POKE = 9  # one byte into a FIFO of the user that stands in for the line
     ASK = 10  # a worker server, the question that stands in for the line
+    LIST = 11  # what lies below a folder: entries at most; how deep stands in for the line
+    HEADS = 12  # of a regular file: the 64 bytes at each stride; offset and stride stand in for the line
 
 
 Found = tuple[bytes, int, float]  # data, file size, mtime
@@ -92,6 +95,8 @@ def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
         return _executable(path), 0, 0.0
     if operation in (Operation.POKE, Operation.ASK):
         return _touch(operation, path, limit, line), 0, 0.0
+    if operation is Operation.LIST:
+        return listing.listed(locate(path, follow=False), limit, line), 0, 0.0
     fd = _open(path)
     try:
         facts = os.fstat(fd)
@@ -103,6 +108,8 @@ def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
             os.lseek(fd, min(line, facts.st_size), os.SEEK_SET)
             identity = (facts.st_ino, facts.st_dev, facts.st_mode, facts.st_uid, facts.st_gid)
             data = FILE_ID.pack(*identity) + _read(fd, limit)
+        elif operation is Operation.HEADS:
+            data = _heads(fd, limit, line & 0xFFFFFFFF, line >> 32)
         elif operation is Operation.TAIL:
             os.lseek(fd, max(0, facts.st_size - limit), os.SEEK_SET)
             data = _read(fd, limit)
@@ -256,6 +263,17 @@ def _read(fd: int, limit: int) -> bytes:
         chunks.append(chunk)
         limit -= len(chunk)
     return b"".join(chunks)
+
+
+def _heads(fd: int, limit: int, start: int, stride: int) -> bytes:
+    """At most `limit` bytes, to the end of the file; what lies between the heads is not read."""
+    heads: list[bytes] = []
+    while (
+        stride > 0 and len(heads) < limit // HEAD and len(head := os.pread(fd, HEAD, start)) == HEAD
+    ):
+        heads.append(head)
+        start += stride
+    return b"".join(heads)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

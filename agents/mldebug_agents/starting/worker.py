@@ -31,6 +31,12 @@ class Worker:
         """Close the connection: an idle worker ends at once, a stuck one when it comes back."""
         self.socket.close()
 
+    def let_go(self, words: str) -> Child:
+        """Hang up for good, and hand over the child, which has another name from now on."""
+        self.socket.close()
+        self._child.argv = (words,)
+        return self._child
+
     def end(self) -> None:
         """Hang up and have it killed, and go on listening: `gone` tells whether that was done."""
         self.socket.close()

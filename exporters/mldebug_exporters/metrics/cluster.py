@@ -10,8 +10,9 @@ from mldebug_exporters.exposition.families import Family, Sample
 REFUSED = Family(
     name="mldebug_cluster_refused",
     kind="counter",
-    help="Connections and messages at cluster.listen that were turned away. network: of none of cluster.networks; certificate: none, expired, or not one of ours;"
-    " handshake: not as an agent speaks; name: not the one that it may have; malformed, size: a message that cannot be.",
+    help="Connections and messages at cluster.listen that were turned away, and strangers to whom a job would have sent this agent. network: of none of"
+    " cluster.networks; certificate: none, expired, or not one of ours; handshake: not as an agent speaks; stranger: asked by us, and no agent of ours;"
+    " slow: takes too long to say what it wants; name: not the one that it may have; malformed, size: a message that cannot be.",
     labels=("reason",),
     absent="where no cluster is configured",
 )

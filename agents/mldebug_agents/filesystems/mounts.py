@@ -1,0 +1,128 @@
+"""Which mounts jobs use: by the mount id of their open files; by their mount table for the folders that all need."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mldebug.model import Job
+from mldebug_agents import procfs
+from mldebug_agents.host import Host
+
+NEEDED = ("/", "/tmp", "/dev/shm")  # of every rank  # noqa: S108 - it is looked at, not written
+MOST = 400  # mounts of one look
+_NO_SPACE = frozenset(
+    [
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "cpuset",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "sysfs",
+        "tracefs",
+    ]
+)  # autofs: to touch it would mount something
+IMAGES = frozenset(("squashfs", "iso9660", "erofs", "cramfs", "udf"))  # full by nature
+
+
+class Used(msgspec.Struct, kw_only=True):
+    """One mount that is used, told by its first user; `path` is how the probe child gets there."""
+
+    mount: procfs.Mount
+    path: bytes
+    ranks: set[int] = set()  # their pids
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The same for all mounts of the same folder of one filesystem, in whichever container."""
+        return self.mount.device, self.mount.root
+
+    @property
+    def name(self) -> str:
+        """Its mount point, as text that may be shown."""
+        return shown(self.mount.point)
+
+    @property
+    def title(self) -> str:
+        """With the server or device: "/data (nfs01:/data)"."""
+        return f"{self.name} ({shown(self.mount.source) or self.mount.fstype})"
+
+
+def shown(path: str) -> str:
+    """A path as text: what is no UTF-8 is replaced."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def used_mounts(
+    host: Host, jobs: Sequence[Job], paths: Sequence[str]
+) -> dict[tuple[str, str], Used]:
+    """By filesystem and folder. Nothing here touches a filesystem but /proc."""
+    found: dict[tuple[str, str], Used] = {}
+    tables: dict[str, tuple[procfs.Mount, ...]] = {}
+    for job in jobs:
+        for rank in job.ranks:
+            space = host.link(rank.pid, "ns/mnt") + host.link(rank.pid, "root") or str(rank.pid)
+            if space not in tables:
+                tables[space] = mount_table(host, str(rank.pid))
+            for mount in _of_rank(host, rank.pid, tables[space]):
+                _note(found, mount, host.root_of(rank.pid), rank.pid)
+    own = mount_table(host, "self") if paths else ()
+    for path in paths:
+        if holder := procfs.mount_of(own, path):
+            _note(found, holder, "", None)
+    return found
+
+
+def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
+    """All mounts that a process sees, with names that `os.fsencode` gives back byte by byte."""
+    with contextlib.suppress(OSError):
+        data = Path(f"{host.proc}/{pid}/mountinfo").read_bytes()
+        return procfs.parse_mountinfo(data.decode(errors="surrogateescape"))
+    return ()
+
+
+def _of_rank(host: Host, pid: int, table: tuple[procfs.Mount, ...]) -> Iterator[procfs.Mount]:
+    by_id = {mount.id: mount for mount in table}
+    for path in (*NEEDED, host.link(pid, "cwd")):
+        if path.startswith("/") and (mount := procfs.mount_of(table, path)):
+            yield mount
+    for number in _open_on(host, pid):
+        if number in by_id:
+            yield by_id[number]
+
+
+def _open_on(host: Host, pid: int) -> set[int]:
+    """The mount ids of all open files."""
+    folder = f"{host.proc}/{pid}/fdinfo"
+    numbers: list[str] = []
+    with contextlib.suppress(OSError):
+        numbers = os.listdir(folder)
+    return {procfs.parse_fdinfo(host.text(pid, f"fdinfo/{fd}"))[1] for fd in numbers}
+
+
+def _note(
+    found: dict[tuple[str, str], Used], mount: procfs.Mount, root: str, pid: int | None
+) -> None:
+    if mount.fstype in _NO_SPACE or len(found) >= MOST:
+        return
+    path = os.fsencode(root + mount.point)
+    used = found.setdefault((mount.device, mount.root), Used(mount=mount, path=path, ranks=set()))
+    if pid is not None:
+        used.ranks.add(pid)

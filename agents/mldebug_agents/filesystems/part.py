@@ -1,0 +1,210 @@
+"""The part of the storage desk that looks at filesystems: how full, how long they last, and which do not answer."""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from mldebug.filling import filesystem
+from mldebug.filling.filesystem import Fullness, fullness
+from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
+from mldebug.filling.state import Alarm, Measure, Row
+from mldebug.filling.trend import Forecast, Point, forecast
+from mldebug.model import Gap, Job
+from mldebug_agents.filesystems.mounts import IMAGES, Used, used_mounts
+from mldebug_agents.fsprobe.wire import Asked, Place, Space
+from mldebug_agents.workbench import Workbench
+
+KEPT = 1440  # looks that are remembered: 12 h at the usual pace
+
+
+class _Past(msgspec.Struct):
+    """What earlier looks saw of one filesystem."""
+
+    left: "collections.deque[Point]"
+    inodes: "collections.deque[Point]"
+    writable: bool = False  # it was, once
+
+
+class _Seen(msgspec.Struct, kw_only=True):
+    used: Used
+    asked: Asked
+    now: Fullness | None = None
+    ahead: tuple[Forecast, Forecast] = (Forecast(), Forecast())
+    turned_read_only: bool = False
+
+
+class Filesystems:
+    """Every mount that a job uses, and those of `storage.paths`."""
+
+    name = "filesystems"
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._past: dict[tuple[str, str], _Past] = {}
+        self._seen: list[_Seen] = []
+        self._gaps: dict[str, Gap] = {}
+        self.who_fills: Callable[[str], str] = lambda device: ""  # by major:minor, in a clause
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+        return self._bench.config.storage.interval
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Ask all mounts at once, in the probe child. Raises OSError where that is gone."""
+        self._gaps = {}
+        found = used_mounts(self._bench.host, jobs, self._bench.config.storage.paths)
+        places = [Place(one.mount.id, one.path) for one in found.values()]
+        answers = self._bench.filesystems.ask(places)
+        self._past = {key: past for key, past in self._past.items() if key in found}
+        self._seen = [
+            self._judge(now, one, asked) for one, asked in zip(found.values(), answers, strict=True)
+        ]
+
+    def samples(self) -> Iterator[Measure]:
+        """Sizes, shares, time left, and how many could not be asked."""
+        for seen in self._seen:
+            for name, value in _figures(seen):
+                yield _measure(name, seen.used, value)
+        yield Measure(metric="mldebug_filesystem_unanswered", value=len(self.gaps()))
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """One row for each mount, the fullest first."""
+        rows = [_row(seen) for seen in self._seen]
+        return {"filesystems": tuple(sorted(rows, key=lambda row: -float(row["used_ratio"] or 0)))}
+
+    def alarms(self) -> Iterator[Alarm]:
+        """Mounts that are too full, will be soon, turned read-only, or do not answer."""
+        wanted = self._bench.config.storage
+        for seen in self._seen:
+            title = seen.used.title
+            if seen.asked.stuck:
+                yield _stuck(seen)
+            if seen.turned_read_only:
+                words = f"{title} has become read-only: the kernel does so after errors of the disk"
+                yield Alarm(kind="read_only", subject=title, sentence=words)
+            if seen.now is not None:
+                limits = (self._limit(seen.used.name), wanted.inode_limit)
+                early = (wanted.full_within, wanted.saves_left)
+                for alarm in filesystem.alarms(title, seen.now, limits, seen.ahead, early):
+                    yield _with(alarm, self.who_fills(seen.used.mount.device))
+
+    def gaps(self) -> Sequence[Gap]:
+        """Mounts that could not be asked, and limits that make no sense."""
+        silent = [
+            Gap(what=f"filesystem {one.used.title}", reason=one.asked.reason)
+            for one in self._seen
+            if one.asked.reason
+        ]
+        return (*silent, *self._gaps.values())
+
+    def _judge(self, now: float, used: Used, asked: Asked) -> _Seen:
+        seen = _Seen(used=used, asked=asked)
+        if asked.space is None:
+            return seen
+        past = self._past.setdefault(used.key, _Past(_looks(), _looks()))
+        seen.turned_read_only = past.writable and asked.space.read_only
+        past.writable = past.writable or not asked.space.read_only
+        if asked.space.read_only or used.mount.fstype in IMAGES:
+            return seen  # nobody fills it
+        share = usable(self._bench.config.storage.usable, used.name, used.mount.fstype)
+        seen.now = told = _fullness(asked.space, share)
+        past.left.append(
+            Point(now, -told.left)
+        )  # of a pool the size may shrink: what is left counts
+        past.inodes.append(Point(now, -told.inodes_left))
+        seen.ahead = (
+            forecast(tuple(past.left), told.left),
+            forecast(tuple(past.inodes), told.inodes_left),
+        )
+        return seen
+
+    def _limit(self, path: str) -> Limit:
+        text = nearest(self._bench.config.storage.limits, path)
+        try:
+            return parse_limit(text) if text is not None else default_limit(path)
+        except ValueError as error:
+            what = f"storage.limits for {path}"
+            self._gaps[what] = Gap(what=what, reason=str(error), way_out="the default counts")
+            return default_limit(path)
+
+
+def _looks() -> "collections.deque[Point]":
+    return collections.deque(maxlen=KEPT)
+
+
+def _fullness(space: Space, share: float) -> Fullness:
+    return fullness(
+        *(space.size, space.free, space.available), space.inodes, space.inodes_free, share
+    )
+
+
+def _with(alarm: Alarm, who: str) -> Alarm:
+    if not who or alarm.kind not in ("too_full", "full_soon"):
+        return alarm
+    return msgspec.structs.replace(alarm, sentence=f"{alarm.sentence}; {who}")
+
+
+def _stuck(seen: _Seen) -> Alarm:
+    ranks = len(seen.used.ranks)
+    users = f": {ranks} {'rank uses' if ranks == 1 else 'ranks use'} it" if ranks else ""
+    title, since = seen.used.title, filesystem.duration_words(seen.asked.stuck)
+    words = f"{title} has not answered for {since}{users}"
+    return Alarm(kind="stuck", subject=title, sentence=words)
+
+
+def _figures(seen: _Seen) -> Iterator[tuple[str, float]]:
+    yield "stuck_seconds", seen.asked.stuck
+    if seen.asked.space is None:
+        return
+    yield "read_only", float(seen.asked.space.read_only)
+    yield "size_bytes", float(seen.asked.space.size)
+    yield "available_bytes", float(seen.asked.space.available)
+    if seen.now is None:
+        return
+    yield "usable_free_bytes", seen.now.left
+    yield "used_ratio", seen.now.share
+    if seen.now.inodes:
+        yield "inodes", seen.now.inodes
+        yield "inodes_free", seen.now.inodes_left
+    if seen.ahead[0].seconds_left is not None:
+        yield "full_seconds", seen.ahead[0].seconds_left
+    if seen.ahead[0].saves_left is not None:
+        yield "saves_left", seen.ahead[0].saves_left
+    if seen.now.inodes and seen.ahead[1].seconds_left is not None:
+        yield "inodes_full_seconds", seen.ahead[1].seconds_left
+
+
+def _measure(name: str, used: Used, value: float) -> Measure:
+    labels = (used.name, used.mount.device, used.mount.fstype)
+    return Measure(metric=f"mldebug_filesystem_{name}", labels=labels, value=value)
+
+
+def _row(seen: _Seen) -> Row:
+    now = seen.now
+    return {
+        "mount": seen.used.name,
+        "device": seen.used.mount.device,
+        "fstype": seen.used.mount.fstype,
+        "ranks": len(seen.used.ranks),
+        "used_ratio": round(now.share, 4) if now else None,
+        "left_bytes": int(now.left) if now else None,
+        "inodes_used_ratio": round(now.inode_share, 4) if now and now.inodes else None,
+        "full_seconds": seen.ahead[0].seconds_left,
+        "saves_left": seen.ahead[0].saves_left,
+        "stuck_seconds": seen.asked.stuck,
+        "line": _line(seen),
+    }
+
+
+def _line(seen: _Seen) -> str:
+    title, now = seen.used.title, seen.now
+    if seen.asked.reason:
+        return f"{title}: {seen.asked.reason}"
+    if now is None:
+        return f"{title}: read-only"
+    inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
+    ahead = filesystem.forecast_words(seen.ahead[0])
+    left = filesystem.told_bytes(now.left)
+    return f"{title}: {now.share:.1%} used, {left} left{inodes}{f'; {ahead}' if ahead else ''}"

@@ -1,0 +1,80 @@
+"""What the agent and the probe child tell each other: msgpack behind its length, over one stream socket."""
+
+import socket
+import struct
+from typing import TypeVar
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+MOST = 16 << 20  # bytes of one message
+T = TypeVar("T")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One mount to be asked: any path on it that the child may open."""
+
+    mount: int  # its id; what is found at the path counts only where it has this id
+    path: bytes
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One question about many mounts; `seconds`: how long the child may wait for all of them."""
+
+    number: int
+    places: tuple[Place, ...]
+    seconds: float
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """statvfs of one mount. Bytes; `available` is what an ordinary user may still take, `free` has root's reserve, too."""
+
+    size: int = 0
+    free: int = 0
+    available: int = 0
+    inodes: int = 0  # 0: this filesystem does not count them
+    inodes_free: int = 0
+    read_only: bool = False
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one mount: its space, or why not. `stuck`: seconds for which a call there has not come back."""
+
+    mount: int
+    space: Space | None = None
+    reason: str = ""
+    stuck: float = 0.0
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """All mounts of one round, in the order of the question."""
+
+    number: int
+    mounts: tuple[Asked, ...]
+
+
+def send(connection: socket.socket, message: msgspec.Struct) -> None:
+    """Raises OSError."""
+    data = msgspec.msgpack.encode(message)
+    connection.sendall(LENGTH.pack(len(data)) + data)
+
+
+def receive(connection: socket.socket, wanted: type[T]) -> T:
+    """Raises OSError: ConnectionError where the other side has hung up or tells nonsense, TimeoutError."""
+    (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    if size > MOST:
+        raise ConnectionError("a message is too long")
+    try:
+        return msgspec.msgpack.decode(_exactly(connection, size), type=wanted)
+    except msgspec.MsgspecError as error:
+        raise ConnectionError(f"a message makes no sense: {error}") from None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the other side has hung up")
+        data += piece
+    return data

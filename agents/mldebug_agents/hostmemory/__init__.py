@@ -1,0 +1,1 @@
+"""Memory of this node: host, control groups of the ranks, ranks."""

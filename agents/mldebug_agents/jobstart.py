@@ -1,0 +1,59 @@
+"""Starts a job with the hook in every Python below it; what the user has set stays, and the job takes this process's place."""
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+from mldebug.errors import ToolError, UsageError
+from mldebug.redact import clean
+
+HOOK = "mldebug_training"
+FOLDER = "startup"
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python from its start; the job would inherit it
+LOCALE = "LC_CTYPE"  # which Python sets for itself where the locale is C (PEP 538); the job would inherit it
+
+
+def callers_environment(
+    now: Mapping[str, str], first: str = "/proc/self/environ"
+) -> dict[str, str]:
+    """Without what Python has changed since this process was started; `first` is what it was started with."""
+    told = {name: one for name, one in now.items() if name != LOCALE}
+    try:
+        given = Path(first).read_bytes().split(b"\0")
+    except OSError:  # no /proc
+        return dict(now)
+    begun = [os.fsdecode(one) for one in given if one.startswith(f"{LOCALE}=".encode())]
+    return told | dict(one.split("=", 1) for one in begun[:1])
+
+
+def environment(old: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The variables that bring the hook into every Python process below; what the user has set stays."""
+    told = old.get("PYTHONPATH", "")  # an empty entry in it is the current folder
+    paths = [path for path in told.split(":") if path != str(folder)] if told else []
+    return {"PYTHONPATH": ":".join([str(folder), *paths])}
+
+
+def hook_folder() -> Path:
+    """Where the hook's `sitecustomize.py` lies, alone."""
+    spec = find_spec(HOOK)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    folder = Path(places[0]) / FOLDER if places else None
+    if folder is None or not (folder / "sitecustomize.py").is_file():
+        raise ToolError("the hook is not installed", "pip install mldebug-training")
+    return folder
+
+
+def become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Run the job in place of this process, with the two signals at their default that Python ignores."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(words[0], list(words), dict(environ))  # noqa: S606 - an argument list, no shell
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"{clean(words[0], 100)!r} cannot be started: {reason}", "is it on the PATH?"
+        ) from None

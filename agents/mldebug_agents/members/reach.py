@@ -1,0 +1,35 @@
+"""Whether a job that a person names has ranks on other nodes, as the agents know it: then those are asked, too."""
+
+from collections.abc import Iterator
+
+from mldebug.across.members import ClusterView, RunNews
+from mldebug.across.membership import lives
+from mldebug.across.runs import run_id
+from mldebug.folding import fold_ranks
+from mldebug.snapshot import Snapshot
+
+
+def run_elsewhere(job: str, snapshot: Snapshot, view: ClusterView) -> str | None:
+    """The id of the run of that id or name which is not of this node alone; None: of none, or of several."""
+    shown = list(_shown(view))
+    keys = {
+        news.key
+        for node, news in shown
+        if news.name == job
+        or run_id(news.key).startswith(job)
+        or _is_ours(job, snapshot, node, news)
+    }
+    if len(keys) != 1:
+        return None
+    nodes = {node for node, news in shown if news.key in keys}
+    return run_id(keys.pop()) if nodes - {snapshot.node} else None
+
+
+def _shown(view: ClusterView) -> Iterator[tuple[str, RunNews]]:
+    return ((one.node, news) for one in view.members for news in one.runs if lives(news))
+
+
+def _is_ours(job: str, snapshot: Snapshot, node: str, news: RunNews) -> bool:
+    """`mldebug status` calls a run of this node by an id of its own."""
+    named = (one for one in snapshot.runs if one.id.startswith(job) and node == snapshot.node)
+    return any(one.name == news.name and fold_ranks(one.ranks) == news.ranks for one in named)

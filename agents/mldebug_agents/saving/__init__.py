@@ -1,0 +1,1 @@
+"""Where the jobs of this node save, and how far the newest save is."""

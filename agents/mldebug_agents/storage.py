@@ -1,0 +1,146 @@
+"""The storage desk: parts that look at filesystems, checkpoints, memory and folders, each by a worker of its own.
+
+    main loop --order (time, jobs)--> worker of the part: look --PartState--> main loop --> snapshot
+
+A part may wait, for a bounded time, for a child of ours that touches what may hang; it never touches that itself.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mldebug.filling.state import Alarm, Measure, PartState, Row, StorageState
+from mldebug.model import Gap, Job
+from mldebug.redact import clean
+from mldebug.snapshot import Snapshot
+from mldebug_agents.filesystems.part import Filesystems
+from mldebug_agents.filesystems.quotas import Quotas
+from mldebug_agents.runner import Result, Worker
+from mldebug_agents.trees.part import Trees
+from mldebug_agents.workbench import Workbench
+from mldebug_agents.writers.part import Writers
+
+log = logging.getLogger("mldebug")
+
+DEADLINE = 20.0  # seconds after which a part counts as stuck
+
+
+class Part(Protocol):
+    """One inhabitant of the desk. All methods are called in the worker of the part, in this order."""
+
+    name: str  # of the worker, too: "filesystems"
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Look; `now` is unix time. What takes longer than a few seconds goes to a child."""
+
+    def samples(self) -> Iterable[Measure]:
+        """Values for metrics; what is not known is left out."""
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """Rows by heading, for `mldebug status --storage`."""
+
+    def alarms(self) -> Iterable[Alarm]:
+        """What a person should act on."""
+
+    def gaps(self) -> Iterable[Gap]:
+        """What could not be had."""
+
+
+def all_parts(bench: Workbench) -> list[Part]:
+    """Every part, ready to look."""
+    filesystems, writers = Filesystems(bench), Writers(bench)
+    filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
+    return [filesystems, Quotas(bench), Trees(bench), writers]
+
+
+def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
+    """For a command without an agent: what one look tells, which is no forecast."""
+    order = _Order(time.time(), tuple(jobs))
+    return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(bench)))
+
+
+class _Order(NamedTuple):
+    now: float
+    jobs: tuple[Job, ...]
+
+
+class Storage:
+    """Holds the parts; the main loop alone calls it."""
+
+    def __init__(self, parts: Sequence[Part], inbox: "queue.SimpleQueue[Result | None]") -> None:
+        self._parts = {part.name: part for part in parts}
+        self._workers = {
+            part.name: Worker(f"storage-{part.name}", _looking(part), inbox, DEADLINE)
+            for part in parts
+        }
+        self._due = dict.fromkeys(self._parts, 0.0)
+        self._told: dict[str, PartState] = {}
+        self._alarmed: set[tuple[str, str]] = set()
+
+    @classmethod
+    def of(cls, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> "Storage":
+        """The desk of this node with all its parts."""
+        return cls(all_parts(bench), inbox)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names under which results come."""
+        return tuple(worker.name for worker in self._workers.values())
+
+    def turn(self, jobs: Sequence[Job]) -> None:
+        """Have those parts look that are due. Waits for nothing."""
+        now = time.monotonic()
+        for name, worker in self._workers.items():
+            if now >= self._due[name] and not worker.busy:
+                self._due[name] = now + self._parts[name].interval
+                worker.order(_Order(time.time(), tuple(jobs)))
+
+    def told(self, result: Result) -> None:
+        """A part has looked, or failed to."""
+        if result.error is not None:
+            error = result.error
+            log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)
+            return
+        self._told[result.value.name] = result.value
+        self._warn()
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with all that the parts know."""
+        if not self._told:
+            return snapshot
+        return msgspec.structs.replace(
+            snapshot,
+            storage=StorageState(parts=tuple(self._told.values())),
+            sources=(*snapshot.sources, *(one.state() for one in self._workers.values())),
+        )
+
+    def _warn(self) -> None:
+        """Log each alarm once, and again when it comes back."""
+        alarms = StorageState(parts=tuple(self._told.values())).alarms
+        for one in alarms:
+            if (one.kind, one.subject) not in self._alarmed:
+                log.warning("storage: %s", clean(one.sentence, 400))
+        self._alarmed = {(one.kind, one.subject) for one in alarms}
+
+
+def _looking(part: Part) -> Callable[[_Order], PartState]:
+    def look(order: _Order) -> PartState:
+        part.look(order.now, order.jobs)
+        return PartState(
+            name=part.name,
+            at=order.now,
+            measures=tuple(part.samples()),
+            rows=part.status(),
+            alarms=tuple(part.alarms()),
+            gaps=tuple(part.gaps()),
+        )
+
+    return look

@@ -1,0 +1,146 @@
+"""What a tree holds, summed: each inode once, however many names it has here.
+
+Entries of a folder lie in four arrays, 32 bytes for each file and no object: the hash of the name, the inode, its blocks of 512
+bytes (or `LINKED`), its length. A file with several names is summed in `Counts.links`, by inode.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+LINKED = (1 << 64) - 1
+
+
+class Entries:
+    """The files of one folder, in no order."""
+
+    __slots__ = ("blocks", "inodes", "keys", "sizes")
+
+    def __init__(self) -> None:
+        self.keys = array("q")
+        self.inodes = array("Q")
+        self.blocks = array("Q")
+        self.sizes = array("Q")
+
+    def append(self, key: int, inode: int, blocks: int, size: int) -> None:
+        """Add one."""
+        self.keys.append(key)
+        self.inodes.append(inode)
+        self.blocks.append(blocks)
+        self.sizes.append(size)
+
+    def places(self, keys: set[int]) -> dict[int, int]:
+        """Where these are; those that are not here are left out."""
+        if len(keys) > 3:
+            return {key: at for at, key in enumerate(self.keys) if key in keys}
+        found = {}
+        for key in keys:
+            try:
+                found[key] = self.keys.index(key)
+            except ValueError:
+                continue
+        return found
+
+    def remove(self, places: Iterable[int]) -> None:
+        """Take out those at these places: the last one moves into each hole."""
+        for at in sorted(places, reverse=True):
+            for column in (self.keys, self.inodes, self.blocks, self.sizes):
+                last = column.pop()
+                if at < len(column):
+                    column[at] = last
+
+
+class Holder(Protocol):
+    """Who has entries."""
+
+    entries: Entries
+
+
+H = TypeVar("H", bound=Holder)
+
+
+class Link:
+    """A file of several names: how many of them are in the tree, and what it takes."""
+
+    __slots__ = ("blocks", "names", "size")
+
+    def __init__(self, blocks: int, size: int) -> None:
+        self.names, self.blocks, self.size = 0, blocks, size
+
+
+class Counts:
+    """Sums of one tree."""
+
+    def __init__(self) -> None:
+        self.inodes = self.blocks = self.size = 0
+        self.links: dict[int, Link] = {}
+        self.unsure: set[int] = set()  # has other names, which may have been counted as sole ones
+        self.stale: set[int] = (
+            set()
+        )  # has lost a name, by which it may have been written just before
+
+    def sum(self, inodes: int, blocks: int, size: int) -> None:
+        """Add to the sums, or take away."""
+        self.inodes += inodes
+        self.blocks += blocks
+        self.size += size
+
+    def add(self, inode: int, names: int, blocks: int, size: int) -> int:
+        """One name of a file that has so many; returns what stands for its blocks in its folder."""
+        link = self.links.get(inode)
+        if link is None and names < 2:
+            self.sum(1, blocks, size)
+            return blocks
+        if link is None:
+            link = self.links[inode] = Link(0, 0)
+            self.sum(1, 0, 0)
+        self._know(link, blocks, size)
+        link.names += 1
+        if link.names < names:
+            self.unsure.add(inode)
+        return LINKED
+
+    def remove(self, inode: int, blocks: int, size: int) -> None:
+        """One name is gone; `blocks` as `add` returned it."""
+        if blocks != LINKED:
+            self.sum(-1, -blocks, -size)
+            return
+        link = self.links[inode]
+        link.names -= 1
+        if not link.names:
+            self.sum(-1, -link.blocks, -link.size)
+            del self.links[inode]
+
+    def remove_all(self, entries: Entries) -> None:
+        """All names of a folder are gone."""
+        for inode, blocks, size in zip(entries.inodes, entries.blocks, entries.sizes, strict=True):
+            self.remove(inode, blocks, size)
+
+    def lose(self, inodes: Iterable[int]) -> None:
+        """These have a name less: what was written by it is to be seen at another one."""
+        self.stale.update(inode for inode in inodes if inode in self.links)
+
+    def holders(self, folders: Iterable[H]) -> list[H]:
+        """Who has another name of those that are `stale`, which are so no longer."""
+        stale = {inode for inode in self.stale if inode in self.links}
+        self.stale.clear()
+        return [one for one in folders if stale and not stale.isdisjoint(one.entries.inodes)]
+
+    def settle(self, folders: Iterable[Entries]) -> None:
+        """Find the other names of those that are `unsure`, among the ones that were counted as sole."""
+        unsure = {inode for inode in self.unsure if inode in self.links}
+        self.unsure.clear()
+        if not unsure:
+            return
+        for entries in folders:
+            if unsure.isdisjoint(entries.inodes):
+                continue
+            for at, inode in enumerate(entries.inodes):
+                if inode in unsure and entries.blocks[at] != LINKED:
+                    self.sum(-1, -entries.blocks[at], -entries.sizes[at])
+                    entries.blocks[at] = LINKED
+                    self.links[inode].names += 1
+
+    def _know(self, link: Link, blocks: int, size: int) -> None:
+        self.sum(0, blocks - link.blocks, size - link.size)
+        link.blocks, link.size = blocks, size

@@ -1,0 +1,105 @@
+"""What ranks and their children have written, and which files they hold open for that: by /proc alone, no path is touched."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from mldebug.model import Job, RankIdentity
+from mldebug.writers import OpenOutput, Written
+from mldebug_agents import procfs
+from mldebug_agents.host import Host
+from mldebug_agents.reader import Reader
+
+MAX_PROCESSES = 64  # of one rank: itself and its children, DataLoader workers mostly
+MAX_FILES = 256  # descriptors of one process
+_UNREAL = ("/dev/", "/proc/", "/sys/", "/memfd:", "/anon_hugepage")
+
+
+class Readings:
+    """Reads all ranks of a node. `host` gives links and processes; whatever may wait goes through the reader child."""
+
+    def __init__(self, host: Host, reader: Reader) -> None:
+        self._host = host
+        self._reader = reader
+
+    def read(self, jobs: Sequence[Job]) -> Iterator[Written]:
+        """One for each rank that can be read."""
+        if not jobs:
+            return
+        children = self._host.children()
+        for job in jobs:
+            for rank in job.ranks:
+                yield self._rank(job, rank, children)
+
+    def _rank(self, job: Job, rank: RankIdentity, children: Mapping[int, list[int]]) -> Written:
+        pids = family(rank.pid, children)[:MAX_PROCESSES]
+        paths = [f"{self._host.proc}/{pid}/io" for pid in pids]
+        told = self._reader.read_many(paths, max_bytes=4096)
+        at = time.monotonic()
+        sizes: dict[tuple[int, int], int] = {}
+        files: list[OpenOutput] = []
+        for pid, path in zip(pids, paths, strict=True):
+            data = told.get(path)
+            stat = self._host.brief(pid)
+            if stat is None or not isinstance(data, bytes):
+                continue
+            sizes[pid, stat.start_ticks] = net_bytes(data)
+            files += self._files(pid, stat.start_ticks)
+        return Written(job=job.id, rank=rank.rank, at=at, bytes=sizes, files=tuple(files))
+
+    def _files(self, pid: int, start_ticks: int) -> Iterator[OpenOutput]:
+        mounts: dict[int, tuple[str, str]] | None = None
+        for fd in self._host.descriptors(pid)[:MAX_FILES]:
+            path = self._host.link(pid, f"fd/{fd}")
+            if not path.startswith("/") or path.startswith(_UNREAL):
+                continue
+            told = self._host.text(pid, f"fdinfo/{fd}")
+            mode, mount = procfs.parse_fdinfo(told)
+            if "w" not in mode:
+                continue
+            if mounts is None:
+                mounts = mounts_of(self._host.text(pid, "mountinfo"))
+            point, device = mounts.get(mount, ("", ""))
+            yield OpenOutput(
+                pid=pid,
+                start_ticks=start_ticks,
+                fd=fd,
+                path=path,
+                position=position(told),
+                mount=point,
+                device=device,
+            )
+
+
+def family(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for one in found:
+        found += [child for child in children.get(one, ()) if child not in found]
+    return found
+
+
+def net_bytes(io: bytes) -> int:
+    """Of /proc/PID/io: written, less what was cancelled before it came to a disk."""
+    values = dict.fromkeys((b"write_bytes", b"cancelled_write_bytes"), 0)
+    for line in io.split(b"\n"):
+        key, _, value = line.partition(b":")
+        if key in values and value.strip().isdigit():
+            values[key] = int(value)
+    return max(0, values[b"write_bytes"] - values[b"cancelled_write_bytes"])
+
+
+def position(fdinfo: str) -> int:
+    """Where the next write goes, in bytes."""
+    words = fdinfo.split()
+    return int(words[1]) if len(words) > 1 and words[0] == "pos:" and words[1].isdigit() else 0
+
+
+def mounts_of(mountinfo: str) -> dict[int, tuple[str, str]]:
+    """Mount id -> (point, major:minor)."""
+    points = {mount.id: mount.point for mount in procfs.parse_mountinfo(mountinfo)}
+    found = {}
+    for line in mountinfo.splitlines():
+        words = line.split(" ")
+        if len(words) > 4 and words[0].isdigit() and int(words[0]) in points:
+            found[int(words[0])] = (points[int(words[0])], words[2])
+    return found

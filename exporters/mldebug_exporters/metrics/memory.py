@@ -1,0 +1,104 @@
+"""Memory of the host, of the ranks' control groups and of the ranks: in use, growth, and time to the end."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.hostmemory.parsing import RankMemory
+from mldebug.hostmemory.telling import LevelState
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+
+UNREAD = "where it cannot be read, and for control groups without a limit"
+
+
+def level_gauge(name: str, told: str, absent: str = UNREAD) -> Family:
+    """One gauge of each limit: the host, and each control group with ranks below it."""
+    labels = ("scope", "cgroup")
+    return Family(name=f"mldebug_memory_{name}", kind="gauge", help=told, labels=labels, absent=absent, importance=Importance.RUN)  # fmt: skip
+
+
+LIMIT = level_gauge("limit_bytes", "What may be used: all memory of the host (scope host), or the limit of a control group.")  # fmt: skip
+USED = level_gauge(
+    "used_bytes",
+    "In use, without what the kernel takes back by itself (page cache, reclaimable slab).",
+)
+CACHED = level_gauge("reclaimable_bytes", "What the kernel takes back by itself.")
+HIGH = level_gauge("high_bytes", "From where on a control group is slowed down.", "where memory.high is not set, and in version 1")  # fmt: skip
+GROWTH = level_gauge("growth_bytes_per_second", "How fast the lows of the use rise; 0 where they do not.", "in the first 2 minutes")  # fmt: skip
+LEFT = level_gauge("oom_seconds", "Time until the limit is reached at that pace.", "where nothing grows, and in the first 2 minutes")  # fmt: skip
+ALARM = level_gauge(
+    "alarm", "1 where the end is nearer than memory.alarm, or 95 % of the limit are in use, else 0."
+)
+KILLS = Family(
+    name="mldebug_memory_oom_kills",
+    kind="counter",
+    help="Processes that the kernel has killed in a control group for want of memory.",
+    labels=("cgroup",),
+    absent=UNREAD,
+    importance=Importance.RUN,
+)
+RANK = Family(
+    name="mldebug_memory_rank_bytes",
+    kind="gauge",
+    help="Memory of a rank: anon and shmem (its own), file (mapped, can be read again: no leak), swap, pss (its share of"
+    " all, where memory.pss is set).",
+    labels=("run", "rank", "kind"),
+    absent="where /proc/PID/status cannot be read",
+    importance=Importance.RANK,
+)
+RANK_GROWTH = Family(
+    name="mldebug_memory_rank_growth_bytes_per_second",
+    kind="gauge",
+    help="How fast the lows of a rank's anon, shmem and swap rise.",
+    labels=("run", "rank"),
+    absent="in the first 2 minutes of a rank",
+    importance=Importance.RANK,
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class MemoryMetrics:
+    """Limits first, then ranks."""
+
+    families = (LIMIT, USED, CACHED, HIGH, GROWTH, LEFT, ALARM, KILLS, RANK, RANK_GROWTH)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """What was read at the last look."""
+        if snapshot.memory is None:
+            return
+        for one in snapshot.memory.levels:
+            yield from _level(one)
+        runs = {run.id for run in snapshot.runs}
+        for rank in snapshot.memory.ranks:
+            if rank.run in runs:
+                yield from _rank(rank)
+
+
+def _level(one: LevelState) -> Iterator[Sample]:
+    level = one.level
+    key = level.scope, level.name
+    told = ((LIMIT, level.limit), (USED, level.used), (CACHED, level.cached), (HIGH, level.high), (GROWTH, one.growth), (LEFT, one.seconds_left))  # fmt: skip
+    for family, value in told:
+        if value is not None:
+            yield Sample(family, key, value)
+    yield Sample(ALARM, key, int(one.alarm))
+    if level.oom_kills is not None:
+        yield Sample(KILLS, (level.name,), level.oom_kills)
+
+
+def _rank(one: RankMemory) -> Iterator[Sample]:
+    key = one.run, str(one.rank)
+    for kind in ("anon", "shmem", "file", "swap", "pss"):
+        if (value := getattr(one, kind)) is not None:
+            yield Sample(RANK, (*key, kind), value)
+    if one.growth is not None:
+        yield Sample(RANK_GROWTH, key, one.growth)
+
+
+def create(options: Options) -> MemoryMetrics:
+    """Build the group."""
+    return MemoryMetrics()

@@ -1,0 +1,48 @@
+"""Who writes: bytes of each rank, and how fast the files grow that it holds open."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+
+WRITTEN = Family(
+    name="mldebug_rank_written_bytes",
+    kind="counter",
+    help="Bytes that the kernel charges to a rank and its children for writing, less those cancelled, since the agent saw it.",
+    labels=("run", "rank"),
+    absent="before the second look at a rank",
+    importance=Importance.RANK,
+)
+GROWTH = Family(
+    name="mldebug_rank_file_growth_bytes_per_second",
+    kind="gauge",
+    help="How fast the files grow that a rank and its children hold open for writing, by mount: the four fastest.",
+    labels=("run", "rank", "mountpoint"),
+    absent="where none grows",
+    importance=Importance.RANK,
+)
+_BY_NAME = {family.name: family for family in (WRITTEN, GROWTH)}
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class WriterMetrics:
+    """What the storage desk's part `writers` tells."""
+
+    families = (WRITTEN, GROWTH)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """One for each of its measures."""
+        for one in snapshot.storage.measures if snapshot.storage else ():
+            family = _BY_NAME.get(one.metric)
+            if family is not None:
+                yield Sample(family, one.labels, one.value)
+
+
+def create(options: Options) -> WriterMetrics:
+    """Build the group."""
+    return WriterMetrics()

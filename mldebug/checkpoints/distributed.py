@@ -1,0 +1,110 @@
+"""torch.distributed.checkpoint: `__RANK_N.distcp` files, and `.metadata`, which is written when all of them are there."""
+
+import re
+from collections.abc import Iterator
+from posixpath import basename, dirname
+
+import msgspec
+
+from mldebug.saves.files import Entry, Save, Verdict, Wanted, complete, incomplete, unsure
+from mldebug.saves.pickles import MAX_BYTES, Made, made
+
+NAME = "distributed"
+MAX_SCANNED = 8 << 20  # bytes of an index that is only searched for names
+_SHARD = re.compile(r"__(\d{1,7})_(\d{1,7})\.distcp")
+_NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Distributed:
+    """Holds the files against what the index says of them: name, offset, length."""
+
+    order = 40
+
+    def fits(self, save: Save) -> bool:
+        """Are there shards, or an index of them?"""
+        return any(_SHARD.fullmatch(basename(one.path)) for one in save.files) or bool(
+            _indexes(save)
+        )
+
+    def wants(self, save: Save) -> Iterator[Wanted]:
+        """All of each index."""
+        for one in _indexes(save):
+            if one.size <= MAX_SCANNED:
+                yield _whole(one)
+
+    def judge(self, save: Save) -> Verdict:
+        """Complete where each index names only files that are there and long enough."""
+        shards = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
+        count, found = len(shards), _indexes(save)
+        folders = {dirname(one.path) for one in shards}
+        if missing := folders - {dirname(one.path) for one in found}:
+            return incomplete(NAME, count, _no_index(sorted(missing)))
+        verdicts = [self._index(save, one) for one in found]
+        faults = [one for one in verdicts if one and one[0] == "broken"]
+        doubts = [one for one in verdicts if one and one[0] == "unsure"]
+        if faults:
+            return incomplete(NAME, count, faults[0][1])
+        return unsure(NAME, count, doubts[0][1]) if doubts else complete(NAME, count)
+
+    def _index(self, save: Save, index: Entry) -> tuple[str, str] | None:
+        if not index.size:
+            return "broken", ".metadata is empty"
+        data = save.parts.get(_whole(index))
+        if data is None or len(data) != index.size:
+            return "unsure", f".metadata {save.unread.get(index.path, 'is too large to be read')}"
+        if not data.endswith(b"."):  # STOP, the last operation of every pickle
+            return "broken", ".metadata was cut off"
+        sizes = {basename(one.path): one.size for one in save.files if dirname(one.path) == dirname(index.path)}  # fmt: skip
+        return _compare(_promised(data), sizes)
+
+
+def _promised(data: bytes) -> dict[str, int]:
+    """Name -> bytes that it must have at least; 1 where the index is not understood."""
+    promised = dict.fromkeys((one.decode() for one in _NAMED.findall(data)), 1)
+    try:
+        objects = made(data) if len(data) <= MAX_BYTES else []
+    except ValueError:
+        objects = []
+    for one in objects:
+        if one.name.endswith("._StorageInfo") and (told := _stored(one)):
+            promised[told[0]] = max(promised.get(told[0], 1), told[1])
+    return promised
+
+
+def _stored(one: Made) -> tuple[str, int] | None:
+    name, offset, length = (one.get(key) for key in ("relative_path", "offset", "length"))
+    known = isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)
+    return (name, offset + length) if known and _SHARD.fullmatch(name) else None
+
+
+def _compare(promised: dict[str, int], sizes: dict[str, int]) -> tuple[str, str] | None:
+    missing = sorted(promised.keys() - sizes.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return "broken", f"{missing[0]}{more} of {len(promised)} shards missing"
+    short = [name for name, least in sorted(promised.items()) if sizes[name] < least]
+    if short:
+        return "broken", f"{short[0]} has {sizes[short[0]]:,} of {promised[short[0]]:,} bytes"
+    return None
+
+
+def _no_index(folders: list[str]) -> str:
+    inside = f" in {folders[0]}" if folders[0] else ""
+    return f"there is no .metadata{inside}, which is written last"
+
+
+def _indexes(save: Save) -> list[Entry]:
+    return [one for one in save.files if basename(one.path) == ".metadata"]
+
+
+def _whole(one: Entry) -> Wanted:
+    return Wanted(one.path, 0, one.size)
+
+
+def create(options: Options) -> Distributed:
+    """Build the layout."""
+    return Distributed()

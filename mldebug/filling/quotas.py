@@ -1,0 +1,69 @@
+"""What a site's quota tool printed, read by the site's own pattern. Pure; every way to fail is a `QuotaError`."""
+
+import re
+from typing import NamedTuple
+
+_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGTP]?)(?:i?[bB])?\*?")
+_POWER = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+MOST = 1000  # matches that are read
+
+
+class QuotaError(ValueError):
+    """It cannot be told how much is used; the text says why."""
+
+
+class Quota(NamedTuple):
+    """The fullest of all that were told. `share` may be above 1 within a grace period; bytes where they were told."""
+
+    share: float
+    used: float | None = None
+    limit: float | None = None
+
+
+def read_quota(pattern: str, text: str) -> Quota:
+    """Raises QuotaError: nothing was printed, nothing matches, or what matches is no number."""
+    if not text.strip():
+        raise QuotaError("the tool printed nothing")
+    try:
+        found = re.compile(pattern, re.MULTILINE).finditer(text)
+    except re.error as error:
+        raise QuotaError(f"the pattern is none: {error}") from None
+    quotas = [_quota(one.groupdict()) for one, _ in zip(found, range(MOST), strict=False)]
+    told = [one for one in quotas if one is not None]
+    if not quotas:
+        raise QuotaError("nothing that the tool printed matches the pattern")
+    if not told:
+        raise QuotaError("the tool tells no limit")
+    return max(told)
+
+
+def _quota(groups: dict[str, str | None]) -> Quota | None:
+    """None: no limit is set (0)."""
+    if groups.get("percent"):
+        return Quota(_number(groups["percent"]) / 100)
+    if groups.get("ratio"):
+        return Quota(_number(groups["ratio"]))
+    if not {"used", "limit"} <= set(groups):
+        raise QuotaError(
+            "the pattern needs a group named percent or ratio, or two named used and limit"
+        )
+    used, limit = amount(groups["used"]), amount(groups["limit"])
+    return Quota(used / limit, used, limit) if limit else None
+
+
+def amount(text: str | None) -> float:
+    """`1.5T`, `1024`, `20GiB`, with the * of `quota` for one that is passed; a unit is a power of 1024."""
+    match = _AMOUNT.fullmatch((text or "").strip())
+    if match is None:
+        raise QuotaError(f"{(text or '')[:40]!r} is no amount")
+    return float(match[1]) * float(1024 ** _POWER[match[2]])
+
+
+def _number(text: str | None) -> float:
+    try:
+        value = float((text or "").strip())
+    except ValueError:
+        raise QuotaError(f"{(text or '')[:40]!r} is no number") from None
+    if not 0 <= value < 1e6:
+        raise QuotaError(f"{value:g} cannot be")
+    return value

@@ -1,0 +1,65 @@
+"""How fast something grows that may leap up and down: a leak lifts the lows, an evaluation or a save does not.
+
+The time that was watched is cut into equal parts; the least of each part counts. The slope through these lows is the
+median of the slopes of all pairs (Theil and Sen), so that a third of them may be odd.
+"""
+
+import statistics
+from collections import deque
+from itertools import combinations, pairwise
+
+PARTS = 10
+KEPT = 3600.0  # seconds
+RECENT = 600.0
+LEAST = 120.0  # seconds watched before anything is said
+SPACING = 5.0  # seconds between two readings that are kept
+STEADY = 0.6  # share of the parts that must lie above the one before
+NOISE = 0.005  # of the limit: what rises by less in the time that was watched does not grow
+
+
+class Trend:
+    """One quantity over the last hour. Times are monotonic seconds."""
+
+    def __init__(self, least: float = LEAST, spacing: float = SPACING) -> None:
+        self._least = least
+        self._spacing = spacing
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def add(self, at: float, value: float) -> None:
+        """Take one reading."""
+        if self._seen and at - self._seen[-1][0] < self._spacing:
+            return
+        self._seen.append((at, value))
+        while at - self._seen[0][0] > KEPT:
+            self._seen.popleft()
+
+    def growth(self, noise: float = 0.0) -> float | None:
+        """Per second: the recent one where the whole time shows growth, else 0; None before enough was seen."""
+        if not self._seen or self._seen[-1][0] - self._seen[0][0] < self._least or len(self._seen) < PARTS:  # fmt: skip
+            return None
+        end = self._seen[-1][0]
+        recent = [one for one in self._seen if end - one[0] <= RECENT]
+        slopes = [_slope(_lows(some), noise) for some in (list(self._seen), recent)]
+        return 0.0 if min(slopes) <= 0 else slopes[1]
+
+
+def _lows(seen: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    begin, end = seen[0][0], seen[-1][0]
+    width = max((end - begin) / PARTS, 1e-9)
+    parts: dict[int, tuple[float, float]] = {}
+    for at, value in seen:
+        part = min(PARTS - 1, int((at - begin) / width))
+        if part not in parts or value < parts[part][1]:
+            parts[part] = at, value
+    return [parts[part] for part in sorted(parts)]
+
+
+def _slope(lows: list[tuple[float, float]], noise: float) -> float:
+    """0 for what does not rise steadily, or too little."""
+    if len(lows) < 4:
+        return 0.0
+    rises = sum(after[1] > before[1] for before, after in pairwise(lows))
+    if rises < STEADY * (len(lows) - 1) or lows[-1][1] - lows[0][1] < noise:
+        return 0.0
+    pairs = combinations(lows, 2)
+    return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] > a[0])

@@ -1,0 +1,177 @@
+"""`mldebug trace show`, `export` and `merge`: what the rings of traced processes say. They read files, and nothing else."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain, islice
+from pathlib import Path
+
+import click
+import msgspec
+
+from mldebug.errors import EvidenceError, MldebugError, UsageError
+from mldebug.ring.chrome import chrome, process_name
+from mldebug.ring.comparing import event_object, merged_lines, merged_object
+from mldebug.ring.lines import lines, no_source
+from mldebug.ring.merge import merge as merge_rings
+from mldebug.ring.merge import numbered
+from mldebug.ring.opening import open_ring, ring_files, source_here
+from mldebug.ring.reading import read_ring
+from mldebug.ring.records import Header, Ring
+from mldebug.ring.speedscope import speedscope
+from mldebug.ring.tree import tree_lines
+
+NO_RING = "give a file that `mldebug trace run` or `mldebug run --trace` has written"
+_FILE = click.Path(path_type=Path, readable=False)
+_FORMATS: dict[str, Callable[[Sequence[Ring]], Iterator[bytes]]] = {
+    "chrome": chrome,
+    "speedscope": speedscope,
+}
+
+
+@click.command("show")
+@click.argument("file", type=_FILE)
+@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Only the last N records.")
+@click.option("--tree", is_flag=True, help="The call tree: time, calls, * for what did not return.")
+@click.option("--no-source", is_flag=True, help="Read no source files.")
+@click.option("--json", "as_json", is_flag=True, help="Print an object.")
+def show(file: Path, tail: int | None, tree: bool, no_source: bool, as_json: bool) -> None:
+    """Print what a traced process did last, oldest first.
+
+    FILE is its ring. It may be read while it is written, and after its process has died.
+    """
+    with _without_collector():
+        ring = load(file, tail)
+        if as_json:
+            click.echo(msgspec.json.encode(ring_object(ring)).decode())
+            return
+        body = tree_lines(ring) if tree else _text(ring, no_source)
+        _print(chain(heading(ring), body))
+
+
+def _print(some: Iterator[str]) -> None:
+    """Many lines at once: there may be millions."""
+    while block := list(islice(some, 1000)):
+        click.echo("\n".join(block))
+
+
+def _text(ring: Ring, without: bool) -> Iterator[str]:
+    return lines(ring, ring.events, no_source if without else source_here)
+
+
+@click.command("export")
+@click.argument("files", type=_FILE, nargs=-1, required=True)
+@click.option("--output", "-o", type=_FILE, required=True, help="File to write; - for stdout.")
+@click.option("--format", "form", type=click.Choice(list(_FORMATS)), help="By default by its name.")
+@click.option("--tail", type=click.IntRange(min=1), metavar="N", help="Only the last N of each.")
+@click.option("--force", is_flag=True, help="Overwrite the file.")
+def export(
+    files: tuple[Path, ...], output: Path, form: str | None, tail: int | None, force: bool
+) -> None:
+    """Write rings in a form that viewers read.
+
+    chrome: for Perfetto (ui.perfetto.dev) and chrome://tracing, all ranks in one picture. speedscope: for speedscope.app;
+    the form of a file that ends in .speedscope.json. FILES are rings, or folders of rings.
+    """
+    chosen = form or ("speedscope" if ".speedscope." in output.name else "chrome")
+    with _without_collector():
+        rings = [load(file, tail) for file in ring_files(files)]
+        _write(output, _FORMATS[chosen](rings), force)
+
+
+@click.command("merge")
+@click.argument("files", type=_FILE, nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print an object.")
+def merge(files: tuple[Path, ...], as_json: bool) -> None:
+    """Align the rings of all ranks by step, and say where they parted.
+
+    FILES are rings, or folders of rings: copy those of other nodes here.
+    """
+    with _without_collector():
+        merged = merge_rings(numbered([load(file, None) for file in ring_files(files)]))
+    if as_json:
+        click.echo(msgspec.json.encode(merged_object(merged)).decode())
+        return
+    _print(merged_lines(merged))
+
+
+def load(file: Path, tail: int | None) -> Ring:
+    """Read one ring; what is none is told with what to do."""
+    with open_ring(file) as read:
+        try:
+            return read_ring(read, tail)
+        except ValueError as error:
+            raise EvidenceError(f"{file} cannot be shown: {error}", NO_RING) from error
+        except OSError as error:
+            raise EvidenceError(f"cannot read {file}: {error.strerror}", NO_RING) from error
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A ring is a million objects; to look for circles in them takes longer than to read it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _write(output: Path, pieces: Iterator[bytes], force: bool) -> None:
+    if str(output) == "-":
+        sys.stdout.buffer.writelines(pieces)
+        return
+    try:
+        with output.open("wb" if force else "xb") as stream:
+            stream.writelines(pieces)
+    except FileExistsError:
+        raise UsageError(f"{output} exists already", "overwrite it with --force") from None
+    except OSError as error:
+        raise MldebugError(
+            f"{output} cannot be written: {error.strerror}", "choose another place"
+        ) from error
+
+
+# --- what stands above a ring ----------------------------------------------------------------------
+
+
+def heading(ring: Ring) -> Iterator[str]:
+    """Whose it is, what traced what, and when."""
+    header = ring.header
+    yield process_name(header)
+    yield _traced(header)
+    if ring.newest is not None:
+        yield f"last record {_moment(ring.newest + header.offset_ns)}; {len(ring.events):,} shown"
+    if any(thread.cut for thread in ring.threads.values()):
+        yield "older records were overwritten, or are not shown"
+    if header.dropped:
+        yield f"{header.dropped:,} events found no room"
+    yield from ring.broken
+
+
+def _traced(header: Header) -> str:
+    state = header.state or "state unknown"
+    words = [header.traced, header.followed, header.engine, header.python]
+    told = ", ".join(word for word in words if word)
+    return f"{state}{f' ({header.why})' if header.why else ''}: {told or 'nothing is told of it'}"
+
+
+def _moment(nanoseconds: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
+    except (OverflowError, ValueError, OSError):
+        return "at an impossible time"
+
+
+def ring_object(ring: Ring) -> dict[str, object]:
+    """For scripts; times in nanoseconds of the writer's monotonic clock, `offset_ns` makes unix time of them."""
+    header = msgspec.structs.asdict(ring.header)
+    return {
+        "header": {**header, "offset_ns": ring.header.offset_ns},
+        "threads": {str(number): thread._asdict() for number, thread in ring.threads.items()},
+        "broken": list(ring.broken),
+        "events": [event_object(event) for event in ring.events],
+    }

@@ -1,0 +1,97 @@
+"""What the names of files and folders say: which is a save, which saves are of one series, and of which step.
+
+| a file that a job writes | the save | its series |
+|---|---|---|
+| `/out/model-100.pt` | the file | `model-#.pt` in `/out` |
+| `/out/step_100/model.pt`, `/out/iter_0000100/mp_rank_00/model_optim_rng.pt` | the folder that has the step | `step_#`, `iter_#` |
+| `/out/last/__0_0.distcp` | the folder of the shards | `last` |
+| `/out/data.pt` | none: neither step nor a word of checkpoints | |
+
+A wrong name is worse than none: other programs write `.pt` and `.bin` as well.
+"""
+
+import re
+from posixpath import basename, dirname
+from typing import NamedTuple
+
+_SHARD = re.compile(r"__\d{1,7}_\d{1,7}\.distcp")
+_INDEX = (".metadata", ".metadata.tmp")
+_ENDING = re.compile(
+    r".{1,200}\.(?:pt|pth|ckpt|safetensors)|(?:pytorch_model|adapter_model|optimizer|scheduler|model)[\w.-]{0,100}\.bin"
+)
+_WORD = (
+    r"checkpoints?|ckpts?|chkpt|steps?|global_?steps?|iter(?:ation)?s?|epochs?|snapshot|saves?|it"
+)
+_STEP = re.compile(rf"(?:^|[^a-z])(?:{_WORD})[-_=. ]{{0,2}}(\d{{1,12}})", re.IGNORECASE)
+_SAID = re.compile(
+    rf"{_WORD}|model|weights?|state|last|latest|best|final|optim\w{{0,8}}|mp_rank|zero_pp|rng|adapter|consolidated",
+    re.IGNORECASE,
+)
+_PER_RANK = re.compile(r"(?:mp_)?rank[-_]?\d.{0,20}|(?:pytorch_)?model.{0,30}|optimizer.{0,30}|shards?|dist_ckpt|global_step\d{1,12}|latest|state", re.IGNORECASE)  # fmt: skip
+_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?")
+_BEFORE, _AFTER = re.compile(r"^\.?(?:tmp|temp)[-_.]|^\.(?=[^.])", re.IGNORECASE), re.compile(r"(?:\.(?:tmp|temp|partial|incomplete|part|writing)|[-_]tmp|~)$", re.IGNORECASE)  # fmt: skip
+_COUNTED = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:steps?|iter(?:ation)?s?)[-_=. ]{0,2}(\d{1,12})", re.IGNORECASE)  # fmt: skip
+MAX_UP = 3  # folders above a file in which its step is looked for
+
+
+class Place(NamedTuple):
+    """Where a save lies: a folder, its name in it, and whether the save is a folder itself."""
+
+    folder: str
+    name: str
+    is_folder: bool
+
+
+def is_part(name: str) -> bool:
+    """Does a file of that name belong to a checkpoint, as far as the name alone can tell?"""
+    name = final(name)
+    return bool(_SHARD.fullmatch(name) or f".{name}" in _INDEX or name in _INDEX or _ENDING.fullmatch(name))  # fmt: skip
+
+
+def place_of(path: str) -> Place | None:
+    """Of which save a file that a job writes is a part; None where its name does not tell."""
+    name, folder = basename(path), dirname(path)
+    if not is_part(name) or not folder or folder == "/":
+        return None
+    own = _STEP.search(name) is not None
+    above = folder
+    for up in range(MAX_UP):
+        if _STEP.search(basename(above)) and not (own and up):
+            inner = _outermost(above)
+            return Place(dirname(inner), basename(inner), True)
+        if not _PER_RANK.fullmatch(basename(above)):
+            break
+        above = dirname(above)
+    if _SHARD.fullmatch(final(name)) or name in _INDEX:
+        return Place(dirname(folder), basename(folder), True)
+    return Place(folder, name, False) if own or _SAID.search(name) else None
+
+
+def _outermost(folder: str) -> str:
+    """`checkpoint-500` for `checkpoint-500/global_step500`: the step stands twice."""
+    above = dirname(folder)
+    outer, inner = _STEP.search(basename(above)), _STEP.search(basename(folder))
+    return above if outer and inner and int(outer[1]) == int(inner[1]) else folder
+
+
+def final(name: str) -> str:
+    """The name that it will have: `checkpoint-5` for `tmp-checkpoint-5` and `checkpoint-5.tmp`."""
+    if name in _INDEX:
+        return name
+    return _AFTER.sub("", _BEFORE.sub("", name)) or name
+
+
+def is_temporary(name: str) -> bool:
+    """Does the name itself say that it is not finished?"""
+    return final(name) != name
+
+
+def shape(name: str) -> str:
+    """What the saves of one series have in common: `model-#.pt`."""
+    return _NUMBER.sub("#", final(name))[:200]
+
+
+def step_of(name: str) -> int | None:
+    """The step or iteration that a name tells. `checkpoint-3` may count anything, and an epoch is none."""
+    found = _COUNTED.findall(basename(name)[:255])
+    return int(found[-1]) if found else None

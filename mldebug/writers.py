@@ -1,0 +1,124 @@
+"""Who writes how fast, of readings at two moments: pure.
+
+What a rank has written is what the kernel charges to it and its children, less what was cancelled before it reached a disk
+(a file removed before that). What it writes to which filesystem follows from the files that it holds open: their offset grows.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from mldebug.model import Noun
+from mldebug.redact import clean
+from mldebug.trees import approximate
+
+TOP = 5  # growing files that are named for each rank
+
+
+class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a process has open for writing. `mount`: the point, as that process sees it."""
+
+    pid: int
+    start_ticks: int  # with the pid it names a process
+    fd: int
+    path: str
+    position: int  # bytes
+    mount: str = ""
+    device: str = ""  # major:minor
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank and its children at one moment (monotonic): net bytes by process, and what is open."""
+
+    job: str
+    rank: int
+    at: float
+    bytes: Mapping[tuple[int, int], int]
+    files: tuple[OpenOutput, ...] = ()
+
+
+class Growing(Noun, frozen=True, kw_only=True):
+    """A file that grows, by bytes per second."""
+
+    path: str
+    mount: str
+    device: str
+    rate: float
+    size: int  # where the last write ended
+
+
+class Writer(Noun, frozen=True, kw_only=True):
+    """What one rank does: bytes since the agent saw it, bytes per second, its fastest files first."""
+
+    job: str
+    rank: int
+    total: int
+    rate: float
+    growing: tuple[Growing, ...] = ()
+
+
+def compare(before: Written, now: Written, total: int) -> Writer:
+    """What was written in between; a process that is new or gone counts as far as both readings know it."""
+    seconds = max(now.at - before.at, 1e-3)
+    grown = sum(
+        max(0, size - before.bytes[key]) for key, size in now.bytes.items() if key in before.bytes
+    )
+    young = sum(max(0, size) for key, size in now.bytes.items() if key not in before.bytes)
+    return Writer(
+        job=now.job,
+        rank=now.rank,
+        total=total + grown + young,
+        rate=(grown + young) / seconds,
+        growing=_growing(before.files, now.files, seconds),
+    )
+
+
+def _growing(before: Sequence[OpenOutput], now: Sequence[OpenOutput], seconds: float) -> tuple[Growing, ...]:  # fmt: skip
+    known = {(one.pid, one.start_ticks, one.fd, one.path): one.position for one in before}
+    found = []
+    for one in now:
+        start = known.get((one.pid, one.start_ticks, one.fd, one.path), 0)
+        if one.position > start:
+            rate = (one.position - start) / seconds
+            found.append(
+                Growing(
+                    path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position
+                )
+            )
+    return tuple(sorted(found, key=lambda one: -one.rate))
+
+
+def by_mount(writer: Writer) -> dict[str, float]:
+    """Bytes per second that the files of a rank grow, by mount."""
+    rates: dict[str, float] = {}
+    for one in writer.growing:
+        rates[one.mount] = rates.get(one.mount, 0.0) + one.rate
+    return rates
+
+
+def who_fills(writers: Iterable[Writer], device: str, names: Mapping[str, str]) -> str:
+    """The clause that an alarm about a filesystem ends with; "" where nobody is seen to write there."""
+    found = [
+        (sum(one.rate for one in writer.growing if one.device == device), writer)
+        for writer in writers
+    ]
+    found = sorted((one for one in found if one[0] > 0), key=lambda one: -one[0])
+    if not found:
+        return ""
+    rate, writer = found[0]
+    fastest = next(one for one in writer.growing if one.device == device)
+    name = clean(names.get(writer.job, writer.job), 40)
+    others = f"; {len(found) - 1} other ranks write there too" if len(found) > 1 else ""
+    return (
+        f"rank {writer.rank} of {name} writes {approximate(int(rate))}/s to it,"
+        f" most to {clean(fastest.path, 120)}{others}"
+    )
+
+
+def writer_line(writer: Writer, name: str) -> str:
+    """What a rank writes, for people."""
+    said = f"rank {writer.rank} of {clean(name, 40)} writes {approximate(int(writer.rate))}/s"
+    if writer.growing:
+        one = writer.growing[0]
+        return f"{said}; {clean(one.path, 120)} on {clean(one.mount, 80)} grows by {approximate(int(one.rate))}/s"
+    return f"{said}, to no file that stays open" if writer.rate >= 1 else said

@@ -1,0 +1,107 @@
+"""Trees: what the first count of 1,000,000 files costs beside `du -s --inodes`, then a minute of 1,000 changes a second.
+
+    PYTHONPATH=tests .venv/bin/python tests/bench/trees.py [FILES] [FOLDER]
+
+FOLDER (default /dev/shm) is where the tree is made; it is removed afterwards. A change is the making or the removal of a file.
+"""
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mldebug_agents.trees.keeper import Keeper
+from mldebug_agents.trees.wire import Order
+
+PER_FOLDER = 1000
+RATE, SECONDS = 1000, 60.0
+
+
+def make(root: Path, files: int) -> list[Path]:
+    """A tree of two levels; returns its folders."""
+    folders = []
+    for number in range(files // PER_FOLDER):
+        folder = root / f"{number % 32}" / f"{number}"
+        folder.mkdir(parents=True)
+        folders.append(folder)
+        for name in range(PER_FOLDER):
+            os.mknod(folder / f"{name:06d}")
+    return folders
+
+
+def cpu_of_du(root: Path) -> float:
+    """CPU seconds of `du -s --inodes`, after it has run once."""
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(["du", "-s", "--inodes", root], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def resident() -> int:
+    """MiB of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4 // 1024
+
+
+def change(folders: list[Path], until: float) -> None:
+    """In a process of its own: `RATE` changes a second all over the tree."""
+    dice = random.Random(1)
+    done, began = 0, time.monotonic()
+    made: list[Path] = []
+    while time.monotonic() < until:
+        if made and dice.random() < 0.5:
+            made.pop().unlink()
+        else:
+            made.append(dice.choice(folders) / f"new{done}")
+            made[-1].write_bytes(b"x" * 4096)
+        done += 1
+        time.sleep(max(0.0, began + done / RATE - time.monotonic()))
+    os._exit(0)
+
+
+def keep(keeper: Keeper, until: float) -> None:
+    """As the child does."""
+    while time.monotonic() < until:
+        keeper.turn(0.25)
+        time.sleep(min(max(0.1, keeper.due(time.monotonic())), 0.5))
+
+
+def main(files: int, place: str) -> None:
+    """Print each figure."""
+    root = Path(tempfile.mkdtemp(prefix="mldebug-trees-", dir=place))
+    try:
+        folders = make(root, files)
+        print(f"{files} files in {len(folders)} folders below {place}")
+        print(f"du -s --inodes: {cpu_of_du(root):.2f} s of CPU")
+        before, began = resident(), time.process_time()
+        keeper = Keeper(Order(path=str(root)))
+        while keeper.state().inodes is None:
+            keeper.turn(1.0)
+        print(f"first count: {time.process_time() - began:.2f} s of CPU, {resident() - before} MiB")
+        began, until = time.process_time(), time.monotonic() + 20
+        keep(keeper, until)
+        print(f"idle: {(time.process_time() - began) / 20:.2%} of a core")
+        until = time.monotonic() + SECONDS
+        child = os.fork()
+        if child == 0:
+            change(folders, until)
+        began = time.process_time()
+        keep(keeper, until)
+        used = (time.process_time() - began) / SECONDS
+        os.waitpid(child, 0)
+        print(f"{RATE} changes a second: {used:.2%} of a core, {resident() - before} MiB")
+        keep(keeper, time.monotonic() + 8)
+        told = subprocess.run(["du", "-s", "--inodes", root], check=True, capture_output=True)
+        print(f"inodes: {keeper.state().inodes}, du: {int(told.stdout.split()[0])}", end=", ")
+        print(f"{keeper.state().overflows} overflows")
+    finally:
+        shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000, (sys.argv[2:] or ["/dev/shm"])[0])

@@ -1,0 +1,83 @@
+"""A real job that saves with torch.distributed.checkpoint is killed halfway: what the agent says of it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mldebug.saves.telling import SaveState
+from processes.harness import JOBS, SCRIPTS, User, clean_environment, folder_for, wait_for
+from processes.watching import RunningAgent, settings, watching
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
+pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+
+CONFIG = "checkpoints: {settle: 5s, interval: 2s}\n"
+
+
+@contextmanager
+def saving(folder: Path) -> Iterator[Path]:
+    """The job, and the folder into which it saves."""
+    place = folder / "ckpt"
+    place.mkdir()
+    with (folder / "job.log").open("ab") as log:
+        job = subprocess.Popen(
+            [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=1", JOBS / "saving.py", place],
+            stdout=log, stderr=log, cwd=folder, env=clean_environment(folder) | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield place
+    finally:
+        job.send_signal(signal.SIGTERM)
+        try:
+            job.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+
+
+def told(agent: RunningAgent, folder: Path, wanted: Callable[[SaveState], bool]) -> SaveState:
+    """The saves in that folder, as soon as they are as wanted."""
+
+    def found() -> SaveState | None:
+        seen = agent.snapshot()
+        saves = [one for run in (seen.runs if seen else ()) for one in run.saves]
+        return next((one for one in saves if one.folder == str(folder) and wanted(one)), None)
+
+    return wait_for("what is told of the saves", found, 100.0)  # type: ignore[no-any-return]
+
+
+def newest(one: SaveState) -> str:
+    return f"{one.newest.name} {one.newest.state}" if one.newest else ""
+
+
+def test_a_save_that_is_killed_halfway_is_told_with_the_last_complete_one_and_what_is_lost() -> (
+    None
+):
+    with folder_for(User()) as folder:
+        config = settings(folder, stall="{timeout: 60s, interval: 1s}") + CONFIG
+        with watching(folder, config) as agent, saving(folder) as place:
+            first = told(agent, place, lambda one: one.last is not None)
+            died = told(agent, place, lambda one: newest(one) == "step_20 incomplete")
+            said = subprocess.run(
+                [sys.executable, "-m", "mldebug", "status", "--config", agent.config],
+                capture_output=True, text=True, env=clean_environment(folder), check=False,
+            ).stdout  # fmt: skip
+
+    assert first.last is not None
+    assert (first.last.name, first.last.layout, first.last.shards) == ("step_10", "distributed", 4)
+    assert died.last is not None
+    assert died.last.name == "step_10"
+    assert died.newest is not None
+    assert died.newest.why == "there is no .metadata, which is written last"
+    assert died.left_bytes >= 4 << 20
+    assert died.lost_steps is not None
+    assert 0 <= died.lost_steps <= 2000
+    assert "last complete checkpoint step_10" in said
+    assert "step_20 is incomplete: there is no .metadata" in said

@@ -1,0 +1,58 @@
+"""A real job fills a real filesystem of its own mount namespace: the agent says so before the save fails."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from processes.harness import JOBS, SCRIPTS, Plan, RunningJob, User, folder_for, mldebug, wait_for
+from processes.watching import RunningAgent, settings, watching
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(180)]
+pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+
+STORAGE = "storage: {interval: 500ms, limits: {/: '1'}}\n"
+
+
+class SavingJob(RunningJob):
+    """Two ranks in a mount namespace of their own, which goes with them."""
+
+    def start(self) -> None:
+        """Mount 48 MiB where only the job sees them, and train there."""
+        disk = self.folder / "disk"
+        disk.mkdir()
+        torchrun = f"{SCRIPTS / 'torchrun'} --standalone --nproc-per-node 2"
+        train = f"{torchrun} {JOBS / 'filling.py'} --events {self.events}"
+        mount = f"mount -t tmpfs -o size=48m tmpfs {disk} && cd {disk} && exec {train}"
+        self._spawn(["unshare", "--mount", "sh", "-c", mount], {})
+
+
+def foretold(agent: RunningAgent, disk: Path) -> str:
+    """The sentence of the forecast alarm, "" while there is none."""
+    snapshot = agent.snapshot()
+    alarms = snapshot.storage.alarms if snapshot and snapshot.storage else ()
+    mine = [one for one in alarms if one.kind == "full_soon" and str(disk) in one.subject]
+    return mine[0].sentence if mine else ""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="nobody may mount here"
+)
+def test_a_filesystem_that_a_job_fills_is_foretold_before_its_save_fails() -> None:
+    with folder_for(User()) as folder:
+        job = SavingJob(Plan(world_size=2), folder)
+        with watching(folder, settings(folder) + STORAGE) as agent:
+            try:
+                job.start()
+                said = wait_for("the forecast", lambda: foretold(agent, folder / "disk"), 90)
+                at = time.time()
+                assert "full in" in said
+                assert not (job.events / "failed").exists()
+                answer = mldebug(job, "status", "--storage", "--config", str(agent.config))
+                assert str(folder / "disk") in answer.stdout
+                wait_for("a save that fails", lambda: (job.events / "failed").exists(), 90)
+                assert at < float((job.events / "failed").read_text())
+            finally:
+                job.end()

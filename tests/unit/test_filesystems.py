@@ -1,0 +1,215 @@
+"""Real filesystems that fill up, run out of inodes, turn read-only, are covered, or do not answer."""
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mldebug.config import Config, Storage
+from mldebug.model import Job, RankIdentity
+from mldebug.nodeview.storage import storage_json
+from mldebug_agents.filesystems.mounts import mount_table, used_mounts
+from mldebug_agents.filesystems.part import Filesystems
+from mldebug_agents.fsprobe import child
+from mldebug_agents.fsprobe.wire import Asked, Place, Round, Space
+from mldebug_agents.host import Host
+from mldebug_agents.procfs import Mount, mount_of, parse_mountinfo
+from mldebug_agents.storage import look_once
+from mldebug_agents.workbench import Workbench
+
+MIB = 1 << 20
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(
+    folder: Path, options: str, source: str = "tmpfs", kind: str = "tmpfs", flags: int = 0
+) -> None:
+    words = (source.encode(), os.fsencode(folder), kind.encode(), flags, options.encode())
+    if libc.mount(*words):
+        if os.environ.get("CI") and os.geteuid() == 0:
+            raise OSError(ctypes.get_errno(), "mount")
+        pytest.skip("nobody may mount here")
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """A tmpfs; it goes lazily, so that nothing that is open keeps it."""
+    folder.mkdir()
+    mount(folder, options)
+    try:
+        yield folder
+    finally:
+        while not libc.umount2(os.fsencode(folder), 2):
+            pass
+
+
+def job(pid: int | None = None) -> Job:
+    rank = RankIdentity(rank=0, world_size=1, pid=pid or os.getpid())
+    return Job(id="j", name="train", launcher="environment", ranks=(rank,))
+
+
+def part(bench: Workbench, **settings: object) -> Filesystems:
+    bench.config = Config(storage=Storage(**settings))  # type: ignore[arg-type]
+    return Filesystems(bench)
+
+
+@pytest.fixture
+def bench() -> Iterator[Workbench]:
+    with Workbench(Config()) as one:
+        yield one
+
+
+def row(one: Filesystems, folder: Path) -> dict[str, object]:
+    (found,) = [row for row in one.status()["filesystems"] if row["mount"] == str(folder)]
+    return dict(found)
+
+
+def kinds(one: Filesystems, folder: Path) -> set[str]:
+    return {alarm.kind for alarm in one.alarms() if str(folder) in alarm.subject}
+
+
+def test_a_filesystem_that_fills_is_foretold_before_it_is_full(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "data", "size=64m") as folder:
+        desk = part(bench, limits={str(folder): "0.99"})
+        with open(folder / "log", "wb") as file:  # the job's open file is what leads to the mount
+            for look in range(12):
+                file.write(b"x" * 2 * MIB)
+                file.flush()
+                desk.look(1000.0 + 30 * look, [job()])
+            assert kinds(desk, folder) == {"full_soon"}
+            told = row(desk, folder)
+            assert told["full_seconds"] == pytest.approx(
+                20 * 30, rel=0.2
+            )  # 40 MiB, 2 MiB every 30 s
+            assert told["ranks"] == 1
+            file.write(b"x" * 40 * MIB)  # the foretold end: not a byte more fits
+            file.flush()
+            with pytest.raises(OSError, match="No space left"):
+                os.write(file.fileno(), b"x")
+            desk.look(2000.0, [job()])
+            assert "too_full" in kinds(desk, folder)
+            os.ftruncate(file.fileno(), 0)
+
+
+def test_inodes_run_out_while_there_is_space(bench: Workbench, tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "size=64m,nr_inodes=100") as folder:
+        for number in range(90):
+            (folder / str(number)).touch()
+        desk = part(bench, paths=(str(folder),))
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == {"inodes"}
+
+
+def test_what_must_be_left_is_an_amount(bench: Workbench, tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "size=64m") as folder:
+        desk = part(bench, paths=(str(folder),), limits={str(folder): "1GiB left"})
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == {"too_full"}
+        desk = part(bench, paths=(str(folder),), limits={str(folder): "nonsense"})
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == set()
+        assert any("nonsense" in gap.reason for gap in desk.gaps())
+
+
+def test_one_that_turns_read_only_is_told(bench: Workbench, tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "size=8m") as folder:
+        desk = part(bench, paths=(str(folder),))
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == set()
+        mount(folder, "size=8m", flags=32 | 1)  # MS_REMOUNT, MS_RDONLY
+        desk.look(2.0, [])
+        assert kinds(desk, folder) == {"read_only"}
+
+
+def test_a_name_with_spaces_newlines_and_odd_bytes_is_found(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / os.fsdecode(b"a b\n\\040\xff"), "size=8m") as folder:
+        held = mount_of(mount_table(Host(), "self"), str(folder))
+        assert held is not None
+        assert held.point == str(folder)
+        desk = part(bench, paths=(str(folder),))
+        desk.look(1.0, [])
+        (told,) = desk.status()["filesystems"]
+        assert told["used_ratio"] == 0
+        state = look_once(bench, [])
+        assert "�" in msgspec.json.decode(storage_json(state))["filesystems"][0]["mount"]
+
+
+def test_a_mount_that_another_covers_is_not_judged_by_it(bench: Workbench, tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "size=8m") as folder, open(folder / "below", "wb"):
+        mount(folder, "size=16m")
+        desk = part(bench)
+        desk.look(1.0, [job()])
+        assert [gap.reason for gap in desk.gaps() if str(folder) in gap.what] == [
+            "another mount lies over it"
+        ]
+
+
+def test_a_mount_that_is_gone_is_forgotten(bench: Workbench, tmp_path: Path) -> None:
+    desk = part(bench, paths=(str(tmp_path / "data"),))
+    with mounted(tmp_path / "data", "size=8m") as folder:
+        desk.look(1.0, [])
+        assert row(desk, folder)["used_ratio"] == 0
+    desk.look(2.0, [])
+    assert not [row for row in desk.status()["filesystems"] if row["mount"] == str(folder)]
+
+
+def test_the_shared_memory_of_a_rank_is_watched_and_no_automount_is_touched() -> None:
+    found = used_mounts(Host(), [job()], ())
+    assert "/dev/shm" in {one.name for one in found.values()}
+    assert not {one.mount.fstype for one in found.values()} & {"proc", "sysfs", "autofs"}
+
+
+def test_a_line_of_mountinfo_has_its_server() -> None:
+    line = "36 35 0:52 /a /data rw,noatime shared:1 - nfs4 nfs01:/data rw,vers=4.2"
+    assert parse_mountinfo(line) == (Mount(36, "/data", "nfs4", "nfs01:/data", "0:52", "/a"),)
+
+
+class Stuck:
+    """Mounts of which some hang until they are let go."""
+
+    def __init__(self, dead: Sequence[int]) -> None:
+        self.dead, self.gate = dead, threading.Event()
+
+    def __call__(self, place: Place) -> Asked:
+        if place.mount in self.dead:
+            self.gate.wait(60)
+        return Asked(mount=place.mount, space=Space(size=1))
+
+
+def test_two_hundred_mounts_of_which_five_are_dead_take_one_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stuck = Stuck(dead=(3, 50, 51, 120, 199))
+    monkeypatch.setattr(child, "ask", stuck)
+    places = tuple(Place(number, b"/") for number in range(200))
+    asking = child.Asking()
+    for number in range(3):  # the dead are asked once, and hold up one thread each
+        reply = asking.round(Round(number, places, 0.5))
+        assert [one.mount for one in reply.mounts if one.stuck] == [3, 50, 51, 120, 199]
+        assert sum(one.space is not None for one in reply.mounts) == 195
+    stuck.gate.set()
+    for _ in range(100):  # those that come back are forgiven
+        reply = asking.round(Round(9, places, 0.5))
+        if all(one.space is not None for one in reply.mounts):
+            break
+    assert all(one.space is not None for one in reply.mounts)
+
+
+def test_no_more_than_sixteen_are_left_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck(dead=range(100))
+    monkeypatch.setattr(child, "ask", stuck)
+    asking = child.Asking()
+    for number in range(3):
+        reply = asking.round(Round(number, tuple(Place(one, b"/") for one in range(100)), 0.2))
+        assert sum(one.stuck > 0 for one in reply.mounts) <= child.MOST_STUCK
+    assert all(one.reason for one in reply.mounts)
+    stuck.gate.set()

@@ -1,0 +1,113 @@
+"""When something is full: slopes, saves that repeat, thresholds."""
+
+import random
+
+import pytest
+
+from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
+from mldebug.filling.trend import Forecast, Point, forecast
+
+GIB = 1 << 30
+MINUTE = 60.0
+
+
+def sawtooth(
+    saves: int, period: float, size: float, kept: float, takes: float = 120.0
+) -> list[Point]:
+    """Looks every 30 s: a save grows for `takes` seconds; when it is whole an old one goes, so that `kept` stays."""
+    points = []
+    for look in range(int(saves * period / 30)):
+        at = look * 30.0
+        number, phase = divmod(at, period)
+        written = size * min(1.0, max(0.0, phase - 300) / takes)
+        gone = size - kept if phase > 300 + takes + 60 else 0.0
+        points.append(Point(at, number * kept + written - gone))
+    return points
+
+
+@pytest.mark.parametrize("rate", [1e3, 5e6, 3e9])
+def test_even_growth_is_foretold_within_a_fifth(rate: float) -> None:
+    noise = random.Random(1)
+    points = [Point(t * 30.0, rate * t * 30.0 * noise.uniform(0.98, 1.02)) for t in range(60)]
+    told = forecast(points, free=rate * 3600)
+    assert told.seconds_left == pytest.approx(3600, rel=0.2)
+    assert told.trusted
+
+
+def test_saves_that_stay_are_counted() -> None:
+    told = forecast(sawtooth(6, 28 * MINUTE, 412 * GIB, 412 * GIB), free=1000 * GIB)
+    assert told.saves_left == 3
+    assert told.save == pytest.approx(412 * GIB, rel=0.05)
+    assert told.period == pytest.approx(28 * MINUTE, rel=0.05)
+    assert told.seconds_left is not None
+    assert 2 * 28 * MINUTE <= told.seconds_left <= 3 * 28 * MINUTE
+
+
+def test_saves_of_which_a_part_stays_are_foretold_within_a_fifth() -> None:
+    size, kept, period = 400 * GIB, 100 * GIB, 20 * MINUTE
+    points = sawtooth(8, period, size, kept)
+    free = 1500 * GIB
+    told = forecast(points, free)
+    fits, at = free, 8 * period
+    saves = 0
+    while fits >= size:  # what really happens
+        fits, saves = fits - kept, saves + 1
+    truth = at + saves * period + 420 - points[-1].at
+    assert told.seconds_left == pytest.approx(truth, rel=0.2)
+
+
+def test_checkpoints_that_rotate_fill_nothing() -> None:
+    told = forecast(sawtooth(8, 20 * MINUTE, 400 * GIB, 0.0), free=500 * GIB)
+    assert told.seconds_left is None
+    assert told.saves_left is None
+
+
+def test_half_a_save_on_the_disk_is_no_alarm() -> None:
+    points = sawtooth(8, 20 * MINUTE, 400 * GIB, 0.0)
+    points += [Point(points[-1].at + 30.0 * n, 60 * GIB * n) for n in range(1, 6)]
+    assert forecast(points, free=200 * GIB).saves_left is None
+
+
+def test_a_rotating_save_that_does_not_fit_any_more_is_foretold() -> None:
+    assert forecast(sawtooth(8, 20 * MINUTE, 400 * GIB, 0.0), free=300 * GIB).saves_left == 1
+
+
+def test_a_burst_does_not_bend_the_slope() -> None:
+    points = [Point(t * 30.0, 0.0 if t != 50 else 9e12) for t in range(100)]
+    assert forecast(points, free=1e12).seconds_left is None
+
+
+def test_little_is_not_enough_and_nothing_is_foretold_far_ahead() -> None:
+    assert forecast([Point(0.0, 0.0), Point(30.0, 1e9)], free=1e9) == Forecast()
+    points = [Point(t * 30.0, 1e6 * t) for t in range(10)]
+    assert not forecast(points, free=1e12).trusted
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("0.85", Limit(ratio=0.85)), ("40TiB left", Limit(left=40 << 40)), ("1.5 GiB left", Limit(left=3 << 29))],
+)  # fmt: skip
+def test_a_limit_is_a_share_or_a_rest(text: str, limit: Limit) -> None:
+    assert parse_limit(text) == limit
+
+
+@pytest.mark.parametrize("text", ["85", "0", "left", "40 left", "nan", "-1", ""])
+def test_anything_else_is_no_limit(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_limit(text)
+
+
+def test_a_rest_is_what_counts_on_a_large_disk() -> None:
+    assert parse_limit("40TiB left").passed(0.5, 39 << 40)
+    assert not parse_limit("40TiB left").passed(0.99, 41 << 40)
+
+
+def test_the_nearest_folder_says_what_counts() -> None:
+    rules = {"/data": "0.9", "/data/tmp": "0.5"}
+    assert nearest(rules, "/data/tmp/x") == "0.5"
+    assert nearest(rules, "/data2") is None
+    assert default_limit("/gpfsssd/scratch/rech") == Limit(ratio=0.75)
+    assert default_limit("/work") == Limit(ratio=0.85)
+    assert usable({}, "/l", "lustre") == 0.8
+    assert usable({"/l": 0.9}, "/l/x", "lustre") == 0.9
+    assert usable({}, "/g", "gpfs") == 1.0

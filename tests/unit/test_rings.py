@@ -1,0 +1,303 @@
+"""The agent and trace rings: found in living and in dead ranks, believed only where they are the rank's own, told in reports."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import rings
+import samples
+from mldebug.endings.facts import Ending, RankExit
+from mldebug.endings.written import _with_words
+from mldebug.model import (
+    Job,
+    NodeCapture,
+    ProcessCapture,
+    ProcessState,
+    RankCapture,
+    RankIdentity,
+    TraceTail,
+)
+from mldebug.report.html import render_html
+from mldebug.report.text import report_lines
+from mldebug.ring.last import trace_tail
+from mldebug.ring.reading import read_ring
+from mldebug.snapshot import RunState, Snapshot
+from mldebug_agents.host import Host
+from mldebug_agents.reader import Reader
+from mldebug_agents.rings.collecting import Rings
+from mldebug_agents.rings.places import default_name
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.spawn import Spawner
+from mldebug_exporters.metrics.traces import AGE, Options, create
+
+HOST = Host()
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Spawner() as spawner, Reader(spawner) as it:
+        yield it
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has a ring open which lies anywhere, as `--ring FILE` has it."""
+    place = tmp_path / "any.name"
+    place.write_bytes(bytes(1))
+    place.chmod(0o600)
+    script = "import sys; f = open(sys.argv[1], 'r+b'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", script, str(place)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child
+        child.kill()
+
+
+def identity(pid: int) -> RankIdentity:
+    stat = HOST.brief(pid)
+    assert stat is not None
+    return RankIdentity(
+        rank=3, world_size=4, pid=pid, start_ticks=stat.start_ticks, uid=os.getuid()
+    )
+
+
+def its_ring(rank: RankIdentity, **more: object) -> bytes:
+    boot = HOST.boot_id().encode()
+    facts = {"pid": rank.pid, "start": rank.start_ticks, "boot": boot, "rank": 3} | more
+    return rings.ring(
+        rings.steps(1, 3),
+        (("train_step", "/job/train.py", "train", 40), *rings.FUNCTIONS[1:]),
+        **facts,
+    )  # type: ignore[arg-type]
+
+
+def captured(rank: RankIdentity) -> NodeCapture:
+    state = HOST.process_state(rank.pid, threads=False)
+    process = ProcessCapture(pid=rank.pid, state=state)
+    job = Job(id="j", name="train.py", launcher="torchrun", ranks=(rank,))
+    return NodeCapture(
+        node="n",
+        taken_at=time.time(),
+        job=job,
+        ranks=(RankCapture(identity=rank, process=process),),
+    )
+
+
+def tail_of(some: Rings, rank: RankIdentity) -> TraceTail | None:
+    return some.add(captured(rank), lambda: 30.0).ranks[0].trace
+
+
+def found(rank: RankIdentity) -> Discovery:
+    return Discovery(jobs=(captured(rank).job,))
+
+
+# --- where they are --------------------------------------------------------------------------------
+
+
+def test_an_open_ring_is_found_wherever_it_lies(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    rank = identity(sleeper.pid)
+    (tmp_path / "any.name").write_bytes(its_ring(rank))
+    some = Rings(HOST, reader)
+    tail = tail_of(some, rank)
+    assert tail is not None
+    assert tail.last == "line 9 of data:7 load"
+    assert tail.lines[-1].startswith("0:00:00.0")
+    assert tail.step == 3
+    written = some.meet(found(rank))
+    assert written.keys() == {rank.pid}
+    assert written[rank.pid] == pytest.approx(rings.WALL / 1e9, abs=1.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_stopped_and_a_killed_rank_tell_their_last_line(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+) -> None:
+    rank = identity(sleeper.pid)
+    (tmp_path / "any.name").write_bytes(its_ring(rank))
+    some = Rings(HOST, reader)
+    some.meet(found(rank))
+    sleeper.send_signal(number)
+    if number is signal.SIGKILL:
+        sleeper.wait(30)
+        told = some.left_behind([rank])
+        assert told[3].last == "line 9 of data:7 load"
+    tail = tail_of(some, rank)
+    assert tail is not None
+    assert tail.last == "line 9 of data:7 load"
+
+
+def test_of_a_rank_that_died_before_it_was_met_the_default_place_is_looked_into(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    rank = identity(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait(30)
+    place = tmp_path / default_name(rank)
+    place.write_bytes(its_ring(rank))
+    place.chmod(0o600)
+    assert Rings(HOST, reader).left_behind([rank]) == {}
+    assert Rings(HOST, reader, [str(tmp_path)]).left_behind([rank])[3].step == 3
+
+
+# --- whose they are --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more", [{"pid": 1}, {"start": 1}, {"boot": b"another-boot"}], ids=["pid", "start", "boot"]
+)
+def test_the_ring_of_another_process_is_nobodys(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path, more: dict[str, object]
+) -> None:
+    rank = identity(sleeper.pid)
+    (tmp_path / "any.name").write_bytes(its_ring(rank, **more))
+    some = Rings(HOST, reader)
+    assert tail_of(some, rank) is None
+    assert some.meet(found(rank)) == {}
+
+
+def test_a_ring_that_others_may_write_is_not_believed(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    rank = identity(sleeper.pid)
+    place = tmp_path / "any.name"
+    place.write_bytes(its_ring(rank))
+    place.chmod(0o622)
+    assert tail_of(Rings(HOST, reader), rank) is None
+    place.chmod(0o600)
+    other = msgspec.structs.replace(rank, uid=rank.uid + 1)
+    assert tail_of(Rings(HOST, reader), other) is None
+
+
+def test_a_ring_that_breaks_after_it_was_met_is_a_gap(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    rank = identity(sleeper.pid)
+    (tmp_path / "any.name").write_bytes(its_ring(rank))
+    some = Rings(HOST, reader)
+    some.meet(found(rank))
+    (tmp_path / "any.name").write_bytes(bytes(8192))
+    taken = some.add(captured(rank), lambda: 30.0)
+    assert taken.ranks[0].trace is None
+    assert [(gap.what, gap.rank) for gap in taken.gaps] == [("trace ring", 3)]
+
+
+def test_an_untraced_process_is_asked_seldom(
+    reader: Reader, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = identity(sleeper.pid)
+    now = [0.0]
+    some = Rings(HOST, reader, clock=lambda: now[0])
+    looks: list[int] = []
+    monkeypatch.setattr("mldebug_agents.rings.collecting.living", lambda *_: looks.append(1) or [])
+    for now[0] in (0.0, 1.0, 4.0, 6.0, 20.0, 65.0, 67.0):
+        some.meet(found(rank))
+    assert 2 <= len(looks) <= 4
+
+
+# --- source text -----------------------------------------------------------------------------------
+
+
+def test_source_text_is_read_where_the_rank_sees_it_and_hides_secrets(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    code = tmp_path / "train.py"
+    code.write_text("\n" * 8 + "password = 'hunter2secret'\n")
+    (tmp_path / "shadow").write_text("\n" * 8 + "root:hash\n")
+    for path, shown in ((code, "password"), (tmp_path / "shadow", "")):
+        rank = identity(sleeper.pid)
+        functions = ((("f", str(path), "m", 1)), ("load", str(path), "data", 7), rings.FUNCTIONS[2])
+        data = rings.ring(
+            rings.steps(1, 1), functions,
+            pid=rank.pid, start=rank.start_ticks, boot=HOST.boot_id().encode(),
+        )  # fmt: skip
+        (tmp_path / "any.name").write_bytes(data)
+        tail = tail_of(Rings(HOST, reader), rank)
+        assert tail is not None
+        assert shown in tail.lines[-1]
+        assert "hunter2secret" not in "".join(tail.lines)
+        assert "root:hash" not in "".join(tail.lines)
+
+
+# --- reports ---------------------------------------------------------------------------------------
+
+
+def traced(last: str, age: float) -> TraceTail:
+    return TraceTail(
+        lines=(f"        {last}", "0:00:01 train.py:    41:     loss = model(x)"),
+        last=last,
+        age=age,
+        step=41,
+    )
+
+
+def test_a_report_tells_the_culprit_in_full_and_the_others_in_a_line() -> None:
+    report = samples.report(samples.traced())
+    culprits = [one for one in report.ranks if one.culprit]
+    assert all(one.trace for one in culprits)
+    assert (
+        sum(bool(one.trace) for one in report.ranks) == 2
+    )  # the culprit, and one of those who wait
+    assert all(one.last_call for one in report.ranks)
+    text = "\n".join(report_lines(report, 100))
+    page = render_html(report)
+    for words in ("Last calls of rank", "Last calls, as the tracers saw them", "time.sleep(3600)"):
+        assert words in text
+        assert words in page
+
+
+def test_a_rank_that_ended_brings_its_last_calls_into_the_report() -> None:
+    rank = RankIdentity(rank=1, world_size=2, pid=10)
+    ending = Ending(
+        job=Job(id="j", name="n", launcher="torchrun"),
+        identities=(rank,),
+        exits=(RankExit(rank=1, pid=10, status=9),),
+        traces={1: traced("line 7 of train:7 slow", 1.0)},
+    )
+    kept = _with_words(rank, None, None, ending)
+    assert kept is not None
+    assert kept.trace is not None
+    assert kept.trace.step == 41
+
+
+def test_an_empty_ring_has_no_tail() -> None:
+    empty = rings.ring([None, None])
+    ring = read_ring(lambda at, size: empty[at : at + size])
+    assert trace_tail(ring, 0.0, "/x", lambda *_: "") is None
+
+
+def test_the_age_of_each_ring_is_exported() -> None:
+    run = RunState(id="r", name="n", launcher="torchrun", traced={0: 90.0, 3: 100.5})
+    snapshot = Snapshot(node="n", at=100.0, started_at=0.0, runs=(run,))
+    told = list(create(Options()).samples(snapshot))
+    assert [(one.family, one.labels, one.value) for one in told] == [
+        (AGE, ("r", "0"), 10.0),
+        (AGE, ("r", "3"), 0.0),
+    ]
+
+
+def test_a_zombie_is_read_as_a_dead_one(
+    reader: Reader, sleeper: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    rank = identity(sleeper.pid)
+    (tmp_path / "any.name").write_bytes(its_ring(rank))
+    some = Rings(HOST, reader)
+    some.meet(found(rank))
+    capture = captured(rank)
+    gone = ProcessCapture(pid=rank.pid, state=ProcessState(pid=rank.pid, state="Z"))
+    ranks = (msgspec.structs.replace(capture.ranks[0], process=gone),)
+    sleeper.kill()
+    sleeper.wait(30)
+    taken = some.add(msgspec.structs.replace(capture, ranks=ranks), lambda: 30.0)
+    assert taken.ranks[0].trace is not None

@@ -1,0 +1,329 @@
+"""Layouts of checkpoints, as the real writers write them, and as they look when the writer died."""
+
+import json
+import os
+import pickle
+import warnings
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from mldebug.rooms import create_all
+from mldebug.saves import pickles
+from mldebug.saves.files import Entry, Save, State, Verdict, Wanted
+from mldebug.saves.judging import BESIDE, judge, wants
+from mldebug.saves.names import Place, is_part, place_of, shape, step_of
+
+LAYOUTS = create_all("checkpoints")
+if not os.environ.get("CI"):
+    for package in ("torch", "safetensors"):
+        pytest.importorskip(package)
+torch = import_module("torch")
+distributed = import_module("torch.distributed.checkpoint")
+safetensors_torch = import_module("safetensors.torch")
+
+
+def look(path: Path) -> Save:
+    """What the agent would know of it, with all parts that are asked for."""
+    found = [path] if path.is_file() else sorted(it for it in path.rglob("*") if it.is_file())
+    files = tuple(_entry(path, one) for one in found)
+    beside = {
+        name: (path.parent / name).read_bytes() for name in BESIDE if (path.parent / name).exists()
+    }
+    save = Save(name=path.name, folder=path.is_dir(), files=files, beside=beside)
+    for _ in range(3):
+        more = {one: _part(path, one) for one in wants(save, LAYOUTS)}
+        save = Save(
+            name=save.name,
+            folder=save.folder,
+            files=files,
+            beside=beside,
+            parts={**save.parts, **more},
+        )
+    assert wants(save, LAYOUTS) == ()
+    return save
+
+
+def _entry(path: Path, one: Path) -> Entry:
+    facts = one.stat()
+    return Entry("" if one == path else str(one.relative_to(path)), facts.st_size, facts.st_mtime)
+
+
+def _part(path: Path, one: Wanted) -> bytes:
+    with (path / one.path if one.path else path).open("rb") as file:
+        file.seek(one.offset)
+        return file.read(one.size)
+
+
+def verdict(path: Path) -> Verdict:
+    return judge(look(path), LAYOUTS)
+
+
+def cut(path: Path, by: int = 100) -> None:
+    os.truncate(path, path.stat().st_size - by)
+
+
+def tensors() -> dict[str, object]:
+    return {"a": torch.ones(3000), "b": torch.zeros(7, 5)}
+
+
+def dcp(path: Path) -> Path:
+    with warnings.catch_warnings():  # that there is one process alone
+        warnings.simplefilter("ignore")
+        distributed.save(tensors(), storage_writer=distributed.FileSystemWriter(path), no_dist=True)
+    return path
+
+
+# --- single files ----------------------------------------------------------------------------------
+
+
+def test_a_file_of_torch_save_is_complete_until_a_byte_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "model-10.pt"
+    torch.save(tensors(), path)
+    assert (verdict(path).layout, verdict(path).state) == ("torch_save", State.COMPLETE)
+
+    whole = path.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 23, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert verdict(path).state is State.INCOMPLETE, size
+    path.write_bytes(whole + b"\0" * 50)
+    assert verdict(path).state is State.INCOMPLETE
+    path.write_bytes(b"\0" * len(whole))  # what a crash leaves of a file whose size was known
+    assert "zeros" in verdict(path).why
+
+
+def test_an_old_file_of_torch_save_says_nothing_of_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "model-10.pt"
+    torch.save(tensors(), path, _use_new_zipfile_serialization=False)
+    assert verdict(path).state is State.UNKNOWN
+    assert "before 1.6" in verdict(path).why
+
+
+def test_a_safetensors_file_is_held_against_its_header(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors_torch.save_file(tensors(), path, metadata={"format": "pt"})
+    assert (verdict(path).layout, verdict(path).state) == ("safetensors", State.COMPLETE)
+    cut(path)
+    assert "of 12," in verdict(path).why
+    assert verdict(path).state is State.INCOMPLETE
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 40,
+        b"\x10" + bytes(7) + b"{" * 16,
+        (200).to_bytes(8, "little") + b"[" * 200,
+        b"\x02" + bytes(7) + b"[]",
+    ],
+)
+def test_an_odd_header_is_broken_and_raises_nothing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    assert verdict(path).state is State.INCOMPLETE
+
+
+def test_a_header_that_is_too_large_to_be_read_is_unknown() -> None:
+    size = 5 << 20
+    save = Save(
+        name="model.safetensors",
+        folder=False,
+        files=(Entry("", size * 2),),
+        parts={Wanted("", 0, 8): size.to_bytes(8, "little")},
+    )
+    assert wants(save, LAYOUTS) == ()
+    assert judge(save, LAYOUTS).state is State.UNKNOWN
+
+
+# --- torch.distributed.checkpoint ------------------------------------------------------------------
+
+
+def test_a_distributed_checkpoint_needs_its_index_and_all_that_it_names(tmp_path: Path) -> None:
+    path = dcp(tmp_path / "step_5")
+    told = verdict(path)
+    assert (told.layout, told.state, told.shards) == ("distributed", State.COMPLETE, 1)
+
+    cut(path / "__0_0.distcp")
+    assert "__0_0.distcp has" in verdict(path).why
+    assert verdict(path).state is State.INCOMPLETE
+    (path / "__0_0.distcp").unlink()
+    assert "1 shards missing" in verdict(path).why
+
+    dcp(tmp_path / "step_6")
+    (tmp_path / "step_6/.metadata").unlink()
+    assert "no .metadata" in verdict(tmp_path / "step_6").why
+    dcp(tmp_path / "step_7")
+    cut(tmp_path / "step_7/.metadata", 1)
+    assert ".metadata was cut off" in verdict(tmp_path / "step_7").why
+
+
+def test_an_index_that_is_not_understood_still_names_its_shards(tmp_path: Path) -> None:
+    path = dcp(tmp_path / "step_5")
+    (path / ".metadata").write_bytes(pickle.dumps({"x": ["__0_0.distcp", "__1_0.distcp"]}))
+    assert "__1_0.distcp of 2 shards missing" in verdict(path).why
+
+
+class Bomb:
+    """A pickle that would run a program."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch /tmp/mldebug-was-here",)
+
+
+def test_no_class_of_a_pickle_is_imported_or_called(tmp_path: Path) -> None:
+    path = dcp(tmp_path / "step_5")
+    (path / ".metadata").write_bytes(pickle.dumps([Bomb(), "__0_0.distcp"]))
+    assert verdict(path).state is State.COMPLETE
+    assert not Path("/tmp/mldebug-was-here").exists()
+    assert [one.name for one in pickles.made(pickle.dumps(Bomb()))] == ["posix.system"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04r\xff\xff\xff\x7f.",  # a memo of two thousand million
+        b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",  # a bytearray of a terabyte
+        b"\x80\x04" + b")" + b"\x85" * 300_000 + b"}" + b"\x94h\x00h\x00s.",  # a tuple 300,000 deep as a key
+        b"\x80\x04.", b"", b"cos\nsystem\n", b"\x80\x04((((t.", b"\x80\x04P1\n.",
+    ],
+)  # fmt: skip
+def test_a_hostile_pickle_costs_nothing(data: bytes) -> None:
+    try:
+        assert pickles.made(data) == []
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - either is fine, anything else is not
+
+
+# --- frameworks ------------------------------------------------------------------------------------
+
+
+def trainer(path: Path) -> Path:
+    path.mkdir(parents=True)
+    safetensors_torch.save_file({"a": torch.ones(9)}, path / "model-00001-of-00002.safetensors")
+    safetensors_torch.save_file({"b": torch.ones(9)}, path / "model-00002-of-00002.safetensors")
+    weights = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    torch.save({"x": 1}, path / "optimizer.pt")
+    (path / "trainer_state.json").write_text('{"global_step": 500}\n')
+    return path
+
+
+def test_a_trainers_folder_needs_all_shards_and_its_state(tmp_path: Path) -> None:
+    path = trainer(tmp_path / "checkpoint-500")
+    assert (verdict(path).layout, verdict(path).state) == ("huggingface", State.COMPLETE)
+
+    cut(path / "optimizer.pt")
+    assert "optimizer.pt has no zip directory" in verdict(path).why
+    torch.save({"x": 1}, path / "optimizer.pt")
+    (path / "trainer_state.json").unlink()
+    assert "no trainer_state.json" in verdict(path).why
+    (path / "trainer_state.json").write_text('{"global_step": 5')
+    assert "cut off" in verdict(path).why
+    (path / "trainer_state.json").write_text("{}")
+    (path / "model-00002-of-00002.safetensors").unlink()
+    assert verdict(path).why == "model-00002-of-00002.safetensors is missing, which its index names"
+    (path / "model.safetensors.index.json").unlink()
+    assert verdict(path).why == "1 of 2 parts are there"
+    assert verdict(trainer(tmp_path / "tmp-checkpoint-600")).state is State.INCOMPLETE
+
+
+def deepspeed(path: Path, ranks: int = 4) -> Path:
+    path.mkdir()
+    torch.save({"x": 1}, path / "mp_rank_00_model_states.pt")
+    for rank in range(ranks):
+        torch.save({"x": 1}, path / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return path
+
+
+def test_deepspeed_is_complete_when_latest_has_come_to_it(tmp_path: Path) -> None:
+    path = deepspeed(tmp_path / "global_step100")
+    assert verdict(path).state is State.UNKNOWN
+    (tmp_path / "latest").write_text("global_step50")
+    assert verdict(path).why == "`latest` still names 'global_step50'"
+    (tmp_path / "latest").write_text("global_step100\n")
+    assert (verdict(path).layout, verdict(path).state, verdict(path).shards) == (
+        "deepspeed",
+        State.COMPLETE,
+        5,
+    )
+    (path / "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
+    assert "3 of at least 4" in verdict(path).why
+
+
+def test_megatron_is_complete_when_the_tracker_has_come_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "iter_0000100"
+    for rank in range(2):
+        (path / f"mp_rank_0{rank}").mkdir(parents=True)
+        torch.save({"x": 1}, path / f"mp_rank_0{rank}/model_optim_rng.pt")
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    assert verdict(path).state is State.UNKNOWN
+    tracker.write_text("50")
+    assert verdict(path).why == "latest_checkpointed_iteration.txt still says 50"
+    tracker.write_text("100")
+    assert (verdict(path).layout, verdict(path).state) == ("megatron", State.COMPLETE)
+    cut(path / "mp_rank_01/model_optim_rng.pt")
+    assert verdict(path).state is State.INCOMPLETE
+
+    shards = dcp(tmp_path / "iter_0000090")
+    assert verdict(shards).why == "there is no common.pt"
+    torch.save({"x": 1}, shards / "common.pt")
+    assert (verdict(shards).layout, verdict(shards).state) == ("megatron", State.COMPLETE)
+    cut(shards / "__0_0.distcp")
+    assert "__0_0.distcp has" in verdict(shards).why
+
+
+def test_what_was_not_listed_whole_is_neither_complete_nor_incomplete(tmp_path: Path) -> None:
+    save = look(dcp(tmp_path / "step_5"))
+    for files in (save.files, save.files[:1], save.files[1:]):
+        part = Save(
+            name=save.name, files=files, parts=save.parts, cut="permission denied for a part of it"
+        )
+        assert judge(part, LAYOUTS).state is State.UNKNOWN
+        assert judge(part, LAYOUTS).why == "permission denied for a part of it"
+
+
+# --- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/out/model-100.pt", Place("/out", "model-100.pt", False)),
+        ("/out/step_100/model.pt", Place("/out", "step_100", True)),
+        ("/out/iter_0000100/mp_rank_00/model_optim_rng.pt", Place("/out", "iter_0000100", True)),
+        (
+            "/out/checkpoint-500/pytorch_model_fsdp_0/__0_0.distcp",
+            Place("/out", "checkpoint-500", True),
+        ),
+        ("/out/last/__0_0.distcp", Place("/out", "last", True)),
+        ("/out/last/.metadata.tmp", Place("/out", "last", True)),
+        (
+            "/out/lightning/epoch=1-step=10.ckpt",
+            Place("/out/lightning", "epoch=1-step=10.ckpt", False),
+        ),
+        ("/out/tmp-checkpoint-5/optimizer.pt", Place("/out", "tmp-checkpoint-5", True)),
+        (
+            "/out/checkpoint-500/global_step500/mp_rank_00_model_states.pt",
+            Place("/out", "checkpoint-500", True),
+        ),
+        ("/data/train.pt", None),
+        ("/data/shard-17.bin", None),
+        ("/out/log.txt", None),
+        ("/model.pt", None),
+    ],
+)
+def test_a_written_file_tells_its_save_or_nothing(path: str, place: Place | None) -> None:
+    assert place_of(path) == place
+
+
+def test_the_saves_of_a_series_have_one_shape() -> None:
+    assert shape("tmp-checkpoint-500") == shape("checkpoint-1000") == "checkpoint-#"
+    assert shape("epoch=3-val=0.12.ckpt") == "epoch=#-val=#.ckpt"
+    assert [
+        step_of(name)
+        for name in ("iter_0000100", "global_step7", "checkpoint-5", "epoch=2-step=30.ckpt", "x")
+    ] == [100, 7, None, 30, None]
+    assert is_part("model.pt.tmp")
+    assert not is_part("events.out.tfevents.1")

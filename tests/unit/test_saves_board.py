@@ -1,0 +1,180 @@
+"""Learned places, earlier saves and progress: what the main loop makes of the looks, also after a restart."""
+
+import os
+import queue
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from mldebug.config import Checkpoints
+from mldebug.model import Job, NodeCapture, RankIdentity
+from mldebug.saves.telling import SaveState
+from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.host import Host
+from mldebug_agents.jobwatch import JobLook
+from mldebug_agents.reader import Reader
+from mldebug_agents.runner import Result
+from mldebug_agents.saving.board import SaveBoard
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.spawn import Spawner
+
+WRITER = """
+import os, sys, time
+os.makedirs("ckpt/step_7")
+file = open("ckpt/step_7/__0_0.distcp", "wb", buffering=0)
+print("open", flush=True)
+for line in sys.stdin:
+    file.write(bytes(4096))
+    print("written", flush=True)
+"""
+
+
+class Store:
+    """A ledger in memory."""
+
+    opened = True
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def memo(self, name: str) -> bytes:
+        return self.kept.get(name, b"")
+
+    def remember(self, name: str, told: bytes) -> None:
+        self.kept[name] = told
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return tuple(self.kept)
+
+
+class Setting:
+    """A board with a real reader, beside one real process that writes a save."""
+
+    def __init__(self, folder: Path, reader: Reader) -> None:
+        self.folder = folder
+        self.store = Store()
+        self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+        self.bench: Any = SimpleNamespace(host=Host(), reader=reader)
+        self.settings = Checkpoints(interval=2.0, settle=5.0)
+        self.board = self.new_board()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )  # fmt: skip
+        self.heard("open")
+
+    def new_board(self) -> SaveBoard:
+        return SaveBoard(self.bench, self.store, self.inbox, self.settings)
+
+    def heard(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"{word}\n"
+
+    def write(self) -> None:
+        assert self.process.stdin is not None
+        print("go", file=self.process.stdin, flush=True)
+        self.heard("written")
+
+    def runs(self, id: str = "r1") -> dict[str, Any]:
+        rank = RankIdentity(rank=0, world_size=1, pid=self.process.pid)
+        job = Job(
+            id=id,
+            name="train.py",
+            launcher="x",
+            uid=os.getuid(),
+            ranks=(rank,),
+            started_at=time.time(),
+        )
+        return {id: SimpleNamespace(job=job, seen=None)}
+
+    def look(self, runs: dict[str, Any]) -> None:
+        """Have the board look once, now."""
+        self.board._due = self.board._store_due = 0.0
+        self.board.turn(runs, Discovery(), self.settings)
+        result = self.inbox.get(timeout=30)
+        assert result is not None
+        self.board.told(result, runs)
+
+    @property
+    def state(self) -> SaveState:
+        (one,) = self.board.states()
+        return one
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    with Spawner() as spawner, Reader(spawner) as reader:
+        it = Setting(tmp_path, reader)
+        yield it
+        it.process.kill()
+        it.process.communicate()
+
+
+def job_look(id: str = "r1") -> JobLook:
+    job = Job(id=id, name="train.py", launcher="x")
+    return JobLook(job=job, look=Look(at=time.monotonic(), run=id, ranks=(RankLook(rank=0),)))
+
+
+def test_a_place_is_learned_from_an_open_file_and_growth_is_progress(setting: Setting) -> None:
+    runs = setting.runs()
+    setting.look(runs)
+    state = setting.state
+    assert (state.folder, state.series) == (f"{setting.folder}/ckpt", "step_#")
+    assert state.newest is not None
+    assert str(state.newest.state) == "writing"
+    setting.write()
+    setting.look(runs)
+    grown = setting.board.complete(job_look()).look.saved_at
+    assert grown is not None
+    assert abs(grown - time.monotonic()) < 20
+    assert setting.board.complete(job_look("another")).look.saved_at is None
+    setting.look(runs)
+    assert setting.board.complete(job_look()).look.saved_at == pytest.approx(grown, abs=0.5)
+
+
+def test_a_capture_says_what_would_be_lost(setting: Setting) -> None:
+    setting.look(setting.runs())
+    capture = NodeCapture(node="n", taken_at=0.0, job=Job(id="r1", name="x", launcher="x"))
+    assert setting.board.capture(capture).saves.startswith("no complete checkpoint in")
+
+
+def test_a_learned_place_survives_a_restart_of_the_agent(setting: Setting) -> None:
+    setting.look(setting.runs())
+    setting.look(setting.runs())
+    setting.process.kill()
+    setting.process.wait()
+    setting.board = setting.new_board()
+    setting.look(setting.runs())
+    assert setting.state.folder == f"{setting.folder}/ckpt"
+
+
+def test_the_same_job_that_comes_again_takes_up_what_was_known(setting: Setting) -> None:
+    setting.look(setting.runs())
+    setting.board.turn({}, Discovery(), setting.settings)
+    assert setting.board.states() == ()
+    stranger = setting.runs("r3")
+    stranger["r3"].job = msgspec.structs.replace(stranger["r3"].job, name="other.py")
+    setting.board.turn(stranger, Discovery(), setting.settings)
+    assert setting.board.states() == ()
+    setting.board.turn(setting.runs("r2"), Discovery(), setting.settings)
+    assert (setting.state.run, setting.state.series) == ("r2", "step_#")
+
+
+def test_a_place_of_the_configuration_needs_no_job(setting: Setting) -> None:
+    setting.settings = Checkpoints(paths=(f"{setting.folder}/c*/step_*",))
+    setting.look({})
+    state = setting.state
+    assert (state.run, state.folder, state.series) == ("", f"{setting.folder}/ckpt", "step_*")
+
+
+def test_a_store_of_another_version_is_no_reason_to_stop(setting: Setting) -> None:
+    setting.store.kept["saves"] = b'[{"run": 5}]'
+    setting.board = setting.new_board()
+    setting.look(setting.runs())
+    assert setting.state.series == "step_#"

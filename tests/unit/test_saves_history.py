@@ -1,0 +1,202 @@
+"""Which save is the last complete one, what is lost, and when a save that does not grow has died."""
+
+import pytest
+
+from mldebug.saves.files import State, Verdict
+from mldebug.saves.history import Memory, Seen, Series, change, printable
+from mldebug.saves.telling import newest_of, tell
+
+START = 1_700_000_000.0
+GIB = 1 << 30
+WHOLE = Verdict(layout="distributed", state=State.COMPLETE, shards=4)
+CUT = Verdict(layout="distributed", state=State.INCOMPLETE, why="there is no .metadata", shards=3)
+NAME = ("run", "/ckpt", "step_#")
+
+
+def seen(step: int, at: float, verdict: Verdict = WHOLE, **more: object) -> Seen:
+    told = {"size": GIB, "files": 5, "oldest": at - 20, "newest": at, "inode": step}
+    return Seen(name=f"step_{step}", verdict=verdict, **(told | more))  # type: ignore[arg-type]
+
+
+def looked(
+    series: Series, now: float, *ones: Seen, whole: bool = True, step: int | None = None
+) -> None:
+    series.look(now, ones, whole=whole, step=step)
+
+
+def test_the_last_complete_save_and_what_would_be_lost() -> None:
+    series = Series()
+    looked(series, START, seen(100, START - 900), seen(200, START - 300))
+    state = tell(series, NAME, START, step=288)
+    assert state.last is not None
+    assert (state.last.name, state.last.size, state.last.seconds) == ("step_200", GIB, 20.0)
+    assert (state.lost_seconds, state.lost_steps) == (320.0, 88)
+    assert state.sentence == (
+        "last complete checkpoint step_200 5m ago (1.0 GiB in 20s, 51.2 MiB/s);"
+        " if it dies now 5m20s of work and 88 steps are lost"
+    )
+
+
+def test_a_save_that_is_written_is_progress_and_one_that_died_is_not() -> None:
+    series = Series()
+    first = seen(100, START - 300)
+    looked(series, START, first)
+    assert series.grown_at is None
+    for second in range(15, 60, 15):
+        now = START + second
+        looked(series, now, first, seen(200, now - 1, CUT, size=second * 1000, open=True))
+        assert series.grown_at == now
+        assert series.saves[-1].state is State.WRITING
+    dead = seen(200, START + 44, CUT, size=45_000)
+    for second in range(60, 100, 15):
+        looked(series, START + second, first, dead)
+        assert series.saves[-1].state is State.WRITING
+    looked(series, START + 120, first, dead)
+    assert series.grown_at == START + 45
+    assert series.saves[-1].state is State.INCOMPLETE
+    state = tell(series, NAME, START + 120)
+    assert state.last is not None
+    assert state.last.name == "step_100"
+    assert state.left_bytes == 45_000
+    assert "step_200 is incomplete: there is no .metadata (43.9 KiB left over)" in state.sentence
+
+
+def test_a_save_that_others_write_is_no_progress_of_this_job() -> None:
+    series = Series()
+    looked(series, START)
+    for second in range(15, 60, 15):
+        looked(series, START + second, seen(200, START + second, CUT, size=second))
+    assert series.grown_at is None
+    assert series.saves[-1].state is State.WRITING
+
+
+def test_an_open_file_that_does_not_grow_is_no_progress() -> None:
+    series = Series()
+    looked(series, START, seen(100, START - 4000, CUT, open=True))
+    before = series.grown_at
+    for second in range(15, 600, 15):
+        looked(series, START + second, seen(100, START - 4000, CUT, open=True))
+    assert series.grown_at == before
+
+
+def test_an_incomplete_save_of_before_is_not_called_dead_at_first_sight() -> None:
+    """The clock of its server may be minutes behind, and it may be just being written."""
+    series = Series()
+    looked(series, START, seen(100, START - 200, CUT))
+    assert series.saves[-1].state is State.UNKNOWN
+    looked(series, START + 61, seen(100, START - 200, CUT))
+    assert series.saves[-1].state is State.INCOMPLETE
+    old = Series()
+    looked(old, START, seen(100, START - 4000, CUT))
+    assert old.saves[-1].state is State.INCOMPLETE
+
+
+def test_a_save_that_is_written_over_is_no_longer_the_last_complete_one() -> None:
+    series = Series()
+    whole = Seen(
+        name="last.pt", size=GIB, files=1, oldest=START - 100, newest=START - 100, verdict=WHOLE
+    )
+    looked(series, START, whole)
+    assert [one.name for one in series.complete] == ["last.pt"]
+    half = Seen(
+        name="last.pt", size=GIB // 2, files=1, oldest=START + 14, newest=START + 14, verdict=CUT
+    )
+    looked(series, START + 15, half)
+    assert series.complete == ()
+    assert tell(series, NAME, START + 15).lost_seconds is None
+    again = Seen(
+        name="last.pt", size=GIB, files=1, oldest=START + 29, newest=START + 29, verdict=WHOLE
+    )
+    looked(series, START + 30, again, step=70)
+    assert (series.complete[-1].began, series.complete[-1].ended) == (START + 15, START + 29)
+
+
+def test_rotation_is_no_loss() -> None:
+    series = Series()
+    for number in range(1, 9):
+        now = START + number * 600
+        two = [seen(step, START + step * 600) for step in (number - 1, number) if step]
+        looked(series, now, *two)
+    assert [one.name for one in series.complete] == ["step_7", "step_8"]
+    assert series.period == 600.0
+    half = seen(7, START + 7 * 600, CUT, size=GIB // 3)
+    looked(series, START + 8 * 600 + 15, half, seen(8, START + 8 * 600))
+    assert tell(series, NAME, START + 8 * 600 + 15).left_bytes == 0
+
+
+def test_what_was_not_listed_is_not_missing_and_nothing_is_said_of_losses() -> None:
+    series = Series()
+    looked(series, START, seen(100, START - 300))
+    looked(series, START + 30, whole=False)
+    assert [one.name for one in series.complete] == ["step_100"]
+    state = tell(series, NAME, START + 30, trouble="permission denied for a part of it")
+    assert (state.lost_seconds, state.lost_steps) == (None, None)
+    assert "what would be lost is not known: permission denied" in state.sentence
+
+
+@pytest.mark.parametrize("skew", [300.0, -300.0, 7200.0])
+def test_the_clock_of_the_file_server_is_learned_from_what_grows(skew: float) -> None:
+    series = Series()
+    looked(series, START)
+    for second in (15, 30, 45):
+        half = seen(
+            100, START + second - 1 + skew, CUT, size=second, oldest=START + 5 + skew, open=True
+        )
+        looked(series, START + second, half)
+    done = seen(100, START + 50 + skew, size=GIB, oldest=START + 5 + skew)
+    looked(series, START + 60, done)
+    (kept,) = series.complete
+    assert abs(series.memory.skew - skew) <= 20
+    assert kept.began is not None
+    assert 0 <= START + 60 - kept.ended <= 45
+    assert 10 <= kept.ended - kept.began <= 60
+    lost = tell(series, NAME, START + 100).lost_seconds
+    assert lost is not None
+    assert 40 <= lost <= 110
+
+
+def test_sizes_are_compared_with_those_before() -> None:
+    series = Series()
+    ones = [seen(step, START + step, size=GIB) for step in (1, 2, 3)]
+    looked(series, START + 10, *ones, seen(4, START + 5, size=GIB * 9 // 10))
+    assert change(series.complete[-1], series.memory.complete) == pytest.approx(-0.1)
+    assert "10% smaller than those before it" in tell(series, NAME, START + 10).sentence
+
+
+def test_the_memory_of_an_earlier_agent_is_taken_up() -> None:
+    series = Series()
+    looked(series, START)
+    looked(
+        series,
+        START + 15,
+        seen(100, START + 14, CUT, size=5, oldest=START + 10, open=True),
+        step=99,
+    )
+    looked(series, START + 30, seen(100, START + 29, oldest=START + 10))
+    (kept,) = series.complete
+    later = Series(Memory(complete=list(series.memory.complete)))
+    looked(later, START + 500, seen(100, START + 29, oldest=START + 10))
+    assert later.complete == (kept,)
+
+
+def test_no_name_breaks_what_is_sent() -> None:
+    assert printable("step\udcff_1\n").encode()
+    series = Series()
+    looked(
+        series,
+        START,
+        Seen(name="step\udcff_\n1", size=1, files=1, oldest=START, newest=START, verdict=WHOLE),
+    )
+    assert "\n" not in tell(series, NAME, START).sentence
+
+
+def test_a_run_resumes_from_its_newest_series() -> None:
+    states = []
+    for folder, at in (("/a", START - 50), ("/b", START - 10)):
+        series = Series()
+        looked(series, START, seen(1, at))
+        states.append(tell(series, ("run", folder, "step_#"), START))
+    newest = newest_of(states, "run")
+    assert newest is not None
+    assert newest.folder == "/b"
+    assert newest_of(states, "other") is None

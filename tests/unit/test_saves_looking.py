@@ -1,0 +1,175 @@
+"""Real folders through the real reader child: what is listed, what is left out, and what a hostile folder can do."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hung import hung_mount
+from mldebug.rooms import create_all
+from mldebug.saves.files import State
+from mldebug_agents.answers import Unreadable
+from mldebug_agents.reader import Reader
+from mldebug_agents.saving.looking import SeriesLook, SeriesWatch
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.starting.listing import Left, Listed
+
+NOW = 1e9
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Spawner() as spawner, Reader(spawner) as it:
+        yield it
+
+
+def listed(reader: Reader, path: Path, depth: int = 1, most: int = 10_000) -> Listed:
+    found = reader.list_folder(str(path), depth=depth, most=most, timeout=20.0)
+    assert isinstance(found, Listed), found
+    return found
+
+
+def watch(folder: Path, series: str, reader: Reader) -> SeriesLook:
+    place = SeriesWatch((str(folder), series), create_all("checkpoints"))
+    return place.look("run", "", reader, frozenset(), NOW)
+
+
+def step(folder: Path, number: int, size: int = 10) -> Path:
+    path = folder / f"step_{number}"
+    path.mkdir(parents=True)
+    (path / "__0_0.distcp").write_bytes(b"x" * size)
+    return path
+
+
+def test_a_folder_is_listed_with_kinds_and_sizes(tmp_path: Path, reader: Reader) -> None:
+    step(tmp_path, 5)
+    (tmp_path / "link").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    found = {one.path: (one.kind, one.size) for one in listed(reader, tmp_path, 3).entries}
+    assert found["step_5/__0_0.distcp"] == ("file", 10)
+    assert (found["link"][0], found["pipe"][0], found["step_5"][0]) == ("link", "other", "folder")
+    assert not any(path.startswith("link/") for path in found)
+    assert listed(reader, tmp_path, 3).left == Left(0)
+
+
+def test_a_link_and_a_file_are_no_folder(tmp_path: Path, reader: Reader) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name in ("link", "file", "none"):
+        assert isinstance(reader.list_folder(f"{tmp_path}/{name}", depth=1, most=9), Unreadable)
+
+
+def test_a_loop_of_links_ends(tmp_path: Path, reader: Reader) -> None:
+    path = step(tmp_path, 5)
+    (path / "self").symlink_to(path)
+    (path / "a").symlink_to(path / "b")
+    (path / "b").symlink_to(path / "a")
+    assert len(listed(reader, tmp_path, 6).entries) == 5
+    assert watch(tmp_path, "step_#", reader).whole
+
+
+def test_very_many_files_beside_a_step_cut_the_listing_and_nothing_is_judged_whole(
+    tmp_path: Path, reader: Reader
+) -> None:
+    path = step(tmp_path, 99_999)
+    for number in range(20_500):
+        (tmp_path / f"f{number}").touch()
+    look = watch(tmp_path, "step_#", reader)
+    assert not look.whole
+    assert [one.code for one in look.troubles] == ["cut"]
+    assert [one.name for one in look.seen] == ["step_99999"]  # the highest number comes first
+    for number in range(20_500):
+        (path / f"__{number}_0.distcp").touch()
+    (inner,) = list(watch(tmp_path, "step_#", reader).seen)
+    assert inner.verdict.state is State.UNKNOWN
+
+
+def test_names_with_newlines_and_without_utf8_are_saves_like_others(
+    tmp_path: Path, reader: Reader
+) -> None:
+    for name in (b"step\n_5", b"step\xff_6"):
+        folder = os.fsencode(tmp_path) + b"/" + name
+        os.mkdir(folder)
+        Path(os.fsdecode(folder + b"/x.pt")).write_bytes(b"PK")
+    names = sorted(one.path for one in listed(reader, tmp_path, 1).entries)
+    assert names == ["step\n_5", "step\udcff_6"]
+    assert [one.verdict.state for one in watch(tmp_path, "step\udcff_#", reader).seen] == [
+        State.INCOMPLETE
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
+def test_a_folder_that_is_closed_halfway_is_a_named_gap(tmp_path: Path, reader: Reader) -> None:
+    path = step(tmp_path, 5)
+    (path / "inner").mkdir(mode=0)
+    try:
+        look = watch(tmp_path, "step_#", reader)
+    finally:
+        (path / "inner").chmod(0o700)
+    assert [one.code for one in look.troubles] == ["denied"]
+    assert look.seen[0].verdict.state is State.UNKNOWN
+    assert "permission denied" in look.gaps[0].reason
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
+    tmp_path: Path, reader: Reader
+) -> None:
+    done = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            path = step(tmp_path, number % 7)
+            for one in path.iterdir():
+                one.unlink()
+            path.rmdir()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        place = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints"))
+        looks = [place.look("run", "", reader, frozenset(), NOW + i) for i in range(200)]
+    finally:
+        done.set()
+        thread.join()
+    assert {one.verdict.state for look in looks for one in look.seen} <= {
+        State.INCOMPLETE,
+        State.UNKNOWN,
+    }
+    assert {one.code for look in looks for one in look.troubles} <= {"gone", "unreadable"}
+
+
+def test_another_file_system_is_told_and_not_entered(reader: Reader) -> None:
+    found = listed(reader, Path("/dev"), 2)
+    assert Left.OTHER in found.left
+    assert "shm" in {one.path for one in found.entries}
+    assert not any(one.path.startswith("shm/") for one in found.entries)
+
+
+def test_a_place_that_hangs_is_named_and_keeps_no_other_waiting(
+    tmp_path: Path, reader: Reader
+) -> None:
+    step(tmp_path / "well", 5)
+    with hung_mount(tmp_path) as mount:
+        step(mount.source, 7)
+        assert watch(mount.target, "step_#", reader).whole
+        mount.hang()
+        stuck = watch(mount.target, "step_#", reader)
+        assert [one.code for one in stuck.troubles] == ["stuck"]
+        assert not stuck.whole
+        assert watch(tmp_path / "well", "step_#", reader).whole
+        mount.recover()
+
+
+def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> None:
+    for number in range(9):
+        step(tmp_path, number)
+    place = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints"))
+    first = place.look("run", "", reader, frozenset(), NOW)
+    assert len(first.seen) == 9
+    (tmp_path / "step_8/__0_0.distcp").write_bytes(b"more than before")
+    later = {one.name: one.size for one in place.look("run", "", reader, frozenset(), NOW + 1).seen}
+    assert later["step_8"] == 16

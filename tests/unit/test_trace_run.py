@@ -1,0 +1,188 @@
+"""`mldebug trace run` and `mldebug run --trace`: what reaches the processes below, and what they leave."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mldebug.cli import main
+from mldebug.errors import UsageError
+from mldebug_agents.tracestart import Wanted, make_way, variables
+from mldebug_training import ringfile
+from ringwords import Words
+
+JOB = """
+import os, sys
+def train_step():
+    work()
+def work():
+    return 1
+work()
+for step in range(3):
+    train_step()
+if "child" in sys.argv and __name__ == "__main__":
+    import multiprocessing
+    one = multiprocessing.get_context("spawn").Process(target=train_step)
+    one.start()
+    one.join()
+if "killed" in sys.argv:
+    os.kill(os.getpid(), 9)
+if "fails" in sys.argv:
+    raise ValueError("on purpose")
+"""
+SHM = Path("/dev/shm")
+
+
+def mldebug(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, in this folder, with a job beside it."""
+    (folder / "job.py").write_text(JOB)
+    argv = [sys.executable, "-m", "mldebug", *words]
+    return subprocess.run(
+        argv, cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def rings_of_the_dead(before: set[str]) -> list[Path]:
+    return [SHM / name for name in rings() - before]
+
+
+def rings() -> set[str]:
+    return {one.name for one in SHM.glob("mldebug_trace-*")}
+
+
+def test_a_program_leaves_its_ring(tmp_path: Path) -> None:
+    done = mldebug(
+        tmp_path,
+        "trace",
+        "run",
+        "--ring",
+        "a.ring",
+        "--size",
+        "1MiB",
+        "--",
+        sys.executable,
+        "job.py",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = Words(tmp_path / "a.ring")
+    assert found.told("MainThread", "call")[:3] == [
+        "call <module>",
+        " call work",
+        " call train_step",
+    ]
+    assert (found.followed, found.state) == ("include=uninstalled exclude=- start=-", 4)
+    assert found.command.endswith("job.py")
+
+
+def test_it_begins_with_a_function(tmp_path: Path) -> None:
+    words = ["--ring", "a.ring", "--start", "train_step", "--what", "both"]
+    done = mldebug(tmp_path, "trace", "run", *words, "--", sys.executable, "job.py")
+    assert done.returncode == 0, done
+    told = Words(tmp_path / "a.ring").told()
+    assert told[:4] == ["call train_step", " line train_step", " call work", "  line work"]
+
+
+def test_killed_it_leaves_its_ring_and_its_code(tmp_path: Path) -> None:
+    done = mldebug(
+        tmp_path, "trace", "run", "--ring", "a.ring", "--", sys.executable, "job.py", "killed"
+    )
+    assert done.returncode == -9
+    found = Words(tmp_path / "a.ring")
+    assert found.state == 1
+    assert found.told()[-1] == " return train_step"
+
+
+def test_children_have_rings_of_their_own(tmp_path: Path) -> None:
+    done = mldebug(
+        tmp_path,
+        "trace",
+        "run",
+        "--ring",
+        "a.ring",
+        "--size",
+        "1MiB",
+        "--",
+        sys.executable,
+        "job.py",
+        "child",
+    )
+    assert done.returncode == 0, done
+    assert len(list(tmp_path.glob("a.ring*"))) >= 2
+    pids = {Words(path).pid for path in tmp_path.glob("a.ring*")}
+    assert len(pids) == len(list(tmp_path.glob("a.ring*")))
+
+
+@pytest.mark.parametrize(("how", "left"), [("well", 0), ("fails", 1), ("killed", 1)])
+def test_in_shared_memory_it_stays_only_where_somebody_will_ask(
+    tmp_path: Path, how: str, left: int
+) -> None:
+    before = rings()
+    done = mldebug(
+        tmp_path,
+        "run",
+        "--trace",
+        "uninstalled",
+        "--trace-size",
+        "1MiB",
+        "--",
+        sys.executable,
+        "job.py",
+        how,
+    )
+    mine = []
+    try:
+        mine = [path for path in rings_of_the_dead(before) if "job.py" in Words(path).command]
+        assert len(mine) == left, done
+        assert all(Words(path).told()[-1] for path in mine)
+    finally:
+        for path in mine:
+            path.unlink()
+
+
+def test_who_calls_nothing_that_is_followed_leaves_nothing(tmp_path: Path) -> None:
+    before = rings()
+    done = mldebug(
+        tmp_path, "run", "--trace", "nosuch", "--", sys.executable, "-c", "import os; os._exit(0)"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not rings_of_the_dead(before)
+
+
+def test_an_older_ring_makes_way_and_nothing_else_does(tmp_path: Path) -> None:
+    ring, other = tmp_path / "a.ring", tmp_path / "notes.txt"
+    ring.write_bytes(b"mltrace\x01 and the rest")
+    other.write_text("mine")
+    make_way(ring)
+    assert not ring.exists()
+    with pytest.raises(UsageError, match="is no ring"):
+        make_way(other)
+    with pytest.raises(UsageError):
+        make_way(tmp_path)
+    assert other.read_text() == "mine"
+
+
+def test_what_travels_is_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads(variables(Wanted(("mypkg",), what="both", size="1MiB"))["MLDEBUG_TRACE"])
+    assert told == {
+        "include": ["mypkg"], "exclude": [], "start": "", "calls": True, "lines": True,
+        "ring": None, "size": 1 << 20,
+    }  # fmt: skip
+    for words in (["--size", "1KiB"], ["--size", "much"], ["--include", ""]):
+        assert main(["trace", "run", *words, "--", "true"]) == 2
+    assert main(["trace", "run"]) == 2
+    assert "way out" in capsys.readouterr().err
+
+
+def test_rings_of_the_dead_go_after_a_day(tmp_path: Path) -> None:
+    paths = [tmp_path / f"mldebug_trace-{number}-1" for number in range(1 << 22, (1 << 22) + 20)]
+    for age, path in enumerate(paths):
+        path.write_bytes(b"")
+        moment = path.stat().st_mtime - age * 3600 * 2
+        os.utime(path, (moment, moment))
+    (tmp_path / "other").touch()
+    ringfile.sweep(str(tmp_path))
+    left = sorted(one.name for one in tmp_path.iterdir())
+    assert left == sorted(["other", *(path.name for path in paths[:12])])

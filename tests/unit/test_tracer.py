@@ -1,0 +1,421 @@
+"""The tracer inside real Pythons, by either writer: what stands in the ring, and that the program is what it was without."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from mldebug_agents.jobstart import hook_folder
+from natives import native_folder
+from ringwords import Words
+from unit.test_training_hook import interpreters
+
+
+def modern(version: str) -> bool:
+    """Has it sys.monitoring?"""
+    return int(version.partition(".")[2]) >= 12
+
+
+VERSIONS = sorted(set(interpreters()) & {"3.9", "3.10", "3.11", "3.12", "3.13", "3.14"})
+WRITERS = ("native", "python")
+BOTH = [(version, writer) for version in VERSIONS for writer in WRITERS]
+AGENTS = str(hook_folder().parents[1])
+
+
+def run(
+    folder: Path, code: str, version: str = "", writer: str = "python", **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run it with the tracer at hand; `NATIVE` says which writer is meant."""
+    interpreter = interpreters()[version] if version else sys.executable
+    paths = [AGENTS, str(folder)]
+    if writer == "native":
+        paths.insert(0, str(native_folder(interpreter)))
+    told = f"NATIVE = {writer == 'native'}\nfrom mldebug_training.trace import *\n"
+    (folder / "job.py").write_text(told + textwrap.dedent(code))
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": ":".join(paths), **more}
+    return subprocess.run(
+        [interpreter, "job.py"], env=env, cwd=folder, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+
+
+def words(folder: Path, code: str, version: str = "", writer: str = "python") -> Words:
+    """The ring `out.ring` that a program leaves which runs without a complaint."""
+    done = run(folder, code, version, writer)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return Words(folder / "out.ring")
+
+
+SHAPES = """
+    import sys, threading
+    def plain(): return inner()
+    def inner(): return 1
+    def numbers():
+        yield 1
+        yield 2
+    def fails(): raise ValueError
+    def catches():
+        try:
+            fails()
+        except ValueError:
+            return 2
+    def key(one): return -one
+    def main():
+        plain()
+        list(numbers())
+        catches()
+        assert sorted([1, 3, 2], key=key) == [3, 2, 1]
+        other = threading.Thread(target=plain, name="other")
+        other.start()
+        other.join()
+    with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+        main()
+    main()
+"""
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_calls_of_all_threads_come_in_order_and_depth(
+    tmp_path: Path, version: str, writer: str
+) -> None:
+    found = words(tmp_path, SHAPES, version, writer)
+    told = found.told("MainThread", "call", "unwind")
+    assert told[:3] == ["call main", " call plain", "  call inner"]
+    assert told.count("  unwind fails") == 1
+    assert told.count(" call key") == 3
+    assert found.told("other", "call") == ["call plain", " call inner"]
+    assert found.told()[-1] == "return main"
+    times = [one.ns for one in found.events if one.thread == "MainThread"]
+    assert times == sorted(times)
+    assert (found.state, found.why) == (4, "")
+    assert found.engine.endswith(writer)
+    assert found.engine.startswith("monitoring" if modern(version) else "profile")
+    assert found.python == f"CPython {found.python.partition(' ')[2]}"
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_lines_are_those_that_ran(tmp_path: Path, version: str, writer: str) -> None:
+    code = """
+        def branches(one):
+            if one:
+                return 1
+            return 2
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, lines=True, calls=False):
+            branches(0)
+            branches(1)
+    """
+    found = words(tmp_path, code, version, writer)
+    lines = [one.line for one in found.events if one.kind == "line" and one.function == "branches"]
+    assert lines == [5, 7, 5, 6]
+    assert {one.kind for one in found.events} == {"line"}
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_nothing_is_disturbed(tmp_path: Path, version: str, writer: str) -> None:
+    """Recursion to its limit, exceptions through generators, and an interpreter that ends inside of it."""
+    code = """
+        import sys
+        def deep(number): return deep(number + 1)
+        def throws():
+            try:
+                yield 1
+            except KeyError:
+                yield 2
+        tracer = trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE)
+        tracer.begin()
+        for _ in range(2):
+            try:
+                deep(0)
+            except RecursionError:
+                pass
+        running = throws()
+        next(running)
+        assert running.throw(KeyError()) == 2
+        class Last:
+            def __del__(self): deep_end()
+        def deep_end(): return 1
+        kept = Last()
+    """
+    found = words(tmp_path, code, version, writer)
+    assert max(one.depth for one in found.events) > 800
+    if writer == "native" or modern(version):
+        assert "throws" in " ".join(found.told("MainThread", "call"))
+        assert found.why == ""
+    else:  # said, where CPython has taken it out
+        assert "recursion" in found.why
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_a_forked_child_has_a_ring_of_its_own(tmp_path: Path, version: str, writer: str) -> None:
+    code = """
+        import os, sys
+        def parent(): return 1
+        def child(): return 2
+        tracer = trace("uninstalled", ring="out.ring", size=8 << 20, native=NATIVE)
+        tracer.begin()
+        parent()
+        sys.stdout.flush()
+        pids = []
+        for _ in range(3):
+            pid = os.fork()
+            if not pid:
+                for _ in range(100):
+                    child()
+                os._exit(0)
+            pids.append(pid)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        parent()
+        tracer.end()
+    """
+    mine = words(tmp_path, code, version, writer)
+    assert "child" not in " ".join(mine.told())
+    assert len(mine.told("MainThread", "call")) == 2
+    others = [Words(path) for path in tmp_path.glob("out.ring.*")]
+    assert len(others) == 3
+    for other in others:
+        assert other.told("MainThread", "call").count("call child") == 100
+        assert len(other.data) == 1 << 20
+        assert other.pid != mine.pid
+
+
+@pytest.mark.parametrize(("version", "writer"), [one for one in BOTH if not modern(one[0])])
+def test_a_profiler_of_the_job_comes_first_and_the_ring_says_so(
+    tmp_path: Path, version: str, writer: str
+) -> None:
+    code = """
+        import sys
+        def before(): return 1
+        def after(): return 2
+        seen = []
+        def profiler(frame, event, arg): seen.append(event)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE) as tracer:
+            before()
+            sys.setprofile(profiler)
+            after()
+            assert seen.count("call") == 1, seen
+            with open(tracer.path, "rb") as file:
+                told = file.read(1000)
+            assert b"profiler of its own" in told, told[352:]
+            assert told[168] == 3
+            sys.setprofile(None)
+    """
+    found = words(tmp_path, code, version, writer)
+    assert found.told("MainThread", "call") == ["call before"]
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_a_tracer_that_was_there_before_is_left_alone(
+    tmp_path: Path, version: str, writer: str
+) -> None:
+    code = """
+        import sys
+        seen = []
+        def profiler(frame, event, arg): seen.append(frame.f_code.co_name)
+        sys.setprofile(profiler)
+        def works(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE) as tracer:
+            works()
+            assert sys.getprofile() is profiler
+        sys.setprofile(None)
+        assert "works" in seen
+        print(tracer.why, tracer.path)
+    """
+    done = run(tmp_path, code, version, writer)
+    assert done.returncode == 0, done
+    if modern(version):
+        assert "call works" in Words(tmp_path / "out.ring").told()
+    else:
+        assert done.stderr == "mldebug: tracing is off: the job has a profiler of its own\n" or (
+            writer == "native" and "profiler of" in done.stdout
+        )
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("place", ["/nosuch/folder/out.ring", "/proc/out.ring", "full"])
+def test_without_a_place_tracing_is_off_and_the_job_goes_on(
+    tmp_path: Path, writer: str, place: str
+) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))"
+    code = f"""
+        {limit if place == "full" else ""}
+        def works(): return 1
+        with trace("uninstalled", ring="{"out.ring" if place == "full" else place}", native=NATIVE) as tracer:
+            for _ in range(10):
+                works()
+        assert tracer.path is None
+        print(works())
+    """
+    done = run(tmp_path, code, "", writer)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done
+    assert done.stderr.startswith("mldebug: tracing is off: ")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("*.ring*"))
+
+
+LOOP = """
+    import sys, threading, time
+    def leaf(number): return number
+    def branch(number): return leaf(number) + leaf(number)
+    def busy():
+        while True:
+            branch(1)
+    def main():
+        for _ in range(2):
+            threading.Thread(target=busy, daemon=True).start()
+        print("ready", flush=True)
+        busy()
+    tracer = trace("uninstalled", ring="out.ring", size=1 << 18, native=NATIVE)
+    tracer.begin()
+    main()
+"""
+
+
+def killed(folder: Path, writer: str, turn: int) -> Words:
+    """The ring of a process that was killed while three threads wrote."""
+    paths = [AGENTS, str(folder), *([str(native_folder())] if writer == "native" else [])]
+    (folder / "out.ring").unlink(missing_ok=True)
+    (folder / "job.py").write_text(
+        f"NATIVE = {writer == 'native'}\nfrom mldebug_training.trace import *\n"
+        + textwrap.dedent(LOOP)
+    )
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(paths)}
+    with subprocess.Popen(
+        [sys.executable, "-S", "job.py"], env=env, cwd=folder, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            process.stdout.read(0)
+            signal.sigtimedwait([], turn * 0.0007)
+        finally:
+            process.kill()
+    return Words(folder / "out.ring")
+
+
+def hold_to_it(found: Words) -> None:
+    assert found.events
+    allowed = {"busy", "branch", "leaf", "main", "<module>"}
+    assert {one.function for one in found.events} <= allowed
+    for thread in {one.thread for one in found.events}:
+        mine = [one for one in found.events if one.thread == thread]
+        assert [one.ns for one in mine] == sorted(one.ns for one in mine)
+        for before, after in itertools.pairwise(mine):
+            if before.chunk == after.chunk and (before.kind, before.function) == ("call", "branch"):
+                assert (after.kind, after.function) == ("call", "leaf")
+                assert after.depth == before.depth + 1
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_killed_while_it_writes_the_ring_is_whole(tmp_path: Path, writer: str) -> None:
+    for turn in range(15):
+        hold_to_it(killed(tmp_path, writer, turn))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_killed_two_hundred_times(tmp_path: Path, writer: str) -> None:
+    for turn in range(200):
+        hold_to_it(killed(tmp_path, writer, turn % 60))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_busy_thread_never_pushes_out_what_a_stuck_one_did_last(
+    tmp_path: Path, writer: str
+) -> None:
+    code = """
+        import threading
+        def stuck(go):
+            waits_here(go)
+        def waits_here(go):
+            go.wait()
+        def busy(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 18, native=NATIVE):
+            go = threading.Event()
+            thread = threading.Thread(target=stuck, args=(go,), name="stuck")
+            thread.start()
+            for _ in range(40000):
+                busy()
+            go.set()
+            thread.join()
+    """
+    found = words(tmp_path, code, "", writer)
+    assert found.told("stuck", "call") == ["call stuck", " call waits_here"]
+    assert len(found.told()) < 20000  # most of what the busy one did is gone
+
+
+def test_a_handler_of_the_job_may_raise_anywhere(tmp_path: Path) -> None:
+    code = """
+        import signal, time
+        def handler(*_): raise TimeoutError
+        signal.signal(signal.SIGALRM, handler)
+        def leaf(): return 1
+        caught = 0
+        tracer = trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE)
+        tracer.begin()
+        for _ in range(100):
+            until = time.monotonic() + 10
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            try:
+                while time.monotonic() < until:
+                    exec("def fresh(): return 1\\nfresh()", {"__name__": "job", "__file__": __file__})
+                    leaf()
+            except TimeoutError:
+                caught += 1
+        tracer.end()
+        assert caught >= 98, caught
+    """
+    assert words(tmp_path, code, "", "native").events
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_steps_stand_among_the_calls(tmp_path: Path, version: str, writer: str) -> None:
+    code = """
+        from mldebug_training import heartbeat
+        def train_step(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+            for step in range(1, 4):
+                train_step()
+                heartbeat(step)
+    """
+    found = words(tmp_path, code, version, writer)
+    told = found.told("MainThread", "call", "step")
+    assert told == [word for step in "123" for word in ("call train_step", f"step {step}")]
+    assert found.step == 3
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+@pytest.mark.parametrize("lines", [False, True])
+def test_debuggers_and_profilers_of_the_job_work_as_without(
+    tmp_path: Path, version: str, writer: str, lines: bool
+) -> None:
+    """cProfile and a trace function inside of it: both see what they would have seen, and what they put back is ours again."""
+    code = f"""
+        import cProfile, io, pstats, sys
+        def works(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, lines={lines}):
+            works()
+            profile = cProfile.Profile()
+            profile.runcall(works)
+            seen = []
+            def tracer(frame, event, arg):
+                seen.append(event)
+                return tracer
+            found = sys.gettrace()
+            sys.settrace(tracer)
+            works()
+            sys.settrace(found)
+            works()
+        told = io.StringIO()
+        pstats.Stats(profile, stream=told).print_stats()
+        assert "(works)" in told.getvalue()
+        assert seen[:3] == ["call", "line", "return"], seen
+    """
+    calls = words(tmp_path, code, version, writer).told("MainThread", "call")
+    assert "call works" in calls

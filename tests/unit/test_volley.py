@@ -1,0 +1,306 @@
+"""One order to many nodes: none hears it before all were reached, and nobody who is late, slow or gone keeps the others."""
+
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+
+from mldebug.errors import MldebugError
+from mldebug_agents.members import hands, volley
+from mldebug_agents.members.answer import Answer
+from mldebug_agents.members.errors import CutError, NoRoomError, RefusedError, SilentError
+from mldebug_agents.members.hands import Hands
+from mldebug_agents.members.identity import Identity, derive, identity
+from mldebug_agents.members.talk import Line, Peer, Talk
+from mldebug_agents.members.volley import Shot
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+Serve = Callable[[ssl.SSLSocket], None]
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Identity:
+    file = tmp_path_factory.mktemp("keys") / "key"
+    file.write_text("a0123456789bcdef" * 4)
+    file.chmod(0o600)
+    return identity(file, derive)
+
+
+def says(answer: bytes, told: threading.Event | None = None) -> Serve:
+    """Answers an order like this."""
+
+    def serve(link: ssl.SSLSocket) -> None:
+        assert link.recv(65536).startswith(b"POST /capture HTTP/1.1\r\n")
+        link.sendall(answer)
+        if told is not None:
+            told.set()
+
+    return serve
+
+
+@contextmanager
+def node(
+    proof: Identity, *serve: Serve, before: Callable[[], object] = lambda: None
+) -> Iterator[Peer]:
+    """A node that serves one connection after the other; `before` each handshake."""
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def live() -> None:
+        for one in serve:
+            with suppress(OSError):
+                plain, _ = door.accept()
+                with plain:
+                    before()
+                    with proof.server.wrap_socket(plain, server_side=True) as link:
+                        one(link)
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    try:
+        yield Peer("127.0.0.1", door.getsockname()[1])
+    finally:
+        door.close()
+        thread.join(0.1)
+
+
+def fire(talk: Talk, to: Sequence[Peer], patience: float = 30.0) -> list[Shot]:
+    return list(volley.volley(talk, to, "/capture", b"{}", most=1 << 20, patience=patience))
+
+
+def bodies(shots: Sequence[Shot]) -> list[bytes | MldebugError]:
+    return [one.told for one in shots]
+
+
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a crowded machine does: all are waited for."""
+    monkeypatch.setattr(volley, "LULL", 60.0)
+    monkeypatch.setattr(volley, "GATHER", 60.0)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 5, 192])
+def test_nobody_hears_the_order_before_all_are_reached(
+    ours: Identity, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    patient(monkeypatch)
+    monkeypatch.setattr(hands, "MOST", threads)
+    heard = list[str]()
+
+    class Noting(Talk):
+        def connect(self, to: Peer, until: float) -> Line:
+            line = super().connect(to, until)
+            heard.append("reached")
+            return line
+
+    def serve(link: ssl.SSLSocket) -> None:
+        link.recv(65536)
+        heard.append("order")
+        link.sendall(ANSWER)
+
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(node(ours, serve)) for _ in range(24)]
+        shots = fire(Noting(ours), nodes)
+    assert bodies(shots) == [b"hello"] * 24
+    assert heard[:24] == ["reached"] * 24
+    assert all(one.sent is not None and one.came is not None for one in shots)
+
+
+def test_who_is_reached_late_keeps_nobody_and_hears_it_all_the_same(
+    ours: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handshake ends only after another node has answered."""
+    monkeypatch.setattr(volley, "LULL", 0.05)
+    answered = threading.Event()
+    with (
+        node(ours, says(ANSWER, answered)) as first,
+        node(ours, says(ANSWER), before=lambda: answered.wait(60)) as late,
+    ):
+        monkeypatch.setattr("mldebug_agents.members.talk.CONNECT", 60.0)
+        assert bodies(fire(Talk(ours), [late, first])) == [b"hello", b"hello"]
+    assert answered.is_set()
+
+
+def test_who_never_proves_anything_is_silent_and_keeps_nobody(ours: Identity) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, node(ours, says(ANSWER)) as lives:
+        silent, told = bodies(
+            fire(Talk(ours), [Peer("127.0.0.1", mute.getsockname()[1]), lives], 20.0)
+        )
+    assert told == b"hello"
+    assert isinstance(silent, SilentError)
+    assert silent.message == "no answer in 3 s"
+
+
+def test_an_answer_that_is_cut_in_the_middle_is_asked_for_again(ours: Identity) -> None:
+    with (
+        node(ours, says(ANSWER[:-2]), says(ANSWER)) as cut,
+        node(ours, says(ANSWER[:9]), says(b"")) as twice,
+    ):
+        told, gone = bodies(fire(Talk(ours), [cut, twice]))
+    assert told == b"hello"
+    assert isinstance(gone, CutError)
+
+
+@pytest.mark.parametrize("answer", [b"H", b"HTTP/1.1 200 OK\r\nX: ", ANSWER[:-5]])
+def test_what_drips_ends_in_time(ours: Identity, answer: bytes) -> None:
+    """A byte now and then, in the head or in the body, for ever; for who asks one node, too."""
+
+    def drip(link: ssl.SSLSocket) -> None:
+        link.recv(65536)
+        for number in range(10_000):
+            link.sendall(answer[number : number + 1] or b"x" * (number % 40 == 0))
+            time.sleep(0.005)
+
+    answer = answer.replace(b"Content-Length: 5", b"Content-Length: 99999")
+    with node(ours, drip, drip) as to:
+        (told,) = bodies(fire(Talk(ours), [to], 0.5))
+        assert isinstance(told, SilentError)
+        assert told.message == "no answer in 0.5 s"
+        with pytest.raises(SilentError, match=r"no answer in 0\.5 s"):
+            Talk(ours).ask(to, "/", b"", timeout=0.5, most=1 << 20)
+
+
+class Scarce(Talk):
+    """A node with room for one connection at a time."""
+
+    def __init__(self, proof: Identity, room: int) -> None:
+        super().__init__(proof)
+        self.room, self._open, self._lock = room, 0, threading.Lock()
+
+    def connect(self, to: Peer, until: float) -> Line:
+        with self._lock:
+            if self._open >= self.room:
+                raise NoRoomError("this node cannot open one more connection: Too many open files")
+            self._open += 1
+        line = super().connect(to, until)
+        close = line.close
+
+        def closed() -> None:
+            self._open -= 1
+            close()
+
+        line.close = closed  # type: ignore[method-assign]
+        return line
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_want_of_descriptors_costs_time_and_no_node(ours: Identity, room: int) -> None:
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(8)]
+        assert bodies(fire(Scarce(ours, room), nodes)) == [b"hello"] * 8
+
+
+def test_want_of_descriptors_says_nothing_of_the_others(ours: Identity) -> None:
+    shots = bodies(fire(Scarce(ours, 0), [Peer("127.0.0.1", 1)] * 3))
+    assert all(isinstance(one, NoRoomError) for one in shots)
+    assert not any(isinstance(one, (SilentError, RefusedError)) for one in shots)
+
+
+def test_a_full_table_of_descriptors_is_no_unknown_name(
+    ours: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("mldebug_agents.members.talk.socket.socket", full)
+    with pytest.raises(NoRoomError, match="Too many open files"):
+        Talk(ours).connect(Peer("a..b", 1), time.monotonic() + 5)
+    monkeypatch.setattr("mldebug_agents.members.talk.socket.create_connection", full)
+    with pytest.raises(NoRoomError, match="Too many open files"):
+        Talk(ours).connect(Peer("127.0.0.1", 1), time.monotonic() + 5)
+
+
+class Stuck(Talk):
+    """The first name is looked up for ever."""
+
+    def __init__(self, proof: Identity) -> None:
+        super().__init__(proof)
+        self.go = threading.Event()
+
+    def connect(self, to: Peer, until: float) -> Line:
+        self.go.wait(60)
+        return super().connect(to, until)
+
+
+def test_who_was_not_come_to_is_not_silent(ours: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands, "MOST", 1)
+    monkeypatch.setattr(volley, "GATHER", 0.1)
+    monkeypatch.setattr(volley, "GRACE", 0.1)
+    talk = Stuck(ours)
+    try:
+        shots = bodies(fire(talk, [Peer("127.0.0.1", 1)] * 2, 0.1))
+    finally:
+        talk.go.set()
+    words = [one.message for one in shots if isinstance(one, MldebugError)]
+    assert not any(isinstance(one, (SilentError, RefusedError)) for one in shots)
+    assert words[0] == "its name was not looked up in time"
+    assert words[1].startswith("it was not asked")
+
+
+def test_who_is_reached_when_nobody_waits_is_hung_up() -> None:
+    here, there = socket.socketpair()
+    there.settimeout(60)
+    go = threading.Event()
+
+    class Late(Line):
+        def __init__(self) -> None:
+            pass
+
+        def close(self) -> None:
+            here.close()
+
+    def connect(_: int) -> Line:
+        go.wait(60)
+        return Late()
+
+    with there:
+        one = Hands(connect, 1)
+        one.go(0)
+        while not one.begun:
+            time.sleep(0.01)
+        one.end()
+        go.set()
+        assert there.recv(1) == b""
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_answer_in_pieces_is_the_same(size: int) -> None:
+    told = Answer(100)
+    pieces = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
+    assert [told.feed(one) for one in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert told.body() == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "does not answer as an agent does"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "as an agent does"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5000, "as an agent does"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n", "larger than 1 KiB"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "in the middle"),
+        (b"", "it hung up"),
+        (b"HTTP/1.1 409 no\r\nContent-Length: 4\r\n\r\nbusy", "busy"),
+    ],
+)
+def test_what_is_no_answer_is_told(answer: bytes, words: str) -> None:
+    def whole() -> bytes:
+        told = Answer(1 << 10)
+        return told.body() if told.feed(answer) or told.feed(b"") else b""
+
+    with pytest.raises(RefusedError, match=words):
+        whole()
+
+
+def test_an_agent_with_others_may_have_all_the_descriptors_that_it_can() -> None:
+    """In a process of its own: a limit that is raised stays so."""
+    code = (
+        "import resource as r; from mldebug_agents.members.joining import more_descriptors\n"
+        "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (64, hard))\n"
+        "more_descriptors(); assert r.getrlimit(r.RLIMIT_NOFILE) == (hard, hard)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

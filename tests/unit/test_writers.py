@@ -1,0 +1,100 @@
+"""Who writes: readings of two moments compared, and a real process that writes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from mldebug.filling.state import Alarm
+from mldebug.model import Job, RankIdentity
+from mldebug.writers import OpenOutput, Written, by_mount, compare, who_fills, writer_line
+from mldebug_agents.filesystems.part import _with as with_writer
+from mldebug_agents.host import Host
+from mldebug_agents.reader import Reader
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.writers.reading import Readings, family, net_bytes, position
+
+WRITES = """
+import os, sys
+out = open(sys.argv[1], "wb", buffering=0)
+for line in sys.stdin:
+    out.write(b"x" * 1_000_000)
+    os.fsync(out.fileno())
+    print("done", flush=True)
+"""
+
+
+def reading(at: float, written: int, position: int, start: int = 1) -> Written:
+    out = OpenOutput(
+        pid=7,
+        start_ticks=start,
+        fd=3,
+        path="/data/a.pt",
+        position=position,
+        mount="/data",
+        device="8:1",
+    )
+    return Written(job="j", rank=3, at=at, bytes={(7, start): written}, files=(out,))
+
+
+def test_rates_come_from_two_readings() -> None:
+    writer = compare(reading(10.0, 1000, 0), reading(20.0, 11_000, 50_000), 5)
+    assert (writer.rate, writer.total) == (1000.0, 10_005)
+    assert by_mount(writer) == {"/data": 5000.0}
+    said = "rank 3 of gpt writes 4.88 KiB/s to it, most to /data/a.pt"
+    assert who_fills([writer], "8:1", {"j": "gpt"}) == said
+    assert who_fills([writer], "8:2", {"j": "gpt"}) == ""
+    assert "grows by 4.88 KiB/s" in writer_line(writer, "gpt")
+
+
+def test_cancelled_bytes_and_another_process_of_the_same_pid_make_no_negative_rate() -> None:
+    assert compare(reading(10.0, 9000, 9000), reading(20.0, 100, 50), 0).rate == 0
+    reborn = compare(reading(10.0, 9000, 9000, start=1), reading(20.0, 500, 40, start=2), 0)
+    assert (reborn.rate, by_mount(reborn)) == (50.0, {"/data": 4.0})
+
+
+def test_texts_of_the_kernel() -> None:
+    assert net_bytes(b"rchar: 1\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n") == 4096
+    assert net_bytes(b"") == 0
+    assert position("pos:\t77\nflags:\t0100001\n") == 77
+    assert position("") == 0
+    assert family(1, {1: [2, 3], 3: [4], 4: [1]}) == [1, 2, 3, 4]
+
+
+def test_a_real_process_is_seen_to_write_and_where(tmp_path: Path) -> None:
+    target = tmp_path / "two\nlines.pt"
+    job = [sys.executable, "-c", WRITES, str(target)]
+    with (
+        Spawner() as spawner,
+        Reader(spawner) as reader,
+        subprocess.Popen(job, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writing,
+    ):
+        assert writing.stdin
+        assert writing.stdout
+        rank = RankIdentity(rank=0, world_size=1, pid=writing.pid)
+        jobs = [Job(id="j", name="gpt", launcher="single", ranks=(rank,))]
+        readings = Readings(Host(), reader)
+        try:
+            looks = []
+            for _ in range(2):
+                writing.stdin.write(b"\n")
+                writing.stdin.flush()
+                writing.stdout.readline()
+                [look] = readings.read(jobs)
+                looks.append(look)
+        finally:
+            writing.kill()
+    writer = compare(looks[0], looks[1], 0)
+    [growing] = writer.growing
+    assert (growing.path, growing.size) == (str(target), 2_000_000)
+    device = os.stat(tmp_path).st_dev
+    assert growing.device == f"{os.major(device)}:{os.minor(device)}"
+    assert os.path.ismount(growing.mount)
+
+
+def test_an_alarm_about_space_says_who_writes_and_one_about_inodes_does_not() -> None:
+    full = Alarm(kind="too_full", subject="/data", sentence="/data is 91.0% full")
+    assert with_writer(full, "rank 3 writes").sentence == "/data is 91.0% full; rank 3 writes"
+    assert with_writer(full, "") is full
+    inodes = Alarm(kind="inodes", subject="/data", sentence="/data has used 90.0% of its inodes")
+    assert with_writer(inodes, "rank 3 writes") is inodes
