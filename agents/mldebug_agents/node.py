@@ -187,7 +187,7 @@ class Node:
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return
         snapshot = self.snapshot()
-        self.notices.look(snapshot)
+        self.notices.look(snapshot, {*self.ledger.open_incidents(), *self.incidents.cases})
         self.publish(snapshot)
         self.notifier.status(status_text(snapshot))
         if not self._ready:

@@ -21,6 +21,7 @@ class EventBook:
         self.dropped = 0
         self._events: dict[str, Event] = {}
         self._changed: set[str] = set()
+        self._refined: set[str] = set()  # only their words have changed
 
     def restore(self, stored: Iterable[Event]) -> None:
         """What an earlier agent knew; what was raised since stays, and is known to have been told of."""
@@ -36,22 +37,25 @@ class EventBook:
         known = self._events.get(alarm.key)
         if known is None or known.state is State.RESOLVED:
             self._begin(alarm, now)
+        elif known.ended is not None:  # it goes on
+            self._set(msgspec.structs.replace(known, alarm=alarm, ended=None, outcome=""))
         elif known.alarm != alarm:
-            self._set(msgspec.structs.replace(known, alarm=alarm))
+            self._events[alarm.key] = msgspec.structs.replace(known, alarm=alarm)
+            self._refined.add(alarm.key)
         self._fire(alarm.key, now, 0.0 if at_once else self.pending)
 
     def clear(self, key: str, now: float, outcome: str = "cleared") -> None:
         """It is over; what never fired is forgotten."""
         known = self._events.get(key)
-        if known is None or known.state is State.RESOLVED:
+        if known is None or known.state is State.RESOLVED or known.ended is not None:
             return
         if known.state is State.PENDING:
             self._drop(key)
             return
         ended = max(now, known.started)  # a clock that was set back ends nothing before it began
-        self._set(
-            msgspec.structs.replace(known, state=State.RESOLVED, ended=ended, outcome=outcome)
-        )
+        over = msgspec.structs.replace(known, ended=ended, outcome=outcome)
+        self._set(over)
+        self._resolve(over, now)
 
     def told(self, key: str, channel: str, state: str, started: float) -> None:
         """A channel has acknowledged that state of the event that began then."""
@@ -84,13 +88,19 @@ class EventBook:
     def tidy(self, channels: Collection[str], now: float) -> None:
         """Forget what is over, was shown for a while, and of which every channel has heard."""
         for one in list(self._events.values()):
+            self._resolve(one, now)
             over = one.state is State.RESOLVED and not any(_waits(one, name) for name in channels)
             if over and not 0 <= now - (one.ended or 0.0) < KEPT:
                 self._drop(one.key)
 
-    def changed(self) -> list[tuple[str, Event | None]]:
-        """What has changed since the last call; None for what is to be forgotten."""
+    def changed(self, *, words: bool = True) -> list[tuple[str, Event | None]]:
+        """What has changed since the last call; None for what is to be forgotten.
+
+        `words`: those as well of which only the sentence has changed, which some do all the time.
+        """
         keys, self._changed = self._changed, set()
+        if words:
+            keys, self._refined = keys | self._refined, set()
         return [(key, self._events.get(key)) for key in keys]
 
     # --- inside --------------------------------------------------------------------------------------
@@ -108,6 +118,13 @@ class EventBook:
             return
         if now - known.fired >= pending or now < known.fired:
             self._set(msgspec.structs.replace(known, state=State.FIRING, fired=now))
+
+    def _resolve(self, event: Event, now: float) -> None:
+        """What is over has to stand for a while where the alarm says so; a clock that was set back holds up nothing."""
+        if event.state is not State.FIRING or event.ended is None or event.fired is None:
+            return
+        if not 0 <= now - event.fired < event.alarm.stands:
+            self._set(msgspec.structs.replace(event, state=State.RESOLVED))
 
     def _make_room(self) -> bool:
         over = [one for one in self._events.values() if one.state is State.RESOLVED]

@@ -6,7 +6,9 @@ Names come from jobs, so all texts are cleaned of control characters and secrets
 import hashlib
 from datetime import UTC, datetime
 
-from mldebug.events.model import Event, Message, State
+import msgspec
+
+from mldebug.events.model import Alarm, Event, Message, State
 from mldebug.redact import safe_line
 
 MOST_STEPS, MOST_CULPRITS = 5, 8
@@ -20,7 +22,7 @@ def message_of(event: Event, node: str, link: str = "", version: str = "") -> Me
     state = "resolved" if over else "firing"
     return Message(
         id=_id(event, node),
-        key=alarm.key,
+        key=safe_line(alarm.key, 300),
         state="resolved" if over else "firing",
         kind=alarm.kind,
         severity=str(alarm.severity),
@@ -35,8 +37,20 @@ def message_of(event: Event, node: str, link: str = "", version: str = "") -> Me
         labels={name: safe_line(value, 200) for name, value in alarm.labels.items()},
         started=_moment(event.started),
         ended=_moment(event.ended) if over and event.ended is not None else "",
-        outcome=event.outcome,
+        outcome=event.outcome if over else "",
         version=version,
+    )
+
+
+def cleaned(alarm: Alarm) -> Alarm:
+    """The same with texts that can be stored and sent: names of files and jobs may be no UTF-8."""
+    return msgspec.structs.replace(
+        alarm,
+        key=safe_line(alarm.key, 500),
+        sentence=safe_line(alarm.sentence, 2000),
+        labels={name: safe_line(value, 200) for name, value in alarm.labels.items()},
+        next_steps=tuple(safe_line(one, 500) for one in alarm.next_steps[:MOST_STEPS]),
+        culprits=tuple(safe_line(one, 300) for one in alarm.culprits[:MOST_CULPRITS]),
     )
 
 

@@ -42,6 +42,8 @@ class Alarm(Noun, frozen=True, kw_only=True):
     report: str = ""  # id of the report, where there is one
     uid: int = -1  # whose job it concerns; -1: the node's
     since: float | None = None  # unix seconds, where the room knows it
+    # seconds for which it fires at least: what begins and ends in one moment would reach nobody
+    stands: float = 0.0
 
 
 class Event(Noun, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ class Event(Noun, frozen=True, kw_only=True):
     state: State
     started: float
     fired: float | None = None  # while it is pending: when it was first seen
-    ended: float | None = None
+    ended: float | None = None  # while it fires: over, and it only stands for its time
     outcome: str = ""  # how it ended: recovered, ended, cleared
     told: dict[str, str] = {}  # channel -> the last state that it has acknowledged
 

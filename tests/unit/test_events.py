@@ -13,15 +13,25 @@ from mldebug.config import Config
 from mldebug.events.book import KEPT, MOST, EventBook
 from mldebug.events.message import message_of, plain_text
 from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, State
+from mldebug.events.noderooms import of_memory, of_saves, together
 from mldebug.events.rooms import health_alarms, healthy_keys
 from mldebug.events.telling import event_lines
+from mldebug.filling.state import Alarm as RoomAlarm
+from mldebug.filling.state import PartState, StorageState
 from mldebug.health.components import Action, Health
 from mldebug.health.components import State as HealthState
 from mldebug.health.telling import GpuName
+from mldebug.hostmemory.parsing import Level
+from mldebug.hostmemory.telling import LevelState, NodeMemory
+from mldebug.model import Gap
+from mldebug.saves.files import State as SavedAs
+from mldebug.saves.history import Kept
+from mldebug.saves.telling import SaveState
 from mldebug.settings.plugins import Plugin
-from mldebug_agents.notices import desk
+from mldebug_agents.notices import desk, line
 from mldebug_agents.notices.desk import Notices
 from mldebug_agents.runner import Result
+from mldebug_agents.state.scribe import MAX_EVENTS, MAX_STATES, Scribe
 from snapshots import snapshot
 
 NOW = 1_700_000_000.0
@@ -189,6 +199,9 @@ class Memory:
         else:
             self.rows.pop(name, None)
 
+    def is_stored(self, name: str) -> bool:
+        return True
+
     def memos(self, beginning: str) -> tuple[str, ...]:
         return tuple(name for name in self.rows if name.startswith(beginning))
 
@@ -216,8 +229,8 @@ class Stand:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: Memory, sink: Sink) -> None:
         module = type("M", (), {"create": staticmethod(lambda _: sink)})
-        monkeypatch.setattr(desk, "load", lambda *_: module)
-        monkeypatch.setattr(desk, "PAUSE_FIRST", 0.01)
+        monkeypatch.setattr(line, "load", lambda *_: module)
+        monkeypatch.setattr(line, "PAUSE_FIRST", 0.01)
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         config = Config(channels={"ops": Plugin(kind="sink", options=None)})
         self.desk = Notices(config, "node1", memory, self.inbox)  # type: ignore[arg-type]
@@ -260,7 +273,7 @@ def test_a_channel_that_is_down_gets_it_later_and_one_that_refuses_is_left_alone
 def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = Sink()
     stand = Stand(monkeypatch, Memory(), sink)
-    monkeypatch.setattr(desk, "PAUSE_FIRST", 60.0)
+    monkeypatch.setattr(line, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("mail.example gave no answer in 10 s")]
     stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
@@ -306,7 +319,7 @@ def test_the_configuration_that_is_read_again_loses_nothing(
 ) -> None:
     sink, memory = Sink(), Memory()
     stand = Stand(monkeypatch, memory, sink)
-    monkeypatch.setattr(desk, "PAUSE_FIRST", 60.0)
+    monkeypatch.setattr(line, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("down")]
     stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
@@ -340,3 +353,170 @@ def test_rows_of_another_version_are_skipped(
     stand = Stand(monkeypatch, memory, sink)
     stand.desk.turn()
     assert (stand.desk.book.all(), memory.rows) == ((), {})
+
+
+# --- hostile hours -------------------------------------------------------------------------------
+
+
+def test_what_begins_and_ends_at_once_stands_for_its_time_and_then_ends_as_it_did() -> None:
+    book = EventBook()
+    book.raise_(alarm(stands=600.0), NOW, at_once=True)
+    book.clear("a", NOW + 1, "ended")
+    assert states(book) == {"a": "firing"}
+    assert message_of(book.all()[0], "n").ended == ""
+    book.restore([])
+    book.tidy((), NOW + 599)
+    assert states(book) == {"a": "firing"}
+    book.tidy((), NOW + 601)
+    (over,) = book.all()
+    assert (over.state, over.outcome, over.ended) == ("resolved", "ended", NOW + 1)
+
+
+def test_what_goes_on_while_it_stands_is_not_over() -> None:
+    book = EventBook()
+    book.raise_(alarm(stands=600.0), NOW, at_once=True)
+    book.clear("a", NOW + 1, "ended")
+    book.raise_(alarm(stands=600.0, sentence="a second attempt failed"), NOW + 2, at_once=True)
+    book.tidy((), NOW + 700)
+    assert states(book) == {"a": "firing"}
+
+
+def test_a_clock_that_is_set_back_holds_nothing_up() -> None:
+    book = EventBook()
+    book.raise_(alarm(stands=600.0), NOW, at_once=True)
+    book.clear("a", NOW - 7200)
+    assert states(book) == {"a": "resolved"}
+
+
+def test_a_sentence_that_changes_all_the_time_is_not_written_all_the_time() -> None:
+    book = EventBook()
+    book.raise_(alarm(), NOW, at_once=True)
+    assert len(book.changed()) == 1
+    book.raise_(alarm(sentence="83 degrees"), NOW + 1)
+    assert book.changed(words=False) == []
+    assert [event.alarm.sentence for _, event in book.changed() if event] == ["83 degrees"]
+
+
+def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Sink()
+    stand = Stand(monkeypatch, Memory(), sink)
+    send = sink.send
+
+    def picky(message: Message) -> None:
+        if message.key == "poison":
+            raise OSError("500")
+        send(message)
+
+    sink.send = picky  # type: ignore[method-assign]
+    for number, key in enumerate(("poison", "b", "c")):
+        stand.desk.book.raise_(alarm(key), NOW + number, at_once=True)
+    end = time.monotonic() + 30
+    while len(sink.got) < 2 and time.monotonic() < end:
+        stand.turn()
+    assert [one.key for one in sink.got] == ["b", "c"]
+    assert stand.waiting() == 1
+
+
+def test_a_message_waits_for_the_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, memory = Sink(), Memory()
+    memory.is_stored = lambda _: False  # type: ignore[method-assign]
+    monkeypatch.setattr(desk, "STORED_WITHIN", 3600.0)
+    stand = Stand(monkeypatch, memory, sink)
+    stand.desk.book.raise_(alarm(), NOW, at_once=True)
+    for _ in range(5):
+        stand.turn()
+    assert sink.got == []
+    monkeypatch.setattr(desk, "STORED_WITHIN", 0.0)
+    assert stand.until(sink, 1) == [("a", "firing")]
+
+
+def test_names_that_are_no_text_are_stored_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, memory = Sink(), Memory()
+    stand = Stand(monkeypatch, memory, sink)
+    evil = "job\udc80\r\nX: y"
+    stand.desk.book.pending = 0.0
+    stand.desk.alarm(alarm(f"storage/{evil}", sentence=evil, labels={"job": evil}))
+    ((_, state),) = stand.until(sink, 1)
+    assert (state, len(memory.rows)) == ("firing", 1)
+    assert sink.got[0].labels["job"].isprintable()
+
+
+def test_a_storm_of_events_pushes_out_no_state_of_a_run(tmp_path: Path) -> None:
+    scribe = Scribe(tmp_path, lambda: None)
+    scribe.put("run:job", lambda: None)
+    for number in range(MAX_EVENTS + 2000):
+        scribe.put(f"memo:event:{number}", lambda: None)
+    assert scribe.waits("run:job")
+    assert not scribe.waits("memo:event:0")
+    for number in range(MAX_STATES):
+        scribe.put(f"run:{number}", lambda: None)
+    assert not scribe.waits("run:job")
+    assert scribe.waits(f"memo:event:{MAX_EVENTS}")
+
+
+# --- rooms of the node ---------------------------------------------------------------------------
+
+
+def storage(*alarms: RoomAlarm, gaps: tuple[Gap, ...] = ()) -> PartState:
+    return PartState(name="filesystems", at=NOW, alarms=alarms, gaps=gaps)
+
+
+FULL = RoomAlarm(kind="too_full", subject="/scratch", sentence="/scratch is 97.0% full")
+
+
+def test_a_full_filesystem_fires_until_it_is_seen_with_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Sink()
+    stand = Stand(monkeypatch, Memory(), sink)
+    stand.desk.book.pending = 0.0
+
+    def look(*parts: PartState) -> dict[str, str]:
+        stand.desk.look(msgspec.structs.replace(snapshot(), storage=StorageState(parts=parts)))
+        return states(stand.desk.book)
+
+    key = "storage/filesystems//scratch#too_full"
+    assert look(storage(FULL)) == {key: "firing"}
+    assert look() == {key: "firing"}  # nobody has looked since the restart
+    unread = Gap(what="filesystem /scratch", reason="no answer")
+    assert look(storage(gaps=(unread,))) == {key: "firing"}
+    assert look(storage()) == {key: "resolved"}
+
+
+def test_memory_that_runs_out_is_an_event() -> None:
+    level = Level(scope="host", name="", limit=100 << 30, used=97 << 30)
+    (word,) = of_memory(NodeMemory(levels=(LevelState(level=level, alarm=True),)))
+    (told,) = word.alarms
+    assert (told.kind, told.severity) == ("memory_full", "critical")
+    assert told.sentence.startswith("host memory: 97.0 GiB of 100.0 GiB in use")
+    assert word.is_over("memory/cgroup/x")
+
+
+def test_a_save_that_died_is_told_to_its_owner_until_a_newer_one_is_there() -> None:
+    dead = Kept(name="ckpt-9", state=SavedAs.INCOMPLETE, why="its writer ended")
+    state = SaveState(run="r", folder="/data", series="ckpt-#", newest=dead, sentence="x")
+    (word,) = of_saves("r", 1000, [state])
+    (told,) = word.alarms
+    assert (told.kind, told.uid, told.severity) == ("save_incomplete", 1000, "warning")
+    (well,) = of_saves("r", 1000, [msgspec.structs.replace(state, newest=None)])
+    assert well.is_over(told.key)
+    (blind,) = of_saves("r", 1000, [msgspec.structs.replace(state, trouble="no answer")])
+    assert not together([well, blind]).is_over(told.key)
+
+
+def test_an_event_of_which_nobody_speaks_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU was replaced, or the agent before was killed while it closed the incident."""
+    memory, sink = Memory(), Sink()
+    first = Stand(monkeypatch, memory, sink)
+    for key in ("incident/gone", "incident/open", "health/gpu_ecc/G9"):
+        first.desk.book.raise_(alarm(key), NOW, at_once=True)
+    first.until(sink, 3)
+    second = Stand(monkeypatch, memory, sink)
+    second.desk.turn()
+    second.desk.look(snapshot(), {"open"})
+    assert set(states(second.desk.book).values()) == {"firing"}
+    monkeypatch.setattr(desk, "LOST", 0.0)
+    second.desk.look(snapshot(), {"open"})
+    assert states(second.desk.book)["incident/open"] == "firing"
+    assert states(second.desk.book)["incident/gone"] == "resolved"
+    assert states(second.desk.book)["health/gpu_ecc/G9"] == "resolved"

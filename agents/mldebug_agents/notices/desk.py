@@ -7,102 +7,38 @@ by the next one, under the same id. Belongs to the main loop's thread; channels 
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
 from mldebug import __version__
 from mldebug.config import Config
 from mldebug.events.book import EventBook
-from mldebug.events.message import message_of
-from mldebug.events.model import Alarm, Channel, Event, Message, RefusedError, State
-from mldebug.events.rooms import health_alarms, healthy_keys
+from mldebug.events.message import cleaned, message_of
+from mldebug.events.model import Alarm, Event, RefusedError, State
+from mldebug.events.noderooms import Word, of_memory, of_saves, of_storage, together
+from mldebug.events.rooms import health_alarms, health_key, healthy_keys
 from mldebug.events.view import ChannelState, Events, EventView
 from mldebug.health.telling import GpuName
 from mldebug.incident import Incident
 from mldebug.model import Judgement
-from mldebug.redact import safe_line
-from mldebug.rooms import load
 from mldebug.settings.plugins import Plugin
 from mldebug.snapshot import Snapshot
+from mldebug_agents.notices.line import WORKER, Line, Sent
 from mldebug_agents.notices.stories import INCIDENT, alarm_of, tells
-from mldebug_agents.runner import Result, Worker
+from mldebug_agents.runner import Result
 from mldebug_agents.state.ledger import Ledger
 
 log = logging.getLogger("mldebug")
 
-DEADLINE = 60.0  # seconds after which a channel counts as stuck
-PAUSE_FIRST, PAUSE_MOST = 1.0, 300.0  # seconds between two tries of a channel that fails
 MEMORY_WAIT = (
     30.0  # seconds for which an agent waits for its memory before it tells anybody anything
 )
 ROW = "event:"
 SHOWN = 100  # events in a snapshot
-WORKER = "channel:"
-
-
-class Sent(msgspec.Struct, frozen=True):
-    """One order to a channel."""
-
-    message: Message
-    event: Event
-    line: Any  # the `Line` that has sent it
-
-
-class Line:
-    """One channel: what it is sent, and how that goes. Monotonic seconds."""
-
-    def __init__(
-        self, name: str, plugin: Plugin, inbox: "queue.SimpleQueue[Result | None]"
-    ) -> None:
-        self.name = name
-        self.plugin = plugin
-        channel: Channel = load("channels", plugin.kind).create(plugin.options)
-        self.repeat = channel.repeat
-        self.worker = Worker(
-            WORKER + name, lambda order: channel.send(order.message), inbox, DEADLINE
-        )
-        self.under_way = False
-        self.sent = self.failed = self.refused = 0
-        self.last_success: float | None = None  # unix
-        self.trouble = ""
-        self.not_before = 0.0
-        self._pause = PAUSE_FIRST
-        self._repeated: dict[str, float] = {}  # key -> when it was sent last
-
-    def next(self, book: EventBook, now: float) -> Event | None:
-        """What to send now: news first, then what is due to be repeated."""
-        if self.under_way or now < self.not_before:
-            return None
-        if waiting := book.untold(self.name):
-            return waiting[0]
-        if not self.repeat:
-            return None
-        due = (
-            one for one in book.firing() if now - self._repeated.get(one.key, now) >= self.repeat
-        )
-        return next(due, None)
-
-    def done(self, key: str, now: float) -> None:
-        """It has arrived."""
-        self.sent += 1
-        self.trouble, self._pause, self.not_before = "", PAUSE_FIRST, 0.0
-        self.last_success = time.time()
-        self._repeated[key] = now
-
-    def failure(self, error: Exception, now: float) -> None:
-        """It may not have arrived; the next try waits."""
-        self.failed += 1
-        said = safe_line(str(error) or type(error).__name__, 200)
-        if not self.trouble:
-            log.error("channel %s: %s; what waits is sent later", self.name, said)
-        self.trouble, self.not_before = said, now + self._pause
-        self._pause = min(PAUSE_MOST, 2 * self._pause)
-
-    def keep_only(self, keys: set[str]) -> None:
-        """Forget when others were sent."""
-        self._repeated = {key: at for key, at in self._repeated.items() if key in keys}
+STORED_WITHIN = 5.0  # seconds for which a message waits until its event is on disk
+WORDS_EVERY = 60.0  # seconds between two times that new words of an old event are stored
+LOST = 900.0  # seconds after which an event is over of which nobody speaks any more
 
 
 class Notices:
@@ -125,6 +61,9 @@ class Notices:
         self._restored = False
         self._alone_at = time.monotonic() + MEMORY_WAIT
         self._lines: dict[str, Line] = {}
+        self._words_due = 0.0
+        self._unstored: dict[str, float] = {}  # key -> since when it waits for the disk
+        self._spoken: dict[str, float] = {}  # key -> when a room spoke of it last
         self._obey(config.channels)
 
     def reload(self, config: Config) -> None:
@@ -136,7 +75,7 @@ class Notices:
 
     def incident(self, incident: Incident, judgement: Judgement, uid: int) -> None:
         """An incident was written down: it began, is known better, or is over."""
-        alarm = alarm_of(incident, judgement, uid)
+        alarm = cleaned(alarm_of(incident, judgement, uid))
         if tells(incident) or self.book.get(alarm.key):
             if incident.state == "open" or self.book.get(alarm.key) is None:
                 self.book.raise_(alarm, self._now(), at_once=True)
@@ -149,20 +88,39 @@ class Notices:
 
     def alarm(self, alarm: Alarm) -> None:
         """A room says that something is wrong; again and again, for as long as it is."""
-        self.book.raise_(alarm, self._now())
+        self.book.raise_(cleaned(alarm), self._now())
 
     def clear(self, key: str) -> None:
         """A room says that it is over."""
         self.book.clear(key, self._now())
 
-    def look(self, snapshot: Snapshot) -> None:
-        """Take in what is not well."""
+    def look(self, snapshot: Snapshot, incidents: Collection[str] = ()) -> None:
+        """Take in what is not well. `incidents`: ids of those that are open."""
+        now = time.monotonic()
         gpus = snapshot.gpus.gpus if snapshot.gpus else ()
         names = {one.uuid: GpuName(one.index, one.bus_id) for one in gpus}
-        for alarm in health_alarms(snapshot.health, names):
+        word = together(_rooms(snapshot))
+        said = {one.key for one in word.alarms}
+        for alarm in (*health_alarms(snapshot.health, names), *word.alarms):
             self.alarm(alarm)
         for key in healthy_keys(snapshot.health):
             self.clear(key)
+        for key in self.book.keys(""):
+            if word.is_over(key) and key not in said:
+                self.clear(key)
+        known = {health_key(one) for one in snapshot.health} | said
+        known |= {INCIDENT + one for one in incidents}
+        known |= {key for key in self.book.keys("") if key.startswith(word.unsure)}
+        self._forget_lost(known, now)
+
+    def _forget_lost(self, known: Collection[str], now: float) -> None:
+        """A GPU was replaced, a mount is gone, the agent before was killed while it closed an incident."""
+        self._spoken = {key: self._spoken.get(key, now) for key in self.book.keys("")}
+        self._spoken |= dict.fromkeys(self._spoken.keys() & set(known), now)
+        for key, at in self._spoken.items():
+            event = self.book.get(key)
+            if now - at > LOST and event is not None and event.ended is None:
+                self.book.clear(key, self._now(), "nobody knows of it any more")
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -172,18 +130,32 @@ class Notices:
             self._restored = True
             self.book.restore(_stored(self._ledger))
         self.book.tidy(self._lines, self._now())
-        for key, event in self.book.changed() if self._restored else ():
-            self._ledger.remember(ROW + key, msgspec.json.encode(event) if event else b"")
+        self._store(time.monotonic())
         if self._restored or time.monotonic() > self._alone_at:  # or a restart would tell all again
             for line in self._lines.values():
                 self._send(line)
 
+    def _store(self, now: float) -> None:
+        if not self._restored:
+            return
+        words = now >= self._words_due
+        self._words_due = now + WORDS_EVERY if words else self._words_due
+        for key, event in self.book.changed(words=words):
+            self._ledger.remember(ROW + key, msgspec.json.encode(event) if event else b"")
+
     def _send(self, line: Line) -> None:
         event = line.next(self.book, time.monotonic())
-        if event is None:
+        if event is None or not self._may_go(event.key, time.monotonic()):
             return
         message = message_of(event, self._node, self._link, __version__)
         line.under_way = line.worker.order(Sent(message, event, line))
+
+    def _may_go(self, key: str, now: float) -> bool:
+        """Its row is on disk, or the disk has had its time: a hung one keeps nobody from being told."""
+        if not self._restored or self._ledger.is_stored(ROW + key):
+            self._unstored.pop(key, None)
+            return True
+        return now - self._unstored.setdefault(key, now) > STORED_WITHIN
 
     def told(self, result: Result) -> bool:
         """A channel has answered; False where it was somebody else."""
@@ -192,10 +164,9 @@ class Notices:
         line, event, now = result.order.line, result.order.event, time.monotonic()
         line.under_way = False
         if isinstance(result.error, RefusedError):
-            line.refused += 1
-            log.error("channel %s refuses: %s", line.name, safe_line(str(result.error), 200))
+            line.refusal(event.key, result.error)
         elif result.error is not None:
-            line.failure(result.error, now)
+            line.failure(event.key, result.error, now)
             return True
         else:
             line.done(event.key, now)
@@ -206,8 +177,10 @@ class Notices:
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot with the events and how the channels do."""
+        everything = {one.key for one in self.book.all()}
+        self._unstored = {key: at for key, at in self._unstored.items() if key in everything}
         for line in self._lines.values():
-            line.keep_only({one.key for one in self.book.firing()})
+            line.keep_only(everything)
         known = [one for one in self.book.all() if one.state is not State.PENDING]
         events = Events(
             events=tuple(map(_view, known[-SHOWN:])),
@@ -239,6 +212,15 @@ class Notices:
             same = known is not None and known.plugin == plugin
             lines[name] = known if known and same else Line(name, plugin, self._inbox)
         self._lines = lines
+
+
+def _rooms(snapshot: Snapshot) -> Iterator[Word]:
+    if snapshot.storage is not None:
+        yield from of_storage(snapshot.storage.parts)
+    yield from of_memory(snapshot.memory)
+    yield from of_saves("", -1, snapshot.saves)
+    for run in snapshot.runs:
+        yield from of_saves(run.id, run.uid, run.saves)
 
 
 def _view(event: Event) -> EventView:

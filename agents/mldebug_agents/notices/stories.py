@@ -5,6 +5,9 @@ from mldebug.incident import Incident
 from mldebug.model import Culprit, Job, Judgement
 
 INCIDENT = "incident/"
+# seconds: a job that has failed is over at once, and a receiver that groups alerts (Alertmanager: 30 s and then 5 min) has to
+# find it firing
+STANDS = 600.0
 
 
 def alarm_of(incident: Incident, judgement: Judgement, uid: int) -> Alarm:
@@ -23,6 +26,7 @@ def alarm_of(incident: Incident, judgement: Judgement, uid: int) -> Alarm:
         report=incident.id,
         uid=uid,
         since=incident.stalled_since or incident.detected_at,
+        stands=STANDS if incident.kind == "abnormal_end" else 0.0,
     )
 
 

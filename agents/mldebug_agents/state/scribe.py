@@ -21,9 +21,11 @@ Work = Callable[[], None]
 
 MAX_REPORTS = 16
 MAX_STATES = 1024
+MAX_EVENTS = 4096  # beside the others: no storm of events pushes out the state of a run
 RETRY_FIRST, RETRY_MOST = 1.0, 30.0  # seconds between two tries
 DEADLINE = 20.0  # seconds after which one piece of work counts as stuck
 REPORT = "report:"
+EVENT = "memo:event:"
 FAILURES = (OSError, MldebugError)
 SILENT = -1  # the trouble that is no answer
 
@@ -92,6 +94,11 @@ class Scribe:
             self._bound()
             self._change.notify_all()
 
+    def waits(self, key: str) -> bool:
+        """Whether something under that key is not written yet."""
+        with self._change:
+            return key in self._todo
+
     def drop(self, key: str) -> None:
         """Write it no more."""
         with self._change:
@@ -141,7 +148,14 @@ class Scribe:
                     *(MAX_REPORTS, self._place),
                 )
         if len(self._todo) > MAX_STATES:
-            del self._todo[next(iter(self._todo))]
+            self._bound_states()
+
+    def _bound_states(self) -> None:
+        events = [key for key in self._todo if key.startswith(EVENT)]
+        if len(events) > MAX_EVENTS:
+            del self._todo[events[0]]
+        elif len(self._todo) - len(events) > MAX_STATES:
+            del self._todo[next(key for key in self._todo if not key.startswith(EVENT))]
 
     # --- in the thread -----------------------------------------------------------------------------
 

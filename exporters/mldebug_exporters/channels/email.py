@@ -104,6 +104,8 @@ def mail_of(message: Message, options: Options) -> EmailMessage:
     mail["Date"] = formatdate()
     mail["Message-ID"] = f"<{message.id}@mldebug>"
     mail["Auto-Submitted"] = "auto-generated"
+    mail["X-Mldebug-Kind"] = message.kind  # for filters
+    mail["X-Mldebug-State"] = message.state
     mail.set_content(plain_text(message))
     return mail
 
