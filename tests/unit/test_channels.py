@@ -1,11 +1,14 @@
 """Channels against real listeners: HTTP sinks that answer well, badly or never, and a real SMTP server."""
 
+import contextlib
 import http.server
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.message import Message as Mail
 from pathlib import Path
@@ -161,6 +164,11 @@ def test_alertmanager_gets_one_alert_with_an_end(sink: str) -> None:
     assert begun["generatorURL"] == "https://reports/R1"
 
 
+def test_a_clock_that_was_set_back_makes_no_alert_that_ends_before_it_begins() -> None:
+    alert = alertmanager.alert_of(message(), 60.0, datetime(2001, 1, 1, tzinfo=UTC))
+    assert alert["startsAt"] < alert["endsAt"]
+
+
 # --- slack ---------------------------------------------------------------------------------------
 
 
@@ -182,11 +190,22 @@ class Box:
     def __init__(self) -> None:
         self.mails: list[Mail] = []
         self.answer = "250 OK"
+        self.refuses: dict[str, str] = {}  # address -> answer
+        self.got: list[list[str]] = []
+
+    async def handle_RCPT(  # noqa: N802
+        self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
+    ) -> str:
+        if address in self.refuses:
+            return self.refuses[address]
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
 
     async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
         import email as mails
 
         self.mails.append(mails.message_from_bytes(envelope.content))
+        self.got.append(list(envelope.rcpt_tos))
         return self.answer
 
 
@@ -233,6 +252,56 @@ def test_a_mail_server_that_says_no(
     box.answer = answer
     with pytest.raises(kind):
         email.create(mail_options(port)).send(message())
+
+
+def test_who_has_the_mail_gets_no_double_while_another_is_tried_again(
+    smtp: tuple[int, Box],
+) -> None:
+    port, box = smtp
+    everybody = ("a@x.org", "later@x.org", "never@x.org")
+    channel = email.create(msgspec.structs.replace(mail_options(port), to=everybody))
+    box.refuses = {"later@x.org": "451 greylisted", "never@x.org": "550 unknown"}
+    told = message()
+    with pytest.raises(OSError, match="1 of the addresses was not accepted yet"):
+        channel.send(told)
+    with pytest.raises(OSError, match="not accepted yet"):  # nobody else is tried
+        channel.send(told)
+    box.refuses = {"never@x.org": "550 unknown"}
+    channel.send(told)
+    assert box.got == [["a@x.org"], ["later@x.org"]]
+    with pytest.raises(RefusedError, match="1 of the addresses was not accepted"):
+        channel.send(message(State.RESOLVED))
+    assert box.got[-1] == ["a@x.org", "later@x.org"]
+
+
+@pytest.fixture
+def trickle() -> Iterator[int]:
+    """A port that sends a byte every 50 ms and never comes to an end."""
+    over = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        link, _ = server.accept()
+        with link, contextlib.suppress(OSError):
+            while not over.wait(0.05):
+                link.sendall(b"2")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,), daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        over.set()
+        thread.join(30)
+
+
+@pytest.mark.parametrize("kind", ["webhook", "email"])
+def test_a_server_that_drips_is_left_after_a_while(trickle: int, kind: str) -> None:
+    channel: Any = webhook.create(webhook.Options(url=f"http://127.0.0.1:{trickle}", timeout=0.3))
+    if kind == "email":
+        channel = email.create(mail_options(trickle, timeout=0.3))
+    began = time.monotonic()
+    with pytest.raises(OSError, match=r"127\.0\.0\.1|the server answers"):
+        channel.send(message())
+    assert time.monotonic() - began < 30
 
 
 def test_a_mail_server_that_accepts_and_never_answers(silent: int) -> None:
@@ -285,6 +354,9 @@ def test_every_channel_has_what_a_channel_needs() -> None:
 def test_a_secret_that_is_missing_or_empty_is_told(sink: str, tmp_path: Path) -> None:
     channel = webhook.create(webhook.Options(url=sink, token_file=secret_file(tmp_path, " \n")))
     with pytest.raises(OSError, match="is empty"):
+        channel.send(message())
+    channel = webhook.create(webhook.Options(url=sink, token_file=secret_file(tmp_path, "ü")))
+    with pytest.raises(OSError, match="holds characters"):
         channel.send(message())
     assert Sink.got == []
 

@@ -78,7 +78,8 @@ def alert_of(message: Message, repeat: float, now: datetime) -> dict[str, Any]:
         "report": message.link,
         "outcome": message.outcome,
     }
-    later = (now + timedelta(seconds=GRACE * repeat)).isoformat().replace("+00:00", "Z")
+    began = datetime.fromisoformat(message.started)  # may lie ahead of a clock that was set back
+    later = (max(began, now) + timedelta(seconds=GRACE * repeat)).isoformat().replace("+00:00", "Z")
     link = {"generatorURL": message.link} if message.link.startswith("http") else {}
     return {
         "labels": {name: value for name, value in labels.items() if value},

@@ -1,18 +1,20 @@
 """E-mail, by an SMTP server."""
 
 import smtplib
+import socket
 import ssl
 from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import formatdate
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import msgspec
 
 from mldebug.events.message import plain_text
 from mldebug.events.model import Message, RefusedError
 from mldebug.settings.units import Duration
+from mldebug_exporters.sending.limit import TIMES, limit
 from mldebug_exporters.sending.secrets import secret
 
 PERMANENT = (550, 551, 552, 553, 554)
@@ -53,15 +55,16 @@ class Email:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._settled: tuple[str, frozenset[str]] = ("", frozenset())  # message, who needs no more
 
     def send(self, message: Message) -> None:
-        """Deliver it, or raise."""
+        """Deliver it, or raise. Who has it already, or does not want it, gets no double when it is tried again."""
+        known, settled = self._settled
+        to = [one for one in self._options.to if known != message.id or one not in settled]
         try:
-            with self._connect() as server:
-                self._greet(server)
-                refused = server.send_message(mail_of(message, self._options))
+            refused = self._hand_over(message, to)
         except smtplib.SMTPRecipientsRefused as error:
-            _give_up({code for code, _ in error.recipients.values()}, "no address was accepted")
+            refused = error.recipients
         except smtplib.SMTPResponseException as error:
             _give_up({error.smtp_code}, f"the server answers {error.smtp_code}")
         except smtplib.SMTPException as error:
@@ -72,17 +75,34 @@ class Email:
             raise OSError(f"{self._options.server}: gave no answer in time") from None
         except OSError as error:
             raise OSError(f"{self._options.server}: {error.strerror or error}") from None
-        else:
-            if refused:
-                raise RefusedError(f"{len(refused)} of the addresses were not accepted")
+        self._settle(message, {one: code for one, (code, _) in refused.items()})
 
-    def _connect(self) -> smtplib.SMTP:
+    def _hand_over(self, message: Message, to: list[str]) -> "smtplib._SendErrs":
+        with self._connect() as server:
+            self._greet(server)
+            return server.send_message(mail_of(message, self._options), to_addrs=to)
+
+    def _settle(self, message: Message, refused: dict[str, int]) -> None:
+        """`refused`: address -> code. Raises for those who may take it later, and for those who never will."""
+        later = [one for one, code in refused.items() if code not in PERMANENT]
+        self._settled = "", frozenset()
+        if later:
+            self._settled = message.id, frozenset(self._options.to) - frozenset(later)
+            raise OSError(f"{self._options.server}: {_addresses(len(later))} not accepted yet")
+        if refused:
+            raise RefusedError(f"{_addresses(len(refused))} not accepted")
+
+    def _connect(self) -> "_Server":
         options = self._options
         if options.security == "tls":
-            return smtplib.SMTP_SSL(
-                options.server, options.port, timeout=options.timeout, context=self._context()
+            return _SecureServer(
+                options.server,
+                options.port,
+                _own_name(),
+                timeout=options.timeout,
+                context=self._context(),
             )
-        return smtplib.SMTP(options.server, options.port, timeout=options.timeout)
+        return _Server(options.server, options.port, _own_name(), timeout=options.timeout)
 
     def _greet(self, server: smtplib.SMTP) -> None:
         if self._options.security == "starttls":
@@ -93,6 +113,19 @@ class Email:
     def _context(self) -> ssl.SSLContext:
         file = self._options.ca_file
         return ssl.create_default_context(cafile=str(file) if file else None)
+
+
+class _Server(smtplib.SMTP):
+    """No answer takes longer than a few timeouts, though it drips."""
+
+    def getreply(self) -> tuple[int, bytes]:
+        """The next answer."""
+        with limit(TIMES * self.timeout, lambda: self.sock):
+            return super().getreply()
+
+
+class _SecureServer(_Server, smtplib.SMTP_SSL):
+    """The same, by TLS from the first byte."""
 
 
 def mail_of(message: Message, options: Options) -> EmailMessage:
@@ -110,7 +143,19 @@ def mail_of(message: Message, options: Options) -> EmailMessage:
     return mail
 
 
-def _give_up(codes: set[int], said: str) -> None:
+def _addresses(count: int) -> str:
+    return "1 of the addresses was" if count == 1 else f"{count} of the addresses were"
+
+
+def _own_name() -> str:
+    """For the greeting. The library would ask the DNS, which may take minutes."""
+    name = "".join(
+        one for one in socket.gethostname() if one.isascii() and (one.isalnum() or one in "-.")
+    )
+    return name or "localhost"
+
+
+def _give_up(codes: set[int], said: str) -> NoReturn:
     """5xx about an address or a mail is final; about a login a person may mend it."""
     if codes and all(code in PERMANENT for code in codes):
         raise RefusedError(said)

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from mldebug.events.model import RefusedError
+from mldebug_exporters.sending.limit import TIMES, limit
 
 MOST = 4096  # bytes of an answer that are read
 LATER = (401, 403, 404, 408, 425, 429)  # a person, or time, may mend these
@@ -46,9 +47,10 @@ def request(
     link = _connect(parts, timeout, ca_file)
     began = time.monotonic()
     try:
-        link.request(method, _path(parts), body, dict(headers))
-        answer = link.getresponse()
-        answer.read(MOST)
+        with limit(TIMES * timeout, lambda: link.sock):
+            link.request(method, _path(parts), body, dict(headers))
+            answer = link.getresponse()
+            answer.read(MOST)
     except http.client.HTTPException as error:
         raise OSError(f"{parts.hostname} gave no HTTP answer: {type(error).__name__}") from None
     except TimeoutError:

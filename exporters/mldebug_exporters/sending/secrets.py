@@ -13,4 +13,7 @@ def secret(path: Path | None) -> str:
         told = file.read(MOST).decode("utf-8", "replace").strip().splitlines()
     if not told:
         raise OSError(f"{path} is empty: it should hold a secret")
-    return told[0].strip()
+    first = told[0].strip()
+    if not (first.isascii() and first.isprintable()):
+        raise OSError(f"{path} holds characters that no secret here may have")
+    return first
