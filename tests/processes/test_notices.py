@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from processes.harness import Plan, User, folder_for, running, wait_for
-from processes.watching import settings, watching
+from processes.watching import settings, start, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
 pytest.importorskip("torch", reason="the scenarios train with PyTorch")
@@ -27,13 +27,16 @@ QUICK = "{timeout: 6s, interval: 1s}"
 
 
 @contextlib.contextmanager
-def sink() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+def sink(gate: threading.Event | None = None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Its address, and what it has got; nothing is acknowledged while the `gate` is shut."""
     got: list[tuple[str, Any]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             got.append((self.path, json.loads(body)))
+            if gate is not None:
+                gate.wait(60)
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -143,3 +146,40 @@ def test_a_stall_ends_in_one_mail_one_alert_and_one_payload_with_one_sentence(us
     assert [one.partition("]")[0] for one in told.subjects] == ["[firing", "[resolved"]
     assert all(sentence[:60] in one for one in told.subjects)
     assert told.hooks[0]["report"] == report["id"]
+
+
+def test_an_agent_that_is_killed_before_it_hears_the_answer_sends_it_again_under_the_same_id(
+    user: User,
+) -> None:
+    gate = threading.Event()
+    with (
+        sink(gate) as (url, posts),
+        folder_for(user) as folder,
+        running(Plan(struck=(), user=user)) as job,
+    ):
+        told = Told(posts, [])
+        hook = f"channels:\n  ops: {{kind: webhook, url: '{url}/hook', timeout: 60s}}\n"
+        config = settings(folder, stall=QUICK) + hook
+        job.wait_for_step(60)
+        first = start(folder, config, user)
+        try:
+            wait_for("the agent sees steps", lambda: (seen := first.run_of(job)) and seen.step, 60)
+            os.kill(job.ranks[2], signal.SIGSTOP)
+            wait_for("a message that nobody acknowledges", lambda: told.hooks, 60)
+        finally:
+            first.process.kill()
+            first.process.wait(30)
+        gate.set()
+        try:
+            with watching(folder, config, user) as agent:
+                wait_for("the same once more", lambda: len(told.hooks) >= 2, 60)
+                os.kill(job.ranks[2], signal.SIGCONT)
+                wait_for("its end", lambda: told.hooks[-1]["state"] == "resolved", 60)
+                (report,) = agent.reports(job)
+        finally:
+            os.kill(job.ranks[2], signal.SIGCONT)
+
+    states = [one["state"] for one in told.hooks]
+    assert states == ["firing", "firing", "resolved"]
+    assert told.hooks[0]["id"] == told.hooks[1]["id"] != told.hooks[2]["id"]
+    assert {one["report"] for one in told.hooks} == {report["id"]}

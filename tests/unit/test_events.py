@@ -23,6 +23,7 @@ from mldebug.health.components import State as HealthState
 from mldebug.health.telling import GpuName
 from mldebug.hostmemory.parsing import Level
 from mldebug.hostmemory.telling import LevelState, NodeMemory
+from mldebug.incident import Incident, end, judge
 from mldebug.model import Gap
 from mldebug.saves.files import State as SavedAs
 from mldebug.saves.history import Kept
@@ -31,7 +32,7 @@ from mldebug.settings.plugins import Plugin
 from mldebug_agents.notices import desk, line
 from mldebug_agents.notices.desk import Notices
 from mldebug_agents.runner import Result
-from mldebug_agents.state.scribe import MAX_EVENTS, MAX_STATES, Scribe
+from mldebug_agents.state import scribe
 from snapshots import snapshot
 
 NOW = 1_700_000_000.0
@@ -441,17 +442,22 @@ def test_names_that_are_no_text_are_stored_and_sent(monkeypatch: pytest.MonkeyPa
     assert sink.got[0].labels["job"].isprintable()
 
 
-def test_a_storm_of_events_pushes_out_no_state_of_a_run(tmp_path: Path) -> None:
-    scribe = Scribe(tmp_path, lambda: None)
-    scribe.put("run:job", lambda: None)
-    for number in range(MAX_EVENTS + 2000):
-        scribe.put(f"memo:event:{number}", lambda: None)
-    assert scribe.waits("run:job")
-    assert not scribe.waits("memo:event:0")
-    for number in range(MAX_STATES):
-        scribe.put(f"run:{number}", lambda: None)
-    assert not scribe.waits("run:job")
-    assert scribe.waits(f"memo:event:{MAX_EVENTS}")
+def test_a_storm_of_events_pushes_out_no_state_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scribe, "MAX_EVENTS", 100)
+    monkeypatch.setattr(scribe, "MAX_STATES", 50)
+    writer = scribe.Scribe(tmp_path, lambda: None)
+    writer.put("run:job", lambda: None)
+    for number in range(300):
+        writer.put(f"memo:event:{number}", lambda: None)
+    assert writer.waits("run:job")
+    assert not writer.waits("memo:event:0")
+    assert writer.waits("memo:event:299")
+    for number in range(50):
+        writer.put(f"run:{number}", lambda: None)
+    assert not writer.waits("run:job")
+    assert writer.waits("memo:event:299")
 
 
 # --- rooms of the node ---------------------------------------------------------------------------
@@ -520,3 +526,19 @@ def test_an_event_of_which_nobody_speaks_any_more_ends(monkeypatch: pytest.Monke
     assert states(second.desk.book)["incident/open"] == "firing"
     assert states(second.desk.book)["incident/gone"] == "resolved"
     assert states(second.desk.book)["health/gpu_ecc/G9"] == "resolved"
+
+
+def test_a_job_that_has_failed_is_told_as_wrong_though_its_incident_is_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Sink()
+    stand = Stand(monkeypatch, Memory(), sink)
+    opened = Incident(
+        id="R1", key="r/0/end", job_id="r", detected_at=time.time(), kind="abnormal_end",
+        sentence="rank 2 was killed",
+    )  # fmt: skip
+    for incident in (opened, end(opened, "ended", time.time(), "the job is over")):
+        stand.desk.incident(incident, judge(incident), 1000)
+    assert stand.until(sink, 1) == [("incident/R1", "firing")]
+    stand.desk.turn()
+    assert states(stand.desk.book) == {"incident/R1": "firing"}

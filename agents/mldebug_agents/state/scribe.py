@@ -91,7 +91,7 @@ class Scribe:
             if last:
                 self._todo.pop(key, None)
             self._todo[key] = work
-            self._bound()
+            self._bound(key)
             self._change.notify_all()
 
     def waits(self, key: str) -> bool:
@@ -137,7 +137,23 @@ class Scribe:
             log.error("%s", words.undone(self._place, count, reason))
         return not self._thread.is_alive()
 
-    def _bound(self) -> None:
+    def _bound(self, added: str) -> None:
+        """Drop the oldest of a kind of which there are too many now; a storm of events costs no count of each."""
+        if added.startswith(EVENT):
+            if len(self._todo) > MAX_EVENTS:
+                self._drop_first([key for key in self._todo if key.startswith(EVENT)], MAX_EVENTS)
+            return
+        if len(self._todo) > MAX_STATES:
+            states = [key for key in self._todo if not key.startswith(EVENT)]
+            self._drop_first(states, MAX_STATES)
+        if added.startswith(REPORT):
+            self._bound_reports()
+
+    def _drop_first(self, keys: list[str], most: int) -> None:
+        if len(keys) > most:
+            del self._todo[keys[0]]
+
+    def _bound_reports(self) -> None:
         reports = [key for key in self._todo if key.startswith(REPORT)]
         if len(reports) > MAX_REPORTS:
             del self._todo[reports[0]]
@@ -147,15 +163,6 @@ class Scribe:
                     "%d reports wait for the state dir %s: the oldest is dropped for each new one",
                     *(MAX_REPORTS, self._place),
                 )
-        if len(self._todo) > MAX_STATES:
-            self._bound_states()
-
-    def _bound_states(self) -> None:
-        events = [key for key in self._todo if key.startswith(EVENT)]
-        if len(events) > MAX_EVENTS:
-            del self._todo[events[0]]
-        elif len(self._todo) - len(events) > MAX_STATES:
-            del self._todo[next(key for key in self._todo if not key.startswith(EVENT))]
 
     # --- in the thread -----------------------------------------------------------------------------
 
