@@ -151,6 +151,15 @@ class Health(Section, frozen=True, kw_only=True):
     thresholds: Thresholds = Thresholds()
 
 
+class Notifying(Section, frozen=True, kw_only=True):
+    """What is told to all channels."""
+
+    # for how long something must be wrong before anybody is told; incidents of jobs are told at once
+    pending: Annotated[Duration, msgspec.Meta(ge=0)] = 30.0
+    # where a browser finds a report: https://…/{report}; "": messages name the command that shows it
+    link: str = ""
+
+
 class Trees(Section, frozen=True, kw_only=True):
     """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
 
@@ -213,6 +222,11 @@ class Config(Section, frozen=True, kw_only=True):
     transports: Annotated[
         dict[str, Plugin], Room(lambda: names("transports"), lambda kind: load("transports", kind))
     ] = {}
+    # who is told: {ops: {kind: webhook, url: 'https://…'}}
+    channels: Annotated[
+        dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
+    ] = {}
+    events: Notifying = Notifying()
     cluster: Cluster = Cluster()
     checkpoints: Checkpoints = Checkpoints()
     memory: MemorySettings = MemorySettings()

@@ -14,6 +14,7 @@ from typing import Any
 from mldebug.errors import UsageError
 
 ROOMS: dict[str, tuple[str, ...]] = {
+    "channels": ("mldebug_exporters.channels",),
     "checkpoints": ("mldebug.checkpoints",),
     "clusters": ("mldebug_agents.clusters",),
     "commands": ("mldebug.commands", "mldebug_agents.commands"),

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mldebug.events.view import Events
 from mldebug.filling.state import StorageState
 from mldebug.gpus.expected import GpuCount
 from mldebug.gpus.readings import NodeGpus, NodeWatch
@@ -117,6 +118,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )
     cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
+    events: Events = Events()  # what somebody is told of, and the channels
     series_budget: int = 5000  # of the metrics
     version: str = ""
     replay: str = ""  # what is played back, in words; "": this is a live node

@@ -6,6 +6,7 @@ Belongs to the main loop's thread. What touches the disk is handed to the writer
 import logging
 import platform
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
@@ -35,6 +36,9 @@ class Books:
         self._last_id = ""
         self._node = platform.node()
         self.cases = Cases(ledger)
+        # whoever wants to hear of each incident that is written, and of ids that are given up
+        self.heard: Callable[[Incident, Judgement, int], None] = lambda *_: None
+        self.renamed: Callable[[str], None] = lambda _: None
         self.bad_ends = BadEnds(self._clock)
 
     def captured(self, run: Run, capture: NodeCapture) -> None:
@@ -138,3 +142,4 @@ class Books:
 
     def _write(self, incident: Incident, judgement: Judgement, uid: int) -> None:
         write(self._ledger, incident, judgement, self._now(incident), uid)
+        self.heard(incident, judgement, uid)

@@ -34,6 +34,7 @@ from mldebug_agents.life.notify import Notifier, reloading, status_text
 from mldebug_agents.life.reloading import needs_restart, stuck_remarks
 from mldebug_agents.life.usage import Usage
 from mldebug_agents.members.desk import Members
+from mldebug_agents.notices.desk import Notices
 from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
 from mldebug_agents.ras.asking import RasReply
@@ -99,6 +100,8 @@ class Node:
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
         self.incidents = Incidents(ledger, self.clock)
+        self.notices = Notices(config, bench.node, ledger, self._inbox)
+        self.incidents.heard, self.incidents.renamed = self.notices.incident, self.notices.renamed
         self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
         self._memory = MemoryBoard(bench, self._inbox)
         self._orders = Orders(self._workers["capture"].order, self.incidents)
@@ -168,6 +171,7 @@ class Node:
         if self.members is not None:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
+        self.notices.turn()
         if self._looks:
             self._storage.turn([run.job for run in self.runs.values()])
         self._reread()
@@ -183,6 +187,7 @@ class Node:
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return
         snapshot = self.snapshot()
+        self.notices.look(snapshot, {*self.ledger.open_incidents(), *self.incidents.cases})
         self.publish(snapshot)
         self.notifier.status(status_text(snapshot))
         if not self._ready:
@@ -199,6 +204,8 @@ class Node:
             self._storage.told(result)
         elif result.worker == "ras":
             self._ras.told(result)
+        elif self.notices.told(result):
+            pass  # a channel has answered
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
         elif result.worker == self._saves.worker.name:
@@ -249,6 +256,7 @@ class Node:
             log.warning("config: %s has changed, and is obeyed after a restart of the agent", name)
         self.config = config
         self.bench.reload(config)
+        self.notices.reload(config)
         for run in self.runs.values():
             run.watch.obey(self._stall_settings())
         self._due = time.monotonic()
@@ -381,7 +389,8 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        return self._storage.show(self._hardware.show(self._snapshot()))
+        told = self._storage.show(self._hardware.show(self._snapshot()))
+        return self.notices.show(told)
 
     def _snapshot(self) -> Snapshot:
         return self._memory.show(self._saves.show(self._bare()))

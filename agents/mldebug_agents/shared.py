@@ -58,6 +58,7 @@ class SharedStalls(Books):
             run.judgement = judge(known)
             self._write(known, run.judgement, run.job.uid)
         if renamed:
+            self.renamed(old)
             self._ledger.drop(old)  # behind the new one: at no moment there is neither
 
     def together(
@@ -126,6 +127,7 @@ class SharedStalls(Books):
         incident = say(incident, self._now(incident), RENAMED)
         self.cases.put(incident)
         self._write(incident, judge(incident), owner_of(incident.across))
+        self.renamed(known)
         self._ledger.drop(known)
 
     def close_case(self, incident_id: str, state: State, why: str) -> None:

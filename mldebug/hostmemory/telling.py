@@ -42,7 +42,12 @@ def alarms(told: NodeMemory) -> Iterator[str]:
     """One sentence for each limit that is about to be reached, the most urgent first."""
     bad = [one for one in told.levels if one.alarm]
     for one in sorted(bad, key=lambda it: it.seconds_left if it.seconds_left is not None else 0.0):
-        yield f"{_where(one.level)}: {_level(one)}{_grower(told.ranks)}"
+        yield level_sentence(one, told.ranks)
+
+
+def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
+    """How full it is, when it is used up, and who grows most."""
+    return f"{_where(one.level)}: {_level(one)}{_grower(ranks)}"
 
 
 def of_runs(told: NodeMemory, runs: Collection[str]) -> NodeMemory:

@@ -14,6 +14,7 @@ from mldebug.across.members import ClusterView
 from mldebug.config import Config, load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
+from mldebug.events.telling import event_lines
 from mldebug.filling.state import StorageState
 from mldebug.folding import fold_ranks
 from mldebug.hostmemory.telling import alarms
@@ -220,6 +221,8 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         else "no incident open"
     )
     yield Text(f"an agent watches them for {since}: {state}", style="red" if stalled else "")
+    for told in event_lines(agent.events, {run.incident for run in agent.runs}):
+        yield Text(clean(f"  {told}", 400), style="yellow")
     if agent.cluster:
         yield Text(clean(f"  other nodes: {agent.cluster}", 300))
     if agent.hidden_runs:

@@ -14,6 +14,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mldebug.errors import UsageError
+from mldebug.events.view import for_user
 from mldebug.hostmemory.telling import of_runs
 from mldebug.snapshot import Snapshot
 
@@ -124,6 +125,7 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         snapshot,
         runs=runs,
         hidden_runs=len(snapshot.runs) - len(runs),
+        events=for_user(snapshot.events, peer.uid if peer is not None else None),
         remarks=tuple(one for one in snapshot.remarks if not one.pids),
         gaps=tuple(one for one in snapshot.gaps if one.pid is None),
         last_report={},

@@ -192,6 +192,16 @@ class Ledger:
             if not told:
                 del self._memos[name]
 
+    def is_stored(self, name: str) -> bool:
+        """Whether the newest under that name is on disk, as far as it was ever to be."""
+        return not self.scribe.waits(f"memo:{name}")
+
+    def open_incidents(self) -> set[str]:
+        """Ids of those that are stored as open."""
+        rows = (*self._found.values(), *self._rows.values())
+        told = (row.incident for row in rows)
+        return {one.id for one in told if one is not None and one.state == "open"}
+
     def memos(self, beginning: str) -> tuple[str, ...]:
         """The names that begin so."""
         return tuple(name for name in self._memos if name.startswith(beginning))

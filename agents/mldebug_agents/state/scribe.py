@@ -21,9 +21,11 @@ Work = Callable[[], None]
 
 MAX_REPORTS = 16
 MAX_STATES = 1024
+MAX_EVENTS = 4096  # beside the others: no storm of events pushes out the state of a run
 RETRY_FIRST, RETRY_MOST = 1.0, 30.0  # seconds between two tries
 DEADLINE = 20.0  # seconds after which one piece of work counts as stuck
 REPORT = "report:"
+EVENT = "memo:event:"
 FAILURES = (OSError, MldebugError)
 SILENT = -1  # the trouble that is no answer
 
@@ -89,8 +91,13 @@ class Scribe:
             if last:
                 self._todo.pop(key, None)
             self._todo[key] = work
-            self._bound()
+            self._bound(key)
             self._change.notify_all()
+
+    def waits(self, key: str) -> bool:
+        """Whether something under that key is not written yet."""
+        with self._change:
+            return key in self._todo
 
     def drop(self, key: str) -> None:
         """Write it no more."""
@@ -130,7 +137,23 @@ class Scribe:
             log.error("%s", words.undone(self._place, count, reason))
         return not self._thread.is_alive()
 
-    def _bound(self) -> None:
+    def _bound(self, added: str) -> None:
+        """Drop the oldest of a kind of which there are too many now; a storm of events costs no count of each."""
+        if added.startswith(EVENT):
+            if len(self._todo) > MAX_EVENTS:
+                self._drop_first([key for key in self._todo if key.startswith(EVENT)], MAX_EVENTS)
+            return
+        if len(self._todo) > MAX_STATES:
+            states = [key for key in self._todo if not key.startswith(EVENT)]
+            self._drop_first(states, MAX_STATES)
+        if added.startswith(REPORT):
+            self._bound_reports()
+
+    def _drop_first(self, keys: list[str], most: int) -> None:
+        if len(keys) > most:
+            del self._todo[keys[0]]
+
+    def _bound_reports(self) -> None:
         reports = [key for key in self._todo if key.startswith(REPORT)]
         if len(reports) > MAX_REPORTS:
             del self._todo[reports[0]]
@@ -140,8 +163,6 @@ class Scribe:
                     "%d reports wait for the state dir %s: the oldest is dropped for each new one",
                     *(MAX_REPORTS, self._place),
                 )
-        if len(self._todo) > MAX_STATES:
-            del self._todo[next(iter(self._todo))]
 
     # --- in the thread -----------------------------------------------------------------------------
 

@@ -1,0 +1,45 @@
+"""An incident as an alarm, whatever its state: what is known of it now. Pure."""
+
+from mldebug.events.model import Alarm, Severity
+from mldebug.incident import Incident
+from mldebug.model import Culprit, Job, Judgement
+
+INCIDENT = "incident/"
+# seconds: a job that has failed is over at once, and a receiver that groups alerts (Alertmanager: 30 s and then 5 min) has to
+# find it firing
+STANDS = 600.0
+
+
+def alarm_of(incident: Incident, judgement: Judgement, uid: int) -> Alarm:
+    """The alarm of one incident. Its labels never change; the verdict, which may be refined, is none of them."""
+    told, job = judgement.diagnosis, _job(incident)
+    name = {"job": job.name} if job is not None else {}
+    return Alarm(
+        key=f"{INCIDENT}{incident.id}",
+        kind=incident.kind,
+        severity=Severity.CRITICAL,
+        sentence=told.summary or incident.sentence,
+        labels={"run": incident.job_id, **name},
+        next_steps=told.next_steps,
+        culprits=tuple(map(_culprit, told.culprits)),
+        verdict=str(told.verdict),
+        report=incident.id,
+        uid=uid,
+        since=incident.stalled_since or incident.detected_at,
+        stands=STANDS if incident.kind == "abnormal_end" else 0.0,
+    )
+
+
+def tells(incident: Incident) -> bool:
+    """Is it this node's to tell of? Of several nodes only the one with the report over all of them does."""
+    return incident.counted or bool(incident.across) or not incident.shared
+
+
+def _job(incident: Incident) -> Job | None:
+    return incident.job or (incident.ending.job if incident.ending else None)
+
+
+def _culprit(one: Culprit) -> str:
+    who = f"rank {one.rank} on {one.node}" if one.rank is not None else f"{one.kind} {one.node}"
+    pid = f" (pid {one.pid})" if one.pid is not None else ""
+    return f"{who}{pid}: {one.reason}"

@@ -1,0 +1,95 @@
+"""Alertmanager, by its v2 API: it groups, silences and repeats; we feed it."""
+
+import base64
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from mldebug.events.model import Message
+from mldebug.settings.units import Duration
+from mldebug_exporters.sending.http import problem_of, request
+from mldebug_exporters.sending.secrets import secret
+
+GRACE = 4  # repeats that may be missed before an alert ends by itself, as Prometheus has it
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where it is: name each of a cluster as a channel of its own."""
+
+    url: str = ""  # http://alertmanager:9093, without /api
+    repeat: Annotated[Duration, msgspec.Meta(ge=1, le=3600)] = 60.0  # while something is wrong
+    token_file: Path | None = None
+    user: str = ""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """What no type can say."""
+    if wrong := problem_of(options.url):
+        yield "url", wrong
+    if options.user and options.token_file:
+        yield "user", "stands beside a token_file; give one of them"
+
+
+class Alertmanager:
+    """Sends an alert anew while it fires, with an end that it does not reach while we live."""
+
+    def __init__(self, options: Options) -> None:
+        self.repeat = options.repeat
+        self._options = options
+
+    def send(self, message: Message) -> None:
+        """Deliver it, or raise."""
+        options = self._options
+        url = f"{options.url.rstrip('/')}/api/v2/alerts"
+        headers = {"Content-Type": "application/json", "User-Agent": "mldebug"}
+        body = msgspec.json.encode([alert_of(message, options.repeat, datetime.now(UTC))])
+        request(url, body, headers | self._credentials(), options.timeout, options.ca_file)
+
+    def _credentials(self) -> dict[str, str]:
+        if self._options.token_file is not None:
+            return {"Authorization": f"Bearer {secret(self._options.token_file)}"}
+        if not self._options.user:
+            return {}
+        pair = f"{self._options.user}:{secret(self._options.password_file)}"
+        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
+
+def alert_of(message: Message, repeat: float, now: datetime) -> dict[str, Any]:
+    """Labels say which alert it is and never change; what may be refined is an annotation."""
+    words = "".join(part.capitalize() for part in message.kind.split("_"))
+    labels = {
+        **message.labels,
+        "alertname": f"Mldebug{words}",
+        "severity": message.severity,
+        "node": message.node,
+        "event": message.key,
+    }
+    notes = {
+        "summary": message.sentence,
+        "verdict": message.verdict,
+        "culprit": "; ".join(message.culprits),
+        "next_step": "; ".join(message.next_steps),
+        "report": message.link,
+        "outcome": message.outcome,
+    }
+    began = datetime.fromisoformat(message.started)  # may lie ahead of a clock that was set back
+    later = (max(began, now) + timedelta(seconds=GRACE * repeat)).isoformat().replace("+00:00", "Z")
+    link = {"generatorURL": message.link} if message.link.startswith("http") else {}
+    return {
+        "labels": {name: value for name, value in labels.items() if value},
+        "annotations": {name: value for name, value in notes.items() if value},
+        "startsAt": message.started,
+        "endsAt": message.ended or later,
+        **link,
+    }
+
+
+def create(options: Options) -> Alertmanager:
+    """Build the channel."""
+    return Alertmanager(options)

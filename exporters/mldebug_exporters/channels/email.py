@@ -1,0 +1,167 @@
+"""E-mail, by an SMTP server."""
+
+import smtplib
+import socket
+import ssl
+from collections.abc import Iterator
+from email.message import EmailMessage
+from email.utils import formatdate
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+
+from mldebug.events.message import plain_text
+from mldebug.events.model import Message, RefusedError
+from mldebug.settings.units import Duration
+from mldebug_exporters.sending.limit import TIMES, limit
+from mldebug_exporters.sending.secrets import secret
+
+PERMANENT = (550, 551, 552, 553, 554)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which server, from whom and to whom."""
+
+    server: str = ""
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 25
+    sender: str = ""
+    to: tuple[str, ...] = ()
+    # starttls: refuse to go on without; tls: from the first byte (port 465); none: for a relay on this node
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    user: str = ""
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """What no type can say."""
+    if not options.server:
+        yield "server", "is missing: name the SMTP server"
+    for name, told in (("sender", (options.sender,)), ("to", options.to or ("",))):
+        if not all("@" in one and one.isprintable() and " " not in one for one in told):
+            yield name, "needs addresses like ops@example.org"
+    if options.user and options.password_file is None:
+        yield "user", "has no password_file"
+    if options.user and options.security == "none":
+        yield "security", "is none: a password would be sent in the clear"
+
+
+class Email:
+    """One mail for each message, with a Message-ID that a double shares."""
+
+    repeat = 0.0
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._settled: tuple[str, frozenset[str]] = ("", frozenset())  # message, who needs no more
+
+    def send(self, message: Message) -> None:
+        """Deliver it, or raise. Who has it already, or does not want it, gets no double when it is tried again."""
+        known, settled = self._settled
+        to = [one for one in self._options.to if known != message.id or one not in settled]
+        try:
+            refused = self._hand_over(message, to)
+        except smtplib.SMTPRecipientsRefused as error:
+            refused = error.recipients
+        except smtplib.SMTPResponseException as error:
+            _give_up({error.smtp_code}, f"the server answers {error.smtp_code}")
+        except smtplib.SMTPException as error:
+            said = f"{type(error).__name__}: {error}"
+            said = "gave no answer in time" if "timed out" in said else said
+            raise OSError(f"{self._options.server}: {said}") from None
+        except TimeoutError:
+            raise OSError(f"{self._options.server}: gave no answer in time") from None
+        except OSError as error:
+            raise OSError(f"{self._options.server}: {error.strerror or error}") from None
+        self._settle(message, {one: code for one, (code, _) in refused.items()})
+
+    def _hand_over(self, message: Message, to: list[str]) -> "smtplib._SendErrs":
+        with self._connect() as server:
+            self._greet(server)
+            return server.send_message(mail_of(message, self._options), to_addrs=to)
+
+    def _settle(self, message: Message, refused: dict[str, int]) -> None:
+        """`refused`: address -> code. Raises for those who may take it later, and for those who never will."""
+        later = [one for one, code in refused.items() if code not in PERMANENT]
+        self._settled = "", frozenset()
+        if later:
+            self._settled = message.id, frozenset(self._options.to) - frozenset(later)
+            raise OSError(f"{self._options.server}: {_addresses(len(later))} not accepted yet")
+        if refused:
+            raise RefusedError(f"{_addresses(len(refused))} not accepted")
+
+    def _connect(self) -> "_Server":
+        options = self._options
+        if options.security == "tls":
+            return _SecureServer(
+                options.server,
+                options.port,
+                _own_name(),
+                timeout=options.timeout,
+                context=self._context(),
+            )
+        return _Server(options.server, options.port, _own_name(), timeout=options.timeout)
+
+    def _greet(self, server: smtplib.SMTP) -> None:
+        if self._options.security == "starttls":
+            server.starttls(context=self._context())
+        if self._options.user:
+            server.login(self._options.user, secret(self._options.password_file))
+
+    def _context(self) -> ssl.SSLContext:
+        file = self._options.ca_file
+        return ssl.create_default_context(cafile=str(file) if file else None)
+
+
+class _Server(smtplib.SMTP):
+    """No answer takes longer than a few timeouts, though it drips."""
+
+    def getreply(self) -> tuple[int, bytes]:
+        """The next answer."""
+        with limit(TIMES * self.timeout, lambda: self.sock):
+            return super().getreply()
+
+
+class _SecureServer(_Server, smtplib.SMTP_SSL):
+    """The same, by TLS from the first byte."""
+
+
+def mail_of(message: Message, options: Options) -> EmailMessage:
+    """The mail. The subject is one clean line, so nothing in it can become a header."""
+    mail = EmailMessage()
+    mail["Subject"] = message.subject
+    mail["From"] = options.sender
+    mail["To"] = ", ".join(options.to)
+    mail["Date"] = formatdate()
+    mail["Message-ID"] = f"<{message.id}@mldebug>"
+    mail["Auto-Submitted"] = "auto-generated"
+    mail["X-Mldebug-Kind"] = message.kind  # for filters
+    mail["X-Mldebug-State"] = message.state
+    mail.set_content(plain_text(message))
+    return mail
+
+
+def _addresses(count: int) -> str:
+    return "1 of the addresses was" if count == 1 else f"{count} of the addresses were"
+
+
+def _own_name() -> str:
+    """For the greeting. The library would ask the DNS, which may take minutes."""
+    name = "".join(
+        one for one in socket.gethostname() if one.isascii() and (one.isalnum() or one in "-.")
+    )
+    return name or "localhost"
+
+
+def _give_up(codes: set[int], said: str) -> NoReturn:
+    """5xx about an address or a mail is final; about a login a person may mend it."""
+    if codes and all(code in PERMANENT for code in codes):
+        raise RefusedError(said)
+    raise OSError(said)
+
+
+def create(options: Options) -> Email:
+    """Build the channel."""
+    return Email(options)

@@ -1,0 +1,56 @@
+"""Slack, by an incoming webhook; Mattermost and Rocket.Chat take the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from mldebug.events.message import plain_text
+from mldebug.events.model import Message
+from mldebug.settings.units import Duration
+from mldebug_exporters.sending.http import request
+from mldebug_exporters.sending.secrets import secret
+
+MOST = 3500  # characters
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whoever has the address may write there: it stands in a file."""
+
+    url_file: Path | None = None
+    ca_file: Path | None = None
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """What no type can say."""
+    if options.url_file is None:
+        yield "url_file", "is missing: name a file that holds the address of the incoming webhook"
+
+
+class Slack:
+    """Texts are escaped as Slack asks: a job's name mentions nobody and is no link."""
+
+    repeat = 0.0
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def send(self, message: Message) -> None:
+        """Deliver it, or raise."""
+        text = f"*{escape(message.subject)}*\n{escape(plain_text(message))[:MOST]}"
+        body = msgspec.json.encode({"text": text})
+        headers = {"Content-Type": "application/json", "User-Agent": "mldebug"}
+        url = secret(self._options.url_file)
+        request(url, body, headers, self._options.timeout, self._options.ca_file)
+
+
+def escape(text: str) -> str:
+    """Without mentions and links."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def create(options: Options) -> Slack:
+    """Build the channel."""
+    return Slack(options)

@@ -1,0 +1,75 @@
+"""Events: what fires now, and how the channels do that tell people of it."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Importance, Sample
+
+FIRING = Family(
+    name="mldebug_events_firing",
+    kind="gauge",
+    help="Events that fire now: open incidents of jobs, components of the node that are not well, and the like.",
+    labels=("kind", "severity"),
+    absent="while none of the kind fires",
+    importance=Importance.RUN,
+)
+DROPPED = Family(
+    name="mldebug_events_dropped",
+    kind="counter",
+    help="Events of which nobody was told, for there was no room to remember them.",
+)
+WAITING = Family(
+    name="mldebug_channel_waiting",
+    kind="gauge",
+    help="Events of whose newest state the channel has not been told.",
+    labels=("channel", "kind"),
+    absent="where no channel is configured",
+)
+MESSAGES = Family(
+    name="mldebug_channel_messages",
+    kind="counter",
+    help="Messages since the agent's start: sent (acknowledged by the other side), failed (a try; it is repeated),"
+    " refused (the other side does not want it; it is not repeated).",
+    labels=("channel", "kind", "result"),
+    absent="where no channel is configured",
+)
+SUCCESS = Family(
+    name="mldebug_channel_last_success_timestamp_seconds",
+    kind="gauge",
+    help="Unix time of the last message that the other side has acknowledged.",
+    labels=("channel", "kind"),
+    absent="before the first one since the agent's start",
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class EventMetrics:
+    """What fires, and the channels."""
+
+    families = (FIRING, DROPPED, WAITING, MESSAGES, SUCCESS)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """Counts by kind and severity, then each channel."""
+        told = snapshot.events
+        for name, count in sorted(told.counts.items()):
+            kind, _, severity = name.partition("/")
+            yield Sample(FIRING, (kind, severity), count)
+        yield Sample(DROPPED, (), told.dropped)
+        for one in told.channels:
+            whose = (one.name, one.kind)
+            yield Sample(WAITING, whose, one.waiting)
+            results = {"sent": one.sent, "failed": one.failed, "refused": one.refused}
+            for result, count in results.items():
+                yield Sample(MESSAGES, (*whose, result), count)
+            if one.last_success is not None:
+                yield Sample(SUCCESS, whose, one.last_success)
+
+
+def create(options: Options) -> EventMetrics:
+    """Build the group."""
+    return EventMetrics()

@@ -1,0 +1,1 @@
+"""What channels share: HTTP without surprises, and secrets from files."""

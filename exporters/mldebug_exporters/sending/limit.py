@@ -1,0 +1,26 @@
+"""An end to a conversation as a whole: a server that sends one byte now and then outlives every timeout of a socket."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+TIMES = 3  # timeouts of one step that a whole conversation may take
+
+
+@contextlib.contextmanager
+def limit(seconds: float, link: Callable[[], socket.socket | None]) -> Iterator[None]:
+    """Cut the connection `link` gives, if this takes longer; whoever reads from it gets an OSError or an end."""
+    timer = threading.Timer(seconds, _cut, (link,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cut(link: Callable[[], socket.socket | None]) -> None:
+    with contextlib.suppress(OSError):
+        if (open_one := link()) is not None:
+            open_one.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,31 @@
+"""Events and channels as lines of `mldebug status`. Pure."""
+
+from collections.abc import Collection, Iterator
+
+from mldebug.events.view import ChannelState, Events
+
+MOST = 8
+HEALTH = "health/"  # `status` tells of these by itself
+
+
+def event_lines(told: Events, shown: Collection[str]) -> Iterator[str]:
+    """What is wrong and stands nowhere else, and channels that fail; `shown`: ids of incidents that are told."""
+    firing = [
+        one for one in told.events if one.state == "firing" and not one.key.startswith(HEALTH)
+    ]
+    lines = [
+        f"{one.severity}: {one.sentence}" for one in firing if one.report not in {*shown} - {""}
+    ]
+    yield from lines[:MOST]
+    if len(lines) > MOST:
+        yield f"… and {len(lines) - MOST} more events: --json lists them"
+    for channel in told.channels:
+        if channel.trouble:
+            yield _trouble(channel)
+    if told.dropped:
+        yield f"{told.dropped} events were dropped: there was no room for them"
+
+
+def _trouble(one: ChannelState) -> str:
+    count = f"{one.waiting} {'event waits' if one.waiting == 1 else 'events wait'} for it"
+    return f"channel {one.name} fails: {one.trouble}; {count}"

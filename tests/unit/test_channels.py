@@ -1,0 +1,381 @@
+"""Channels against real listeners: HTTP sinks that answer well, badly or never, and a real SMTP server."""
+
+import contextlib
+import http.server
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.message import Message as Mail
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from mldebug.commands.notify import command
+from mldebug.config import Config
+from mldebug.errors import ConfigError, MldebugError, UsageError
+from mldebug.events.message import message_of
+from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, State
+from mldebug.rooms import load, names
+from mldebug.settings.parse import parse
+from mldebug_exporters.channels import alertmanager, email, slack, webhook
+
+NOW = 1_700_000_000.0
+SECRET = "t0p-s3cret-value"
+
+
+def message(state: State = State.FIRING, sentence: str = "rank 3 waits for a lock") -> Message:
+    alarm = Alarm(
+        key="incident/R1", kind="stall", severity=Severity.CRITICAL, sentence=sentence, report="R1",
+        labels={"run": "r", "job": "müller <!here>"}, culprits=("rank 3 on n: lock",), verdict="rank_waiting",
+    )  # fmt: skip
+    ended = NOW + 5 if state is State.RESOLVED else None
+    event = Event(alarm=alarm, state=state, started=NOW, ended=ended, outcome="recovered")
+    return message_of(event, "node1", "https://reports/{report}")
+
+
+class Sink(http.server.BaseHTTPRequestHandler):
+    """Keeps what it gets and answers as `answers` says."""
+
+    got: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
+    answers: ClassVar[list[int]] = []
+    where: ClassVar[str] = ""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.got.append((self.path, dict(self.headers), body))
+        self.send_response(self.answers.pop(0) if self.answers else 200)
+        if self.where:
+            self.send_header("Location", self.where)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def sink() -> Iterator[str]:
+    Sink.got, Sink.answers, Sink.where = [], [], ""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(30)
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port that accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def secret_file(folder: Path, text: str = SECRET + "\n") -> Path:
+    file = folder / "secret"
+    file.write_text(text)
+    return file
+
+
+# --- webhook -------------------------------------------------------------------------------------
+
+
+def test_a_webhook_gets_the_message_and_the_token(sink: str, tmp_path: Path) -> None:
+    options = webhook.Options(url=f"{sink}/x?y=1", token_file=secret_file(tmp_path))
+    told = message()
+    webhook.create(options).send(told)
+    ((path, headers, body),) = Sink.got
+    assert (path, headers["Authorization"]) == ("/x?y=1", f"Bearer {SECRET}")
+    assert headers["Idempotency-Key"] == told.id
+    assert msgspec.json.decode(body, type=Message) == told
+    assert told.link == "https://reports/R1"
+
+
+def test_a_redirect_is_not_followed_and_takes_no_credentials(sink: str, tmp_path: Path) -> None:
+    Sink.answers, Sink.where = [307], f"{sink}/stranger"
+    channel = webhook.create(webhook.Options(url=sink, token_file=secret_file(tmp_path)))
+    with pytest.raises(OSError, match="redirects") as caught:
+        channel.send(message())
+    assert [path for path, _, _ in Sink.got] == ["/"]
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, OSError),
+        (403, OSError),
+        (429, OSError),
+        (500, OSError),
+        (503, OSError),
+        (400, RefusedError),
+        (413, RefusedError),
+        (422, RefusedError),
+    ],
+)
+def test_what_may_be_mended_is_tried_again_and_the_rest_is_not(
+    sink: str, status: int, kind: type[Exception]
+) -> None:
+    Sink.answers = [status]
+    with pytest.raises(kind, match=str(status)):
+        webhook.create(webhook.Options(url=sink)).send(message())
+
+
+def test_a_server_that_never_answers_costs_the_timeout(silent: int) -> None:
+    url = f"http://127.0.0.1:{silent}/{SECRET}"
+    with pytest.raises(OSError, match="gave no answer") as caught:
+        webhook.create(webhook.Options(url=url, timeout=0.3)).send(message())
+    assert SECRET not in str(caught.value)
+
+
+def test_nobody_there_is_told_without_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(OSError, match=r"127\.0\.0\.1: Connection refused") as caught:
+        webhook.create(webhook.Options(url=f"http://127.0.0.1:{port}/{SECRET}")).send(message())
+    assert SECRET not in str(caught.value)
+
+
+# --- alertmanager --------------------------------------------------------------------------------
+
+
+def test_alertmanager_gets_one_alert_with_an_end(sink: str) -> None:
+    channel = alertmanager.create(alertmanager.Options(url=sink + "/"))
+    channel.send(message())
+    channel.send(message(State.RESOLVED))
+    (path, _, first), (_, _, last) = Sink.got
+    (begun,), (over,) = json.loads(first), json.loads(last)
+    assert path == "/api/v2/alerts"
+    assert begun["labels"] == over["labels"]
+    assert begun["labels"]["alertname"] == "MldebugStall"
+    assert "verdict" not in begun["labels"]
+    assert begun["startsAt"] == over["startsAt"] == "2023-11-14T22:13:20.000Z"
+    assert over["endsAt"] == "2023-11-14T22:13:25.000Z" < begun["endsAt"]
+    assert begun["annotations"]["summary"] == "rank 3 waits for a lock"
+    assert begun["generatorURL"] == "https://reports/R1"
+
+
+def test_a_clock_that_was_set_back_makes_no_alert_that_ends_before_it_begins() -> None:
+    alert = alertmanager.alert_of(message(), 60.0, datetime(2001, 1, 1, tzinfo=UTC))
+    assert alert["startsAt"] < alert["endsAt"]
+
+
+# --- slack ---------------------------------------------------------------------------------------
+
+
+def test_a_jobs_name_mentions_nobody_in_a_chat(sink: str, tmp_path: Path) -> None:
+    file = secret_file(tmp_path, f"{sink}/services/{SECRET}")
+    slack.create(slack.Options(url_file=file)).send(message())
+    ((path, _, body),) = Sink.got
+    assert path == f"/services/{SECRET}"
+    assert "<!here>" not in json.loads(body)["text"]
+    assert "rank 3 waits for a lock" in json.loads(body)["text"]
+
+
+# --- mail ----------------------------------------------------------------------------------------
+
+
+class Box:
+    """The handler of a real SMTP server; answers each mail with `answer`."""
+
+    def __init__(self) -> None:
+        self.mails: list[Mail] = []
+        self.answer = "250 OK"
+        self.refuses: dict[str, str] = {}  # address -> answer
+        self.got: list[list[str]] = []
+
+    async def handle_RCPT(  # noqa: N802
+        self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any
+    ) -> str:
+        if address in self.refuses:
+            return self.refuses[address]
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
+        import email as mails
+
+        self.mails.append(mails.message_from_bytes(envelope.content))
+        self.got.append(list(envelope.rcpt_tos))
+        return self.answer
+
+
+@pytest.fixture
+def smtp() -> Iterator[tuple[int, Box]]:
+    if not os.environ.get("CI"):
+        pytest.importorskip("aiosmtpd")
+    from aiosmtpd.controller import Controller
+
+    box = Box()
+    server = Controller(box, hostname="127.0.0.1", port=0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        server.port = free.getsockname()[1]
+    server.start()
+    yield server.port, box
+    server.stop()
+
+
+def mail_options(port: int, **more: Any) -> email.Options:
+    return email.Options(
+        server="127.0.0.1", port=port, sender="m@x.org", to=("ops@x.org",), security="none", **more
+    )
+
+
+def test_a_mail_arrives_with_one_id_and_no_foreign_header(smtp: tuple[int, Box]) -> None:
+    port, box = smtp
+    evil = message(sentence="a\r\nBcc: spy@evil.org\r\n\r\nü")
+    channel = email.create(mail_options(port))
+    channel.send(evil)
+    channel.send(evil)
+    first, double = box.mails
+    assert first["Bcc"] is None
+    assert first["Message-ID"] == double["Message-ID"] == f"<{evil.id}@mldebug>"
+    assert "report: https://reports/R1" in str(first.get_payload(decode=True))
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"), [("550 no", RefusedError), ("451 later", OSError), ("535 auth", OSError)]
+)
+def test_a_mail_server_that_says_no(
+    smtp: tuple[int, Box], answer: str, kind: type[Exception]
+) -> None:
+    port, box = smtp
+    box.answer = answer
+    with pytest.raises(kind):
+        email.create(mail_options(port)).send(message())
+
+
+def test_who_has_the_mail_gets_no_double_while_another_is_tried_again(
+    smtp: tuple[int, Box],
+) -> None:
+    port, box = smtp
+    everybody = ("a@x.org", "later@x.org", "never@x.org")
+    channel = email.create(msgspec.structs.replace(mail_options(port), to=everybody))
+    box.refuses = {"later@x.org": "451 greylisted", "never@x.org": "550 unknown"}
+    told = message()
+    with pytest.raises(OSError, match="1 of the addresses was not accepted yet"):
+        channel.send(told)
+    with pytest.raises(OSError, match="not accepted yet"):  # nobody else is tried
+        channel.send(told)
+    box.refuses = {"never@x.org": "550 unknown"}
+    channel.send(told)
+    assert box.got == [["a@x.org"], ["later@x.org"]]
+    with pytest.raises(RefusedError, match="1 of the addresses was not accepted"):
+        channel.send(message(State.RESOLVED))
+    assert box.got[-1] == ["a@x.org", "later@x.org"]
+
+
+@pytest.fixture
+def trickle() -> Iterator[int]:
+    """A port that sends a byte every 50 ms and never comes to an end."""
+    over = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        link, _ = server.accept()
+        with link, contextlib.suppress(OSError):
+            while not over.wait(0.05):
+                link.sendall(b"2")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,), daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        over.set()
+        thread.join(30)
+
+
+@pytest.mark.parametrize("kind", ["webhook", "email"])
+def test_a_server_that_drips_is_left_after_a_while(trickle: int, kind: str) -> None:
+    channel: Any = webhook.create(webhook.Options(url=f"http://127.0.0.1:{trickle}", timeout=0.3))
+    if kind == "email":
+        channel = email.create(mail_options(trickle, timeout=0.3))
+    began = time.monotonic()
+    with pytest.raises(OSError, match=r"127\.0\.0\.1|the server answers"):
+        channel.send(message())
+    assert time.monotonic() - began < 30
+
+
+def test_a_mail_server_that_accepts_and_never_answers(silent: int) -> None:
+    with pytest.raises(OSError, match="gave no answer"):
+        email.create(mail_options(silent, timeout=0.3)).send(message())
+
+
+def test_without_starttls_nothing_is_sent(smtp: tuple[int, Box]) -> None:
+    port, box = smtp
+    options = msgspec.structs.replace(mail_options(port), security="starttls")
+    with pytest.raises(OSError, match="STARTTLS"):
+        email.create(options).send(message())
+    assert box.mails == []
+
+
+def test_a_mail_is_readable_text() -> None:
+    mail = email.mail_of(message(State.RESOLVED), mail_options(25))
+    assert isinstance(mail, EmailMessage)
+    assert mail["Subject"] == "[resolved] node1: rank 3 waits for a lock"
+    assert "over: 2023-11-14T22:13:25.000Z (recovered)" in mail.get_content()
+
+
+# --- the configuration and the command ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("{kind: webhook}", "url"),
+        ("{kind: webhook, url: 'ftp://x'}", "http"),
+        ("{kind: webhook, url: 'https://u:geheim@x/'}", "password_file"),
+        ("{kind: slack}", "url_file"),
+        ("{kind: email, server: s, sender: a@b, to: ['x']}", "addresses"),
+        ("{kind: email, server: s, sender: a@b, to: [c@d], user: u}", "password_file"),
+        ("{kind: pigeon}", "webhook"),
+    ],
+)
+def test_a_channel_that_cannot_work_is_named_at_once(entry: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        parse(f"channels:\n  ops: {entry}\n", "x.yaml", Config)
+    assert "geheim" not in str(caught.value)
+
+
+def test_every_channel_has_what_a_channel_needs() -> None:
+    for name in names("channels"):
+        module = load("channels", name)
+        assert module.create(module.Options()).repeat >= 0
+
+
+def test_a_secret_that_is_missing_or_empty_is_told(sink: str, tmp_path: Path) -> None:
+    channel = webhook.create(webhook.Options(url=sink, token_file=secret_file(tmp_path, " \n")))
+    with pytest.raises(OSError, match="is empty"):
+        channel.send(message())
+    channel = webhook.create(webhook.Options(url=sink, token_file=secret_file(tmp_path, "ü")))
+    with pytest.raises(OSError, match="holds characters"):
+        channel.send(message())
+    assert Sink.got == []
+
+
+def test_notify_sends_both_states_and_says_so(sink: str, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(f"channels:\n  ops: {{kind: webhook, url: '{sink}'}}\n")
+    told = CliRunner().invoke(command, ["--config", str(file), "--test", "ops"])
+    assert (told.exit_code, len(Sink.got)) == (0, 2)
+    assert "ops (webhook) has accepted the firing message" in told.output
+    Sink.answers = [401]
+    told = CliRunner().invoke(command, ["--config", str(file), "--test", "ops"])
+    assert isinstance(told.exception, MldebugError)
+    assert "does not accept our token" in told.exception.message
+
+
+def test_notify_names_the_channels_that_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text("channels:\n  ops: {kind: webhook, url: 'http://x'}\n")
+    told = CliRunner().invoke(command, ["--config", str(file), "--test", "chat"])
+    assert isinstance(told.exception, UsageError)
+    assert told.exception.way_out == "choose from: ops"

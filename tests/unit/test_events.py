@@ -1,0 +1,544 @@
+"""Events from alarm to resolution, across restarts and channels that fail."""
+
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mldebug.config import Config
+from mldebug.events.book import KEPT, MOST, EventBook
+from mldebug.events.message import message_of, plain_text
+from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, State
+from mldebug.events.noderooms import of_memory, of_saves, together
+from mldebug.events.rooms import health_alarms, healthy_keys
+from mldebug.events.telling import event_lines
+from mldebug.filling.state import Alarm as RoomAlarm
+from mldebug.filling.state import PartState, StorageState
+from mldebug.health.components import Action, Health
+from mldebug.health.components import State as HealthState
+from mldebug.health.telling import GpuName
+from mldebug.hostmemory.parsing import Level
+from mldebug.hostmemory.telling import LevelState, NodeMemory
+from mldebug.incident import Incident, end, judge
+from mldebug.model import Gap
+from mldebug.saves.files import State as SavedAs
+from mldebug.saves.history import Kept
+from mldebug.saves.telling import SaveState
+from mldebug.settings.plugins import Plugin
+from mldebug_agents.notices import desk, line
+from mldebug_agents.notices.desk import Notices
+from mldebug_agents.runner import Result
+from mldebug_agents.state import scribe
+from snapshots import snapshot
+
+NOW = 1_700_000_000.0
+
+
+def alarm(key: str = "a", sentence: str = "it hangs", **more: Any) -> Alarm:
+    return Alarm(key=key, kind="stall", severity=Severity.CRITICAL, sentence=sentence, **more)
+
+
+def states(book: EventBook) -> dict[str, str]:
+    return {one.key: str(one.state) for one in book.all()}
+
+
+# --- the book ------------------------------------------------------------------------------------
+
+
+def test_an_alarm_fires_only_when_it_has_stood_for_a_while() -> None:
+    book = EventBook(pending=30.0)
+    book.raise_(alarm(), NOW)
+    assert states(book) == {"a": "pending"}
+    book.raise_(alarm(), NOW + 29)
+    assert (states(book), book.untold("ops")) == ({"a": "pending"}, [])
+    book.raise_(alarm(), NOW + 30)
+    assert states(book) == {"a": "firing"}
+
+
+def test_what_passes_before_it_fires_is_told_to_nobody() -> None:
+    book = EventBook(pending=30.0)
+    book.raise_(alarm(), NOW)
+    book.clear("a", NOW + 5)
+    assert (book.all(), book.untold("ops")) == ((), [])
+
+
+def test_each_state_is_told_once_and_a_refined_culprit_is_no_news() -> None:
+    book = EventBook()
+    book.raise_(alarm(), NOW, at_once=True)
+    (event,) = book.untold("ops")
+    book.told("a", "ops", "firing", event.started)
+    book.raise_(alarm(sentence="rank 3 hangs"), NOW + 5, at_once=True)
+    assert book.untold("ops") == []
+    book.clear("a", NOW + 9, "recovered")
+    (over,) = book.untold("ops")
+    assert (over.state, over.outcome, over.alarm.sentence) == ("resolved", "recovered", "rank 3 hangs")  # fmt: skip
+    book.told("a", "ops", "resolved", over.started)
+    assert book.untold("ops") == []
+
+
+def test_the_end_that_comes_while_the_beginning_is_under_way_is_told_after_it() -> None:
+    book = EventBook()
+    book.raise_(alarm(), NOW, at_once=True)
+    (sent,) = book.untold("ops")
+    book.clear("a", NOW + 1)
+    book.told("a", "ops", str(sent.state), sent.started)
+    assert [one.state for one in book.untold("ops")] == [State.RESOLVED]
+
+
+def test_a_clock_that_is_set_back_ends_nothing_before_it_began() -> None:
+    book = EventBook()
+    book.raise_(alarm(), NOW, at_once=True)
+    book.clear("a", NOW - 3600)
+    (event,) = book.all()
+    assert event.ended is not None
+    assert event.ended >= event.started
+
+
+def test_a_new_beginning_is_told_though_its_key_was_told_before() -> None:
+    book = EventBook()
+    for at in (NOW, NOW + 100):
+        book.raise_(alarm(), at, at_once=True)
+        (event,) = book.untold("ops")
+        assert event.state is State.FIRING
+        book.told("a", "ops", "firing", event.started)
+        book.clear("a", at + 1)
+        (over,) = book.untold("ops")
+        book.told("a", "ops", "resolved", over.started)
+
+
+def test_what_is_over_is_forgotten_only_when_all_have_heard() -> None:
+    book = EventBook()
+    book.raise_(alarm(), NOW, at_once=True)
+    book.clear("a", NOW + 1)
+    (over,) = book.untold("ops")
+    book.told("a", "ops", "resolved", over.started)
+    book.tidy(("ops", "mail"), NOW + KEPT + 2)
+    assert len(book.all()) == 1
+    book.tidy(("ops",), NOW + KEPT + 2)  # mail was taken out of the configuration
+    assert book.all() == ()
+    assert ("a", None) in book.changed()
+
+
+def test_ten_thousand_alarms_are_bounded_and_the_rest_is_counted() -> None:
+    book = EventBook()
+    for number in range(10_000):
+        book.raise_(alarm(f"a{number}"), NOW + number, at_once=True)
+    assert (len(book.all()), book.dropped) == (MOST, 10_000 - MOST)
+    assert len(book.untold("ops")) == MOST
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def test_a_hostile_name_neither_breaks_the_subject_nor_leaks_a_secret() -> None:
+    evil = "job\r\nBcc: x@evil\x1b[31m token=hf_abcdefghijklmnopqrstuvwxyz müller"
+    event = Event(alarm=alarm(sentence=evil, labels={"job": evil}), state=State.FIRING, started=NOW)
+    told = message_of(event, "node1")
+    assert told.subject.isprintable()
+    assert "hf_abc" not in plain_text(told) + str(told.labels)
+    assert "müller" in told.subject
+
+
+def test_a_double_has_the_same_id_and_each_state_its_own() -> None:
+    event = Event(alarm=alarm(), state=State.FIRING, started=NOW)
+    refined = msgspec.structs.replace(event, alarm=alarm(sentence="rank 3"), told={"x": "firing"})
+    over = msgspec.structs.replace(event, state=State.RESOLVED, ended=NOW + 1)
+    ids = [message_of(one, "node1").id for one in (event, refined, over)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize(
+    ("link", "told"),
+    [("", "mldebug reports show R1"), ("https://x/r/{report}", "https://x/r/R1")],
+)
+def test_a_message_shows_the_way_to_the_report(link: str, told: str) -> None:
+    event = Event(alarm=alarm(report="R1", next_steps=("look",)), state=State.FIRING, started=NOW)
+    message = message_of(event, "node1", link)
+    assert message.link == told
+    assert f"report: {told}" in plain_text(message)
+    assert "next step: look" in plain_text(message)
+
+
+# --- health --------------------------------------------------------------------------------------
+
+
+def health(state: HealthState, reason: str = "") -> Health:
+    return Health(component="gpu_ecc", state=state, reason=reason, uuid="G1", gpu=1, action=Action.REPLACE)  # fmt: skip
+
+
+def test_a_sick_gpu_is_an_alarm_until_it_is_known_to_be_well() -> None:
+    names = {"G1": GpuName(1)}
+    (sick,) = health_alarms([health(HealthState.UNHEALTHY, "5 errors")], names)
+    (worse,) = health_alarms([health(HealthState.UNHEALTHY, "9 errors")], names)
+    assert (sick.severity, sick.sentence) == ("critical", "GPU 1 is unhealthy: 5 errors")
+    assert sick.key == worse.key
+    assert list(healthy_keys([health(HealthState.UNKNOWN)])) == []
+    assert list(healthy_keys([health(HealthState.HEALTHY)])) == [sick.key]
+
+
+# --- the desk ------------------------------------------------------------------------------------
+
+
+class Memory:
+    """A ledger that outlives its agents; counts what is written."""
+
+    opened = True
+
+    def __init__(self) -> None:
+        self.rows: dict[str, bytes] = {}
+
+    def memo(self, name: str) -> bytes:
+        return self.rows.get(name, b"")
+
+    def remember(self, name: str, told: bytes) -> None:
+        if told:
+            self.rows[name] = told
+        else:
+            self.rows.pop(name, None)
+
+    def is_stored(self, name: str) -> bool:
+        return True
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return tuple(name for name in self.rows if name.startswith(beginning))
+
+
+class Sink:
+    """A channel whose messages the test reads; `errors` are raised first."""
+
+    repeat = 0.0
+
+    def __init__(self) -> None:
+        self.got: list[Message] = []
+        self.errors: list[Exception] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def send(self, message: Message) -> None:
+        self.gate.wait(30)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.got.append(message)
+
+
+class Stand:
+    """An agent's desk with one channel, and the turns of its loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: Memory, sink: Sink) -> None:
+        module = type("M", (), {"create": staticmethod(lambda _: sink)})
+        monkeypatch.setattr(line, "load", lambda *_: module)
+        monkeypatch.setattr(line, "PAUSE_FIRST", 0.01)
+        self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+        config = Config(channels={"ops": Plugin(kind="sink", options=None)})
+        self.desk = Notices(config, "node1", memory, self.inbox)  # type: ignore[arg-type]
+        self.told_all = False
+
+    def turn(self, *, hear: bool = True) -> None:
+        self.desk.turn()
+        if hear:
+            try:
+                result = self.inbox.get(timeout=0.02)
+            except queue.Empty:
+                return
+            assert result is not None
+            assert self.desk.told(result)
+
+    def until(self, sink: Sink, count: int) -> list[tuple[str, str]]:
+        end = time.monotonic() + 30
+        while (len(sink.got) < count or self.waiting()) and time.monotonic() < end:
+            self.turn()
+        return [(one.key, one.state) for one in sink.got]
+
+    def waiting(self) -> int:
+        return self.desk.show(snapshot()).events.channels[0].waiting
+
+
+def test_a_channel_that_is_down_gets_it_later_and_one_that_refuses_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink, memory = Sink(), Memory()
+    stand = Stand(monkeypatch, memory, sink)
+    sink.errors = [OSError("down"), OSError("down"), RefusedError("400")]
+    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
+    stand.desk.book.raise_(alarm("b"), NOW + 1, at_once=True)
+    assert stand.until(sink, 1) == [("b", "firing")]
+    (channel,) = stand.desk.show(snapshot()).events.channels
+    assert (channel.sent, channel.failed, channel.refused, channel.trouble) == (1, 2, 1, "")
+    assert channel.last_success
+
+
+def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Sink()
+    stand = Stand(monkeypatch, Memory(), sink)
+    monkeypatch.setattr(line, "PAUSE_FIRST", 60.0)
+    sink.errors = [OSError("mail.example gave no answer in 10 s")]
+    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
+    end = time.monotonic() + 30
+    while sink.errors and time.monotonic() < end:
+        stand.turn()
+    stand.turn()
+    told = stand.desk.show(snapshot()).events
+    assert list(event_lines(told, ())) == [
+        "critical: it hangs",
+        "channel ops fails: mail.example gave no answer in 10 s; 1 event waits for it",
+    ]
+
+
+@pytest.mark.parametrize("killed", ["before it was sent", "before it was heard", "after it all"])
+def test_an_agent_that_is_killed_loses_nothing_and_doubles_bear_the_same_id(
+    monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    memory, sink = Memory(), Sink()
+    first = Stand(monkeypatch, memory, sink)
+    first.desk.book.raise_(alarm(since=NOW - 60), NOW, at_once=True)
+    if killed == "before it was sent":
+        sink.gate.clear()
+        sink.errors = [OSError("killed")]
+    if killed == "after it all":
+        first.until(sink, 1)
+        first.turn()
+    else:
+        first.turn(hear=False)
+        sink.gate.set()
+        assert first.inbox.get(timeout=30)  # which nobody reads any more
+    before = len(sink.got)
+    second = Stand(monkeypatch, memory, sink)
+    second.desk.book.raise_(
+        alarm(since=NOW - 60), NOW + 9, at_once=True
+    )  # as the incident is recalled
+    second.until(sink, before if killed == "after it all" else before + 1)
+    assert len(sink.got) == (2 if killed == "before it was heard" else 1)
+    assert len({one.id for one in sink.got}) == 1
+
+
+def test_the_configuration_that_is_read_again_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink, memory = Sink(), Memory()
+    stand = Stand(monkeypatch, memory, sink)
+    monkeypatch.setattr(line, "PAUSE_FIRST", 60.0)
+    sink.errors = [OSError("down")]
+    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
+    end = time.monotonic() + 30
+    while sink.errors and time.monotonic() < end:
+        stand.turn()
+    stand.desk.reload(Config())
+    stand.turn()
+    assert stand.desk.show(snapshot()).events.channels == ()
+    stand.desk.reload(Config(channels={"new": Plugin(kind="sink", options=None)}))
+    assert stand.until(sink, 1) == [("a", "firing")]
+
+
+def test_a_channel_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Sink()
+    sink.gate.clear()
+    stand = Stand(monkeypatch, Memory(), sink)
+    try:
+        for number in range(200):
+            stand.desk.book.raise_(alarm(f"a{number}"), NOW + number, at_once=True)
+            stand.desk.turn()
+        assert stand.waiting() == 200
+    finally:
+        sink.gate.set()
+
+
+def test_rows_of_another_version_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory, sink = Memory(), Sink()
+    memory.rows = {"event:x": b'{"alarm": 5}', "event:y": b"\xff"}
+    stand = Stand(monkeypatch, memory, sink)
+    stand.desk.turn()
+    assert (stand.desk.book.all(), memory.rows) == ((), {})
+
+
+# --- hostile hours -------------------------------------------------------------------------------
+
+
+def test_what_begins_and_ends_at_once_stands_for_its_time_and_then_ends_as_it_did() -> None:
+    book = EventBook()
+    book.raise_(alarm(stands=600.0), NOW, at_once=True)
+    book.clear("a", NOW + 1, "ended")
+    assert states(book) == {"a": "firing"}
+    assert message_of(book.all()[0], "n").ended == ""
+    book.restore([])
+    book.tidy((), NOW + 599)
+    assert states(book) == {"a": "firing"}
+    book.tidy((), NOW + 601)
+    (over,) = book.all()
+    assert (over.state, over.outcome, over.ended) == ("resolved", "ended", NOW + 1)
+
+
+def test_what_goes_on_while_it_stands_is_not_over() -> None:
+    book = EventBook()
+    book.raise_(alarm(stands=600.0), NOW, at_once=True)
+    book.clear("a", NOW + 1, "ended")
+    book.raise_(alarm(stands=600.0, sentence="a second attempt failed"), NOW + 2, at_once=True)
+    book.tidy((), NOW + 700)
+    assert states(book) == {"a": "firing"}
+
+
+def test_a_clock_that_is_set_back_holds_nothing_up() -> None:
+    book = EventBook()
+    book.raise_(alarm(stands=600.0), NOW, at_once=True)
+    book.clear("a", NOW - 7200)
+    assert states(book) == {"a": "resolved"}
+
+
+def test_a_sentence_that_changes_all_the_time_is_not_written_all_the_time() -> None:
+    book = EventBook()
+    book.raise_(alarm(), NOW, at_once=True)
+    assert len(book.changed()) == 1
+    book.raise_(alarm(sentence="83 degrees"), NOW + 1)
+    assert book.changed(words=False) == []
+    assert [event.alarm.sentence for _, event in book.changed() if event] == ["83 degrees"]
+
+
+def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Sink()
+    stand = Stand(monkeypatch, Memory(), sink)
+    send = sink.send
+
+    def picky(message: Message) -> None:
+        if message.key == "poison":
+            raise OSError("500")
+        send(message)
+
+    sink.send = picky  # type: ignore[method-assign]
+    for number, key in enumerate(("poison", "b", "c")):
+        stand.desk.book.raise_(alarm(key), NOW + number, at_once=True)
+    end = time.monotonic() + 30
+    while len(sink.got) < 2 and time.monotonic() < end:
+        stand.turn()
+    assert [one.key for one in sink.got] == ["b", "c"]
+    assert stand.waiting() == 1
+
+
+def test_a_message_waits_for_the_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, memory = Sink(), Memory()
+    memory.is_stored = lambda _: False  # type: ignore[method-assign]
+    monkeypatch.setattr(desk, "STORED_WITHIN", 3600.0)
+    stand = Stand(monkeypatch, memory, sink)
+    stand.desk.book.raise_(alarm(), NOW, at_once=True)
+    for _ in range(5):
+        stand.turn()
+    assert sink.got == []
+    monkeypatch.setattr(desk, "STORED_WITHIN", 0.0)
+    assert stand.until(sink, 1) == [("a", "firing")]
+
+
+def test_names_that_are_no_text_are_stored_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, memory = Sink(), Memory()
+    stand = Stand(monkeypatch, memory, sink)
+    evil = "job\udc80\r\nX: y"
+    stand.desk.book.pending = 0.0
+    stand.desk.alarm(alarm(f"storage/{evil}", sentence=evil, labels={"job": evil}))
+    ((_, state),) = stand.until(sink, 1)
+    assert (state, len(memory.rows)) == ("firing", 1)
+    assert sink.got[0].labels["job"].isprintable()
+
+
+def test_a_storm_of_events_pushes_out_no_state_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scribe, "MAX_EVENTS", 100)
+    monkeypatch.setattr(scribe, "MAX_STATES", 50)
+    writer = scribe.Scribe(tmp_path, lambda: None)
+    writer.put("run:job", lambda: None)
+    for number in range(300):
+        writer.put(f"memo:event:{number}", lambda: None)
+    assert writer.waits("run:job")
+    assert not writer.waits("memo:event:0")
+    assert writer.waits("memo:event:299")
+    for number in range(50):
+        writer.put(f"run:{number}", lambda: None)
+    assert not writer.waits("run:job")
+    assert writer.waits("memo:event:299")
+
+
+# --- rooms of the node ---------------------------------------------------------------------------
+
+
+def storage(*alarms: RoomAlarm, gaps: tuple[Gap, ...] = ()) -> PartState:
+    return PartState(name="filesystems", at=NOW, alarms=alarms, gaps=gaps)
+
+
+FULL = RoomAlarm(kind="too_full", subject="/scratch", sentence="/scratch is 97.0% full")
+
+
+def test_a_full_filesystem_fires_until_it_is_seen_with_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Sink()
+    stand = Stand(monkeypatch, Memory(), sink)
+    stand.desk.book.pending = 0.0
+
+    def look(*parts: PartState) -> dict[str, str]:
+        stand.desk.look(msgspec.structs.replace(snapshot(), storage=StorageState(parts=parts)))
+        return states(stand.desk.book)
+
+    key = "storage/filesystems//scratch#too_full"
+    assert look(storage(FULL)) == {key: "firing"}
+    assert look() == {key: "firing"}  # nobody has looked since the restart
+    unread = Gap(what="filesystem /scratch", reason="no answer")
+    assert look(storage(gaps=(unread,))) == {key: "firing"}
+    assert look(storage()) == {key: "resolved"}
+
+
+def test_memory_that_runs_out_is_an_event() -> None:
+    level = Level(scope="host", name="", limit=100 << 30, used=97 << 30)
+    (word,) = of_memory(NodeMemory(levels=(LevelState(level=level, alarm=True),)))
+    (told,) = word.alarms
+    assert (told.kind, told.severity) == ("memory_full", "critical")
+    assert told.sentence.startswith("host memory: 97.0 GiB of 100.0 GiB in use")
+    assert word.is_over("memory/cgroup/x")
+
+
+def test_a_save_that_died_is_told_to_its_owner_until_a_newer_one_is_there() -> None:
+    dead = Kept(name="ckpt-9", state=SavedAs.INCOMPLETE, why="its writer ended")
+    state = SaveState(run="r", folder="/data", series="ckpt-#", newest=dead, sentence="x")
+    (word,) = of_saves("r", 1000, [state])
+    (told,) = word.alarms
+    assert (told.kind, told.uid, told.severity) == ("save_incomplete", 1000, "warning")
+    (well,) = of_saves("r", 1000, [msgspec.structs.replace(state, newest=None)])
+    assert well.is_over(told.key)
+    (blind,) = of_saves("r", 1000, [msgspec.structs.replace(state, trouble="no answer")])
+    assert not together([well, blind]).is_over(told.key)
+
+
+def test_an_event_of_which_nobody_speaks_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU was replaced, or the agent before was killed while it closed the incident."""
+    memory, sink = Memory(), Sink()
+    first = Stand(monkeypatch, memory, sink)
+    for key in ("incident/gone", "incident/open", "health/gpu_ecc/G9"):
+        first.desk.book.raise_(alarm(key), NOW, at_once=True)
+    first.until(sink, 3)
+    second = Stand(monkeypatch, memory, sink)
+    second.desk.turn()
+    second.desk.look(snapshot(), {"open"})
+    assert set(states(second.desk.book).values()) == {"firing"}
+    monkeypatch.setattr(desk, "LOST", 0.0)
+    second.desk.look(snapshot(), {"open"})
+    assert states(second.desk.book)["incident/open"] == "firing"
+    assert states(second.desk.book)["incident/gone"] == "resolved"
+    assert states(second.desk.book)["health/gpu_ecc/G9"] == "resolved"
+
+
+def test_a_job_that_has_failed_is_told_as_wrong_though_its_incident_is_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Sink()
+    stand = Stand(monkeypatch, Memory(), sink)
+    opened = Incident(
+        id="R1", key="r/0/end", job_id="r", detected_at=time.time(), kind="abnormal_end",
+        sentence="rank 2 was killed",
+    )  # fmt: skip
+    for incident in (opened, end(opened, "ended", time.time(), "the job is over")):
+        stand.desk.incident(incident, judge(incident), 1000)
+    assert stand.until(sink, 1) == [("incident/R1", "firing")]
+    stand.desk.turn()
+    assert states(stand.desk.book) == {"incident/R1": "firing"}
