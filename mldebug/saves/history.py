@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from mldebug.model import Noun
+from mldebug.redact import clean
 from mldebug.saves.files import State, Verdict
 from mldebug.saves.names import step_of
 
@@ -152,7 +153,7 @@ class Series:
         kept = Kept(
             name=printable(one.name),
             state=state,
-            why=why,
+            why=clean(why, 300),  # it may quote names of files, and an index of any length
             layout=one.verdict.layout,
             size=one.size,
             shards=one.verdict.shards,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from mldebug.model import Gap, Noun
+from mldebug.redact import clean
 from mldebug.saves.files import State
 from mldebug.saves.history import CLOSE, SKEW, Kept, Series, change
 from mldebug.settings.units import format_duration
@@ -71,7 +72,7 @@ def _sentences(state: SaveState, now: float) -> Iterator[str]:
     if state.last is not None:
         yield f"last complete checkpoint {_name(state.last)} {_ago(now - state.last.ended)}{_cost(state.last)}"
     elif not state.trouble:
-        yield f"no complete checkpoint in {state.folder}"
+        yield f"no complete checkpoint in {clean(state.folder, 200)}"
     if state.trouble:
         yield f"what would be lost is not known: {state.trouble}"
     elif state.lost_seconds is not None:
@@ -96,7 +97,7 @@ def _newest(one: Kept) -> str:
 
 
 def _name(one: Kept) -> str:
-    return " ".join(one.name.split())[:80]
+    return clean(one.name, 80)
 
 
 def _cost(one: Kept) -> str:
