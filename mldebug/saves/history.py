@@ -186,6 +186,8 @@ class Series:
         if track.fresh:
             ended = min(max(ended, track.first - self.settle), now)
         began = min(one.oldest - skew, ended) if one.files > 1 else None
+        if began is not None and any(began < kept.ended < ended for kept in self.memory.complete if kept.name != printable(one.name)):  # fmt: skip
+            began = None  # a part was taken over from an earlier save, with its time
         if track.fresh and track.grown is not None and track.grown > track.first:
             began = min(track.first, ended, began if began is not None else ended)
         return began, ended

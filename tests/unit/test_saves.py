@@ -159,6 +159,20 @@ def test_a_distributed_checkpoint_needs_its_index_and_all_that_it_names(tmp_path
     assert ".metadata was cut off" in verdict(tmp_path / "step_7").why
 
 
+def test_an_index_of_the_save_before_in_the_same_folder_proves_nothing(tmp_path: Path) -> None:
+    path = dcp(tmp_path / "last")
+    shard = next(path.glob("*.distcp"))
+    index = path / ".metadata"
+    os.utime(shard, (index.stat().st_mtime + 30,) * 2)
+    told = verdict(path)
+    assert (told.state, told.why) == (
+        State.UNKNOWN,
+        f"{shard.name} is younger than .metadata, which is written last",
+    )
+    os.utime(index, (index.stat().st_mtime + 31,) * 2)
+    assert verdict(path).state is State.COMPLETE
+
+
 def test_an_index_that_is_not_understood_still_names_its_shards(tmp_path: Path) -> None:
     path = dcp(tmp_path / "step_5")
     (path / ".metadata").write_bytes(pickle.dumps({"x": ["__0_0.distcp", "__1_0.distcp"]}))

@@ -209,6 +209,15 @@ def long_why() -> Verdict:
     return Verdict(layout="huggingface", state=State.INCOMPLETE, why="x" * 1_000_000)
 
 
+def test_a_part_that_was_taken_over_from_an_earlier_save_is_not_its_beginning() -> None:
+    series = Series()
+    looked(series, START, seen(1, START - 3600))
+    looked(series, START + 30, seen(1, START - 3600), seen(2, START + 20, oldest=START - 9000))
+    last = tell(series, NAME, START + 30)
+    assert last.last is not None
+    assert (last.last.name, last.last.seconds, last.lost_seconds) == ("step_2", None, 10.0)
+
+
 def test_a_run_resumes_from_its_newest_series() -> None:
     states = []
     for folder, at in (("/a", START - 50), ("/b", START - 10)):

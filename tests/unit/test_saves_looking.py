@@ -178,6 +178,18 @@ def test_a_long_run_with_very_many_saves_is_told_like_others(
         os.utime(step(tmp_path, add), (NOW + add, NOW + add))
 
 
+def test_a_copied_config_with_an_old_time_is_not_the_beginning(
+    tmp_path: Path, reader: Reader
+) -> None:
+    save = step(tmp_path, 1)
+    os.utime(save / "__0_0.distcp", (NOW, NOW))
+    (save / "config.json").write_text("{}")
+    os.utime(save / "config.json", (NOW - 1e6, NOW - 1e6))
+    assert [(one.oldest, one.newest) for one in watch(tmp_path, "step_#", reader).seen] == [
+        (NOW, NOW)
+    ]
+
+
 def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> None:
     for number in range(9):
         step(tmp_path, number)

@@ -15,7 +15,7 @@ from mldebug.redact import clean
 from mldebug.saves.files import Entry, Layout, Save, Verdict, Wanted
 from mldebug.saves.history import Seen, printable
 from mldebug.saves.judging import BESIDE, judge, wants
-from mldebug.saves.names import shape
+from mldebug.saves.names import is_part, shape
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
 from mldebug_agents.starting.listing import Found, Left, Listed
@@ -198,13 +198,16 @@ def troubles_of(listed: Listed) -> tuple[Trouble, ...]:
 
 
 def _seen(save: Save, one: Found, is_open: bool) -> Seen:
-    times = [it.mtime for it in save.files] or [one.mtime]
+    all_times = [it.mtime for it in save.files] or [one.mtime]
+    own = [
+        it.mtime for it in save.files if is_part(basename(it.path))
+    ]  # a copied config keeps its old time
     return Seen(
         name=one.path,
         size=save.size,
         files=len(save.files),
-        oldest=min(times),
-        newest=max(times),
+        oldest=min(own or all_times),
+        newest=max(all_times),
         inode=one.inode,
         open=is_open,
         verdict=Verdict(),
