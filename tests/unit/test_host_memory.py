@@ -112,6 +112,20 @@ def test_every_group_above_a_rank_is_looked_at(tmp_path: Path) -> None:
     assert groups_of(host, [99]) == []
 
 
+@pytest.mark.parametrize(
+    ("groups", "base"),
+    [("0::/../trainer.scope\n", "/"), ("0::/docker/trainer\n", "/docker/agent")],
+)
+def test_the_limit_of_the_agents_own_container_is_not_that_of_a_neighbour(
+    tmp_path: Path, groups: str, base: str
+) -> None:
+    host = node(tmp_path, groups)
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"30 23 0:26 {base} /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
+    )
+    assert groups_of(host, [7]) == []
+
+
 # --- foretelling -----------------------------------------------------------------------------------
 
 
