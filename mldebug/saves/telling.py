@@ -10,6 +10,7 @@ from mldebug.saves.files import State
 from mldebug.saves.history import CLOSE, SKEW, Kept, Series, change
 from mldebug.settings.units import format_duration
 
+LISTED = 8  # saves of a series that are told one by one
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -21,6 +22,7 @@ class SaveState(Noun, frozen=True, kw_only=True):
     series: str  # `checkpoint-#`
     last: Kept | None = None  # the newest complete one that is there
     newest: Kept | None = None  # where that is another one
+    listed: tuple[Kept, ...] = ()  # the newest first, at most `LISTED`
     counts: dict[str, int] = {}  # state -> saves that are there
     left_bytes: int = 0  # of saves that died
     size_change: float | None = None  # of the last complete one against those before it, a ratio
@@ -48,6 +50,7 @@ def tell(series: Series, name: tuple[str, str, str], now: float, *, step: int | 
         series=kind,
         last=last,
         newest=newest,
+        listed=saves[::-1][:LISTED],
         counts=counts,
         left_bytes=sum(one.size for one in series.of(State.INCOMPLETE)),
         size_change=change(last, series.memory.complete) if last else None,

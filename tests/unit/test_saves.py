@@ -238,6 +238,12 @@ def test_a_trainers_folder_needs_all_shards_and_its_state(tmp_path: Path) -> Non
     (path / "trainer_state.json").write_text("{}")
     (path / "model-00002-of-00002.safetensors").unlink()
     assert verdict(path).why == "model-00002-of-00002.safetensors is missing, which its index names"
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-0')
+    told = verdict(path)
+    assert (told.state, told.why) == (
+        State.INCOMPLETE,
+        "model.safetensors.index.json was cut off",
+    )
     (path / "model.safetensors.index.json").unlink()
     assert verdict(path).why == "1 of 2 parts are there"
     assert verdict(trainer(tmp_path / "tmp-checkpoint-600")).state is State.INCOMPLETE

@@ -218,6 +218,15 @@ def test_a_part_that_was_taken_over_from_an_earlier_save_is_not_its_beginning() 
     assert (last.last.name, last.last.seconds, last.lost_seconds) == ("step_2", None, 10.0)
 
 
+def test_who_wrote_a_save_of_before_is_not_known() -> None:
+    series = Series()
+    series.look(START, [seen(1, START - 300)], whole=True, world_size=4)
+    both = [seen(1, START - 300), seen(2, START + 5)]
+    series.look(START + 10, both, whole=True, world_size=4)
+    series.look(START + 20, both, whole=True, world_size=3)  # after an elastic restart
+    assert [one.world_size for one in series.saves] == [None, 4]
+
+
 def test_a_run_resumes_from_its_newest_series() -> None:
     states = []
     for folder, at in (("/a", START - 50), ("/b", START - 10)):
