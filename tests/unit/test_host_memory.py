@@ -259,7 +259,7 @@ def test_the_end_of_a_real_group_is_foretold_before_the_kernel_kills(tmp_path: P
     (tmp_path / "data").write_bytes(b"\1" * MIB)
     child = None
     try:
-        (group / "memory.limit_in_bytes").write_text(str(300 * MIB))
+        (group / "memory.limit_in_bytes").write_text(str(160 * MIB))
         start = f"echo $$ > {group}/tasks && exec {sys.executable} -c '{LEAK}' {tmp_path}/data"
         child = subprocess.Popen(["sh", "-c", start])
         rank = RankIdentity(rank=0, world_size=1, pid=child.pid)
@@ -285,4 +285,4 @@ def test_the_end_of_a_real_group_is_foretold_before_the_kernel_kills(tmp_path: P
     assert ended == -9  # the kernel has killed it, later
     assert foretold is not None
     assert foretold.alarm
-    assert foretold.level.limit == 300 * MIB
+    assert foretold.level.limit == 160 * MIB
