@@ -25,6 +25,9 @@ class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
     position: int  # bytes
     mount: str = ""
     device: str = ""  # major:minor
+    appends: bool = (
+        False  # opened with O_APPEND, or "a": its first position is not what was written
+    )
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,18 +77,36 @@ def compare(before: Written, now: Written, total: int) -> Writer:
 
 
 def _growing(before: Sequence[OpenOutput], now: Sequence[OpenOutput], seconds: float) -> tuple[Growing, ...]:  # fmt: skip
-    known = {(one.pid, one.start_ticks, one.fd, one.path): one.position for one in before}
-    found = []
+    """Each file once: a child inherits what its parent has open, and both show the same position."""
+    starts = _Starts(before)
+    found: dict[tuple[str, str], Growing] = {}
     for one in now:
-        start = known.get((one.pid, one.start_ticks, one.fd, one.path), 0)
-        if one.position > start:
-            rate = (one.position - start) / seconds
-            found.append(
-                Growing(
-                    path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position
-                )
-            )
-    return tuple(sorted(found, key=lambda one: -one.rate))
+        rate = (one.position - starts.of(one)) / seconds
+        key = one.path, one.device
+        if rate > 0 and (key not in found or rate > found[key].rate):
+            found[key] = Growing(path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position)  # fmt: skip
+    return tuple(sorted(found.values(), key=lambda one: -one.rate))
+
+
+class _Starts:
+    """Where the files stood at the reading before."""
+
+    def __init__(self, before: Sequence[OpenOutput]) -> None:
+        self._own = {(one.pid, one.start_ticks, one.fd, one.path): one.position for one in before}
+        self._any: dict[tuple[str, str], int] = {}
+        for one in before:
+            key = one.path, one.device
+            self._any[key] = max(one.position, self._any.get(key, 0))
+
+    def of(self, one: OpenOutput) -> int:
+        """One that is new begins at 0, unless it was open elsewhere in the rank, or begins at its end."""
+        own = self._own.get((one.pid, one.start_ticks, one.fd, one.path))
+        if own is not None:
+            return own
+        inherited = self._any.get((one.path, one.device))
+        if inherited is not None and inherited <= one.position:
+            return inherited
+        return one.position if one.appends else 0
 
 
 def by_mount(writer: Writer) -> dict[str, float]:

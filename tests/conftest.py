@@ -1,6 +1,7 @@
 """What all tests share: golden files with one switch to update them, and the options."""
 
 import gc
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests stay to the end: the collector need not look at them again (a fifth of the CPU time)."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A test that leaves SIGPIPE at its default ends the run without a word, in whoever writes to a closed connection later."""
+    left = signal.getsignal(signal.SIGPIPE)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    assert left == signal.SIG_IGN, f"{item.nodeid} has changed what SIGPIPE does"
 
 
 @pytest.fixture

@@ -48,11 +48,12 @@ def hook_folder() -> Path:
 
 def become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Run the job in place of this process, with the two signals at their default that Python ignores."""
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_DFL)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in IGNORED}
     try:
         os.execvpe(words[0], list(words), dict(environ))  # noqa: S606 - an argument list, no shell
     except OSError as error:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         reason = (error.strerror or str(error)).lower()
         raise UsageError(
             f"{clean(words[0], 100)!r} cannot be started: {reason}", "is it on the PATH?"

@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint: `__RANK_N.distcp` files, and `.metadata`, which is written when all of them are there."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from posixpath import basename, dirname
 
 import msgspec
@@ -11,6 +11,7 @@ from mldebug.saves.pickles import MAX_BYTES, Made, made
 
 NAME = "distributed"
 MAX_SCANNED = 8 << 20  # bytes of an index that is only searched for names
+SLACK = 2.0  # seconds by which the clocks of those who write may differ
 _SHARD = re.compile(r"__(\d{1,7})_(\d{1,7})\.distcp")
 _NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
 
@@ -58,8 +59,11 @@ class Distributed:
             return "unsure", f".metadata {save.unread.get(index.path, 'is too large to be read')}"
         if not data.endswith(b"."):  # STOP, the last operation of every pickle
             return "broken", ".metadata was cut off"
-        sizes = {basename(one.path): one.size for one in save.files if dirname(one.path) == dirname(index.path)}  # fmt: skip
-        return _compare(_promised(data), sizes)
+        beside = {basename(one.path): one for one in save.files if dirname(one.path) == dirname(index.path)}  # fmt: skip
+        promised = _promised(data)
+        return _compare(promised, {name: one.size for name, one in beside.items()}) or _later(
+            index, (beside[name] for name in promised)
+        )
 
 
 def _promised(data: bytes) -> dict[str, int]:
@@ -90,6 +94,14 @@ def _compare(promised: dict[str, int], sizes: dict[str, int]) -> tuple[str, str]
     if short:
         return "broken", f"{short[0]} has {sizes[short[0]]:,} of {promised[short[0]]:,} bytes"
     return None
+
+
+def _later(index: Entry, shards: Iterable[Entry]) -> tuple[str, str] | None:
+    """The index is written last: one that is older than a shard may be that of the save before, in the same folder."""
+    newest = max(shards, key=lambda one: one.mtime, default=index)
+    if newest.mtime - index.mtime <= SLACK:
+        return None
+    return "unsure", f"{basename(newest.path)} is younger than .metadata, which is written last"
 
 
 def _no_index(folders: list[str]) -> str:

@@ -56,7 +56,9 @@ class HuggingFace:
         count = len(weights)
         for index in (one for one in save.files if _INDEX.fullmatch(basename(one.path))):
             named = _named(save, index)
-            if named is None:
+            if named == "cut off":
+                return incomplete(NAME, count, f"{basename(index.path)} was cut off")
+            if not isinstance(named, set):
                 return unsure(NAME, count, f"{basename(index.path)} could not be read")
             if missing := sorted(named - {basename(one.path) for one in save.files}):
                 why = f"{missing[0]} is missing, which its index names"
@@ -70,14 +72,17 @@ class HuggingFace:
         return complete(NAME, count)
 
 
-def _named(save: Save, index: Entry) -> set[str] | None:
+def _named(save: Save, index: Entry) -> set[str] | str:
+    """The files that an index names, or why they are not known."""
     data = save.parts.get(Wanted(index.path, 0, index.size))
-    if data is None:
-        return None
+    if data is None or len(data) != index.size:
+        return "not read"
+    if not data.rstrip().endswith(b"}"):
+        return "cut off"
     try:
         return {basename(one) for one in msgspec.json.decode(data, type=_Index).weight_map.values()}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
+        return "not understood"
 
 
 def _lost_part(weights: list[Entry]) -> str:

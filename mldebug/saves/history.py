@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from mldebug.model import Noun
+from mldebug.redact import clean
 from mldebug.saves.files import State, Verdict
 from mldebug.saves.names import step_of
 
@@ -79,6 +80,7 @@ class _Track(msgspec.Struct, kw_only=True):
     first: float
     fresh: bool  # it came while we watched
     step: int | None = None  # of the run, when it came or was begun anew
+    world_size: int | None = None  # likewise
     grown: float | None = None
     looked: float = 0.0
     kept: Kept | None = None
@@ -99,24 +101,26 @@ class Series:
     def look(self, now: float, seen: Sequence[Seen], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
         """Take one look. `whole`: what is not in `seen` is not there; else it was not looked at."""
         for one in seen[:MAX_TRACKS]:
-            track = self._follow(one, now, step)
-            track.kept = self._judge(track, now, world_size)
+            track = self._follow(one, now, step, world_size)
+            track.kept = self._judge(track, now)
             track.looked = now
         if whole:
             there = {one.name for one in seen}
             self._tracks = {name: one for name, one in self._tracks.items() if name in there}
         self._looked = now
 
-    def _follow(self, one: Seen, now: float, step: int | None) -> _Track:
+    def _follow(self, one: Seen, now: float, step: int | None, world_size: int | None) -> _Track:
         track = self._tracks.get(one.name)
         if track is None:
             fresh = self._looked is not None
             track = self._tracks[one.name] = _Track(seen=one, first=now, fresh=fresh, step=step if fresh else None, looked=now)  # fmt: skip
+            track.world_size = world_size if fresh else None  # who wrote an older one is not known
             if fresh or one.open:
                 self._grew(track, one, now)
         elif track.seen.sign != one.sign:
             if track.kept is not None and track.kept.state is not State.WRITING:
-                track.first, track.fresh, track.step = now, True, step  # written over
+                track.first, track.fresh = now, True  # written over
+                track.step, track.world_size = step, world_size
             self._learn_skew(one, track.looked, now)
             self._grew(track, one, now)
         track.seen = one
@@ -139,7 +143,7 @@ class Series:
 
     # --- judging -------------------------------------------------------------------------------------
 
-    def _judge(self, track: _Track, now: float, world_size: int | None) -> Kept:
+    def _judge(self, track: _Track, now: float) -> Kept:
         one, before = track.seen, track.kept
         state, why = one.verdict.state, one.verdict.why
         if before is not None and before.state is State.COMPLETE and self._shrinks(one, before):
@@ -152,7 +156,7 @@ class Series:
         kept = Kept(
             name=printable(one.name),
             state=state,
-            why=why,
+            why=clean(why, 300),  # it may quote names of files, and an index of any length
             layout=one.verdict.layout,
             size=one.size,
             shards=one.verdict.shards,
@@ -160,7 +164,7 @@ class Series:
             began=began,
             ended=ended,
             step=_step(one.name, track.step),
-            world_size=world_size,
+            world_size=track.world_size,
         )
         return self._remembered(kept, track) if state is State.COMPLETE else kept
 
@@ -185,6 +189,8 @@ class Series:
         if track.fresh:
             ended = min(max(ended, track.first - self.settle), now)
         began = min(one.oldest - skew, ended) if one.files > 1 else None
+        if began is not None and any(began < kept.ended < ended for kept in self.memory.complete if kept.name != printable(one.name)):  # fmt: skip
+            began = None  # a part was taken over from an earlier save, with its time
         if track.fresh and track.grown is not None and track.grown > track.first:
             began = min(track.first, ended, began if began is not None else ended)
         return began, ended

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from mldebug.model import Gap, Noun
+from mldebug.redact import clean
 from mldebug.saves.files import State
 from mldebug.saves.history import CLOSE, SKEW, Kept, Series, change
 from mldebug.settings.units import format_duration
 
+LISTED = 8  # saves of a series that are told one by one
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -20,6 +22,7 @@ class SaveState(Noun, frozen=True, kw_only=True):
     series: str  # `checkpoint-#`
     last: Kept | None = None  # the newest complete one that is there
     newest: Kept | None = None  # where that is another one
+    listed: tuple[Kept, ...] = ()  # the newest first, at most `LISTED`
     counts: dict[str, int] = {}  # state -> saves that are there
     left_bytes: int = 0  # of saves that died
     size_change: float | None = None  # of the last complete one against those before it, a ratio
@@ -47,6 +50,7 @@ def tell(series: Series, name: tuple[str, str, str], now: float, *, step: int | 
         series=kind,
         last=last,
         newest=newest,
+        listed=saves[::-1][:LISTED],
         counts=counts,
         left_bytes=sum(one.size for one in series.of(State.INCOMPLETE)),
         size_change=change(last, series.memory.complete) if last else None,
@@ -71,7 +75,7 @@ def _sentences(state: SaveState, now: float) -> Iterator[str]:
     if state.last is not None:
         yield f"last complete checkpoint {_name(state.last)} {_ago(now - state.last.ended)}{_cost(state.last)}"
     elif not state.trouble:
-        yield f"no complete checkpoint in {state.folder}"
+        yield f"no complete checkpoint in {clean(state.folder, 200)}"
     if state.trouble:
         yield f"what would be lost is not known: {state.trouble}"
     elif state.lost_seconds is not None:
@@ -96,7 +100,7 @@ def _newest(one: Kept) -> str:
 
 
 def _name(one: Kept) -> str:
-    return " ".join(one.name.split())[:80]
+    return clean(one.name, 80)
 
 
 def _cost(one: Kept) -> str:

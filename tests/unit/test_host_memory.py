@@ -112,6 +112,20 @@ def test_every_group_above_a_rank_is_looked_at(tmp_path: Path) -> None:
     assert groups_of(host, [99]) == []
 
 
+@pytest.mark.parametrize(
+    ("groups", "base"),
+    [("0::/../trainer.scope\n", "/"), ("0::/docker/trainer\n", "/docker/agent")],
+)
+def test_the_limit_of_the_agents_own_container_is_not_that_of_a_neighbour(
+    tmp_path: Path, groups: str, base: str
+) -> None:
+    host = node(tmp_path, groups)
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"30 23 0:26 {base} /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
+    )
+    assert groups_of(host, [7]) == []
+
+
 # --- foretelling -----------------------------------------------------------------------------------
 
 
@@ -245,7 +259,7 @@ def test_the_end_of_a_real_group_is_foretold_before_the_kernel_kills(tmp_path: P
     (tmp_path / "data").write_bytes(b"\1" * MIB)
     child = None
     try:
-        (group / "memory.limit_in_bytes").write_text(str(300 * MIB))
+        (group / "memory.limit_in_bytes").write_text(str(160 * MIB))
         start = f"echo $$ > {group}/tasks && exec {sys.executable} -c '{LEAK}' {tmp_path}/data"
         child = subprocess.Popen(["sh", "-c", start])
         rank = RankIdentity(rank=0, world_size=1, pid=child.pid)
@@ -271,4 +285,4 @@ def test_the_end_of_a_real_group_is_foretold_before_the_kernel_kills(tmp_path: P
     assert ended == -9  # the kernel has killed it, later
     assert foretold is not None
     assert foretold.alarm
-    assert foretold.level.limit == 300 * MIB
+    assert foretold.level.limit == 160 * MIB

@@ -159,6 +159,20 @@ def test_a_distributed_checkpoint_needs_its_index_and_all_that_it_names(tmp_path
     assert ".metadata was cut off" in verdict(tmp_path / "step_7").why
 
 
+def test_an_index_of_the_save_before_in_the_same_folder_proves_nothing(tmp_path: Path) -> None:
+    path = dcp(tmp_path / "last")
+    shard = next(path.glob("*.distcp"))
+    index = path / ".metadata"
+    os.utime(shard, (index.stat().st_mtime + 30,) * 2)
+    told = verdict(path)
+    assert (told.state, told.why) == (
+        State.UNKNOWN,
+        f"{shard.name} is younger than .metadata, which is written last",
+    )
+    os.utime(index, (index.stat().st_mtime + 31,) * 2)
+    assert verdict(path).state is State.COMPLETE
+
+
 def test_an_index_that_is_not_understood_still_names_its_shards(tmp_path: Path) -> None:
     path = dcp(tmp_path / "step_5")
     (path / ".metadata").write_bytes(pickle.dumps({"x": ["__0_0.distcp", "__1_0.distcp"]}))
@@ -185,7 +199,7 @@ def test_no_class_of_a_pickle_is_imported_or_called(tmp_path: Path) -> None:
     [
         b"\x80\x04r\xff\xff\xff\x7f.",  # a memo of two thousand million
         b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",  # a bytearray of a terabyte
-        b"\x80\x04" + b")" + b"\x85" * 300_000 + b"}" + b"\x94h\x00h\x00s.",  # a tuple 300,000 deep as a key
+        b"\x80\x04" + b")" + b"\x85" * 100_000 + b"}" + b"\x94h\x00h\x00s.",  # a tuple 100,000 deep as a key
         b"\x80\x04.", b"", b"cos\nsystem\n", b"\x80\x04((((t.", b"\x80\x04P1\n.",
     ],
 )  # fmt: skip
@@ -224,6 +238,12 @@ def test_a_trainers_folder_needs_all_shards_and_its_state(tmp_path: Path) -> Non
     (path / "trainer_state.json").write_text("{}")
     (path / "model-00002-of-00002.safetensors").unlink()
     assert verdict(path).why == "model-00002-of-00002.safetensors is missing, which its index names"
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-0')
+    told = verdict(path)
+    assert (told.state, told.why) == (
+        State.INCOMPLETE,
+        "model.safetensors.index.json was cut off",
+    )
     (path / "model.safetensors.index.json").unlink()
     assert verdict(path).why == "1 of 2 parts are there"
     assert verdict(trainer(tmp_path / "tmp-checkpoint-600")).state is State.INCOMPLETE

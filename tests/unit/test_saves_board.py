@@ -17,6 +17,7 @@ from mldebug.config import Checkpoints
 from mldebug.model import Job, NodeCapture, RankIdentity
 from mldebug.saves.telling import SaveState
 from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.answers import Unreadable
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.reader import Reader
@@ -171,6 +172,40 @@ def test_a_place_of_the_configuration_needs_no_job(setting: Setting) -> None:
     setting.look({})
     state = setting.state
     assert (state.run, state.folder, state.series) == ("", f"{setting.folder}/ckpt", "step_*")
+
+
+def test_a_place_that_the_configuration_names_no_more_is_told_no_more(setting: Setting) -> None:
+    setting.settings = Checkpoints(paths=(f"{setting.folder}/c*/step_*",))
+    setting.look({})
+    setting.settings = Checkpoints()
+    setting.look(setting.runs())
+    assert [one.run for one in setting.board.states()] == ["r1"]
+
+
+def test_a_place_above_which_nothing_answers_is_not_forgotten(setting: Setting) -> None:
+    setting.settings = Checkpoints(paths=(f"{setting.folder}/c*/step_*",))
+    setting.look({})
+    reader = setting.board._saves._reader
+    listing = reader.list_folder
+
+    def hung(path: str, **more: Any) -> Any:
+        return Unreadable("no answer", stuck=True) if path.endswith("/") else listing(path, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "list_folder", hung)
+        setting.look({})
+        assert setting.state.folder == f"{setting.folder}/ckpt"
+
+
+def test_what_was_not_looked_at_for_long_is_not_told_as_if_it_were_there(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting.look(setting.runs())
+    assert setting.state.trouble == ""
+    later = time.time() + 300.0
+    monkeypatch.setattr("mldebug_agents.saving.board.time.time", lambda: later)
+    assert setting.state.trouble == "not looked at for 5m"
+    assert setting.state.lost_seconds is None
 
 
 def test_a_store_of_another_version_is_no_reason_to_stop(setting: Setting) -> None:

@@ -1,5 +1,6 @@
 """Which save is the last complete one, what is lost, and when a save that does not grow has died."""
 
+import msgspec
 import pytest
 
 from mldebug.saves.files import State, Verdict
@@ -188,6 +189,42 @@ def test_no_name_breaks_what_is_sent() -> None:
         Seen(name="step\udcff_\n1", size=1, files=1, oldest=START, newest=START, verdict=WHOLE),
     )
     assert "\n" not in tell(series, NAME, START).sentence
+
+
+def test_no_name_inside_a_save_breaks_what_is_sent() -> None:
+    broken = Verdict(
+        layout="torch_save", state=State.INCOMPLETE, why="\udcff\x1b[31m\n.pt is empty"
+    )
+    series = Series(settle=0.0)
+    looked(series, START)
+    looked(series, START + 1, seen(1, START - 900, broken), seen(2, START - 800, long_why()))
+    told = tell(series, ("run", "/a\x1b[31m\n/b", "step_#"), START + 1)
+    assert msgspec.json.encode(told)
+    assert msgspec.json.encode(series.saves)
+    assert told.sentence.isprintable()
+    assert max(len(one.why) for one in series.saves) <= 300
+
+
+def long_why() -> Verdict:
+    return Verdict(layout="huggingface", state=State.INCOMPLETE, why="x" * 1_000_000)
+
+
+def test_a_part_that_was_taken_over_from_an_earlier_save_is_not_its_beginning() -> None:
+    series = Series()
+    looked(series, START, seen(1, START - 3600))
+    looked(series, START + 30, seen(1, START - 3600), seen(2, START + 20, oldest=START - 9000))
+    last = tell(series, NAME, START + 30)
+    assert last.last is not None
+    assert (last.last.name, last.last.seconds, last.lost_seconds) == ("step_2", None, 10.0)
+
+
+def test_who_wrote_a_save_of_before_is_not_known() -> None:
+    series = Series()
+    series.look(START, [seen(1, START - 300)], whole=True, world_size=4)
+    both = [seen(1, START - 300), seen(2, START + 5)]
+    series.look(START + 10, both, whole=True, world_size=4)
+    series.look(START + 20, both, whole=True, world_size=3)  # after an elastic restart
+    assert [one.world_size for one in series.saves] == [None, 4]
 
 
 def test_a_run_resumes_from_its_newest_series() -> None:

@@ -164,6 +164,32 @@ def test_a_place_that_hangs_is_named_and_keeps_no_other_waiting(
         mount.recover()
 
 
+def test_a_long_run_with_very_many_saves_is_told_like_others(
+    tmp_path: Path, reader: Reader
+) -> None:
+    for number in range(80):
+        os.utime(step(tmp_path, number), (NOW + number, NOW + number))
+    place = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints"))
+    for add in (80, 81):
+        told = place.look("run", "", reader, frozenset(), NOW + add)
+        names = {one.name for one in told.seen}
+        assert (told.whole, told.trouble, len(names)) == (True, "", 64)
+        assert {f"step_{add - 1}", f"step_{add - 64}"} <= names
+        os.utime(step(tmp_path, add), (NOW + add, NOW + add))
+
+
+def test_a_copied_config_with_an_old_time_is_not_the_beginning(
+    tmp_path: Path, reader: Reader
+) -> None:
+    save = step(tmp_path, 1)
+    os.utime(save / "__0_0.distcp", (NOW, NOW))
+    (save / "config.json").write_text("{}")
+    os.utime(save / "config.json", (NOW - 1e6, NOW - 1e6))
+    assert [(one.oldest, one.newest) for one in watch(tmp_path, "step_#", reader).seen] == [
+        (NOW, NOW)
+    ]
+
+
 def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> None:
     for number in range(9):
         step(tmp_path, number)

@@ -20,10 +20,12 @@ import pytest
 from hung import hung_mount, wait_until
 from mldebug.config import Agent
 from mldebug.errors import UsageError
+from mldebug.filling.state import Measure, PartState, StorageState
 from mldebug.kernellog.facts import KernelEvent, Kind
 from mldebug.kernellog.folding import fold
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Remark
+from mldebug.saves.telling import SaveState
 from mldebug.snapshot import Snapshot
 from mldebug_agents.server import Server
 from mldebug_agents.serving import peers
@@ -171,6 +173,30 @@ def test_whom_the_kernel_does_not_name_sees_nothing_of_others() -> None:
     assert view(SEEN, None, None).runs == ()
     assert view(SEEN, Peer(1, 12345, frozenset({4242})), 4242) == SEEN
     assert view(SEEN, Peer(1, 12345, frozenset({4242})), None).runs == ()
+
+
+def test_what_others_write_and_save_is_hidden() -> None:
+    rows = {
+        "writers": tuple({"job": run, "line": "writes"} for run in ("r00t", "n0b0")),
+        "filesystems": ({"mount": "/data", "line": "/data"},),
+        "trees": (),
+    }
+    measures = (
+        *(Measure(metric="mldebug_rank_written_bytes", labels=(run, "0"), value=1.0) for run in ("r00t", "n0b0")),
+        Measure(metric="mldebug_filesystem_size_bytes", labels=("/data",), value=1.0),
+    )  # fmt: skip
+    storage = StorageState(parts=(PartState(name="x", at=1.0, measures=measures, rows=rows),))
+    places = (SaveState(folder="/ckpt/other", series="step_#"),)
+    seen = msgspec.structs.replace(SEEN, storage=storage, saves=places)
+    theirs = view(seen, Peer(1, NOBODY), None)
+    assert theirs.saves == ()
+    assert theirs.storage is not None
+    assert {name: len(rows) for name, rows in theirs.storage.rows.items()} == {
+        "writers": 1,
+        "filesystems": 1,
+    }
+    assert [one.labels[0] for one in theirs.storage.measures] == ["n0b0", "/data"]
+    assert view(seen, Peer(1, 0), None) == seen
 
 
 def test_kernel_events_of_hidden_runs_are_hidden() -> None:

@@ -108,7 +108,8 @@ def rampage(root: Path, keeper: Keeper, seconds: float, seed: int) -> int:
                 keeper.turn(0.02)
         if dice.random() < 0.3:
             lose_events(root)
-        os.sync()
+        if not root.is_relative_to("/dev/shm"):  # it would wait for the writes of the whole machine
+            os.sync()
         turn_until(keeper, as_du(root))
         compared += 1
     return compared

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
 from mldebug.filling.state import Alarm
 from mldebug.model import Job, RankIdentity
 from mldebug.writers import OpenOutput, Written, by_mount, compare, who_fills, writer_line
@@ -12,7 +14,7 @@ from mldebug_agents.filesystems.part import _with as with_writer
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
-from mldebug_agents.writers.reading import Readings, family, net_bytes, position
+from mldebug_agents.writers.reading import Readings, appends, family, net_bytes, position
 
 WRITES = """
 import os, sys
@@ -53,11 +55,26 @@ def test_cancelled_bytes_and_another_process_of_the_same_pid_make_no_negative_ra
     assert (reborn.rate, by_mount(reborn)) == (50.0, {"/data": 4.0})
 
 
+def test_an_inherited_file_counts_once_and_a_log_that_is_appended_to_is_not_its_whole_size() -> (
+    None
+):
+    before, now = reading(10.0, 0, 5_000_000), reading(20.0, 0, 5_010_000)
+    [mine] = now.files
+    child = msgspec.structs.replace(mine, pid=8)  # a worker that was forked in between
+    log = msgspec.structs.replace(mine, fd=9, path="/data/log", position=9_000_000, appends=True)
+    writer = compare(before, msgspec.structs.replace(now, files=(mine, child, log)), 0)
+    assert [(one.path, one.rate) for one in writer.growing] == [("/data/a.pt", 1000.0)]
+
+
 def test_texts_of_the_kernel() -> None:
     assert net_bytes(b"rchar: 1\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n") == 4096
     assert net_bytes(b"") == 0
     assert position("pos:\t77\nflags:\t0100001\n") == 77
     assert position("") == 0
+    assert appends("pos:\t77\nflags:\t0102001\nmnt_id:\t29\n")
+    assert not appends("pos:\t77\nflags:\t0100001\n")
+    assert not appends("flags:\t9x\n")
+    assert not appends("")
     assert family(1, {1: [2, 3], 3: [4], 4: [1]}) == [1, 2, 3, 4]
 
 

@@ -23,6 +23,7 @@ from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.nodeview.cluster import cluster_lines, stalled
 from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.nodeview.said import said_words
+from mldebug.nodeview.saves import saves_part
 from mldebug.nodeview.storage import storage_json, storage_lines
 from mldebug.redact import clean
 from mldebug.saves.telling import lines_of
@@ -64,7 +65,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with all jobs.")
 @click.option("--cluster", "everywhere", is_flag=True, help="All nodes, as the agents know them.")
-@click.option("--storage", is_flag=True, help="Filesystems and quotas: how full, and for how long.")
+@click.option(
+    "--storage",
+    is_flag=True,
+    help="Filesystems, quotas and checkpoints: how full, for how long, and what is whole.",
+)
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
 def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None) -> None:
     """Show the training jobs on this node and their ranks: who runs them, who is missing.
@@ -80,7 +85,9 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
         asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
         if storage:
             told = asked.snapshot.storage if asked.snapshot else None
-            sys.exit(_storage(told or look_once(bench, found.jobs), as_json))
+            told = told or look_once(bench, found.jobs)
+            parts = (saves_part(asked.snapshot),) if asked.snapshot else ()
+            sys.exit(_storage(StorageState(parts=(*told.parts, *parts)), as_json))
         seen = Seen(
             node=bench.node,
             now=time.time(),

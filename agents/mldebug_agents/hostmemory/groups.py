@@ -69,7 +69,9 @@ def _named(text: str) -> Iterator[tuple[int, str]]:
 def _upward(root: str, mount: _Mounted, name: str) -> Iterator[Group]:
     base = mount.base.rstrip("/")
     inside = name == base or name.startswith(f"{base}/")
-    below = name[len(base) :].strip("/") if inside and not name.startswith("/..") else ""
+    if not inside or name.startswith("/.."):
+        return  # a neighbour of the agent's own container: none of its limits can be seen from here
+    below = name[len(base) :].strip("/")
     while True:
         yield Group(join(f"{root}{mount.point}", below).rstrip("/"), f"/{below}", mount.version)
         if not below:

@@ -16,6 +16,7 @@ from mldebug.model import NodeCapture
 from mldebug.rooms import create_all
 from mldebug.saves.history import Memory, Series, printable
 from mldebug.saves.telling import SaveState, lines_of, newest_of, tell
+from mldebug.settings.units import format_duration
 from mldebug.snapshot import Snapshot
 from mldebug_agents.hardware.memory import Memory as Store
 from mldebug_agents.jobwatch import JobLook
@@ -30,6 +31,9 @@ from mldebug_agents.workbench import Workbench
 log = logging.getLogger("mldebug")
 
 DEADLINE = 60.0
+OLD = (
+    DEADLINE + 30.0
+)  # seconds, and two intervals: what was seen before that is not what is there now
 BURST = 1 << 20  # bytes that a job has written since the order before
 STORE_EVERY = 30.0
 MEMO = "saves"
@@ -140,6 +144,7 @@ class SaveBoard:
         if not isinstance(result.value, SaveNews):
             log.warning("checkpoints could not be looked at: %s", result.error)
             return
+        self._forget_places(result.value)
         for look in result.value.looks:
             if look.run and look.run not in runs:
                 continue
@@ -152,6 +157,22 @@ class SaveBoard:
             self._looks[key] = look
             self._troubles.update(one.code for one in look.troubles)
 
+    def _forget_places(self, news: SaveNews) -> None:
+        """Those that the configuration does not lead to any more, and that were deleted."""
+        for key in [key for key in self._series if not key[0] and key[1:] not in news.places]:
+            del self._series[key]
+            self._looks.pop(key, None)
+
+    def _trouble(self, key: Key, now: float) -> str:
+        """Why what is known of a series is not what is there now; "" where it is."""
+        look = self._looks.get(key)
+        if look is None:
+            return "not looked at since the agent started"
+        quiet = now - look.at
+        if quiet > OLD + 2 * self._settings.interval:
+            return look.trouble or f"not looked at for {format_duration(float(round(quiet)))}"
+        return look.trouble
+
     # --- what it tells -------------------------------------------------------------------------------
 
     def states(self) -> tuple[SaveState, ...]:
@@ -159,7 +180,7 @@ class SaveBoard:
         now, found = time.time(), []
         for (run, folder, kind), series in self._series.items():
             look = self._looks.get((run, folder, kind))
-            trouble = look.trouble if look else "not looked at since the agent started"
+            trouble = self._trouble((run, folder, kind), now)
             name = run, printable(folder), printable(kind)
             found.append(tell(series, name, now, step=self._steps.get(run), trouble=trouble, gaps=look.gaps if look else ()))  # fmt: skip
         return tuple(found)

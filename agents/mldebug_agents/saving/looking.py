@@ -15,7 +15,7 @@ from mldebug.redact import clean
 from mldebug.saves.files import Entry, Layout, Save, Verdict, Wanted
 from mldebug.saves.history import Seen, printable
 from mldebug.saves.judging import BESIDE, judge, wants
-from mldebug.saves.names import shape
+from mldebug.saves.names import is_part, shape
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
 from mldebug_agents.starting.listing import Found, Left, Listed
@@ -25,7 +25,7 @@ MOST_FILES = 20_000  # files of one save
 DEEP = 4  # levels
 NEWEST = 4  # saves that are looked at each time; older ones seldom
 OLD_EVERY = 600.0  # seconds
-MAX_KEPT = 64  # saves of one series that are looked at at all
+MAX_KEPT = 64  # saves of one series that are looked at at all, the newest
 ROUNDS = 3
 MAX_READ = 16 << 20  # bytes of one save
 BESIDE_BYTES = 512
@@ -98,14 +98,15 @@ class SeriesWatch:
         found = {one.path: one for one in listed.entries if self.is_one(one)}
         beside = self._beside(root, reader, listed)
         troubles = list(troubles_of(listed))
-        self._known = {name: one for name, one in self._known.items() if name in found}
-        newest = self._in_order(list(found.values()), writing)
-        for number, one in enumerate(newest[:MAX_KEPT]):
+        newest = self._in_order(list(found.values()), writing)[:MAX_KEPT]
+        kept = {one.path for one in newest}  # those before them change nothing in what is told
+        self._known = {name: one for name, one in self._known.items() if name in kept}
+        for number, one in enumerate(newest):
             known = self._known.get(one.path)
             if known is None or number < NEWEST or self._due(known, one, beside, now):
                 troubles += self._save(one, root, reader, writing, beside, now)
         seen = tuple(one.seen for one in self._known.values())
-        whole = not troubles_of(listed) and len(newest) <= MAX_KEPT
+        whole = not troubles_of(listed)
         return msgspec.structs.replace(told, seen=seen, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
     def is_one(self, one: Found) -> bool:
@@ -197,13 +198,16 @@ def troubles_of(listed: Listed) -> tuple[Trouble, ...]:
 
 
 def _seen(save: Save, one: Found, is_open: bool) -> Seen:
-    times = [it.mtime for it in save.files] or [one.mtime]
+    all_times = [it.mtime for it in save.files] or [one.mtime]
+    own = [
+        it.mtime for it in save.files if is_part(basename(it.path))
+    ]  # a copied config keeps its old time
     return Seen(
         name=one.path,
         size=save.size,
         files=len(save.files),
-        oldest=min(times),
-        newest=max(times),
+        oldest=min(own or all_times),
+        newest=max(all_times),
         inode=one.inode,
         open=is_open,
         verdict=Verdict(),

@@ -1,5 +1,6 @@
 """Looks at the saves of all jobs: learns their places, and looks at each. Runs in a worker thread of its own."""
 
+import errno
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -45,6 +46,7 @@ class SaveNews(msgspec.Struct, frozen=True, kw_only=True):
 
     looks: tuple[SeriesLook, ...] = ()
     troubles: tuple[Trouble, ...] = ()  # that no series has
+    places: frozenset[Known] = frozenset()  # of the configuration, as they are now
 
 
 class Saves:
@@ -56,6 +58,7 @@ class Saves:
         self._layouts = layouts
         self._descriptors = Descriptors(host)
         self._series: dict[tuple[str, Known], SeriesWatch] = {}
+        self._expanded: dict[str, list[Known]] = {}  # by pattern
         self._turn = 0
 
     def look(self, order: SaveOrder) -> SaveNews:
@@ -65,9 +68,10 @@ class Saves:
         work: list[tuple[str, str, Known, frozenset[str]]] = []
         for one in order.jobs:
             work += self._of_job(one, order)
-        work += [("", self._host.root, place, frozenset()) for pattern in order.patterns for place in self._expand(pattern)]  # fmt: skip
+        places = [place for pattern in order.patterns for place in self._expand(pattern)]
+        work += [("", self._host.root, place, frozenset()) for place in dict.fromkeys(places)]
         self._series = {(run, place): self._series.get((run, place)) or SeriesWatch(place, self._layouts) for run, _, place, _ in work}  # fmt: skip
-        return SaveNews(looks=tuple(self._look(work, until)))
+        return SaveNews(looks=tuple(self._look(work, until)), places=frozenset(places))
 
     def _look(self, work: list[tuple[str, str, Known, frozenset[str]]], until: float) -> Iterator[SeriesLook]:  # fmt: skip
         begin = self._turn % max(1, len(work))
@@ -116,18 +120,27 @@ class Saves:
                         yield place
 
     def _expand(self, pattern: str) -> Iterable[Known]:
-        """`/ckpt/*/step-*`: the folders that the first part leads to, and the series in them."""
-        folders = [""]
-        for part in dirname(pattern).split("/")[1:]:
-            folders = [inner for folder in folders for inner in self._matching(folder, part)][:MAX_PLACES]  # fmt: skip
-        return [(folder, basename(pattern)) for folder in folders]
+        """`/ckpt/*/step-*`: the folders that the first part leads to, and the series in them.
 
-    def _matching(self, folder: str, part: str) -> list[str]:
+        Where a folder above them does not answer, what it led to before stays.
+        """
+        folders, answered = [""], True
+        for part in dirname(pattern).split("/")[1:]:
+            told = [self._matching(folder, part) for folder in folders]
+            answered = answered and None not in told
+            folders = [inner for some in told for inner in some or ()][:MAX_PLACES]
+        found = [(folder, basename(pattern)) for folder in folders]
+        before = self._expanded.get(pattern, [])
+        self._expanded[pattern] = found if answered else list(dict.fromkeys((*found, *before)))
+        return self._expanded[pattern]
+
+    def _matching(self, folder: str, part: str) -> list[str] | None:
         if "*" not in part and "?" not in part:
             return [f"{folder}/{part}"]
         listed = self._reader.list_folder(f"{self._host.root}{folder}/", depth=1, most=HINT_ENTRIES)
-        entries = () if isinstance(listed, Unreadable) else listed.entries
-        return [f"{folder}/{it.path}" for it in entries if it.kind == "folder" and fnmatchcase(it.path, part)]  # fmt: skip
+        if isinstance(listed, Unreadable):
+            return None if listed.errno not in (errno.ENOENT, errno.ENOTDIR) else []
+        return [f"{folder}/{it.path}" for it in listed.entries if it.kind == "folder" and fnmatchcase(it.path, part)]  # fmt: skip
 
 
 def known_as(place: Place) -> Known:

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mldebug.errors import UsageError
 from mldebug.events.view import for_user
+from mldebug.filling import privacy
 from mldebug.hostmemory.telling import of_runs
 from mldebug.snapshot import Snapshot
 
@@ -130,5 +131,7 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         gaps=tuple(one for one in snapshot.gaps if one.pid is None),
         last_report={},
         memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
+        saves=(),  # of the places of the configuration: whoever owns them
+        storage=privacy.of_runs(snapshot.storage, mine) if snapshot.storage else None,
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
     )

@@ -1,5 +1,7 @@
 """What ranks and their children have written, and which files they hold open for that: by /proc alone, no path is touched."""
 
+import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -67,6 +69,7 @@ class Readings:
                 position=position(told),
                 mount=point,
                 device=device,
+                appends=appends(told),
             )
 
 
@@ -92,6 +95,13 @@ def position(fdinfo: str) -> int:
     """Where the next write goes, in bytes."""
     words = fdinfo.split()
     return int(words[1]) if len(words) > 1 and words[0] == "pos:" and words[1].isdigit() else 0
+
+
+def appends(fdinfo: str) -> bool:
+    """Was it opened with O_APPEND?"""
+    words = fdinfo.split()
+    told = words[words.index("flags:") + 1 :][:1] if "flags:" in words else []
+    return bool(told and re.fullmatch("[0-7]{1,20}", told[0]) and int(told[0], 8) & os.O_APPEND)
 
 
 def mounts_of(mountinfo: str) -> dict[int, tuple[str, str]]:

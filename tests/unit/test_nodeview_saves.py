@@ -1,0 +1,51 @@
+"""The saves in `status --storage`."""
+
+import msgspec
+
+from mldebug.filling.state import StorageState
+from mldebug.nodeview.saves import saves_part
+from mldebug.nodeview.storage import storage_json, storage_lines
+from mldebug.saves.files import State, Verdict
+from mldebug.saves.history import Seen, Series
+from mldebug.saves.telling import LISTED, tell
+from mldebug.snapshot import Snapshot
+
+NOW = 1_700_000_000.0
+
+
+def series(count: int) -> Series:
+    found = []
+    for step in range(count):
+        verdict = Verdict(layout="distributed", state=State.COMPLETE, shards=4)
+        if step == count - 1:
+            verdict = Verdict(layout="distributed", state=State.INCOMPLETE, why="\x1b[31mcut", shards=3)  # fmt: skip
+        at = NOW - 7200 + step * 60
+        found.append(Seen(name=f"step_{step}", size=1 << 30, files=5, oldest=at, newest=at, inode=step, verdict=verdict))  # fmt: skip
+    it = Series()
+    it.look(NOW - 8000, [], whole=True)
+    it.look(NOW - 6530, found, whole=True, world_size=4)
+    it.look(NOW, found, whole=True, world_size=4)
+    return it
+
+
+def test_each_series_is_told_with_its_newest_saves() -> None:
+    state = tell(series(12), ("", "/ckpt/\x1b[0mname", "step_#"), NOW)
+    part = saves_part(Snapshot(node="n", at=NOW, started_at=NOW, saves=(state,)))
+    told = StorageState(parts=(part,))
+    lines = [one.text for one in storage_lines(told)]
+    assert lines[0] == "Checkpoints:"
+    assert lines[1].startswith("  /ckpt/name/step_#: last complete checkpoint step_10 ")
+    assert lines[2] == "    step_11  incomplete, 1.0 GiB, 3 shards by 4 ranks, 1h49m old: cut"
+    assert lines[3] == "    step_10  complete, 1.0 GiB, 4 shards by 4 ranks, 1h49m50s old"
+    assert len(lines) == 2 + LISTED
+    assert all(one.isprintable() for one in lines)
+    rows = msgspec.json.decode(storage_json(told))["checkpoints"]
+    assert (rows[1]["name"], rows[1]["state"], rows[1]["world_size"]) == (
+        "step_11",
+        "incomplete",
+        4,
+    )
+
+
+def test_where_nothing_is_known_there_is_no_heading() -> None:
+    assert saves_part(Snapshot(node="n", at=NOW, started_at=NOW)).rows == {}
