@@ -14,7 +14,7 @@ Header, 4096 bytes:
      40  u64   offset of the chunks            48  u32  size of a chunk       52  u32  number of chunks
      56  u64   pid                             64  u64  start of the process, clock ticks
      72  40s   boot id, as /proc/sys/kernel/random/boot_id has it
-    112  i32   rank     116  i32  world size   120  i32  local rank           124  u32  zero
+    112  i32   rank     116  i32  world size   120  i32  local rank           124  u32  1: a child of a traced process, or a worker
     128  u64   CLOCK_REALTIME   136  u64  CLOCK_MONOTONIC   both at one moment: when the ring was made
     144  i64   step reached last; -1: none     152  u64  CLOCK_MONOTONIC when it was
     160  u64   events that found no room

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
     Place = Optional[str]  # None: the default
 
-KEEP_SECONDS, KEEP_RINGS = 24 * 3600, 16  # of dead processes, in the default place
+KEEP_SECONDS, KEEP_RINGS = (
+    24 * 3600,
+    16,
+)  # of dead processes, in the default place; 16 of children, too
+CHILD_AT, CHILD = 124, (1).to_bytes(4, "little")  # in the header
 SMALLEST = 1 << 20  # bytes; below that a default ring is not worth its name
 ENGINE, PYTHON, NODE, WHY, FOLLOWED, COMMAND = ring.TEXTS
 
@@ -46,7 +50,9 @@ class Mapping:
 class RingFile:
     """One ring of this process. Raises OSError where it cannot be had, ValueError for a size that none has."""
 
-    def __init__(self, place: Place, size: int, engine: str, mode: int, followed: str) -> None:
+    def __init__(
+        self, place: Place, size: int, engine: str, mode: int, followed: str, child: bool = False
+    ) -> None:
         self.default = place is None
         start = start_ticks()
         if self.default:
@@ -60,7 +66,7 @@ class RingFile:
             raise
         self.names, self.chunks, self.chunk_size, self.count = ring.division(self.size)
         self.mode, self.state = mode, 0
-        self._head(start)
+        self._head(start, child)
         self._text(ENGINE, engine)
         self._text(FOLLOWED, followed)
 
@@ -94,13 +100,15 @@ class RingFile:
         at, size = where
         self.mapping.view[at : at + size] = short(text, size - 1).ljust(size, b"\0")
 
-    def _head(self, start: int) -> None:
+    def _head(self, start: int, child: bool) -> None:
         view, rank_size = self.mapping.view, rank_and_size()
         ring.LAYOUT.pack_into(
             *(view, 8, ring.HEADER_SIZE, ring.RECORD.size, self.size),
             *(ring.HEADER_SIZE, self.names, self.chunks, self.chunk_size, self.count),
         )
-        ring.WHO.pack_into(view, 56, os.getpid(), start, _boot_id(), *rank_size, _local_rank(), 0)
+        ring.WHO.pack_into(
+            *(view, 56, os.getpid(), start, _boot_id(), *rank_size, _local_rank(), child)
+        )
         ring.CLOCKS.pack_into(view, 128, time.time_ns(), time.monotonic_ns())
         ring.STEP.pack_into(view, 144, -1, 0)
         self._text(PYTHON, f"{platform.python_implementation()} {platform.python_version()}")
@@ -116,12 +124,13 @@ def sweep(folder: str = FOLDER) -> None:
     except OSError as error:
         pass_on(error)
         return
-    dead = sorted(_dead(os.path.join(folder, name)) for name in names)
-    dead = [one for one in dead if one[1]]
-    old = time.time() - KEEP_SECONDS
-    for place, (written, path) in enumerate(dead):
-        if written < old or place < len(dead) - KEEP_RINGS:
-            remove(path)
+    found = [_dead(os.path.join(folder, name)) for name in names]
+    for child in (False, True):  # workers come and go; a rank's ring is never pushed out by theirs
+        dead = sorted(one[:2] for one in found if one[1] and one[2] == child)
+        old = time.time() - KEEP_SECONDS
+        for place, (written, path) in enumerate(dead):
+            if written < old or place < len(dead) - KEEP_RINGS:
+                remove(path)
 
 
 def is_ring(path: str) -> bool:
@@ -130,21 +139,22 @@ def is_ring(path: str) -> bool:
         return file.read(len(ring.MAGIC))[:-1] == ring.MAGIC[:-1]
 
 
-def _dead(path: str) -> tuple[float, str]:
-    """When it was written last, and where; ("" for the path) where its process lives or it is not ours."""
+def _dead(path: str) -> tuple[float, str, bool]:
+    """When it was written last, where, and is it a child's? ("" for the path) where its process lives or it is not ours."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         pass_on(error)
-        return 0.0, ""
+        return 0.0, "", False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd)
         ours = found.st_uid == os.getuid() and not _alive(path)
-        return found.st_mtime, path if ours else ""
+        child = os.pread(fd, len(CHILD), CHILD_AT) == CHILD
+        return found.st_mtime, path if ours else "", child
     except OSError as error:  # it has its writer
         pass_on(error)
-        return 0.0, ""
+        return 0.0, "", False
     finally:
         os.close(fd)
 

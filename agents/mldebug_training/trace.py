@@ -15,6 +15,7 @@ import time
 from _thread import RLock
 
 from mldebug_training import ring as layout
+from mldebug_training.childend import at_end, is_worker
 from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of
 from mldebug_training.interrupted import pass_on
 from mldebug_training.process import own
@@ -62,6 +63,7 @@ class trace:  # noqa: N801 - it is used as a function
         self._followed = Followed(include or (UNINSTALLED,), exclude, start)
         self._place = ring
         self._size, self._waits = size, bool(start)
+        self._child = False
         self._mode = (layout.CALLS if calls else 0) | (layout.LINES if lines else 0)
         self._native = native
         self._off = True
@@ -175,8 +177,7 @@ class trace:  # noqa: N801 - it is used as a function
         """Make the ring, undisturbed by signals; where that fails tracing is off."""
         try:
             place = self._place and _filled(self._place)
-            told = self._followed.told
-            file = RingFile(place, self._size, self._engine.name, self._mode, told)
+            file = self._new_file(place)
         except OSError as error:
             pass_on(error)
             self._off = True
@@ -188,7 +189,18 @@ class trace:  # noqa: N801 - it is used as a function
             file.step(step, then)
         self._file = file
         self._writer = self._engine.use(file)
+        at_end(self.end)
         file.tell(layout.ASIDE if self._why else layout.TRACING, self._why)
+
+    def _new_file(self, place: str | None) -> RingFile:
+        if not self._child and is_worker():
+            self._become_child()
+        told = self._followed.told
+        return RingFile(place, self._size, self._engine.name, self._mode, told, self._child)
+
+    def _become_child(self) -> None:
+        self._size = max(self._size // OF_CHILDREN, min(SMALLEST_OF_CHILDREN, self._size))
+        self._child = True
 
     def _aside(self, why: str) -> None:
         """The engine says that the job uses what tracing needs, or by "" that it no longer does."""
@@ -212,7 +224,7 @@ class trace:  # noqa: N801 - it is used as a function
         if file is not None:
             file.forget()
         self._engine.forked()
-        self._size = max(self._size // OF_CHILDREN, SMALLEST_OF_CHILDREN)
+        self._become_child()
         self._engine.again()
         self._engine.pause(False)
 

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from mldebug_agents.jobstart import hook_folder
+from mldebug_training import ring
+from mldebug_training.ringfile import KEEP_RINGS, sweep
 from natives import native_folder
 from ringwords import Words
 from unit.test_training_hook import interpreters
@@ -183,6 +186,42 @@ def test_a_forked_child_has_a_ring_of_its_own(tmp_path: Path, version: str, writ
         assert other.told("MainThread", "call").count("call child") == 100
         assert len(other.data) == 1 << 20
         assert other.pid != mine.pid
+
+
+CHILDREN = """
+    import glob, multiprocessing, os, sys, time
+    def work(fails):
+        if fails: sys.exit(1)
+    def child(fails, daemon):
+        one = multiprocessing.get_context("fork").Process(target=work, args=(fails,), daemon=daemon)
+        one.start()
+        one.join()
+        return [os.stat(path).st_size for path in glob.glob(f"/dev/shm/mldebug_trace-{one.pid}-*")]
+    with trace("uninstalled", size=8 << 20, native=NATIVE) as tracer:
+        print(child(False, False), child(True, False), child(False, True))
+        for path in glob.glob("/dev/shm/mldebug_trace-*"):
+            with open(path, "rb") as file:
+                told = file.read(4096)
+            if told[124] and b"job.py" in told and str(os.getpid()) not in path:
+                os.unlink(path)
+"""
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_a_worker_that_ends_well_leaves_no_ring(tmp_path: Path, version: str, writer: str) -> None:
+    """Multiprocessing ends its children by os._exit(); of one that has failed the ring stays."""
+    done = run(tmp_path, CHILDREN, version, writer)
+    assert (done.stdout, done.stderr) == (f"[] [{1 << 20}] []\n", "")
+
+
+def test_rings_of_workers_never_push_out_that_of_a_rank(tmp_path: Path) -> None:
+    for number in range(2 * KEEP_RINGS):
+        path = tmp_path / f"{ring.PREFIX}999999{number}-1"
+        path.write_bytes(bytes(124) + bytes([number > 0]) + bytes(3))
+        os.utime(path, (time.time(), time.time() - 60 + number))
+    sweep(str(tmp_path))
+    left = sorted(int(one.name.partition("-")[2][6:-2]) for one in tmp_path.iterdir())
+    assert left == [0, *range(KEEP_RINGS, 2 * KEEP_RINGS)]
 
 
 @pytest.mark.parametrize(("version", "writer"), [one for one in BOTH if not modern(one[0])])
