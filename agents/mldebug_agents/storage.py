@@ -14,9 +14,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from mldebug.filling.state import Alarm, Measure, PartState, Row, StorageState
-from mldebug.model import Gap, Job
+from mldebug.model import Gap, Job, NodeCapture
 from mldebug.redact import clean
 from mldebug.snapshot import Snapshot
+from mldebug_agents.filesystems.evidence import stuck_devices, with_stuck
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.filesystems.quotas import Quotas
 from mldebug_agents.runner import Result, Worker
@@ -121,6 +122,10 @@ class Storage:
             storage=StorageState(parts=tuple(self._told.values())),
             sources=(*snapshot.sources, *(one.state() for one in self._workers.values())),
         )
+
+    def capture(self, capture: NodeCapture) -> NodeCapture:
+        """The capture, with how long the filesystems on which its ranks wait have not answered the agent either."""
+        return with_stuck(capture, stuck_devices(self._told.get(Filesystems.name), time.time()))
 
     def _warn(self) -> None:
         """Log each alarm once, and again when it comes back."""

@@ -4,6 +4,7 @@ import pytest
 
 from mldebug.model import OpenFile, ProcessState, ThreadState
 from mldebug_agents.capturing.blocked import blocked_on
+from mldebug_agents.procfs import Mount
 
 SHARD = OpenFile(fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="nfs4")
 
@@ -18,8 +19,8 @@ def memory(pid: int, address: int, size: int) -> bytes:
     return {0x1000: b"/data/new\0rest", 0x2000: b"relative\0", 0x3000: b""}[address]
 
 
-def mounts(pid: int, path: str) -> tuple[str, str]:
-    return "/data", "nfs4"
+def mounts(pid: int, path: str) -> Mount:
+    return Mount(1, "/data", "nfs4", "nfs01:/data", "0:40")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from mldebug.model import OpenFile, ProcessState, ThreadState
 from mldebug.redact import clean
+from mldebug_agents.procfs import Mount
 
 ON_DESCRIPTOR = {
     "read", "write", "readv", "writev", "pread64", "pwrite64", "preadv", "pwritev", "fsync", "fdatasync", "ftruncate",
@@ -19,7 +20,7 @@ PATH_ARGUMENT = {
 MAX_PATH = 512
 
 ReadMemory = Callable[[int, int, int], bytes]
-MountOf = Callable[[int, str], tuple[str, str]]
+MountOf = Callable[[int, str], Mount | None]
 
 
 def blocked_on(
@@ -27,7 +28,7 @@ def blocked_on(
 ) -> OpenFile | None:
     """The file that the main thread's system call waits for, or None where that cannot be told.
 
-    `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount point and type.
+    `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount.
     """
     thread = state.main if state else None
     if state is None or thread is None or not thread.syscall_args:
@@ -48,5 +49,15 @@ def _by_path(
     path = clean(raw.partition(b"\0")[0].decode(errors="replace"), MAX_PATH)
     if not path:
         return None
-    mount, fstype = mount_of(pid, path) if path.startswith("/") else ("", "")
-    return OpenFile(fd=-1, target=path, kind="file", mount=mount, fstype=fstype)
+    mount = mount_of(pid, path) if path.startswith("/") else None
+    if mount is None:
+        return OpenFile(fd=-1, target=path, kind="file")
+    return OpenFile(
+        fd=-1,
+        target=path,
+        kind="file",
+        mount=mount.point,
+        fstype=mount.fstype,
+        source=mount.source,
+        device=mount.device,
+    )
