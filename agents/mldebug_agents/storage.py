@@ -17,7 +17,9 @@ from mldebug.filling.state import Alarm, Measure, PartState, Row, StorageState
 from mldebug.model import Gap, Job, NodeCapture
 from mldebug.redact import clean
 from mldebug.snapshot import Snapshot
+from mldebug_agents.filesystems.canary import Canary
 from mldebug_agents.filesystems.evidence import stuck_devices, with_stuck
+from mldebug_agents.filesystems.kernelquotas import KernelQuotas
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.filesystems.quotas import Quotas
 from mldebug_agents.runner import Result, Worker
@@ -56,10 +58,10 @@ class Part(Protocol):
 
 
 def all_parts(bench: Workbench) -> list[Part]:
-    """Every part, ready to look."""
+    """Every part, ready to look. Only an agent adds the one that writes."""
     filesystems, writers = Filesystems(bench), Writers(bench)
     filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
-    return [filesystems, Quotas(bench), Trees(bench), writers]
+    return [filesystems, Quotas(bench), KernelQuotas(bench), Trees(bench), writers]
 
 
 def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
@@ -89,7 +91,7 @@ class Storage:
     @classmethod
     def of(cls, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> "Storage":
         """The desk of this node with all its parts."""
-        return cls(all_parts(bench), inbox)
+        return cls([*all_parts(bench), Canary(bench)], inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The agent's side of the probe child: one child for all mounts, asked one round at a time."""
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,17 +21,22 @@ class WorkerStarter(Protocol):
 
 
 class Probe:
-    """Asks mounts how full they are. One thread calls it."""
+    """Asks mounts, one round at a time: the parts of the storage desk share it, and wait for each other."""
 
     def __init__(self, starter: WorkerStarter) -> None:
         self._starter = starter
         self._worker: Worker | None = None
         self._number = 0
+        self._lock = threading.Lock()
 
     def ask(self, places: Sequence[Place], seconds: float = SECONDS) -> tuple[Asked, ...]:
         """What came of each mount, in order; returns within `seconds` and a little. Raises OSError."""
         if not places:
             return ()
+        with self._lock:
+            return self._ask(places, seconds)
+
+    def _ask(self, places: Sequence[Place], seconds: float) -> tuple[Asked, ...]:
         worker = self._worker = self._worker or self._starter.fork_worker(NAME)
         self._number += 1
         try:
