@@ -134,7 +134,7 @@ class Storage:
         alarms = StorageState(parts=tuple(self._told.values())).alarms
         for one in alarms:
             if (one.kind, one.subject) not in self._alarmed:
-                log.warning("storage: %s", clean(one.sentence, 400))
+                log.warning("storage: %s", clean(one.whole, 400))
         self._alarmed = {(one.kind, one.subject) for one in alarms}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mldebug.filling.filesystem import told_bytes
+from mldebug.filling.owners import UIDS, uids_cell
 from mldebug.filling.state import Alarm, Cell, Measure, Row
 from mldebug.model import Gap, Job
 from mldebug_agents.filesystems.mounts import Used, used_mounts
@@ -67,7 +68,7 @@ class KernelQuotas:
             for name, share in zip(("used", "inodes_used"), one.shares, strict=True):
                 if share is not None:
                     metric = f"mldebug_filesystem_quota_{name}_ratio"
-                    yield Measure(metric=metric, labels=labels, value=share)
+                    yield Measure(metric=metric, labels=labels, value=share, uids=one.uids)
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """One row for each that has a limit."""
@@ -79,7 +80,8 @@ class KernelQuotas:
         limit = self._bench.config.storage.quota_limit
         for one in self._kept:
             if max(share or 0.0 for share in one.shares) >= limit:
-                yield Alarm(kind="quota", subject=_name(one), sentence=f"quota {_line(one)}")
+                words = f"quota {_line(one)}"
+                yield Alarm(kind="quota", subject=_name(one), sentence=words, uids=one.uids)
 
     def gaps(self) -> Sequence[Gap]:
         """Filesystems that may not be asked."""
@@ -109,7 +111,8 @@ def _groups(status: str) -> list[int]:
 
 
 def _gap(used: Used, asked: Asked) -> Gap:
-    return Gap(what=f"quotas of {used.title}", reason=asked.reason, way_out=WAY_OUT)
+    pid = min(used.ranks) if used.uids else None
+    return Gap(what=f"quotas of {used.title}", reason=asked.reason, way_out=WAY_OUT, pid=pid)
 
 
 def _name(one: Kept) -> str:
@@ -126,4 +129,5 @@ def _line(one: Kept) -> str:
 def _row(one: Kept) -> Row:
     share, inodes = one.shares
     row: dict[str, Cell] = {"quota": _name(one), "used_ratio": share, "inodes_used_ratio": inodes}
+    row[UIDS] = uids_cell(one.uids)
     return {**row, "used_bytes": one.block.used, "limit_bytes": one.block.limit, "line": _line(one)}

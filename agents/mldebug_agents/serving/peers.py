@@ -14,6 +14,7 @@ import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mldebug.errors import UsageError
+from mldebug.filling.owners import of_user
 from mldebug.hostmemory.telling import of_runs
 from mldebug.snapshot import Snapshot
 
@@ -127,6 +128,7 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         remarks=tuple(one for one in snapshot.remarks if not one.pids),
         gaps=tuple(one for one in snapshot.gaps if one.pid is None),
         last_report={},
+        storage=of_user(snapshot.storage, peer.uid if peer else -1) if snapshot.storage else None,
         memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
     )
