@@ -186,6 +186,17 @@ class Quota(Section, frozen=True, kw_only=True):
     timeout: PositiveDuration = 10.0
 
 
+class Canary(Section, frozen=True, kw_only=True):
+    """Test writes: what `df` says and what can be written differ. The agent writes nowhere without them."""
+
+    # folders in which a small file is written, synced and removed
+    paths: tuple[str, ...] = ()
+    # between two of them
+    interval: Annotated[Duration, msgspec.Meta(ge=1, le=86400)] = 60.0
+    # of the file
+    size: Annotated[int, SIZE, msgspec.Meta(ge=1, le=16 << 20)] = 64 << 10
+
+
 class Storage(Section, frozen=True, kw_only=True):
     """When filesystems are too full, or will be."""
 
@@ -206,6 +217,10 @@ class Storage(Section, frozen=True, kw_only=True):
     saves_left: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
     # by name, asked every five minutes: {work: {command: [idrquota, -w], pattern: '(?P<percent>[0-9.]+)%'}}
     quotas: dict[str, Quota] = {}
+    # of a quota that the kernel keeps, too much from this share on
+    quota_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    # folders in which the agent writes a small file
+    canary: Canary = msgspec.field(default_factory=Canary)
 
 
 class Config(Section, frozen=True, kw_only=True):

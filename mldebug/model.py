@@ -152,6 +152,9 @@ class OpenFile(Noun, frozen=True, kw_only=True):
     mode: str = ""  # r, w, rw
     mount: str = ""  # mount point that holds it, for kinds file, fifo, deleted
     fstype: str = ""
+    source: str = ""  # what is mounted there: nfs01:/data
+    device: str = ""  # major:minor of the filesystem, by which the storage desk knows it
+    stuck_seconds: float = 0.0  # for so long the filesystem had not answered the agent itself
 
 
 class Io(Noun, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ class HungMount:
         os.kill(self.server, signal.SIGCONT)
 
 
-def _missing(reason: str) -> NoReturn:
+def missing(reason: str) -> NoReturn:
     """A part of the test bed is not there: a skip for a person, a failure in CI, which installs all of them."""
     if os.environ.get("CI"):
         pytest.fail(f"CI lacks a part of the test bed: {reason}")
@@ -59,7 +59,7 @@ def _missing(reason: str) -> NoReturn:
 def hung_mount(folder: Path) -> Iterator[HungMount]:
     """Mount a bindfs mirror below `folder`; skips the test where FUSE is not to be had."""
     if not shutil.which("bindfs") or not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        _missing("needs bindfs and /dev/fuse")
+        missing("needs bindfs and /dev/fuse")
     source, target = folder / "source", folder / "mount"
     source.mkdir()
     target.mkdir()
@@ -72,7 +72,7 @@ def hung_mount(folder: Path) -> Iterator[HungMount]:
     try:
         wait_until(lambda: os.path.ismount(target) or server.poll() is not None)
         if server.poll() is not None:
-            _missing("this user cannot mount FUSE here")
+            missing("this user cannot mount FUSE here")
         yield HungMount(source, target, server.pid)
     finally:
         if server.poll() is None:
@@ -87,14 +87,14 @@ def hung_mount(folder: Path) -> Iterator[HungMount]:
 def frozen_disk(folder: Path) -> Iterator[Path]:
     """Yield a mounted, frozen file system: a writer there is in state D and survives SIGKILL until it thaws."""
     if os.geteuid() != 0 or not shutil.which("fsfreeze") or not shutil.which("mkfs.ext4"):
-        _missing("needs root, fsfreeze and mkfs.ext4")
+        missing("needs root, fsfreeze and mkfs.ext4")
     image, target = folder / "image", folder / "disk"
     target.mkdir()
     with image.open("wb") as file:
         file.truncate(8 << 20)
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
     if subprocess.run(["mount", "-o", "loop", str(image), str(target)], check=False).returncode:
-        _missing("no loop devices here")
+        missing("no loop devices here")
     try:
         subprocess.run(["fsfreeze", "-f", str(target)], check=True)
         yield target

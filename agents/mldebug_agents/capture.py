@@ -245,7 +245,7 @@ class _Session:
             by_hook=bool(dump.instead),
             movement=movement(target.pid, self.seen.samples.get(target.pid, [])),
             source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
-            blocked_on=blocked_on(state, self._memory, self.c.host.mount_of),
+            blocked_on=blocked_on(state, self._memory, self.c.host.mount_at, self.c.host.link),
         )
 
     def _second_opinion(self, target: Target, dump: Dump) -> Dump:

@@ -161,8 +161,12 @@ class Host:
 
     def mount_of(self, pid: int, path: str) -> tuple[str, str]:
         """(mount point, file system type) of a path as that process sees it, ("", "") if unknown."""
-        mount = procfs.mount_of(procfs.parse_mountinfo(self.text(pid, "mountinfo")), path)
+        mount = self.mount_at(pid, path)
         return (mount.point, mount.fstype) if mount else ("", "")
+
+    def mount_at(self, pid: int, path: str) -> Mount | None:
+        """The mount of a path as that process sees it, None if unknown."""
+        return procfs.mount_of(procfs.parse_mountinfo(self.text(pid, "mountinfo")), path)
 
     def process_state(
         self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
@@ -257,6 +261,8 @@ class Host:
             mode=mode,
             mount=mount.point if mount else "",
             fstype=mount.fstype if mount else "",
+            source=mount.source if mount else "",
+            device=mount.device if mount else "",
         )
 
 

@@ -374,7 +374,7 @@ class Node:
             if capture.job.attempt == run.job.attempt:
                 run.watch.await_answer(bool(capture.awaited))
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
-            capture = self._saves.capture(self._hardware.capture(capture))
+            capture = self._storage.capture(self._saves.capture(self._hardware.capture(capture)))
             if self.members is not None and self.members.holding(run):
                 run.capture = capture  # nobody knows yet under which id it is told
             else:

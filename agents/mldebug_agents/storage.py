@@ -14,9 +14,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from mldebug.filling.state import Alarm, Measure, PartState, Row, StorageState
-from mldebug.model import Gap, Job
+from mldebug.model import Gap, Job, NodeCapture
 from mldebug.redact import clean
 from mldebug.snapshot import Snapshot
+from mldebug_agents.filesystems.canary import Canary
+from mldebug_agents.filesystems.evidence import stuck_devices, with_stuck
+from mldebug_agents.filesystems.kernelquotas import KernelQuotas
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.filesystems.quotas import Quotas
 from mldebug_agents.runner import Result, Worker
@@ -55,10 +58,10 @@ class Part(Protocol):
 
 
 def all_parts(bench: Workbench) -> list[Part]:
-    """Every part, ready to look."""
+    """Every part, ready to look. Only an agent adds the one that writes."""
     filesystems, writers = Filesystems(bench), Writers(bench)
     filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
-    return [filesystems, Quotas(bench), Trees(bench), writers]
+    return [filesystems, Quotas(bench), KernelQuotas(bench), Trees(bench), writers]
 
 
 def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
@@ -88,7 +91,7 @@ class Storage:
     @classmethod
     def of(cls, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> "Storage":
         """The desk of this node with all its parts."""
-        return cls(all_parts(bench), inbox)
+        return cls([*all_parts(bench), Canary(bench)], inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -122,12 +125,16 @@ class Storage:
             sources=(*snapshot.sources, *(one.state() for one in self._workers.values())),
         )
 
+    def capture(self, capture: NodeCapture) -> NodeCapture:
+        """The capture, with how long the filesystems on which its ranks wait have not answered the agent either."""
+        return with_stuck(capture, stuck_devices(self._told.get(Filesystems.name), time.time()))
+
     def _warn(self) -> None:
         """Log each alarm once, and again when it comes back."""
         alarms = StorageState(parts=tuple(self._told.values())).alarms
         for one in alarms:
             if (one.kind, one.subject) not in self._alarmed:
-                log.warning("storage: %s", clean(one.sentence, 400))
+                log.warning("storage: %s", clean(one.whole, 400))
         self._alarmed = {(one.kind, one.subject) for one in alarms}
 
 

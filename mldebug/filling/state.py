@@ -12,6 +12,7 @@ class Measure(Noun, frozen=True, kw_only=True):
     metric: str
     labels: tuple[str, ...] = ()
     value: float
+    uids: tuple[int, ...] = ()  # who may see it; empty: everyone
 
 
 class Alarm(Noun, frozen=True, kw_only=True):
@@ -20,6 +21,13 @@ class Alarm(Noun, frozen=True, kw_only=True):
     kind: str  # full_soon, too_full, inodes, stuck, read_only, quota …
     subject: str  # the mount, the quota, the checkpoint folder
     sentence: str
+    aside: str = ""  # who does it: not for everyone
+    uids: tuple[int, ...] = ()  # who may see it; empty: everyone
+
+    @property
+    def whole(self) -> str:
+        """The sentence with what is known of who does it."""
+        return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
 
 
 class PartState(Noun, frozen=True, kw_only=True):

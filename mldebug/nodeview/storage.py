@@ -14,7 +14,7 @@ WIDEST = 300
 def storage_lines(told: StorageState) -> Iterator[Said]:
     """Alarms first, then what was measured by heading, then what could not be had."""
     for alarm in told.alarms:
-        yield Said(clean(f"! {alarm.sentence}", WIDEST), True)
+        yield Said(clean(f"! {alarm.whole}", WIDEST), True)
     for heading, rows in told.rows.items():
         yield Said(f"{heading.replace('_', ' ').capitalize()}:")
         for row in rows:

@@ -26,6 +26,8 @@ NAMES = (
     "across",
     "members",
     "scrape",
+    "mounts",
+    "trees",
 )
 
 

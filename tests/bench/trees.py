@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.table import Row, show
 from mldebug_agents.trees.keeper import Keeper
 from mldebug_agents.trees.wire import Order
 
@@ -73,19 +74,19 @@ def keep(keeper: Keeper, until: float) -> None:
 
 def main(files: int, place: str) -> None:
     """Print each figure."""
-    root = Path(tempfile.mkdtemp(prefix="mldebug-trees-", dir=place))
+    root, rows = Path(tempfile.mkdtemp(prefix="mldebug-trees-", dir=place)), []
     try:
         folders = make(root, files)
-        print(f"{files} files in {len(folders)} folders below {place}")
-        print(f"du -s --inodes: {cpu_of_du(root):.2f} s of CPU")
+        rows.append(Row("trees: `du -s --inodes`, CPU", f"{cpu_of_du(root):.2f} s"))
         before, began = resident(), time.process_time()
         keeper = Keeper(Order(path=str(root)))
         while keeper.state().inodes is None:
             keeper.turn(1.0)
-        print(f"first count: {time.process_time() - began:.2f} s of CPU, {resident() - before} MiB")
+        counted = f"{time.process_time() - began:.2f} s, {resident() - before} MiB"
+        rows.append(Row(f"trees: first count of {files} files, CPU", counted))
         began, until = time.process_time(), time.monotonic() + 20
         keep(keeper, until)
-        print(f"idle: {(time.process_time() - began) / 20:.2%} of a core")
+        rows.append(Row("trees: idle", f"{(time.process_time() - began) / 20:.2%} of a core"))
         until = time.monotonic() + SECONDS
         child = os.fork()
         if child == 0:
@@ -94,13 +95,16 @@ def main(files: int, place: str) -> None:
         keep(keeper, until)
         used = (time.process_time() - began) / SECONDS
         os.waitpid(child, 0)
-        print(f"{RATE} changes a second: {used:.2%} of a core, {resident() - before} MiB")
+        kept = f"{used:.2%} of a core, {resident() - before} MiB"
+        rows.append(Row(f"trees: {RATE} changes a second", kept))
         keep(keeper, time.monotonic() + 8)
         told = subprocess.run(["du", "-s", "--inodes", root], check=True, capture_output=True)
-        print(f"inodes: {keeper.state().inodes}, du: {int(told.stdout.split()[0])}", end=", ")
-        print(f"{keeper.state().overflows} overflows")
+        inodes, right = keeper.state().inodes, int(told.stdout.split()[0])
+        rows.append(Row("trees: inodes afterwards", f"{inodes}", f"{right} (du)", inodes == right))
+        rows.append(Row("trees: overflows", f"{keeper.state().overflows}"))
     finally:
         shutil.rmtree(root)
+    show(f"{files} files below {place}", rows)
 
 
 if __name__ == "__main__":

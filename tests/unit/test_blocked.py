@@ -4,6 +4,7 @@ import pytest
 
 from mldebug.model import OpenFile, ProcessState, ThreadState
 from mldebug_agents.capturing.blocked import blocked_on
+from mldebug_agents.procfs import Mount
 
 SHARD = OpenFile(fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="nfs4")
 
@@ -15,11 +16,18 @@ def blocked(syscall: str, *args: int) -> ProcessState:
 
 
 def memory(pid: int, address: int, size: int) -> bytes:
-    return {0x1000: b"/data/new\0rest", 0x2000: b"relative\0", 0x3000: b""}[address]
+    return {0x1000: b"/data/new\0rest", 0x2000: b"relative\0", 0x3000: b"", 0x4000: b"../up\0"}[
+        address
+    ]
 
 
-def mounts(pid: int, path: str) -> tuple[str, str]:
-    return "/data", "nfs4"
+def mounts(pid: int, path: str) -> Mount:
+    return Mount(1, "/data", "nfs4", "nfs01:/data", "0:40")
+
+
+def links(pid: int, name: str) -> str:
+    known = {"cwd": "/data/work", "fd/8": "/data/folder", "fd/9": "/data/gone (deleted)"}
+    return known.get(name, "")
 
 
 @pytest.mark.parametrize(
@@ -27,12 +35,18 @@ def mounts(pid: int, path: str) -> tuple[str, str]:
     [
         (blocked("read", 7, 0, 0), "/data/shard-17", "/data"),
         (blocked("openat", 0xFFFFFF9C, 0x1000, 0), "/data/new", "/data"),
-        (blocked("newfstatat", 0xFFFFFF9C, 0x2000), "relative", ""),
+        (blocked("newfstatat", 0xFFFFFF9C, 0x2000), "/data/work/relative", "/data"),
+        (blocked("newfstatat", 0xFFFFFFFFFFFFFF9C, 0x2000), "/data/work/relative", "/data"),
+        (blocked("stat", 0x2000), "/data/work/relative", "/data"),
+        (blocked("openat", 8, 0x2000), "/data/folder/relative", "/data"),
+        (blocked("openat", 9, 0x2000), "relative", ""),
+        (blocked("openat", 10, 0x2000), "relative", ""),
+        (blocked("openat", 0xFFFFFF9C, 0x4000), "../up", ""),
         (blocked("open", 0x1000), "/data/new", "/data"),
     ],
 )
 def test_the_file_is_named(state: ProcessState, target: str, mount: str) -> None:
-    found = blocked_on(state, memory, mounts)
+    found = blocked_on(state, memory, mounts, links)
 
     assert (found.target, found.mount) == (target, mount)
 
@@ -49,4 +63,4 @@ def test_the_file_is_named(state: ProcessState, target: str, mount: str) -> None
     ],
 )
 def test_what_cannot_be_told_is_not_told(state: ProcessState | None) -> None:
-    assert blocked_on(state, memory, mounts) is None
+    assert blocked_on(state, memory, mounts, links) is None

@@ -18,6 +18,7 @@ from mldebug.model import (
     Verdict,
 )
 from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
+from mldebug_agents.filesystems.evidence import with_stuck
 
 H200 = Path(__file__).parent.parent / "fixtures" / "h200"
 
@@ -731,3 +732,30 @@ def test_where_every_rank_may_wait_for_another_nobody_is_named() -> None:
 
     assert (found.culprits, str(found.confidence)) == ((), "low")
     assert "one of them may wait for another" in found.summary
+
+
+# --- storage that does not answer ----------------------------------------------------------------
+
+NFS = msgspec.structs.replace(FUSE, fstype="nfs4", source="nfs01:/data", device="0:40")
+
+
+def on_nfs(**kw) -> NodeCapture:
+    return job_with(process(*HERE, syscall="read", on=NFS, move=still(), **kw))
+
+
+def test_a_mount_is_named_with_its_source_and_for_how_long() -> None:
+    taken = msgspec.structs.replace(on_nfs(state="D", wchan="rpc_wait_bit_killable"), quiet_seconds=74.0)  # fmt: skip
+    found = diagnose([taken]).diagnosis
+    assert found.verdict is Verdict.STORAGE_FAULT
+    assert [(one.kind, one.rank) for one in found.culprits] == [("mount", 3)]
+    assert found.evidence[0] == "rank 3 waits in read of /data/shard-17 on nfs01:/data, stuck 74 s"
+
+
+def test_what_the_agent_saw_of_the_filesystem_is_joined_by_device() -> None:
+    """A wait that could be anything is storage where the same filesystem does not answer the agent either."""
+    taken = on_nfs(state="D", wchan="kernel_clone")
+    assert outcome(taken)[0] == "rank_blocked_io"
+    assert outcome(with_stuck(taken, {"0:41": 74.0}))[0] == "rank_blocked_io"  # another one
+    told = diagnose([with_stuck(taken, {"0:40": 74.0})]).diagnosis
+    assert told.verdict is Verdict.STORAGE_FAULT
+    assert "nfs01:/data, which has not answered the agent for 74 s" in told.evidence[0]

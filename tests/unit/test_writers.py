@@ -111,7 +111,7 @@ def test_a_real_process_is_seen_to_write_and_where(tmp_path: Path) -> None:
 
 def test_an_alarm_about_space_says_who_writes_and_one_about_inodes_does_not() -> None:
     full = Alarm(kind="too_full", subject="/data", sentence="/data is 91.0% full")
-    assert with_writer(full, "rank 3 writes").sentence == "/data is 91.0% full; rank 3 writes"
+    assert with_writer(full, "rank 3 writes").whole == "/data is 91.0% full; rank 3 writes"
     assert with_writer(full, "") is full
     inodes = Alarm(kind="inodes", subject="/data", sentence="/data has used 90.0% of its inodes")
     assert with_writer(inodes, "rank 3 writes") is inodes

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from mldebug.model import OpenFile, ProcessState, ThreadState
 from mldebug.redact import clean
+from mldebug_agents.procfs import Mount
 
 ON_DESCRIPTOR = {
     "read", "write", "readv", "writev", "pread64", "pwrite64", "preadv", "pwritev", "fsync", "fdatasync", "ftruncate",
@@ -19,15 +20,18 @@ PATH_ARGUMENT = {
 MAX_PATH = 512
 
 ReadMemory = Callable[[int, int, int], bytes]
-MountOf = Callable[[int, str], tuple[str, str]]
+MountOf = Callable[[int, str], Mount | None]
+LinkOf = Callable[[int, str], str]
+AT_FDCWD = 0xFFFFFF9C  # of 32 bits
 
 
 def blocked_on(
-    state: ProcessState | None, read_memory: ReadMemory, mount_of: MountOf
+    state: ProcessState | None, read_memory: ReadMemory, mount_of: MountOf, link_of: LinkOf
 ) -> OpenFile | None:
     """The file that the main thread's system call waits for, or None where that cannot be told.
 
-    `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount point and type.
+    `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount;
+    `link_of(pid, name)` where /proc/PID/NAME points to.
     """
     thread = state.main if state else None
     if state is None or thread is None or not thread.syscall_args:
@@ -35,18 +39,43 @@ def blocked_on(
     if thread.syscall in ON_DESCRIPTOR:
         return next((file for file in state.files if file.fd == thread.syscall_args[0]), None)
     if thread.syscall in PATH_ARGUMENT:
-        return _by_path(state.pid, thread, read_memory, mount_of)
+        found = _path(state.pid, thread, read_memory)
+        return (
+            _by_path(state.pid, _whole(state.pid, thread, found, link_of), mount_of)
+            if found
+            else None
+        )
     return None
 
 
-def _by_path(
-    pid: int, thread: ThreadState, read_memory: ReadMemory, mount_of: MountOf
-) -> OpenFile | None:
+def _path(pid: int, thread: ThreadState, read_memory: ReadMemory) -> str:
+    """As the program gave it; "" where it cannot be read."""
     index = PATH_ARGUMENT[thread.syscall]
     address = thread.syscall_args[index] if index < len(thread.syscall_args) else 0
     raw = read_memory(pid, address, MAX_PATH) if address else b""
-    path = clean(raw.partition(b"\0")[0].decode(errors="replace"), MAX_PATH)
-    if not path:
-        return None
-    mount, fstype = mount_of(pid, path) if path.startswith("/") else ("", "")
-    return OpenFile(fd=-1, target=path, kind="file", mount=mount, fstype=fstype)
+    return clean(raw.partition(b"\0")[0].decode(errors="replace"), MAX_PATH)
+
+
+def _whole(pid: int, thread: ThreadState, path: str, link_of: LinkOf) -> str:
+    """From the root: below the folder of the call, or the working directory. As it is, where that folder is not known."""
+    if path.startswith("/") or ".." in path.split("/"):
+        return path
+    folder = thread.syscall_args[0] & 0xFFFFFFFF if PATH_ARGUMENT[thread.syscall] else AT_FDCWD
+    base = link_of(pid, "cwd" if folder == AT_FDCWD else f"fd/{folder}")
+    known = base.startswith("/") and not base.endswith(" (deleted)")
+    return f"{base.rstrip('/')}/{path}" if known else path
+
+
+def _by_path(pid: int, path: str, mount_of: MountOf) -> OpenFile:
+    mount = mount_of(pid, path) if path.startswith("/") else None
+    if mount is None:
+        return OpenFile(fd=-1, target=path, kind="file")
+    return OpenFile(
+        fd=-1,
+        target=path,
+        kind="file",
+        mount=mount.point,
+        fstype=mount.fstype,
+        source=mount.source,
+        device=mount.device,
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.model import Job
+from mldebug.model import Job, RankIdentity
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 
@@ -48,11 +48,18 @@ class Used(msgspec.Struct, kw_only=True):
     mount: procfs.Mount
     path: bytes
     ranks: set[int] = set()  # their pids
+    owners: set[int] = set()  # their uids
+    public: bool = False  # it is everyone's: configured, or one that every process of the node has
 
     @property
     def key(self) -> tuple[str, str]:
         """The same for all mounts of the same folder of one filesystem, in whichever container."""
         return self.mount.device, self.mount.root
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """Who may see it; empty: everyone."""
+        return () if self.public else tuple(sorted(self.owners))
 
     @property
     def name(self) -> str:
@@ -82,11 +89,15 @@ def used_mounts(
             if space not in tables:
                 tables[space] = mount_table(host, str(rank.pid))
             for mount in _of_rank(host, rank.pid, tables[space]):
-                _note(found, mount, host.root_of(rank.pid), rank.pid)
-    own = mount_table(host, "self") if paths else ()
+                _note(found, mount, host.root_of(rank.pid), rank)
+    own = mount_table(host, "self")
     for path in paths:
         if holder := procfs.mount_of(own, path):
             _note(found, holder, "", None)
+    for path in (*NEEDED, *paths):
+        holder = procfs.mount_of(own, path)
+        if holder and (used := found.get((holder.device, holder.root))):
+            used.public = True
     return found
 
 
@@ -118,11 +129,13 @@ def _open_on(host: Host, pid: int) -> set[int]:
 
 
 def _note(
-    found: dict[tuple[str, str], Used], mount: procfs.Mount, root: str, pid: int | None
+    found: dict[tuple[str, str], Used], mount: procfs.Mount, root: str, rank: RankIdentity | None
 ) -> None:
     if mount.fstype in _NO_SPACE or len(found) >= MOST:
         return
     path = os.fsencode(root + mount.point)
-    used = found.setdefault((mount.device, mount.root), Used(mount=mount, path=path, ranks=set()))
-    if pid is not None:
-        used.ranks.add(pid)
+    fresh = Used(mount=mount, path=path, ranks=set(), owners=set())
+    used = found.setdefault((mount.device, mount.root), fresh)
+    if rank is not None:
+        used.ranks.add(rank.pid)
+        used.owners.add(rank.uid)

@@ -8,6 +8,7 @@ import msgspec
 from mldebug.filling import filesystem
 from mldebug.filling.filesystem import Fullness, fullness
 from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
+from mldebug.filling.owners import UIDS, uids_cell
 from mldebug.filling.state import Alarm, Measure, Row
 from mldebug.filling.trend import Forecast, Point, forecast
 from mldebug.model import Gap, Job
@@ -76,24 +77,28 @@ class Filesystems:
 
     def alarms(self) -> Iterator[Alarm]:
         """Mounts that are too full, will be soon, turned read-only, or do not answer."""
-        wanted = self._bench.config.storage
         for seen in self._seen:
-            title = seen.used.title
-            if seen.asked.stuck:
-                yield _stuck(seen)
-            if seen.turned_read_only:
-                words = f"{title} has become read-only: the kernel does so after errors of the disk"
-                yield Alarm(kind="read_only", subject=title, sentence=words)
-            if seen.now is not None:
-                limits = (self._limit(seen.used.name), wanted.inode_limit)
-                early = (wanted.full_within, wanted.saves_left)
-                for alarm in filesystem.alarms(title, seen.now, limits, seen.ahead, early):
-                    yield _with(alarm, self.who_fills(seen.used.mount.device))
+            for alarm in self._alarms(seen):
+                yield msgspec.structs.replace(alarm, uids=seen.used.uids)
+
+    def _alarms(self, seen: _Seen) -> Iterator[Alarm]:
+        wanted = self._bench.config.storage
+        title = seen.used.title
+        if seen.asked.stuck:
+            yield _stuck(seen)
+        if seen.turned_read_only:
+            words = f"{title} has become read-only: the kernel does so after errors of the disk"
+            yield Alarm(kind="read_only", subject=title, sentence=words)
+        if seen.now is not None:
+            limits = (self._limit(seen.used.name), wanted.inode_limit)
+            early = (wanted.full_within, wanted.saves_left)
+            for alarm in filesystem.alarms(title, seen.now, limits, seen.ahead, early):
+                yield _with(alarm, self.who_fills(seen.used.mount.device))
 
     def gaps(self) -> Sequence[Gap]:
         """Mounts that could not be asked, and limits that make no sense."""
         silent = [
-            Gap(what=f"filesystem {one.used.title}", reason=one.asked.reason)
+            Gap(what=f"filesystem {one.used.title}", reason=one.asked.reason, pid=_pid(one.used))
             for one in self._seen
             if one.asked.reason
         ]
@@ -130,6 +135,11 @@ class Filesystems:
             return default_limit(path)
 
 
+def _pid(used: Used) -> int | None:
+    """Of one rank, where the mount is not everyone's."""
+    return min(used.ranks) if used.uids else None
+
+
 def _looks() -> "collections.deque[Point]":
     return collections.deque(maxlen=KEPT)
 
@@ -143,7 +153,7 @@ def _fullness(space: Space, share: float) -> Fullness:
 def _with(alarm: Alarm, who: str) -> Alarm:
     if not who or alarm.kind not in ("too_full", "full_soon"):
         return alarm
-    return msgspec.structs.replace(alarm, sentence=f"{alarm.sentence}; {who}")
+    return msgspec.structs.replace(alarm, aside=who)
 
 
 def _stuck(seen: _Seen) -> Alarm:
@@ -178,7 +188,7 @@ def _figures(seen: _Seen) -> Iterator[tuple[str, float]]:
 
 def _measure(name: str, used: Used, value: float) -> Measure:
     labels = (used.name, used.mount.device, used.mount.fstype)
-    return Measure(metric=f"mldebug_filesystem_{name}", labels=labels, value=value)
+    return Measure(metric=f"mldebug_filesystem_{name}", labels=labels, value=value, uids=used.uids)
 
 
 def _row(seen: _Seen) -> Row:
@@ -194,6 +204,7 @@ def _row(seen: _Seen) -> Row:
         "full_seconds": seen.ahead[0].seconds_left,
         "saves_left": seen.ahead[0].saves_left,
         "stuck_seconds": seen.asked.stuck,
+        UIDS: uids_cell(seen.used.uids),
         "line": _line(seen),
     }
 

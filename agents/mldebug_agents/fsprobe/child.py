@@ -11,7 +11,11 @@ import socket
 import threading
 import time
 
+from mldebug_agents.fsprobe.quota import read_blocks
+from mldebug_agents.fsprobe.trial import write
 from mldebug_agents.fsprobe.wire import Asked, Place, Reply, Round, Space, receive, send
+
+Key = tuple[int, str, bytes]  # Place.key
 
 MOST_STUCK = 16
 AT_ONCE = 16  # threads besides those that hang
@@ -33,43 +37,47 @@ class Asking:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._since: dict[int, float] = {}  # mount -> when the call on it began
+        self._since: dict[Key, float] = {}  # when the call began
 
     def round(self, wanted: Round) -> Reply:
         """Ask all mounts; whoever has not answered when the time is over counts as stuck."""
         until = time.monotonic() + wanted.seconds
         stuck = set(self._hanging())
-        free = [place for place in wanted.places if place.mount not in stuck]
+        free = [place for place in wanted.places if not stuck & {place.key, place.whole}]
         work: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        done: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Key, Asked]] = queue.SimpleQueue()
         for place in free if len(stuck) < MOST_STUCK else ():
             work.put(place)
         hands = min(AT_ONCE, len(free), MOST_STUCK - len(stuck))
         for _ in range(hands):
             threading.Thread(target=self._ask_all, args=(work, done, until), daemon=True).start()
-        found: dict[int, Asked] = {}
+        found: dict[Key, Asked] = {}
         while hands > 0 and len(found) < len(free) and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                one = done.get(timeout=left)
-                found[one.mount] = one
+                key, asked = done.get(timeout=left)
+                found[key] = asked
         return Reply(
             wanted.number,
-            tuple(found.get(one.mount) or self._missed(one) for one in wanted.places),
+            tuple(found.get(one.key) or self._missed(one) for one in wanted.places),
         )
 
-    def _hanging(self) -> dict[int, float]:
+    def _hanging(self) -> dict[Key, float]:
         with self._lock:
             return dict(self._since)
 
     def _missed(self, place: Place) -> Asked:
-        since = self._hanging().get(place.mount)
+        hanging = self._hanging()
+        since = hanging.get(place.key, hanging.get(place.whole))
         if since is None:
             return Asked(mount=place.mount, reason="there was no time left to ask it")
         hangs = time.monotonic() - since
         return Asked(mount=place.mount, reason="it does not answer", stuck=max(hangs, 0.001))
 
     def _ask_all(
-        self, work: "queue.SimpleQueue[Place]", done: "queue.SimpleQueue[Asked]", until: float
+        self,
+        work: "queue.SimpleQueue[Place]",
+        done: "queue.SimpleQueue[tuple[Key, Asked]]",
+        until: float,
     ) -> None:
         while time.monotonic() < until:
             try:
@@ -77,30 +85,39 @@ class Asking:
             except queue.Empty:
                 return
             with self._lock:
-                self._since[place.mount] = time.monotonic()
+                self._since[place.key] = time.monotonic()
             try:
                 asked = ask(place)
             finally:
                 with self._lock:
-                    del self._since[place.mount]
-            done.put(asked)
+                    del self._since[place.key]
+            done.put((place.key, asked))
 
 
 def ask(place: Place) -> Asked:
     """Ask one mount. A mount point that is covered by another mount is that other mount: it is not judged."""
     try:
-        fd = os.open(place.path, os.O_PATH | os.O_CLOEXEC)
+        how = os.O_PATH if not (place.trial or place.owners) else os.O_RDONLY | os.O_DIRECTORY
+        fd = os.open(place.path, how | os.O_CLOEXEC)
         try:
             with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
                 here = _MOUNT_ID.search(file.read())
             if here and int(here[1]) != place.mount:
                 return Asked(mount=place.mount, reason="another mount lies over it")
-            told = os.fstatvfs(fd)
+            return _of(place, fd)
         finally:
             os.close(fd)
     except OSError as error:
         return Asked(mount=place.mount, reason=error.strerror or str(error))
-    return Asked(mount=place.mount, space=_space(told))
+
+
+def _of(place: Place, fd: int) -> Asked:
+    """Raises OSError."""
+    if place.trial is not None:
+        return Asked(mount=place.mount, wrote=write(fd, place.trial))
+    if place.owners is not None:
+        return Asked(mount=place.mount, blocks=read_blocks(fd, place.owners))
+    return Asked(mount=place.mount, space=_space(os.fstatvfs(fd)))
 
 
 def _space(told: os.statvfs_result) -> Space:

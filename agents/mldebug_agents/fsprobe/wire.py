@@ -11,11 +11,38 @@ MOST = 16 << 20  # bytes of one message
 T = TypeVar("T")
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """A small file that is to be written, synced and removed."""
+
+    name: str
+    size: int  # bytes
+
+
+class Owners(msgspec.Struct, frozen=True):
+    """Whose quotas are asked for. Projects are learned from the folders that lie on the same filesystem."""
+
+    ids: tuple[tuple[int, int], ...]  # (user 0 or group 1, number)
+    folders: tuple[bytes, ...] = ()
+
+
 class Place(msgspec.Struct, frozen=True):
-    """One mount to be asked: any path on it that the child may open."""
+    """One mount to be asked: any path on it that the child may open. Without `trial` and `owners`: how full it is."""
 
     mount: int  # its id; what is found at the path counts only where it has this id
     path: bytes
+    trial: Trial | None = None
+    owners: Owners | None = None
+
+    @property
+    def key(self) -> tuple[int, str, bytes]:
+        """What hangs together: it is not asked again before it has come back."""
+        kind = "trial" if self.trial else "owners" if self.owners else "space"
+        return self.mount, kind, self.path if self.trial else b""
+
+    @property
+    def whole(self) -> tuple[int, str, bytes]:
+        """The key of the question how full the same mount is: where that hangs, nothing else is asked."""
+        return self.mount, "space", b""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -37,10 +64,33 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
 
 
+class Wrote(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the small file. `errno`: 0 where it was written; then what the filesystem says is left, at that moment."""
+
+    errno: int = 0
+    seconds: float = 0.0
+    available: int = 0  # bytes
+    inodes: int = 0  # 0: this filesystem does not count them
+    inodes_free: int = 0
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel keeps of one user (0), group (1) or project (2); bytes, and 0 for no limit."""
+
+    kind: int
+    id: int
+    used: int
+    limit: int
+    inodes: int
+    inodes_limit: int
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one mount: its space, or why not. `stuck`: seconds for which a call there has not come back."""
 
     mount: int
+    wrote: Wrote | None = None
+    blocks: tuple[Block, ...] = ()
     space: Space | None = None
     reason: str = ""
     stuck: float = 0.0

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mldebug.errors import UsageError
 from mldebug.events.view import for_user
-from mldebug.filling import privacy
+from mldebug.filling.owners import of_user
 from mldebug.hostmemory.telling import of_runs
 from mldebug.snapshot import Snapshot
 
@@ -122,6 +122,7 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         return snapshot
     runs = tuple(run for run in snapshot.runs if peer is not None and run.uid == peer.uid)
     mine = {"", *(run.id for run in runs)}
+    uid = peer.uid if peer is not None else -1
     return msgspec.structs.replace(
         snapshot,
         runs=runs,
@@ -132,6 +133,6 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         last_report={},
         memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
         saves=(),  # of the places of the configuration: whoever owns them
-        storage=privacy.of_runs(snapshot.storage, mine) if snapshot.storage else None,
+        storage=of_user(snapshot.storage, uid, mine) if snapshot.storage else None,
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
     )

@@ -56,6 +56,35 @@ QUOTA_FAILED = Family(
     labels=("quota",),
     absent="while no quota is configured",
 )
+_OWNER = ("mount", "device", "kind", "id")
+KERNEL_QUOTA = Family(
+    name="mldebug_filesystem_quota_used_ratio",
+    kind="gauge",
+    help="Used share of the bytes that the kernel's quota allows a user, group or project of a rank.",
+    labels=_OWNER,
+    absent="where no quota with a limit is kept",
+)
+KERNEL_QUOTA_INODES = Family(
+    name="mldebug_filesystem_quota_inodes_used_ratio",
+    kind="gauge",
+    help="Used share of the inodes that the kernel's quota allows a user, group or project of a rank.",
+    labels=_OWNER,
+    absent="where no quota with a limit is kept",
+)
+CANARY_FAILED = Family(
+    name="mldebug_filesystem_canary_failed",
+    kind="gauge",
+    help="1 where the last test write failed or has not come back.",
+    labels=("path",),
+    absent="without storage.canary",
+)
+CANARY_SECONDS = Family(
+    name="mldebug_filesystem_canary_seconds",
+    kind="gauge",
+    help="How long the last test write took, or has not come back.",
+    labels=("path",),
+    absent="without storage.canary, and where the folder could not be opened",
+)
 ALARMS = Family(
     name="mldebug_storage_alarms",
     kind="gauge",
@@ -72,7 +101,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FilesystemMetrics:
     """What the storage desk measured."""
 
-    families = (UNANSWERED, QUOTA, QUOTA_FAILED, ALARMS, *MEASURED)
+    families = (UNANSWERED, QUOTA, QUOTA_FAILED, KERNEL_QUOTA, KERNEL_QUOTA_INODES, CANARY_FAILED, CANARY_SECONDS, ALARMS, *MEASURED)  # fmt: skip
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """Those of the last look."""

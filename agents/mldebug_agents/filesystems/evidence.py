@@ -1,0 +1,40 @@
+"""A capture, with what the probe child knows of the filesystems on which its ranks wait: joined by device, never by name."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug.filling.state import PartState
+from mldebug.model import NodeCapture, ProcessCapture, RankCapture
+
+FRESH = 120.0  # seconds: what was seen earlier may have come back since
+
+
+def stuck_devices(told: PartState | None, now: float) -> dict[str, float]:
+    """Seconds by major:minor, of the last look at the filesystems; nothing where that was long ago."""
+    if told is None or not 0 <= now - told.at <= FRESH:
+        return {}
+    rows = told.rows.get("filesystems", ())
+    stuck = [(str(row["device"]), float(row["stuck_seconds"] or 0)) for row in rows]
+    return {device: seconds + now - told.at for device, seconds in sorted(stuck) if seconds > 0}
+
+
+def with_stuck(capture: NodeCapture, stuck: Mapping[str, float]) -> NodeCapture:
+    """`stuck`: seconds by major:minor."""
+    if not stuck:
+        return capture
+    ranks = tuple(_rank(one, stuck) for one in capture.ranks)
+    return msgspec.structs.replace(capture, ranks=ranks)
+
+
+def _rank(rank: RankCapture, stuck: Mapping[str, float]) -> RankCapture:
+    children = tuple(_process(one, stuck) for one in rank.children)
+    return msgspec.structs.replace(rank, process=_process(rank.process, stuck), children=children)
+
+
+def _process(one: ProcessCapture, stuck: Mapping[str, float]) -> ProcessCapture:
+    target = one.blocked_on
+    if target is None or target.device not in stuck:
+        return one
+    told = msgspec.structs.replace(target, stuck_seconds=stuck[target.device])
+    return msgspec.structs.replace(one, blocked_on=told)

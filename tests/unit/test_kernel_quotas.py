@@ -1,0 +1,102 @@
+"""Quotas that the kernel keeps: the recorded layout of its answer, and what is said of it."""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mldebug.config import Config
+from mldebug.model import Job, RankIdentity
+from mldebug_agents.filesystems.kernelquotas import KEEPERS, KernelQuotas
+from mldebug_agents.filesystems.mounts import used_mounts
+from mldebug_agents.fsprobe.asking import Probe
+from mldebug_agents.fsprobe.quota import parse_block, read_blocks
+from mldebug_agents.fsprobe.wire import Asked, Block, Owners, Place
+from mldebug_agents.host import Host
+from mldebug_agents.workbench import Workbench
+
+GIB = 1 << 30
+ANSWER = struct.pack("<8QI4x", 2 << 20, 1 << 20, 900 << 20, 0, 500, 400, 0, 0, 63)  # limits in KiB
+
+
+class Answering(Probe):
+    """A probe child on a machine whose kernel keeps quotas."""
+
+    def __init__(self, *blocks: Block, reason: str = "") -> None:
+        self.blocks, self.reason = blocks, reason
+        self.asked: list[Place] = []
+
+    def ask(self, places: Sequence[Place], seconds: float = 3.0) -> tuple[Asked, ...]:
+        self.asked = list(places)
+        return tuple(Asked(mount=one.mount, blocks=self.blocks, reason=self.reason) for one in places[:1]) + tuple(
+            Asked(mount=one.mount) for one in places[1:]
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """There is no child."""
+
+
+def job() -> Job:
+    rank = RankIdentity(rank=0, world_size=1, pid=os.getpid(), uid=os.geteuid())
+    return Job(id="j", name="train", launcher="environment", ranks=(rank,))
+
+
+@pytest.fixture
+def bench() -> Iterator[Workbench]:
+    with Workbench(Config()) as one:
+        yield one
+
+
+def look(bench: Workbench, probe: Answering) -> KernelQuotas:
+    bench.filesystems = probe
+    desk = KernelQuotas(bench)
+    if not any(one.mount.fstype in KEEPERS for one in used_mounts(Host(), [job()], ()).values()):
+        pytest.skip("no rank here is on a filesystem that can keep quotas")
+    desk.look(1.0, [job()])
+    return desk
+
+
+def test_the_layout_of_the_kernels_answer() -> None:
+    block = parse_block(ANSWER, 0, 1000)
+    assert (block.used, block.limit) == (900 << 20, GIB)  # the soft limit: it is the lower one
+    assert (block.inodes, block.inodes_limit) == (400, 500)
+
+
+def test_a_quota_that_is_nearly_used_up_is_an_alarm(bench: Workbench) -> None:
+    block = Block(kind=0, id=os.geteuid(), used=GIB * 9 // 10, limit=GIB, inodes=1, inodes_limit=10)
+    desk = look(bench, Answering(block))
+    (alarm,) = desk.alarms()
+    who = Host().user(os.geteuid())
+    assert alarm.sentence.startswith(f"quota of user {who} on ")
+    assert alarm.sentence.endswith(": 90.0% used, 922 MiB of 1 GiB, 10.0% of its inodes")
+    assert {one.metric: one.value for one in desk.samples()} == {
+        "mldebug_filesystem_quota_used_ratio": pytest.approx(0.9),
+        "mldebug_filesystem_quota_inodes_used_ratio": 0.1,
+    }
+
+
+def test_no_limit_is_no_row_and_no_alarm(bench: Workbench) -> None:
+    desk = look(bench, Answering(Block(kind=2, id=7, used=5, limit=0, inodes=1, inodes_limit=0)))
+    assert desk.status() == {}
+    assert list(desk.alarms()) == []
+
+
+def test_what_may_not_be_known_is_a_gap(bench: Workbench) -> None:
+    probe = Answering(reason="Operation not permitted")
+    desk = look(bench, probe)
+    (gap,) = desk.gaps()
+    assert (gap.reason, "root" in gap.way_out) == ("Operation not permitted", True)
+    owners = probe.asked[0].owners
+    assert owners is not None
+    assert (0, os.geteuid()) in owners.ids
+
+
+def test_a_filesystem_without_quotas_tells_none(tmp_path: Path) -> None:
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        folders = (os.fsencode(tmp_path), b"/proc/self/cwd", b"/nowhere")
+        assert read_blocks(handle, Owners(((0, os.geteuid()),), folders)) == ()
+    finally:
+        os.close(handle)
