@@ -48,12 +48,12 @@ def lines(told: StorageState) -> list[object]:
 
 
 def test_others_mounts_are_hidden_and_what_is_everyones_stays() -> None:
-    hers = of_user(TOLD, ALICE)
+    hers = of_user(TOLD, ALICE, ())
     assert lines(hers) == ["/shared", "/"]
     assert [one.whole for one in hers.alarms] == ["it is full"]
     assert [one.labels for one in hers.measures] == [("/",)]
     assert [one.what for one in hers.gaps] == ["/"]
-    assert len(lines(of_user(TOLD, BOB))) == 3
+    assert len(lines(of_user(TOLD, BOB, ()))) == 3
     assert TOLD.alarms[1].whole == "it is full; bob's job does"
 
 

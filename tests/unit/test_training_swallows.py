@@ -18,8 +18,10 @@ ELSEWHERE = {  # functions that never run where handlers do, the main thread of 
     "flight.py": {"tell", "_count", "_counter"},  # the hook's thread
     "meeting.py": {"_run"},  # a thread of its own
     "signals.py": {"_give_back"},  # at a fork: Python drops what is raised there
+    "ringwriter.py": {"__del__"},  # Python drops what is raised in a finalizer
     "stacks.py": {"_listen"},  # the hook's thread
     "startup/sitecustomize.py": {""},  # the job has not begun
+    "traceengines.py": {"__del__"},  # the same
     "switchfiles.py": {"make", "look", "take", "clear_up", "_told"},  # the thread of switchwatch
     "switchwatch.py": {"_quietly"},  # that thread
 }
