@@ -1,8 +1,8 @@
-"""What filtered tracing of a training costs: two processes without it and one with it take short turns on one core, many times over.
+"""What filtered tracing of a training costs: one process trains with and without it in short turns on one core, many times over.
 
-The one without is there twice: how much they seem to differ is what this measurement can tell at all. Each process keeps one
-ring, made before the timed part. Groups of three are started anew, for where memory happens to lie makes a difference,
-too. The interval comes from drawing groups, and turns within them, with replacement. Needs torch, and with --native a C compiler.
+Without is there twice: how much the two seem to differ is what this measurement can tell at all. Processes are started anew, for
+where memory happens to lie makes a difference, too (a fiftieth and more between processes). The interval comes from drawing
+processes, and turns within them, with replacement. Needs torch, and with --native a C compiler.
     PYTHONPATH=tests python tests/bench/filtered.py [--native] [--groups 6] [--seconds 30]
 """
 
@@ -22,7 +22,8 @@ from natives import native_folder
 INSIDE = Path(__file__).with_name("filteredinside.py")
 AGENTS = Path(__file__).parents[2] / "agents"
 KINDS = ("none", "again", "filtered")
-TURN = 30e6  # ns of one turn
+TURN = 60e6  # ns of one turn
+SETTLE = 3  # steps that are not timed, as `filteredinside` has it
 BUDGET = 1.02
 DRAWS = 2000
 Turns = list[dict[str, float]]  # what each kind took in one turn
@@ -31,10 +32,10 @@ Turns = list[dict[str, float]]  # what each kind took in one turn
 class Worker:
     """One process with its training loop."""
 
-    def __init__(self, kind: str, folder: str, native: str) -> None:
+    def __init__(self, folder: str, native: str) -> None:
         paths = [*([native] if native else []), str(AGENTS), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": ":".join(paths), "PYTHONHASHSEED": "0"}
-        argv = [sys.executable, str(INSIDE), "filtered" if kind == "filtered" else "none", folder]
+        argv = [sys.executable, str(INSIDE), folder]
         pipe: Any = subprocess.PIPE
         self.process = subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, text=True)
         self.told = self.answer()
@@ -43,8 +44,8 @@ class Worker:
         told: dict[str, Any] = json.loads(self.process.stdout.readline())  # type: ignore[union-attr]
         return told
 
-    def run(self, steps: int) -> dict[str, Any]:
-        self.process.stdin.write(f"{steps}\n")  # type: ignore[union-attr]
+    def run(self, kind: str, steps: int) -> dict[str, Any]:
+        self.process.stdin.write(f"{kind} {steps}\n")  # type: ignore[union-attr]
         self.process.stdin.flush()  # type: ignore[union-attr]
         return self.answer()
 
@@ -54,30 +55,22 @@ class Worker:
 
 
 def group(seconds: float, native: str, clock: str) -> tuple[Turns, dict[str, Any], float]:
-    """Turns of three processes, what they said, and how long a step takes in ns."""
+    """Turns of one process, what it said, and how long a step takes in ns."""
     with TemporaryDirectory(dir="/dev/shm") as folder:
-        workers = {kind: Worker(kind, folder, native) for kind in KINDS}
+        worker = Worker(folder, native)
         try:
-            step = statistics.median(workers["none"].run(1)[clock] for _ in range(9))
+            step = statistics.median(worker.run("none", 1)[clock] for _ in range(9))
             steps = max(1, round(TURN / step))
-            rounds = int(seconds * 1e9 / (steps * step * len(KINDS)))
-            return (
-                [one(workers, steps, clock) for _ in range(rounds)],
-                workers["filtered"].told,
-                step,
-            )
+            rounds = int(seconds * 1e9 / ((steps + SETTLE) * step * len(KINDS)))
+            told = {**worker.told, **worker.run("filtered", 1)}
+            return [one(worker, steps, clock) for _ in range(rounds)], told, step
         finally:
-            for worker in workers.values():
-                worker.end()
+            worker.end()
 
 
-def one(workers: dict[str, Worker], steps: int, clock: str) -> dict[str, float]:
-    """A turn of each, in an order by chance; the first step after another process is not counted."""
-    found = {}
-    for kind in random.sample(KINDS, len(KINDS)):
-        workers[kind].run(1)
-        found[kind] = workers[kind].run(steps)[clock]
-    return found
+def one(worker: Worker, steps: int, clock: str) -> dict[str, float]:
+    """A turn of each, in an order by chance."""
+    return {kind: worker.run(kind, steps)[clock] for kind in random.sample(KINDS, len(KINDS))}
 
 
 def ratio(groups: list[Turns], kind: str) -> float:

@@ -1,7 +1,8 @@
-"""A training loop that is timed on demand: python filteredinside.py none|filtered FOLDER; a number of steps on each line of stdin.
+"""A training loop that is timed on demand: python filteredinside.py FOLDER; each line of stdin is a kind and a number of steps.
 
-Answers each line with nanoseconds of CPU and of wall time. The first line is answered with what runs, after the loop is warm and the
-ring is made, so that no timed step makes one. It needs torch and mldebug_training alone.
+Answers each line with nanoseconds of CPU and of wall time. Tracing is switched on and off in one process, so that memory lies where
+it lies for both. The first steps after a switch are not timed: they make the ring and ask for each code once. It needs torch and
+mldebug_training alone.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from mldebug_training.trace import trace
 
 WARM = 30  # steps
+SETTLE = 3  # steps after a switch
+SIZE = 1 << 20  # bytes of the ring
 WIDTH, BATCH, DEPTH = 512, 128, 3
 
 
@@ -122,21 +125,29 @@ def say(told: dict[str, Any]) -> None:
     print(json.dumps(told), flush=True)
 
 
+def turn(training: Training, kind: str, steps: int, ring: Path) -> dict[str, Any]:
+    """Some steps of one kind."""
+    tracer: Any = contextlib.nullcontext()
+    if kind == "filtered":
+        tracer = trace(ring=str(ring), size=SIZE)
+    with tracer:
+        training.run(SETTLE)
+        told = timed(training, steps)
+        if kind == "filtered":
+            assert not tracer.why, tracer.why
+            assert ring.exists()
+        return {**told, "engine": getattr(tracer, "engine", "")}
+
+
 def main() -> None:
     """Until stdin ends."""
     torch.set_num_threads(1)
     training = Training()
     training.run(WARM)
-    ring = Path(sys.argv[2]) / "filtered.ring"
-    tracer: Any = trace(ring=str(ring)) if sys.argv[1] == "filtered" else contextlib.nullcontext()
-    with tracer:
-        training.run(WARM)
-        if sys.argv[1] == "filtered":
-            assert not tracer.why, tracer.why
-            assert ring.exists()
-        say({"engine": getattr(tracer, "engine", ""), "torch": torch.__version__})
-        for line in sys.stdin:
-            say(timed(training, int(line)))
+    say({"torch": torch.__version__})
+    for line in sys.stdin:
+        kind, steps = line.split()
+        say(turn(training, kind, int(steps), Path(sys.argv[1]) / "filtered.ring"))
 
 
 if __name__ == "__main__":
