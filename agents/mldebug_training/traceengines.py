@@ -53,11 +53,12 @@ class Engine:
         self.on = False
         self.writer: Writer | None = None
         self.ids: dict[int, tuple[CodeType, int]] = {}
-        self.name = f"{self.kind()}, {'native' if native else 'python'}"
+        self.name = f"{self.kind}, {'native' if native else 'python'}"
 
+    @property
     def kind(self) -> str:
-        """What CPython gives."""
-        raise NotImplementedError
+        """What CPython gives, as the ring has it."""
+        return ""
 
     def use(self, file: RingFile) -> Writer:
         """Write into this ring from now on."""
@@ -132,8 +133,9 @@ class Engine:
 class Monitoring(Engine):
     """By sys.monitoring: all threads at once, beside any debugger and profiler."""
 
+    @property
     def kind(self) -> str:
-        """As the ring has it."""
+        """By PEP 669."""
         return "monitoring"
 
     def begin(self) -> str:
@@ -235,8 +237,9 @@ class Monitoring(Engine):
 class Profile(Engine):
     """By the profile function of each thread, or its trace function. A thread that has one of its own is left alone."""
 
+    @property
     def kind(self) -> str:
-        """As the ring has it."""
+        """By the functions that debuggers and profilers use."""
         return "trace" if self.lines else "profile"
 
     def begin(self) -> str:

@@ -51,6 +51,7 @@ def of_storage(parts: Iterable[PartState]) -> Iterator[Word]:
                 severity=Severity.CRITICAL if one.kind in GRAVE else Severity.WARNING,
                 sentence=one.sentence,
                 labels={"subject": one.subject},
+                uid=_only(one.uids),
             )
             for one in part.alarms
         )
@@ -86,6 +87,11 @@ def of_saves(run: str, uid: int, states: Iterable[SaveState]) -> Iterator[Word]:
             yield Word(alarms=(alarm,))
         else:
             yield Word(watched=(key,))
+
+
+def _only(uids: tuple[int, ...]) -> int:
+    """Whose event it is: everyone's (-1), one user's, or, where several share it, for root alone."""
+    return (*uids, -1)[0] if len(uids) < 2 else 0
 
 
 def _name(text: str) -> str:

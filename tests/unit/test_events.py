@@ -13,7 +13,7 @@ from mldebug.config import Config
 from mldebug.events.book import KEPT, MOST, EventBook
 from mldebug.events.message import message_of, plain_text
 from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, State
-from mldebug.events.noderooms import of_memory, of_saves, together
+from mldebug.events.noderooms import of_memory, of_saves, of_storage, together
 from mldebug.events.rooms import health_alarms, healthy_keys
 from mldebug.events.telling import event_lines
 from mldebug.filling.state import Alarm as RoomAlarm
@@ -542,3 +542,14 @@ def test_a_job_that_has_failed_is_told_as_wrong_though_its_incident_is_closed_at
     assert stand.until(sink, 1) == [("incident/R1", "firing")]
     stand.desk.turn()
     assert states(stand.desk.book) == {"incident/R1": "firing"}
+
+
+@pytest.mark.parametrize(("users", "whose"), [((), -1), ((1001,), 1001), ((1001, 1002), 0)])
+def test_a_mount_that_only_some_use_is_nobody_elses_news(
+    users: tuple[int, ...], whose: int
+) -> None:
+    """-1 is everyone, 0 who sees all."""
+    alarm = RoomAlarm(kind="stuck", subject="/home/ann/data", sentence="it is stuck", uids=users)
+    (word,) = of_storage([PartState(name="filesystems", at=NOW, alarms=(alarm,))])
+
+    assert [one.uid for one in word.alarms] == [whose]
