@@ -20,7 +20,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-@click.command("notify")
+@click.command("notify", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config", required=True, type=click.Path(path_type=Path, readable=False), help="Config file."
 )
