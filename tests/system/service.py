@@ -60,7 +60,8 @@ def incident(machine: Machine) -> str:
 
 def reports(machine: Machine) -> list[dict[str, Any]]:
     folder = machine.file(f"{STATE}/reports")
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/report.json"))]
+    # not what is still being written, under a name that begins with a dot
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("[!.]*/report.json"))]
 
 
 def add_drop_in(machine: Machine, unit: str, name: str) -> None:
