@@ -237,7 +237,9 @@ def test_whoever_holds_connections_blinds_nobody(tmp_path: Path) -> None:
             link = links.enter_context(socket.socket(socket.AF_UNIX))
             link.connect(str(tmp_path / "state/agent.sock"))
         job.hang()
-        wait_for("a report", lambda: list((tmp_path / "state/reports").glob("[!.]*/report.json")), 60)
+        wait_for(
+            "a report", lambda: list((tmp_path / "state/reports").glob("[!.]*/report.json")), 60
+        )
         assert agent.snapshot() is not None
         assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) < 128
         agent.end()
