@@ -3,7 +3,8 @@
 Without is there twice: how much the two seem to differ is what this measurement can tell at all. Processes are started anew, for
 where memory happens to lie makes a difference, too (a fiftieth and more between processes). The interval comes from drawing
 processes, and turns within them, with replacement. Needs torch, and with --native a C compiler.
-    PYTHONPATH=tests python tests/bench/filtered.py [--native] [--groups 6] [--seconds 30]
+    PYTHONPATH=tests python tests/bench/filtered.py [--native] [--groups 6] [--seconds 30] [--at-once 1]
+A machine with many idle cores tells more in the same time: --at-once processes have a core each.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import random
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -90,11 +92,27 @@ def interval(groups: list[Turns], kind: str) -> tuple[float, float]:
     return drawn[int(DRAWS * 0.025)], drawn[int(DRAWS * 0.975)]
 
 
+def measured(told: argparse.Namespace) -> list[tuple[Turns, dict[str, Any], float]]:
+    """All groups; each thread has a core of its own, and so have the processes that it starts."""
+    native = str(native_folder()) if told.native else ""
+    cores = sorted(os.sched_getaffinity(0), reverse=True)[: told.at_once]
+    waiting = list(cores)
+
+    def pinned() -> None:
+        os.sched_setaffinity(0, {waiting.pop()})
+
+    with ThreadPoolExecutor(len(cores), initializer=pinned) as threads:
+        return list(
+            threads.map(lambda _: group(told.seconds, native, told.clock), range(told.groups))
+        )
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--native", action="store_true", help="build the C writer, and use it")
     parser.add_argument("--groups", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=30, help="of each group")
+    parser.add_argument("--at-once", type=int, default=1, help="groups, each on a core of its own")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     return parser.parse_args()
 
@@ -102,9 +120,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, and print one table."""
     told = arguments()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    native = str(native_folder()) if told.native else ""
-    found = [group(told.seconds, native, told.clock) for _ in range(told.groups)]
+    found = measured(told)
     groups, (_, said, step) = [turns for turns, _, _ in found], found[0]
     print(
         f"filtered tracing of a training loop, {said['engine']}, Python {sys.version.split()[0]}, torch {said['torch']}"
