@@ -34,7 +34,7 @@ def fullness(
     size: int, free: int, available: int, inodes: int, inodes_left: int, usable: float
 ) -> Fullness:
     """As df counts: root's reserve belongs to nobody. `usable`: the share at which it fails."""
-    used = size - free
+    used = max(0, size - free)
     can = (used + available) * usable
     left = min(available, max(0.0, can - used))
     return Fullness(size=can, left=left, inodes=inodes, inodes_left=inodes_left)

@@ -213,3 +213,50 @@ def test_no_more_than_sixteen_are_left_hanging(monkeypatch: pytest.MonkeyPatch) 
         assert sum(one.stuck > 0 for one in reply.mounts) <= child.MOST_STUCK
     assert all(one.reason for one in reply.mounts)
     stuck.gate.set()
+
+
+def test_figures_that_no_disk_has_do_not_end_the_child() -> None:
+    """A server whose reserve is used tells a negative rest, which arrives as nearly 2^64 blocks."""
+    told = os.statvfs_result((4096, 4096, 1 << 30, 5, (1 << 64) - 7, 10, 5, (1 << 64) - 1, 0, 255))
+    space = child.space_of(told)
+    assert (space.size, space.available, space.inodes_free) == (1 << 42, 0, 0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Space) == space
+
+
+def test_a_filesystem_that_tells_no_size_is_neither_full_nor_empty(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "data", "size=0,nr_inodes=0") as folder:
+        desk = part(bench, paths=(str(folder),), limits={str(folder): "1GiB left"})
+        for look in range(10):
+            desk.look(30.0 * look, [])
+        assert kinds(desk, folder) == set()
+        assert row(desk, folder)["line"] == f"{folder} (tmpfs): tells no size"
+        told = {one.metric for one in desk.samples() if str(folder) in one.labels}
+        assert told == {"mldebug_filesystem_stuck_seconds", "mldebug_filesystem_read_only"}
+
+
+def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slow ones took all the time: the last one had none."""
+    gate, asked = threading.Event(), threading.Event()
+
+    def slow(place: Place) -> Asked:
+        if place.mount == 1:
+            asked.set()
+            gate.wait(60)
+        else:
+            until.wait(0.8)
+        return Asked(mount=place.mount, space=Space(size=1))
+
+    until = threading.Event()
+    monkeypatch.setattr(child, "AT_ONCE", 1)
+    monkeypatch.setattr(child, "ask", slow)
+    reply = child.Asking().round(Round(1, (Place(0, b"/"), Place(1, b"/")), 1.0))
+    assert asked.is_set()
+    assert (reply.mounts[1].stuck, reply.mounts[1].reason) == (
+        0.0,
+        "there was no time left to ask it",
+    )
+    gate.set()

@@ -111,8 +111,8 @@ class Filesystems:
         past = self._past.setdefault(used.key, _Past(_looks(), _looks()))
         seen.turned_read_only = past.writable and asked.space.read_only
         past.writable = past.writable or not asked.space.read_only
-        if asked.space.read_only or used.mount.fstype in IMAGES:
-            return seen  # nobody fills it
+        if asked.space.read_only or used.mount.fstype in IMAGES or not asked.space.size:
+            return seen  # nobody fills it, or it does not tell: a tmpfs without a limit
         share = usable(self._bench.config.storage.usable, used.name, used.mount.fstype)
         seen.now = told = _fullness(asked.space, share)
         past.left.append(
@@ -169,6 +169,8 @@ def _figures(seen: _Seen) -> Iterator[tuple[str, float]]:
     if seen.asked.space is None:
         return
     yield "read_only", float(seen.asked.space.read_only)
+    if not seen.asked.space.size:
+        return
     yield "size_bytes", float(seen.asked.space.size)
     yield "available_bytes", float(seen.asked.space.available)
     if seen.now is None:
@@ -214,7 +216,8 @@ def _line(seen: _Seen) -> str:
     if seen.asked.reason:
         return f"{title}: {seen.asked.reason}"
     if now is None:
-        return f"{title}: read-only"
+        read_only = seen.asked.space is not None and seen.asked.space.read_only
+        return f"{title}: {'read-only' if read_only else 'tells no size'}"
     inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
     ahead = filesystem.forecast_words(seen.ahead[0])
     left = filesystem.told_bytes(now.left)
