@@ -22,6 +22,7 @@ from mldebug_agents.filesystems.evidence import stuck_devices, with_stuck
 from mldebug_agents.filesystems.kernelquotas import KernelQuotas
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.filesystems.quotas import Quotas
+from mldebug_agents.hardware.memory import Memory as Store
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.trees.part import Trees
 from mldebug_agents.workbench import Workbench
@@ -29,6 +30,8 @@ from mldebug_agents.writers.part import Writers
 
 log = logging.getLogger("mldebug")
 
+MEMO = "filesystems"
+STORE_EVERY = 300.0  # seconds
 DEADLINE = 20.0  # seconds after which a part counts as stuck
 
 
@@ -78,7 +81,12 @@ class _Order(NamedTuple):
 class Storage:
     """Holds the parts; the main loop alone calls it."""
 
-    def __init__(self, parts: Sequence[Part], inbox: "queue.SimpleQueue[Result | None]") -> None:
+    def __init__(
+        self, parts: Sequence[Part], store: Store, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> None:
+        self._store = store
+        self._recalled = False
+        self._store_due = 0.0
         self._parts = {part.name: part for part in parts}
         self._workers = {
             part.name: Worker(f"storage-{part.name}", _looking(part), inbox, DEADLINE)
@@ -89,9 +97,11 @@ class Storage:
         self._alarmed: set[tuple[str, str]] = set()
 
     @classmethod
-    def of(cls, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> "Storage":
+    def of(
+        cls, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> "Storage":
         """The desk of this node with all its parts."""
-        return cls([*all_parts(bench), Canary(bench)], inbox)
+        return cls([*all_parts(bench), Canary(bench)], store, inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -100,6 +110,7 @@ class Storage:
 
     def turn(self, jobs: Sequence[Job]) -> None:
         """Have those parts look that are due. Waits for nothing."""
+        self._recall()
         now = time.monotonic()
         for name, worker in self._workers.items():
             if now >= self._due[name] and not worker.busy:
@@ -113,7 +124,24 @@ class Storage:
             log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)
             return
         self._told[result.value.name] = result.value
+        self._keep(result.value.name)
         self._warn()
+
+    def _recall(self) -> None:
+        """As soon as the state dir has been read, which may take long; a part that looks is not disturbed."""
+        part = self._parts.get(Filesystems.name)
+        if self._recalled or not self._store.opened or not isinstance(part, Filesystems):
+            return
+        if not self._workers[part.name].busy:
+            self._recalled = True
+            part.recall(self._store.memo(MEMO))
+
+    def _keep(self, name: str) -> None:
+        """Now and then, when the part has just looked and waits for the next order."""
+        part, now = self._parts[name], time.monotonic()
+        if isinstance(part, Filesystems) and self._recalled and now >= self._store_due:
+            self._store_due = now + STORE_EVERY
+            self._store.remember(MEMO, part.memory())
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with all that the parts know."""

@@ -1,6 +1,6 @@
 """The part of the storage desk that looks at filesystems: how full, how long they last, and which do not answer."""
 
-import collections
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -9,22 +9,25 @@ from mldebug.filling import filesystem
 from mldebug.filling.filesystem import Fullness, fullness
 from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
 from mldebug.filling.owners import UIDS, uids_cell
+from mldebug.filling.past import Past, Stored, restored, stored
 from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.filling.trend import Forecast, Point, forecast
+from mldebug.filling.trend import Forecast, forecast
 from mldebug.model import Gap, Job
-from mldebug_agents.filesystems.mounts import IMAGES, Used, used_mounts
+from mldebug_agents.filesystems.mounts import (
+    IMAGES,
+    Key,
+    Used,
+    shown,
+    unseen,
+    used_by,
+    used_mounts,
+)
 from mldebug_agents.fsprobe.wire import Asked, Place, Space
 from mldebug_agents.workbench import Workbench
 
-KEPT = 1440  # looks that are remembered: 12 h at the usual pace
-
-
-class _Past(msgspec.Struct):
-    """What earlier looks saw of one filesystem."""
-
-    left: "collections.deque[Point]"
-    inodes: "collections.deque[Point]"
-    writable: bool = False  # it was, once
+DENIED = "this user may not see which files they have open"
+ALLOW = "run the agent as root or as their user, or give it CAP_SYS_PTRACE"
+_GLOB = re.compile(r"[*?\[{]")
 
 
 class _Seen(msgspec.Struct, kw_only=True):
@@ -42,9 +45,11 @@ class Filesystems:
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
-        self._past: dict[tuple[str, str], _Past] = {}
+        self._past: dict[Key, Past] = {}
+        self._earlier: dict[tuple[str, str, str], Stored] = {}  # of the agent before this one
         self._seen: list[_Seen] = []
         self._gaps: dict[str, Gap] = {}
+        self._before: dict[int, set[Key]] = {}  # what each rank used when we looked last
         self.who_fills: Callable[[str], str] = lambda device: ""  # by major:minor, in a clause
 
     @property
@@ -55,13 +60,23 @@ class Filesystems:
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Ask all mounts at once, in the probe child. Raises OSError where that is gone."""
         self._gaps = {}
-        found = used_mounts(self._bench.host, jobs, self._bench.config.storage.paths)
+        found = used_mounts(self._bench.host, jobs, self._configured(), self._before)
+        self._before = used_by(found)
+        self._note_denied(jobs)
         places = [Place(one.mount.id, one.path) for one in found.values()]
         answers = self._bench.filesystems.ask(places)
         self._past = {key: past for key, past in self._past.items() if key in found}
         self._seen = [
             self._judge(now, one, asked) for one, asked in zip(found.values(), answers, strict=True)
         ]
+
+    def memory(self) -> bytes:
+        """What the next agent should know, as JSON. Not while it looks."""
+        return stored(self._past.items(), self._earlier.values())
+
+    def recall(self, data: bytes) -> None:
+        """What the agent before this one knew. Not while it looks."""
+        self._earlier = restored(data)
 
     def samples(self) -> Iterator[Measure]:
         """Sizes, shares, time left, and how many could not be asked."""
@@ -104,26 +119,46 @@ class Filesystems:
         ]
         return (*silent, *self._gaps.values())
 
+    def _configured(self) -> tuple[str, ...]:
+        """Folders of the configuration: of a pattern that part which is none."""
+        config = self._bench.config
+        bare = (_GLOB.split(one)[0].rpartition("/")[0] if _GLOB.search(one) else one for one in config.checkpoints.paths)  # fmt: skip
+        return (*config.storage.paths, *(one for one in bare if one.startswith("/")))
+
+    def _note_denied(self, jobs: Sequence[Job]) -> None:
+        """Whoever may not look into a process does not know where it writes: that is said, once for each job."""
+        for job in jobs:
+            ranks = unseen(self._bench.host, job)
+            if ranks:
+                what = (
+                    f"filesystems of {job.name or job.id}, {len(ranks)} of {len(job.ranks)} ranks"
+                )
+                self._gaps[job.id] = Gap(what=what, reason=DENIED, way_out=ALLOW, pid=ranks[0])
+
     def _judge(self, now: float, used: Used, asked: Asked) -> _Seen:
         seen = _Seen(used=used, asked=asked)
         if asked.space is None:
             return seen
-        past = self._past.setdefault(used.key, _Past(_looks(), _looks()))
+        past = self._remembered(now, used)
         seen.turned_read_only = past.writable and asked.space.read_only
         past.writable = past.writable or not asked.space.read_only
         if asked.space.read_only or used.mount.fstype in IMAGES or not asked.space.size:
             return seen  # nobody fills it, or it does not tell: a tmpfs without a limit
         share = usable(self._bench.config.storage.usable, used.name, used.mount.fstype)
         seen.now = told = _fullness(asked.space, share)
-        past.left.append(
-            Point(now, -told.left)
-        )  # of a pool the size may shrink: what is left counts
-        past.inodes.append(Point(now, -told.inodes_left))
+        past.add(now, told.left, told.inodes_left)
         seen.ahead = (
             forecast(tuple(past.left), told.left),
             forecast(tuple(past.inodes), told.inodes_left),
         )
         return seen
+
+    def _remembered(self, now: float, used: Used) -> Past:
+        past = self._past.setdefault(used.key, Past(shown(used.mount.source)))
+        earlier = self._earlier.pop((*used.key, past.source), None)
+        if earlier is not None:
+            past.recall(now, earlier)
+        return past
 
     def _limit(self, path: str) -> Limit:
         text = nearest(self._bench.config.storage.limits, path)
@@ -138,10 +173,6 @@ class Filesystems:
 def _pid(used: Used) -> int | None:
     """Of one rank, where the mount is not everyone's."""
     return min(used.ranks) if used.uids else None
-
-
-def _looks() -> "collections.deque[Point]":
-    return collections.deque(maxlen=KEPT)
 
 
 def _fullness(space: Space, share: float) -> Fullness:
