@@ -260,3 +260,31 @@ def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
         "there was no time left to ask it",
     )
     gate.set()
+
+
+def test_a_configured_folder_is_found_over_links(bench: Workbench, tmp_path: Path) -> None:
+    """On most clusters /scratch is a link."""
+    with mounted(tmp_path / "data", "size=64m") as folder:
+        (folder / "team").mkdir()
+        (tmp_path / "scratch").symlink_to(folder / "team")
+        desk = part(bench, limits={str(tmp_path / "scratch"): "1GiB left"})
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == {"too_full"}
+        assert not desk.gaps()
+
+
+def test_a_configured_folder_that_is_not_there_is_a_gap(bench: Workbench, tmp_path: Path) -> None:
+    desk = part(bench, paths=(str(tmp_path / "gone"),))
+    desk.look(1.0, [])
+    assert [(one.what, one.reason) for one in desk.gaps()] == [
+        (f"folder {tmp_path / 'gone'} of the config", "No such file or directory")
+    ]
+
+
+def test_a_limit_of_a_folder_counts_for_its_filesystem(bench: Workbench, tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "size=64m") as folder:
+        (folder / "team").mkdir()
+        above = {str(folder): "0.99", str(folder / "team"): "1GiB left"}
+        desk = part(bench, limits=above)
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == {"too_full"}

@@ -50,6 +50,7 @@ class Used(msgspec.Struct, kw_only=True):
     path: bytes
     ranks: set[int] = set()  # their pids
     owners: set[int] = set()  # their uids
+    folders: tuple[str, ...] = ()  # of the configuration, that lie there
     public: bool = False  # it is everyone's: configured, or one that every process of the node has
 
     @property
@@ -83,10 +84,12 @@ def used_mounts(
     jobs: Sequence[Job],
     paths: Sequence[str],
     before: Mapping[int, Collection[Key]] = {},
+    where: Mapping[str, int] = {},
 ) -> dict[Key, Used]:
     """By filesystem and folder. Nothing here touches a filesystem but /proc.
 
     `before`: what each pid was seen to use; that stays its own while it is mounted there. A checkpoint is open for seconds.
+    `where`: the mount ids of those `paths` of which they are known; of others their names tell.
     """
     found: dict[Key, Used] = {}
     tables: dict[str, tuple[procfs.Mount, ...]] = {}
@@ -98,13 +101,14 @@ def used_mounts(
             for mount in _of_rank(host, rank.pid, tables[space], before.get(rank.pid, ())):
                 _note(found, mount, host.root_of(rank.pid), rank)
     own = mount_table(host, "self")
-    for path in paths:
-        if holder := procfs.mount_of(own, path):
-            _note(found, holder, "", None)
+    by_id = {mount.id: mount for mount in own}
     for path in (*NEEDED, *paths):
-        holder = procfs.mount_of(own, path)
+        holder = by_id.get(where.get(path, 0)) or procfs.mount_of(own, path)
+        if holder and path in paths:
+            _note(found, holder, "", None)
         if holder and (used := found.get((holder.device, holder.root))):
             used.public = True
+            used.folders += (path,) if path in paths else ()
     return found
 
 

@@ -1,5 +1,6 @@
 """The part of the storage desk that looks at filesystems: how full, how long they last, and which do not answer."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -50,6 +51,7 @@ class Filesystems:
         self._seen: list[_Seen] = []
         self._gaps: dict[str, Gap] = {}
         self._before: dict[int, set[Key]] = {}  # what each rank used when we looked last
+        self._where: dict[str, int] = {}  # mount ids of what is configured
         self.who_fills: Callable[[str], str] = lambda device: ""  # by major:minor, in a clause
 
     @property
@@ -60,7 +62,9 @@ class Filesystems:
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Ask all mounts at once, in the probe child. Raises OSError where that is gone."""
         self._gaps = {}
-        found = used_mounts(self._bench.host, jobs, self._configured(), self._before)
+        paths = self._configured()
+        self._find(paths)
+        found = used_mounts(self._bench.host, jobs, paths, self._before, self._where)
         self._before = used_by(found)
         self._note_denied(jobs)
         places = [Place(one.mount.id, one.path) for one in found.values()]
@@ -105,7 +109,7 @@ class Filesystems:
             words = f"{title} has become read-only: the kernel does so after errors of the disk"
             yield Alarm(kind="read_only", subject=title, sentence=words)
         if seen.now is not None:
-            limits = (self._limit(seen.used.name), wanted.inode_limit)
+            limits = (self._limit(seen.used), wanted.inode_limit)
             early = (wanted.full_within, wanted.saves_left)
             for alarm in filesystem.alarms(title, seen.now, limits, seen.ahead, early):
                 yield _with(alarm, self.who_fills(seen.used.mount.device))
@@ -123,7 +127,20 @@ class Filesystems:
         """Folders of the configuration: of a pattern that part which is none."""
         config = self._bench.config
         bare = (_GLOB.split(one)[0].rpartition("/")[0] if _GLOB.search(one) else one for one in config.checkpoints.paths)  # fmt: skip
-        return (*config.storage.paths, *(one for one in bare if one.startswith("/")))
+        chosen = (*config.storage.paths, *config.storage.limits, *config.storage.usable, *bare)
+        return tuple(dict.fromkeys(one for one in chosen if one.startswith("/")))
+
+    def _find(self, paths: Sequence[str]) -> None:
+        """Where they lie: a path may lead over links, and only who goes there knows. Not asked again where it hangs."""
+        hanging = {one.used.mount.id for one in self._seen if one.asked.stuck}
+        self._where = {path: at for path, at in self._where.items() if path in paths}
+        free = [one for one in paths if self._where.get(one) not in hanging]
+        answers = self._bench.filesystems.ask([Place(0, os.fsencode(one)) for one in free])
+        for path, asked in zip(free, answers, strict=True):
+            if not asked.reason:
+                self._where[path] = asked.mount
+            else:
+                self._gaps[path] = Gap(what=f"folder {path} of the config", reason=asked.reason)
 
     def _note_denied(self, jobs: Sequence[Job]) -> None:
         """Whoever may not look into a process does not know where it writes: that is said, once for each job."""
@@ -144,7 +161,8 @@ class Filesystems:
         past.writable = past.writable or not asked.space.read_only
         if asked.space.read_only or used.mount.fstype in IMAGES or not asked.space.size:
             return seen  # nobody fills it, or it does not tell: a tmpfs without a limit
-        share = usable(self._bench.config.storage.usable, used.name, used.mount.fstype)
+        rules = self._bench.config.storage.usable
+        share = min(usable(rules, one, used.mount.fstype) for one in (used.name, *used.folders))
         seen.now = told = _fullness(asked.space, share)
         past.add(now, told.left, told.inodes_left)
         seen.ahead = (
@@ -160,14 +178,19 @@ class Filesystems:
             past.recall(now, earlier)
         return past
 
-    def _limit(self, path: str) -> Limit:
-        text = nearest(self._bench.config.storage.limits, path)
-        try:
-            return parse_limit(text) if text is not None else default_limit(path)
-        except ValueError as error:
-            what = f"storage.limits for {path}"
-            self._gaps[what] = Gap(what=what, reason=str(error), way_out="the default counts")
-            return default_limit(path)
+    def _limit(self, used: Used) -> Limit:
+        """What is said of a folder there, of the mount point or above it; the most particular counts."""
+        names = sorted((used.name, *used.folders), key=len)
+        usual = min(default_limit(one) for one in names)
+        for path in reversed(names):
+            text = nearest(self._bench.config.storage.limits, path)
+            try:
+                if text is not None:
+                    return parse_limit(text)
+            except ValueError as error:
+                what = f"storage.limits for {path}"
+                self._gaps[what] = Gap(what=what, reason=str(error), way_out="the default counts")
+        return usual
 
 
 def _pid(used: Used) -> int | None:

@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 
+import msgspec
+
 from mldebug_agents.fsprobe.quota import read_blocks
 from mldebug_agents.fsprobe.trial import write
 from mldebug_agents.fsprobe.wire import Asked, Place, Reply, Round, Space, receive, send
@@ -104,10 +106,11 @@ def ask(place: Place) -> Asked:
         fd = os.open(place.path, how | os.O_CLOEXEC)
         try:
             with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-                here = _MOUNT_ID.search(file.read())
-            if here and int(here[1]) != place.mount:
+                found = _MOUNT_ID.search(file.read())
+            here = int(found[1]) if found else place.mount
+            if place.mount and here != place.mount:
                 return Asked(mount=place.mount, reason="another mount lies over it")
-            return _of(place, fd)
+            return _of(msgspec.structs.replace(place, mount=here), fd)
         finally:
             os.close(fd)
     except OSError as error:
