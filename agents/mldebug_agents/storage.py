@@ -45,7 +45,7 @@ class Part(Protocol):
         """Seconds between two looks."""
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Look; `now` is unix time. What takes longer than a few seconds goes to a child."""
+        """Look; `now` is unix time by a clock that nobody sets while the agent runs. What takes longer than a few seconds goes to a child."""
 
     def samples(self) -> Iterable[Measure]:
         """Values for metrics; what is not known is left out."""
@@ -69,12 +69,13 @@ def all_parts(bench: Workbench) -> list[Part]:
 
 def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
     """For a command without an agent: what one look tells, which is no forecast."""
-    order = _Order(time.time(), tuple(jobs))
+    order = _Order(time.time(), time.time(), tuple(jobs))
     return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(bench)))
 
 
 class _Order(NamedTuple):
-    now: float
+    at: float  # unix time
+    now: float  # the same, by a clock that nobody sets
     jobs: tuple[Job, ...]
 
 
@@ -84,6 +85,7 @@ class Storage:
     def __init__(
         self, parts: Sequence[Part], store: Store, inbox: "queue.SimpleQueue[Result | None]"
     ) -> None:
+        self._epoch = time.time() - time.monotonic()  # a slope must not see that a clock was set
         self._store = store
         self._recalled = False
         self._store_due = 0.0
@@ -115,7 +117,7 @@ class Storage:
         for name, worker in self._workers.items():
             if now >= self._due[name] and not worker.busy:
                 self._due[name] = now + self._parts[name].interval
-                worker.order(_Order(time.time(), tuple(jobs)))
+                worker.order(_Order(time.time(), self._epoch + now, tuple(jobs)))
 
     def told(self, result: Result) -> None:
         """A part has looked, or failed to."""
@@ -171,7 +173,7 @@ def _looking(part: Part) -> Callable[[_Order], PartState]:
         part.look(order.now, order.jobs)
         return PartState(
             name=part.name,
-            at=order.now,
+            at=order.at,
             measures=tuple(part.samples()),
             rows=part.status(),
             alarms=tuple(part.alarms()),

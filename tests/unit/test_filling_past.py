@@ -2,6 +2,7 @@
 
 import os
 import queue
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def test_the_desk_keeps_it_once_the_state_dir_is_open(bench: Workbench) -> None:
         desk.turn([job()])
         result = inbox.get(timeout=30)
         while desk._workers["filesystems"].busy:
-            pass
+            time.sleep(0.001)
         desk.told(result)
         assert bool(drawer.told[MEMO]) == opened
     assert restored(drawer.told[MEMO])
@@ -155,3 +156,25 @@ def test_a_job_whose_open_files_may_not_be_seen_is_a_gap(bench: Workbench) -> No
     assert gap.what == "filesystems of train, 1 of 1 ranks"
     assert "CAP_SYS_PTRACE" in gap.way_out
     assert [one.value for one in desk.samples() if one.metric == "mldebug_filesystem_unanswered"] == [len(desk.gaps())]  # fmt: skip
+
+
+def test_a_clock_that_is_set_does_not_reach_the_parts(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+    part = Filesystems(bench)
+    looks: list[float] = []
+    monkeypatch.setattr(part, "look", lambda now, jobs: looks.append(now))
+    desk = Storage([part], Drawer(), inbox)
+    real = time.time
+    for step in (0.0, 1e6, -1e6):
+        monkeypatch.setattr(time, "time", lambda step=step: real() + step)
+        desk._due["filesystems"] = 0.0
+        desk.turn([])
+        result = inbox.get(timeout=30)
+        assert result is not None
+        assert result.value.at == pytest.approx(real() + step, abs=60)
+        while desk._workers["filesystems"].busy:
+            time.sleep(0.001)
+    assert looks == sorted(looks)
+    assert looks[-1] - looks[0] < 60
