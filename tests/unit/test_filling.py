@@ -62,6 +62,25 @@ def test_checkpoints_that_rotate_fill_nothing() -> None:
     assert told.saves_left is None
 
 
+def test_what_grows_slowly_beside_checkpoints_that_rotate_is_foretold() -> None:
+    """Logs: 3 % of a save with each one, so that the 20th does not fit any more."""
+    size, period = 400 * GIB, 20 * MINUTE
+    told = forecast(sawtooth(9, period, size, 0.03 * size), free=size * (1 + 0.03 * 19.5))
+    assert told.saves_left == pytest.approx(20, abs=2)
+    assert told.seconds_left == pytest.approx(20 * period, rel=0.2)
+
+
+def test_checkpoints_that_rotate_and_differ_a_little_fill_nothing() -> None:
+    sizes, period = random.Random(4), 20 * MINUTE
+    tops = [400 * GIB * sizes.uniform(0.97, 1.03) for _ in range(9)]
+    points = []
+    for look in range(int(9 * period / 30)):
+        number, phase = divmod(look * 30.0, period)
+        written = tops[int(number)] * min(1.0, max(0.0, phase - 300) / 120)
+        points.append(Point(look * 30.0, 0.0 if phase > 480 else written))
+    assert forecast(points, free=900 * GIB).saves_left is None
+
+
 def test_half_a_save_on_the_disk_is_no_alarm() -> None:
     points = sawtooth(8, 20 * MINUTE, 400 * GIB, 0.0)
     points += [Point(points[-1].at + 30.0 * n, 60 * GIB * n) for n in range(1, 6)]
