@@ -13,7 +13,8 @@ import pytest
 from mldebug.config import Config, Storage
 from mldebug.model import Job, RankIdentity
 from mldebug.nodeview.storage import storage_json
-from mldebug_agents.filesystems.mounts import mount_table, used_mounts
+from mldebug_agents.filesystems import part as filesystems
+from mldebug_agents.filesystems.mounts import Used, mount_table, used_mounts
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.fsprobe import child
 from mldebug_agents.fsprobe.wire import Asked, Place, Round, Space
@@ -288,3 +289,24 @@ def test_a_limit_of_a_folder_counts_for_its_filesystem(bench: Workbench, tmp_pat
         desk = part(bench, limits=above)
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}
+
+
+def test_two_folders_of_one_filesystem_at_one_name_are_one_series(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers have /data each: Prometheus refuses a page that tells a series twice."""
+    mounts = [Mount(number, "/data", "nfs4", "nfs01:/", "0:52", f"/{number}") for number in (1, 2)]
+    found = {("0:52", one.root): Used(mount=one, path=b"/data") for one in mounts}
+    spaces = [Space(size=100, free=left, available=left) for left in (10, 60)]
+    answers = [Asked(mount=1, space=one) for one in spaces]
+    monkeypatch.setattr(filesystems, "used_mounts", lambda *_: found)
+    monkeypatch.setattr(bench.filesystems, "ask", lambda places: answers if places else [])
+    desk = part(bench)
+    desk.look(1.0, [])
+    told = [(one.metric, one.labels) for one in desk.samples()]
+    assert len(told) == len(set(told))
+    (share,) = [
+        one.value for one in desk.samples() if one.metric == "mldebug_filesystem_used_ratio"
+    ]
+    assert share == 0.9  # the fullest
+    assert len(desk.status()["filesystems"]) == 2

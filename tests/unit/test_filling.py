@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from mldebug.filling.filesystem import alarms, fullness
 from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
 from mldebug.filling.trend import Forecast, Point, forecast
 
@@ -130,3 +131,20 @@ def test_the_nearest_folder_says_what_counts() -> None:
     assert usable({}, "/l", "lustre") == 0.8
     assert usable({"/l": 0.9}, "/l/x", "lustre") == 0.9
     assert usable({}, "/g", "gpfs") == 1.0
+
+
+def test_alarms_are_sentences_that_say_what_happens_then() -> None:
+    now = fullness(100 * GIB, 9 * GIB, 9 * GIB, 1000, 100, 1.0)
+    ahead = Forecast(seconds_left=7200.0, trusted=True)
+    last = Forecast(saves_left=1, save=20.0 * GIB, period=1680.0, seconds_left=720.0, trusted=True)
+    told = alarms(
+        "/data (nfs01:/data)", now, (Limit(ratio=0.85), 0.85), (last, ahead), (86400.0, 3)
+    )
+    assert [one.sentence for one in told] == [
+        "/data (nfs01:/data) is 91.0% full, 9 GiB left; the alarm is set to 85%",
+        "/data (nfs01:/data) has used 90.0% of its inodes, 100 left: without them no file can be made, whatever space there is",
+        "/data (nfs01:/data): 20 GiB every 28m: the next save, due in 12m, will not fit",
+        "/data (nfs01:/data): no inode will be left in 2h, and no file can be made",
+    ]
+    (rest,) = alarms("/d", now, (Limit(left=40 << 30), 1.0), (Forecast(), Forecast()), (1.0, 1))
+    assert rest.sentence.endswith("9 GiB left; the alarm is set to less than 40GiB left")

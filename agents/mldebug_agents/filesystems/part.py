@@ -9,10 +9,9 @@ import msgspec
 from mldebug.filling import filesystem
 from mldebug.filling.filesystem import Fullness, fullness
 from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
-from mldebug.filling.owners import UIDS, uids_cell
 from mldebug.filling.past import Past, Stored, restored, stored
 from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.filling.trend import Forecast, forecast
+from mldebug.filling.trend import forecast
 from mldebug.model import Gap, Job
 from mldebug_agents.filesystems.mounts import (
     IMAGES,
@@ -23,20 +22,13 @@ from mldebug_agents.filesystems.mounts import (
     used_by,
     used_mounts,
 )
+from mldebug_agents.filesystems.telling import Seen, labels, measures, row, stuck
 from mldebug_agents.fsprobe.wire import Asked, Place, Space
 from mldebug_agents.workbench import Workbench
 
 DENIED = "this user may not see which files they have open"
 ALLOW = "run the agent as root or as their user, or give it CAP_SYS_PTRACE"
 _GLOB = re.compile(r"[*?\[{]")
-
-
-class _Seen(msgspec.Struct, kw_only=True):
-    used: Used
-    asked: Asked
-    now: Fullness | None = None
-    ahead: tuple[Forecast, Forecast] = (Forecast(), Forecast())
-    turned_read_only: bool = False
 
 
 class Filesystems:
@@ -48,7 +40,7 @@ class Filesystems:
         self._bench = bench
         self._past: dict[Key, Past] = {}
         self._earlier: dict[tuple[str, str, str], Stored] = {}  # of the agent before this one
-        self._seen: list[_Seen] = []
+        self._seen: list[Seen] = []
         self._gaps: dict[str, Gap] = {}
         self._before: dict[int, set[Key]] = {}  # what each rank used when we looked last
         self._where: dict[str, int] = {}  # mount ids of what is configured
@@ -84,14 +76,19 @@ class Filesystems:
 
     def samples(self) -> Iterator[Measure]:
         """Sizes, shares, time left, and how many could not be asked."""
-        for seen in self._seen:
-            for name, value in _figures(seen):
-                yield _measure(name, seen.used, value)
+        worst = sorted(
+            self._seen, key=lambda one: (one.asked.stuck, one.now.share if one.now else 0.0)
+        )
+        by_labels = {
+            labels(one.used): one for one in worst
+        }  # containers may mount two folders of one filesystem alike
+        for seen in by_labels.values():
+            yield from measures(seen)
         yield Measure(metric="mldebug_filesystem_unanswered", value=len(self.gaps()))
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """One row for each mount, the fullest first."""
-        rows = [_row(seen) for seen in self._seen]
+        rows = [row(seen) for seen in self._seen]
         return {"filesystems": tuple(sorted(rows, key=lambda row: -float(row["used_ratio"] or 0)))}
 
     def alarms(self) -> Iterator[Alarm]:
@@ -100,13 +97,13 @@ class Filesystems:
             for alarm in self._alarms(seen):
                 yield msgspec.structs.replace(alarm, uids=seen.used.uids)
 
-    def _alarms(self, seen: _Seen) -> Iterator[Alarm]:
+    def _alarms(self, seen: Seen) -> Iterator[Alarm]:
         wanted = self._bench.config.storage
         title = seen.used.title
         if seen.asked.stuck:
-            yield _stuck(seen)
+            yield stuck(seen)
         if seen.turned_read_only:
-            words = f"{title} has become read-only: the kernel does so after errors of the disk"
+            words = f"{title} has become read-only: the kernel does so after errors of the disk, unless somebody did"
             yield Alarm(kind="read_only", subject=title, sentence=words)
         if seen.now is not None:
             limits = (self._limit(seen.used), wanted.inode_limit)
@@ -152,8 +149,8 @@ class Filesystems:
                 )
                 self._gaps[job.id] = Gap(what=what, reason=DENIED, way_out=ALLOW, pid=ranks[0])
 
-    def _judge(self, now: float, used: Used, asked: Asked) -> _Seen:
-        seen = _Seen(used=used, asked=asked)
+    def _judge(self, now: float, used: Used, asked: Asked) -> Seen:
+        seen = Seen(used=used, asked=asked)
         if asked.space is None:
             return seen
         past = self._remembered(now, used)
@@ -208,71 +205,3 @@ def _with(alarm: Alarm, who: str) -> Alarm:
     if not who or alarm.kind not in ("too_full", "full_soon"):
         return alarm
     return msgspec.structs.replace(alarm, aside=who)
-
-
-def _stuck(seen: _Seen) -> Alarm:
-    ranks = len(seen.used.ranks)
-    users = f": {ranks} {'rank uses' if ranks == 1 else 'ranks use'} it" if ranks else ""
-    title, since = seen.used.title, filesystem.duration_words(seen.asked.stuck)
-    words = f"{title} has not answered for {since}{users}"
-    return Alarm(kind="stuck", subject=title, sentence=words)
-
-
-def _figures(seen: _Seen) -> Iterator[tuple[str, float]]:
-    yield "stuck_seconds", seen.asked.stuck
-    if seen.asked.space is None:
-        return
-    yield "read_only", float(seen.asked.space.read_only)
-    if not seen.asked.space.size:
-        return
-    yield "size_bytes", float(seen.asked.space.size)
-    yield "available_bytes", float(seen.asked.space.available)
-    if seen.now is None:
-        return
-    yield "usable_free_bytes", seen.now.left
-    yield "used_ratio", seen.now.share
-    if seen.now.inodes:
-        yield "inodes", seen.now.inodes
-        yield "inodes_free", seen.now.inodes_left
-    if seen.ahead[0].seconds_left is not None:
-        yield "full_seconds", seen.ahead[0].seconds_left
-    if seen.ahead[0].saves_left is not None:
-        yield "saves_left", seen.ahead[0].saves_left
-    if seen.now.inodes and seen.ahead[1].seconds_left is not None:
-        yield "inodes_full_seconds", seen.ahead[1].seconds_left
-
-
-def _measure(name: str, used: Used, value: float) -> Measure:
-    labels = (used.name, used.mount.device, used.mount.fstype)
-    return Measure(metric=f"mldebug_filesystem_{name}", labels=labels, value=value, uids=used.uids)
-
-
-def _row(seen: _Seen) -> Row:
-    now = seen.now
-    return {
-        "mount": seen.used.name,
-        "device": seen.used.mount.device,
-        "fstype": seen.used.mount.fstype,
-        "ranks": len(seen.used.ranks),
-        "used_ratio": round(now.share, 4) if now else None,
-        "left_bytes": int(now.left) if now else None,
-        "inodes_used_ratio": round(now.inode_share, 4) if now and now.inodes else None,
-        "full_seconds": seen.ahead[0].seconds_left,
-        "saves_left": seen.ahead[0].saves_left,
-        "stuck_seconds": seen.asked.stuck,
-        UIDS: uids_cell(seen.used.uids),
-        "line": _line(seen),
-    }
-
-
-def _line(seen: _Seen) -> str:
-    title, now = seen.used.title, seen.now
-    if seen.asked.reason:
-        return f"{title}: {seen.asked.reason}"
-    if now is None:
-        read_only = seen.asked.space is not None and seen.asked.space.read_only
-        return f"{title}: {'read-only' if read_only else 'tells no size'}"
-    inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
-    ahead = filesystem.forecast_words(seen.ahead[0])
-    left = filesystem.told_bytes(now.left)
-    return f"{title}: {now.share:.1%} used, {left} left{inodes}{f'; {ahead}' if ahead else ''}"
