@@ -94,7 +94,7 @@ class Node:
         }
         self._ras = RasWatch(self._workers["ras"].order)
         self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
-        self._storage = Storage.of(bench, self._inbox)
+        self._storage = Storage.of(bench, ledger, self._inbox)
         self.gpu_desk = self._hardware.desk
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
