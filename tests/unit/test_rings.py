@@ -27,7 +27,7 @@ from mldebug.model import (
 from mldebug.report.html import render_html
 from mldebug.report.text import report_lines
 from mldebug.ring.last import trace_tail
-from mldebug.ring.reading import read_ring
+from mldebug.ring.reading import read_whole
 from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -273,7 +273,7 @@ def test_a_rank_that_ended_brings_its_last_calls_into_the_report() -> None:
 
 def test_an_empty_ring_has_no_tail() -> None:
     empty = rings.ring([None, None])
-    ring = read_ring(lambda at, size: empty[at : at + size])
+    ring = read_whole(lambda at, size: empty[at : at + size])
     assert trace_tail(ring, 0.0, "/x", lambda *_: "") is None
 
 
