@@ -19,7 +19,7 @@ from mldebug_training.childend import at_end, is_worker
 from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of
 from mldebug_training.interrupted import pass_on
 from mldebug_training.process import own
-from mldebug_training.ringfile import RingFile
+from mldebug_training.ringfile import RingFile, leave_behind
 from mldebug_training.ringwriter import Writer
 from mldebug_training.signals import closed
 from mldebug_training.traceengines import UNTRACED, engine_for, native_module
@@ -106,6 +106,7 @@ class trace:  # noqa: N801 - it is used as a function
             return
         _running.append(self)
         own.after_beat = stepped
+        closed(leave_behind)
         self._off = False
         native = native_module() if self._native else None
         self._engine = engine_for(self.decide, self._aside, self._mode, native)

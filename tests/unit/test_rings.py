@@ -151,6 +151,33 @@ def test_of_a_rank_that_died_before_it_was_met_the_default_place_is_looked_into(
     assert Rings(HOST, reader, [str(tmp_path)]).left_behind([rank])[3].step == 3
 
 
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "of before an exec"])
+def test_a_ring_that_is_not_open_counts_while_it_is_mapped(reader: Reader, mapped: bool) -> None:
+    """A job may close what it does not know; an exec keeps pid, start and the file, and not the mapping."""
+    script = "import os, sys; exec(sys.stdin.readline()); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        rank = identity(child.pid)
+        place = Path("/dev/shm") / default_name(rank)
+        try:
+            place.write_bytes(its_ring(rank))
+            place.chmod(0o600)
+            line = f"import mmap; fd = os.open({str(place)!r}, 2); kept = mmap.mmap(fd, 0, mmap.MAP_SHARED); "
+            line += "" if mapped else "kept.close(); "
+            child.stdin.write(f"{line}os.closerange(3, 999); print(flush=True)\n".encode())
+            child.stdin.flush()
+            assert child.stdout.readline() == b"\n"
+            some = Rings(HOST, reader)
+            assert (tail_of(some, rank) is not None) is mapped
+            assert bool(some.meet(found(rank))) is mapped
+        finally:
+            place.unlink()
+            child.kill()
+
+
 # --- whose they are --------------------------------------------------------------------------------
 
 
