@@ -26,6 +26,9 @@ from mldebug.ring.streaming import Read
 from mldebug.ring.tree import tree_lines
 
 NO_RING = "give a file that `mldebug trace run` or `mldebug run --trace` has written"
+LOG_PIDS = (
+    "log_pids=1"  # said by NicerTrace: its user wants to tell the lines of several rings apart
+)
 _FILE = click.Path(path_type=Path, readable=False)
 _FORMATS: dict[str, Callable[[Sequence[Ring]], Iterator[bytes]]] = {
     "chrome": chrome,
@@ -59,7 +62,10 @@ def _print(some: Iterator[str], end: str = "\n") -> None:
 
 
 def _text(ring: Ring, without: bool) -> Iterator[str]:
-    return lines(ring, ring.events, no_source if without else source_here)
+    told = lines(ring, ring.events, no_source if without else source_here)
+    if LOG_PIDS not in ring.header.followed.split():
+        return told
+    return (f"{ring.header.pid}: {line}" for line in told)
 
 
 @click.command("export")

@@ -3,7 +3,6 @@
 import ast
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -298,49 +297,39 @@ def test_without_a_place_tracing_is_off_and_the_job_goes_on(
     assert not list(tmp_path.glob("*.ring*"))
 
 
-LOOP = """
-    import sys, threading, time
+KILLED = """
+    import os, threading, time
     def leaf(number): return number
     def branch(number): return leaf(number) + leaf(number)
     def busy():
         while True:
             branch(1)
-    def main():
+    def main(ready):
         for _ in range(2):
             threading.Thread(target=busy, daemon=True).start()
-        print("ready", flush=True)
+        os.write(ready, b"x")
         busy()
-    tracer = trace("uninstalled", ring="out.ring", size=1 << 18, native=NATIVE)
-    tracer.begin()
-    main()
+    def child(turn, ready):
+        trace("uninstalled", ring=f"{turn}.ring", size=1 << 18, native=NATIVE).begin()
+        main(ready)
+    for turn in range(KILLS):
+        reads, ready = os.pipe()
+        pid = os.fork()
+        if not pid:
+            child(turn, ready)
+        os.read(reads, 1)
+        time.sleep(turn % 60 * 0.0007)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(reads)
+        os.close(ready)
 """
-
-
-def killed(folder: Path, writer: str, turn: int) -> Words:
-    """The ring of a process that was killed while three threads wrote."""
-    paths = [AGENTS, str(folder), *([str(native_folder())] if writer == "native" else [])]
-    (folder / "out.ring").unlink(missing_ok=True)
-    (folder / "job.py").write_text(
-        f"NATIVE = {writer == 'native'}\nfrom mldebug_training.trace import *\n"
-        + textwrap.dedent(LOOP)
-    )
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(paths)}
-    with subprocess.Popen(
-        [sys.executable, "-S", "job.py"], env=env, cwd=folder, stdout=subprocess.PIPE
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            process.stdout.read(0)
-            signal.sigtimedwait([], turn * 0.0007)
-        finally:
-            process.kill()
-    return Words(folder / "out.ring")
+KILLS = 100  # by each writer
 
 
 def hold_to_it(found: Words) -> None:
     assert found.events
-    allowed = {"busy", "branch", "leaf", "main", "<module>"}
+    allowed = {"busy", "branch", "leaf", "main", "child"}
     assert {one.function for one in found.events} <= allowed
     for thread in {one.thread for one in found.events}:
         mine = [one for one in found.events if one.thread == thread]
@@ -351,18 +340,13 @@ def hold_to_it(found: Words) -> None:
                 assert after.depth == before.depth + 1
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_killed_while_it_writes_the_ring_is_whole(tmp_path: Path, writer: str) -> None:
-    for turn in range(15):
-        hold_to_it(killed(tmp_path, writer, turn))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("writer", WRITERS)
-def test_killed_two_hundred_times(tmp_path: Path, writer: str) -> None:
-    for turn in range(200):
-        hold_to_it(killed(tmp_path, writer, turn % 60))
+    done = run(tmp_path, KILLED.replace("KILLS", str(KILLS)), "", writer)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    for turn in range(KILLS):
+        hold_to_it(Words(tmp_path / f"{turn}.ring"))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
