@@ -446,6 +446,27 @@ def test_steps_stand_among_the_calls(tmp_path: Path, version: str, writer: str) 
     assert found.step == 3
 
 
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_it_begins_at_a_step(tmp_path: Path, version: str, writer: str) -> None:
+    code = """
+        from mldebug_training import heartbeat
+        def train_step(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, start="step:2") as tracer:
+            for step in range(1, 5):
+                train_step()
+                heartbeat(step)
+                assert (tracer.path is None) is (step < 3)
+    """
+    found = words(tmp_path, code, version, writer)
+    assert found.told("MainThread", "call", "step") == [
+        "call train_step",
+        "step 3",
+        "call train_step",
+        "step 4",
+    ]
+    assert found.first_steps == [2]
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_ring_that_is_made_late_knows_the_step(tmp_path: Path, writer: str) -> None:
     code = """
