@@ -187,6 +187,88 @@ def test_a_forked_child_has_a_ring_of_its_own(tmp_path: Path, version: str, writ
         assert other.pid != mine.pid
 
 
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_coroutines_and_generators_leave_as_often_as_they_enter(
+    tmp_path: Path, version: str, writer: str
+) -> None:
+    code = """
+        import asyncio
+        async def sleeps(turns):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            return turns
+        async def numbers():
+            for one in range(3):
+                await asyncio.sleep(0)
+                yield one
+        def inner():
+            yield 1
+            yield 2
+        def outer():
+            yield from inner()
+        async def fails():
+            await asyncio.sleep(0)
+            raise KeyError
+        async def main():
+            told = await asyncio.gather(sleeps(3), sleeps(5), fails(), return_exceptions=True)
+            assert told[:2] == [3, 5] and isinstance(told[2], KeyError)
+            assert [one async for one in numbers()] == [0, 1, 2]
+            assert list(outer()) == [1, 2]
+            early = inner()
+            next(early)
+            early.close()
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+            asyncio.run(main())
+    """
+    found = words(tmp_path, code, version, writer)
+    enters, leaves = ("call", "resume"), ("return", "yield", "unwind")
+    for name in ("main", "sleeps", "numbers", "inner", "outer", "fails"):
+        mine = [one.kind for one in found.events if one.function == name]
+        assert sum(kind in enters for kind in mine) == sum(kind in leaves for kind in mine) > 0, (
+            mine
+        )
+    assert found.events[-1].depth == 0
+    assert any((one.function, one.kind) == ("fails", "unwind") for one in found.events)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_children_forked_among_busy_threads_have_whole_rings(tmp_path: Path, writer: str) -> None:
+    code = """
+        import os, threading
+        def leaf(): return 1
+        def busy(end):
+            while not end.is_set():
+                leaf()
+        def child():
+            other = threading.Thread(target=leaf, name="other")
+            other.start()
+            other.join()
+        def main(end):
+            some = [threading.Thread(target=busy, args=(end,)) for _ in range(3)]
+            for one in some:
+                one.start()
+            for turn in range(20):
+                pid = os.fork()
+                if not pid:
+                    child()
+                    os._exit(0)
+                assert os.waitpid(pid, 0)[1] == 0
+            end.set()
+            for one in some:
+                one.join()
+        with trace("uninstalled", ring="out.ring", size=8 << 20, native=NATIVE):
+            main(threading.Event())
+    """
+    mine = words(tmp_path, code, "", writer)
+    assert not any(one.function == "child" for one in mine.events)
+    others = [Words(path) for path in tmp_path.glob("out.ring.*")]
+    assert len(others) == 20
+    for other in others:
+        assert next(one.strip() for one in other.told("MainThread", "call")) == "call child"
+        assert [one.strip() for one in other.told("other", "call")] == ["call leaf"]
+        assert "busy" not in {one.function for one in other.events}
+
+
 CHILDREN = """
     import glob, multiprocessing, os, sys, time
     def work(fails):
