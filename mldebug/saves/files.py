@@ -68,6 +68,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # a phrase: "shard 3 of 4 is missing"
     shards: int = 0  # files that hold tensors
     expected: int | None = None  # as the save itself says
+    ranks: Mapping[str, str] = {}  # who has a file there, as `crew.ranks_of` tells it
+    seats: int | None = None  # ranks that wrote one, where each rank of the job is to write its own
 
 
 class Layout(Protocol):

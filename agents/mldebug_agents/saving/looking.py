@@ -4,6 +4,7 @@ All through the reader child. What could not be seen is a named gap, and then no
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from posixpath import basename
@@ -13,6 +14,7 @@ import msgspec
 from mldebug.model import Gap
 from mldebug.redact import clean
 from mldebug.saves.files import Entry, Layout, Save, Verdict, Wanted
+from mldebug.saves.gathering import gather, group_of
 from mldebug.saves.history import Seen, printable
 from mldebug.saves.judging import BESIDE, judge, wants
 from mldebug.saves.names import is_part, shape
@@ -26,6 +28,7 @@ DEEP = 4  # levels
 NEWEST = 4  # saves that are looked at each time; older ones seldom
 OLD_EVERY = 600.0  # seconds
 MAX_KEPT = 64  # saves of one series that are looked at at all, the newest
+MOST_SINGLE = 512  # files of single ranks that are looked at beside each other
 ROUNDS = 3
 MAX_READ = 16 << 20  # bytes of one save
 BESIDE_BYTES = 512
@@ -98,14 +101,14 @@ class SeriesWatch:
         found = {one.path: one for one in listed.entries if self.is_one(one)}
         beside = self._beside(root, reader, listed)
         troubles = list(troubles_of(listed))
-        newest = self._in_order(list(found.values()), writing)[:MAX_KEPT]
-        kept = {one.path for one in newest}  # those before them change nothing in what is told
+        newest = self._newest(self._in_order(list(found.values()), writing))
+        kept = {one.path for one, _ in newest}  # those before them change nothing in what is told
         self._known = {name: one for name, one in self._known.items() if name in kept}
-        for number, one in enumerate(newest):
+        for one, number in newest:
             known = self._known.get(one.path)
             if known is None or number < NEWEST or self._due(known, one, beside, now):
                 troubles += self._save(one, root, reader, writing, beside, now)
-        seen = tuple(one.seen for one in self._known.values())
+        seen = tuple(gather(one.seen for one in self._known.values()))
         whole = not troubles_of(listed)
         return msgspec.structs.replace(told, seen=seen, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
@@ -120,6 +123,19 @@ class SeriesWatch:
     def _in_order(self, found: list[Found], writing: frozenset[str]) -> list[Found]:
         """The newest first; the times of a file system that is wrong still order its files."""
         return sorted(found, key=lambda one: (one.path in writing, one.mtime), reverse=True)
+
+    def _newest(self, found: list[Found]) -> list[tuple[Found, int]]:
+        """Those that are looked at at all, with the number of their save: the files of single ranks are one."""
+        names = [group_of(one.path, single=one.kind == "file") for one in found]
+        sizes, left = Counter(names), MOST_SINGLE
+        numbers: dict[str, int] = {}
+        for name in dict.fromkeys(names):
+            left -= sizes[name]
+            if len(numbers) < MAX_KEPT and (left >= 0 or not numbers):
+                numbers[name] = len(numbers)
+        return [
+            (one, numbers[name]) for one, name in zip(found, names, strict=True) if name in numbers
+        ]
 
     def _due(self, known: _Known, one: Found, beside: Mapping[str, bytes], now: float) -> bool:
         changed = known.inode != one.inode or known.beside != beside
@@ -209,6 +225,7 @@ def _seen(save: Save, one: Found, is_open: bool) -> Seen:
         oldest=min(own or all_times),
         newest=max(all_times),
         inode=one.inode,
+        single=not save.folder,
         open=is_open,
         verdict=Verdict(),
     )
