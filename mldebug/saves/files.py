@@ -23,11 +23,16 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Wanted(NamedTuple):
-    """Bytes of one file of a save; "" is the save itself where it is a file."""
+    """Bytes of one file of a save; "" is the save itself where it is a file.
+
+    With `find` not the bytes are wanted, but all different matches of that expression in them, sorted, one on each line:
+    what is far larger than all that it names is searched piece by piece and never held. A match has at most 100 bytes.
+    """
 
     path: str
     offset: int
     size: int
+    find: bytes = b""
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 
 from hung import hung_mount
 from mldebug.rooms import create_all
-from mldebug.saves.files import State
+from mldebug.saves.files import State, Wanted
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
 from mldebug_agents.saving.looking import SeriesLook, SeriesWatch
+from mldebug_agents.saving.searching import OVERLAP, PIECE, read_part
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.listing import Left, Listed
 
@@ -199,3 +201,31 @@ def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> No
     (tmp_path / "step_8/__0_0.distcp").write_bytes(b"more than before")
     later = {one.name: one.size for one in place.look("run", "", reader, frozenset(), NOW + 1).seen}
     assert later["step_8"] == 16
+
+
+def test_a_large_index_is_searched_piece_by_piece_and_little_is_held(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
+    """64 MiB with names on all edges of pieces; the memory of one at most is taken."""
+    path = tmp_path / ".metadata"
+    names = [b"__%d_0.distcp" % one for one in range(64)]
+    with path.open("wb") as file:
+        for number, name in enumerate(names):
+            file.seek((number + 1) * (PIECE - OVERLAP) - number % 20)
+            file.write(name)
+        file.truncate(64 << 20)
+    wanted = Wanted("", 0, 64 << 20, rb"__\d{1,7}_\d{1,7}\.distcp")
+    read_part(reader, str(path), wanted)  # what is allocated once
+    tracemalloc.start()
+    try:
+        found = read_part(reader, str(path), wanted)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == b"\n".join(sorted(names))
+    assert peak < 8 * PIECE
+
+
+def test_a_file_that_becomes_shorter_while_it_is_searched_is_said(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
+    (tmp_path / ".metadata").write_bytes(b"x" * 1000)
+    found = read_part(reader, str(tmp_path / ".metadata"), Wanted("", 0, 2000, b"x"))
+    assert isinstance(found, Unreadable)
+    assert "shorter" in found.reason

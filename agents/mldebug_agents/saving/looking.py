@@ -20,6 +20,7 @@ from mldebug.saves.judging import BESIDE, judge, wants
 from mldebug.saves.names import is_part, shape
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
+from mldebug_agents.saving.searching import read_part
 from mldebug_agents.starting.listing import Found, Left, Listed
 
 MOST_SAVES = 4096  # entries of the folder of a series
@@ -183,15 +184,15 @@ class SeriesWatch:
             parts: dict[Wanted, bytes] = {}
             unread: dict[str, str] = {}
             for one in asked:
-                left -= one.size
+                left -= 0 if one.find else one.size
                 if left < 0 or time.monotonic() > until:
                     unread[one.path] = "was not read: no time left"
                     continue
-                got = reader.read_from(_below(path, one.path), one.offset, max_bytes=one.size)
+                got = read_part(reader, _below(path, one.path), one)
                 if isinstance(got, Unreadable):
                     unread[one.path] = f"could not be read: {got.reason}"
                 else:
-                    parts[one] = got.data
+                    parts[one] = got
             save = msgspec.structs.replace(save, parts={**save.parts, **parts}, unread={**save.unread, **unread})  # fmt: skip
             if not parts:
                 break
