@@ -42,7 +42,7 @@ def judge(save: Save, layouts: Sequence[Layout]) -> Verdict:
 def _judged(save: Save, layouts: Sequence[Layout]) -> Verdict:
     known = layouts_of(save, layouts)
     if not known:
-        return Verdict(why="of no layout that is known")
+        return Verdict(why=save.cut or "of no layout that is known")
     verdict = worst([one.judge(save) for one in known])
     if verdict.state is State.INCOMPLETE and save.cut:
         return _unsure(verdict, save.cut)  # what is missing may be in the rest

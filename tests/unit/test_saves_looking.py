@@ -1,6 +1,9 @@
 """Real folders through the real reader child: what is listed, what is left out, and what a hostile folder can do."""
 
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.listing import Left, Listed
 
 NOW = 1e9
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -102,17 +106,63 @@ def test_names_with_newlines_and_without_utf8_are_saves_like_others(
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
-def test_a_folder_that_is_closed_halfway_is_a_named_gap(tmp_path: Path, reader: Reader) -> None:
-    path = step(tmp_path, 5)
-    (path / "inner").mkdir(mode=0)
+STRANGER = f"""
+import os, sys, time
+from mldebug.rooms import create_all
+from mldebug_agents.reader import Reader
+from mldebug_agents.saving.looking import SeriesWatch
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.trees.keeper import Keeper
+from mldebug_agents.trees.wire import Order
+layouts, folder = create_all("checkpoints"), sys.argv[1]
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+with Spawner() as spawner, Reader(spawner) as reader:
+    look = SeriesWatch((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
+    for one in sorted(look.seen, key=lambda one: one.name):
+        print(one.name, one.verdict.state, one.verdict.why)
+    print(look.whole, [one.code for one in look.troubles], [one.reason for one in look.gaps])
+keeper = Keeper(Order(path=folder))
+while keeper.state().inodes is None:
+    keeper.turn(1.0)
+print(keeper.state().inodes, keeper.state().unread, keeper.state().lower_bound)
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def test_what_is_closed_to_an_ordinary_user_is_a_named_gap(open_folder: Path) -> None:
+    """A folder in a save, a shard, and the index; as that user, whoever runs the tests."""
+    closed = (
+        step(open_folder, 1) / "inner",
+        step(open_folder, 2) / ".metadata",
+        step(open_folder, 3),
+    )
+    closed[0].mkdir()
+    closed[1].write_bytes(b"x.")
+    for one in closed:
+        one.chmod(0)
     try:
-        look = watch(tmp_path, "step_#", reader)
+        told = subprocess.run(
+            [sys.executable, "-c", STRANGER, open_folder], capture_output=True, text=True, check=True, timeout=120
+        ).stdout.splitlines()  # fmt: skip
     finally:
-        (path / "inner").chmod(0o700)
-    assert [one.code for one in look.troubles] == ["denied"]
-    assert look.seen[0].verdict.state is State.UNKNOWN
-    assert "permission denied" in look.gaps[0].reason
+        for one in closed:
+            one.chmod(0o755)
+    assert told[:2] == [
+        "step_1 unknown permission denied for a part of it",
+        "step_2 unknown .metadata could not be read: permission denied",
+    ]
+    assert told[2] == "step_3 unknown permission denied"
+    assert told[3].startswith("True ['denied', 'unreadable']")
+    assert "permission denied for a part of it" in told[3]
+    assert told[4] == "8 2 True"
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
