@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from mldebug.redact import clean
 from mldebug.saves import tensors, zips
 from mldebug.saves.checks import BROKEN, UNSURE, Check
 from mldebug.saves.crew import ranks_of
@@ -101,4 +102,4 @@ def _as(verdict: Verdict, state: State, why: str) -> Verdict:
 def parts_left(save: Save) -> Iterator[str]:
     """Which of its files nobody could read, and why."""
     for path, why in sorted(save.unread.items()):
-        yield f"{path or save.name}: {why}"
+        yield f"{clean(path or save.name, 200)} {why}"

@@ -1,6 +1,7 @@
 """Real folders through the real reader child: what is listed, what is left out, and what a hostile folder can do."""
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from mldebug.rooms import create_all
 from mldebug.saves.files import State, Wanted
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
+from mldebug_agents.saving import looking
 from mldebug_agents.saving.looking import SeriesLook, SeriesWatch
 from mldebug_agents.saving.searching import OVERLAP, PIECE, read_part
 from mldebug_agents.spawn import Spawner
@@ -121,7 +123,7 @@ with Spawner() as spawner, Reader(spawner) as reader:
     look = SeriesWatch((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
     for one in sorted(look.seen, key=lambda one: one.name):
         print(one.name, one.verdict.state, one.verdict.why)
-    print(look.whole, [one.code for one in look.troubles], [one.reason for one in look.gaps])
+    print(look.whole, sorted(one.code for one in look.troubles), [one.reason for one in look.gaps])
 keeper = Keeper(Order(path=folder))
 while keeper.state().inodes is None:
     keeper.turn(1.0)
@@ -160,7 +162,8 @@ def test_what_is_closed_to_an_ordinary_user_is_a_named_gap(open_folder: Path) ->
         "step_2 unknown .metadata could not be read: permission denied",
     ]
     assert told[2] == "step_3 unknown permission denied"
-    assert told[3].startswith("True ['denied', 'unreadable']")
+    assert told[3].startswith("True ['denied', 'unread', 'unreadable']")
+    assert ".metadata could not be read: permission denied" in told[3]
     assert "permission denied for a part of it" in told[3]
     assert told[4] == "8 2 True"
 
@@ -279,3 +282,21 @@ def test_a_file_that_becomes_shorter_while_it_is_searched_is_said(tmp_path: Path
     found = read_part(reader, str(tmp_path / ".metadata"), Wanted("", 0, 2000, b"x"))
     assert isinstance(found, Unreadable)
     assert "shorter" in found.reason
+
+
+def test_what_could_not_be_read_is_tried_again_although_it_did_not_change(tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    (step(tmp_path, 5) / ".metadata").write_bytes(pickle.dumps(["__0_0.distcp"]))
+    place, closed = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints")), [True]
+
+    def read(reader: Reader, path: str, wanted: Wanted) -> bytes | Unreadable:
+        return Unreadable("permission denied") if closed[0] else read_part(reader, path, wanted)
+
+    monkeypatch.setattr(looking, "read_part", read)
+    for second, state, codes in (
+        (0, "unknown", ["unread"]),
+        (60, "unknown", ["unread"]),
+        (130, "complete", []),
+    ):
+        look = place.look("run", "", reader, frozenset(), NOW + second)
+        assert (look.seen[0].verdict.state, [one.code for one in look.troubles]) == (state, codes)
+        closed[0] = False

@@ -16,7 +16,7 @@ from mldebug.redact import clean
 from mldebug.saves.files import Entry, Layout, Save, Verdict, Wanted
 from mldebug.saves.gathering import gather, group_of
 from mldebug.saves.history import Seen, printable
-from mldebug.saves.judging import BESIDE, judge, wants
+from mldebug.saves.judging import BESIDE, judge, parts_left, wants
 from mldebug.saves.names import is_part, shape
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
@@ -28,6 +28,7 @@ MOST_FILES = 20_000  # files of one save
 DEEP = 4  # levels
 NEWEST = 4  # saves that are looked at each time; older ones seldom
 OLD_EVERY = 600.0  # seconds
+UNREAD_EVERY = 120.0  # seconds after which a file that could not be read is tried again
 MAX_KEPT = 64  # saves of one series that are looked at at all, the newest
 MOST_SINGLE = 512  # files of single ranks that are looked at beside each other
 ROUNDS = 3
@@ -82,6 +83,13 @@ class _Known(msgspec.Struct):
     beside: Mapping[str, bytes]
     looked: float
     inode: int
+    judged: float
+    unread: tuple[str, ...] = ()  # files that could not be read then, and why
+
+    def stands(self, seen: Seen, beside: Mapping[str, bytes], now: float) -> bool:
+        """Would the same be found? Rights, and the time that there is, change without a change of the file."""
+        again = bool(self.unread) and not 0 <= now - self.judged < UNREAD_EVERY
+        return self.seen.sign == seen.sign and self.beside == beside and not again
 
 
 class SeriesWatch:
@@ -152,14 +160,13 @@ class SeriesWatch:
             return troubles
         seen = _seen(save, one, one.path in writing)
         known = self._known.get(one.path)
-        same = known is not None and known.seen.sign == seen.sign and known.beside == beside
-        if same and known is not None and not troubles:
-            verdict = known.seen.verdict
-        else:
-            verdict = judge(self._read(save, path, reader), self._layouts)
-        seen = msgspec.structs.replace(seen, verdict=verdict)
-        self._known[one.path] = _Known(seen, beside, now, one.inode)
-        return troubles
+        if known is None or troubles or not known.stands(seen, beside, now):
+            read = self._read(save, path, reader)
+            seen = msgspec.structs.replace(seen, verdict=judge(read, self._layouts))
+            known = _Known(seen, beside, now, one.inode, now, tuple(parts_left(read)))
+        seen = msgspec.structs.replace(seen, verdict=known.seen.verdict)
+        self._known[one.path] = msgspec.structs.replace(known, seen=seen, looked=now)
+        return troubles + [Trouble("unread", why) for why in known.unread[:1]]
 
     def _listed(self, one: Found, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Save | None, list[Trouble]]:  # fmt: skip
         if one.kind == "file":
