@@ -223,6 +223,30 @@ class Storage(Section, frozen=True, kw_only=True):
     canary: Canary = msgspec.field(default_factory=Canary)
 
 
+class ExpectedJob(Section, frozen=True, kw_only=True):
+    """Which job must run or be queued; * stands for anything, and what is left out fits all."""
+
+    name: str = ""
+    user: str = ""
+    # 17, or 17_3 of an array; 17 fits all of its tasks
+    id: str = ""
+    # of the section `schedulers`; "": all of them
+    scheduler: str = ""
+
+
+class Jobs(Section, frozen=True, kw_only=True):
+    """Jobs that somebody waits for, and what jobs have left behind."""
+
+    # by name of the watch: {pretrain: {name: my-training-10b, user: ada}}; needs a scheduler
+    expected: dict[str, ExpectedJob] = {}
+    # so long before its time limit ends an expected job, somebody is told
+    before_limit: PositiveDuration = 900.0
+    # look for processes whose job is gone; none is ended
+    orphans: bool = True
+    # for so long a job's processes may take to end
+    orphan_grace: PositiveDuration = 120.0
+
+
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
@@ -241,6 +265,11 @@ class Config(Section, frozen=True, kw_only=True):
     channels: Annotated[
         dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
     ] = {}
+    # who is asked whether jobs run: {main: {kind: slurm}}
+    schedulers: Annotated[
+        dict[str, Plugin], Room(lambda: names("schedulers"), lambda kind: load("schedulers", kind))
+    ] = {}
+    jobs: Jobs = Jobs()
     events: Notifying = Notifying()
     cluster: Cluster = Cluster()
     checkpoints: Checkpoints = Checkpoints()
