@@ -98,8 +98,8 @@ class Kubernetes:
         try:
             with contextlib.closing(self._link()) as link:
                 link.request("GET", path, headers={"Authorization": f"Bearer {token}", "Accept": "application/json"})  # fmt: skip
-                answer = link.getresponse()
-                body = _body(answer, until)
+                with link.getresponse() as answer:  # it may have taken the socket over
+                    body = _body(answer, until)
         except TimeoutError:
             raise QueueError("timeout", "the API server gave no answer in time") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
