@@ -4,7 +4,7 @@ Each section is a struct: its fields are the legal keys, their defaults the defa
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -230,7 +230,7 @@ class ExpectedJob(Section, frozen=True, kw_only=True):
     user: str = ""
     # 17, or 17_3 of an array; 17 fits all of its tasks
     id: str = ""
-    # of the section `schedulers`; "": all of them
+    # which of the section `schedulers`; may be left out where there is only one
     scheduler: str = ""
 
 
@@ -282,7 +282,27 @@ class Config(Section, frozen=True, kw_only=True):
 
 def load_config(path: Path | None) -> Config:
     """Return the configuration in a file, or the defaults for None; `ConfigError` lists all problems at once."""
-    return Config() if path is None else parse(_read(path), str(path), Config)
+    if path is None:
+        return Config()
+    config = parse(_read(path), str(path), Config)
+    if problems := [f"{path}: {one}" for one in _unwatched(config)]:
+        raise ConfigError(problems, "see docs/scheduler.md")
+    return config
+
+
+def _unwatched(config: Config) -> Iterator[str]:
+    """Jobs that nobody would be asked about: silence would look like all is well."""
+    known = ", ".join(config.schedulers)
+    for name, one in config.jobs.expected.items():
+        where = f"jobs.expected.{name}"
+        if not config.schedulers:
+            yield f"{where}: there is no scheduler to ask; write `schedulers: {{main: {{kind: slurm}}}}`"
+        elif one.scheduler and one.scheduler not in config.schedulers:
+            yield f"{where}.scheduler: {one.scheduler} is no scheduler; choose from: {known}"
+        elif not one.scheduler and len(config.schedulers) > 1:
+            yield f"{where}: has no scheduler; choose from: {known}"
+        if not (one.name or one.user or one.id):
+            yield f"{where}: fits every job; write a name, user or id"
 
 
 def effective_yaml(config: Config) -> str:

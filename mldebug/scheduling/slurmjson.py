@@ -12,7 +12,6 @@ from mldebug.scheduling.model import Queue, QueueError, QueueJob, QueueNode, Sta
 from mldebug.scheduling.slurmstates import node_trouble, standing_of
 
 NO_TIME = 4_102_444_800  # of the year 2100: Slurm's "never" is beyond it
-MOST_JOBS = 200_000
 
 
 class _Job(msgspec.Struct):
@@ -51,7 +50,7 @@ def read_jobs(data: bytes) -> tuple[QueueJob, ...]:
     told = _decode(data, _Jobs)
     if told.errors and not told.jobs:
         raise QueueError("refused", f"squeue says: {_errors(told.errors)}")
-    return tuple(job for one in told.jobs[:MOST_JOBS] if (job := _job(one)) is not None)
+    return tuple(job for one in told.jobs if (job := _job(one)) is not None)
 
 
 def read_nodes(data: bytes) -> tuple[QueueNode, ...]:

@@ -14,17 +14,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config import Config, ExpectedJob, Jobs
+from mldebug.config import Config, ExpectedJob, Jobs, load_config
+from mldebug.errors import ConfigError
 from mldebug.events.book import EventBook
 from mldebug.events.jobrooms import of_schedulers
 from mldebug.events.model import State
 from mldebug.events.noderooms import together
-from mldebug.scheduling.model import Queue, QueueError, QueueJob, SchedulerState, Standing
+from mldebug.scheduling.model import (
+    Queue,
+    QueueError,
+    QueueJob,
+    QueueNode,
+    SchedulerState,
+    Standing,
+)
+from mldebug.scheduling.telling import scheduler_lines
+from mldebug.settings.parse import parse
 from mldebug.settings.plugins import Plugin
+from mldebug.snapshot import Snapshot
 from mldebug_agents.queues.asking import Asked
 from mldebug_agents.runner import Result
 from mldebug_agents.schedulers import kubernetes, slurm
 from mldebug_agents.spawn import Completed, FakeSpawner, Spawner
+from mldebug_exporters.metrics import scheduler as scheduler_metrics
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/slurm"
 LINE = "%s1|1|ada|RUNNING|2026-11-24T01:17:04|NONE|UNLIMITED|2026-11-24T01:17:02|all|a1|None|my träin\n"
@@ -196,13 +208,62 @@ def test_only_named_nodes_ask() -> None:
 
 
 def test_a_config_of_schedulers_is_read(tmp_path: Path) -> None:
-    from mldebug.settings.parse import parse
-
     text = "schedulers:\n  k: {kind: kubernetes, server: 'http://example.org'}\n"
     with pytest.raises(Exception, match="clear text"):
         parse(text, "c.yaml", Config)
     good = "schedulers: {main: {kind: slurm, only_on: [h1]}}\njobs: {expected: {a: {name: x, id: 12}}}\n"
     assert parse(good, "c.yaml", Config).jobs.expected["a"].id == "12"
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "expected", "problem"),
+    [
+        ("{}", "{name: x}", "there is no scheduler to ask"),
+        ("{a: {kind: slurm}}", "{name: x, scheduler: b}", "b is no scheduler; choose from: a"),
+        (
+            "{a: {kind: slurm}, b: {kind: slurm}}",
+            "{name: x}",
+            "has no scheduler; choose from: a, b",
+        ),
+        ("{a: {kind: slurm}}", "{}", "fits every job"),
+    ],
+)
+def test_a_watch_of_which_nobody_would_be_asked_is_refused(
+    tmp_path: Path, schedulers: str, expected: str, problem: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"schedulers: {schedulers}\njobs: {{expected: {{w: {expected}}}}}\n")
+    with pytest.raises(ConfigError, match=problem):
+        load_config(file)
+
+
+# --- what others see -----------------------------------------------------------------------------
+
+
+def test_status_and_metrics_tell_the_same() -> None:
+    seen = Clocked({"pretrain": ExpectedJob(name="my-*"), "evals": ExpectedJob(name="eval")})
+    now = time.time()
+    waits = job("my-2", state="PENDING", standing=Standing.QUEUED, submitted=now - 60)
+    nodes = (QueueNode(name="n2", state="drained", reason="bad\x1b[31m disk"),)
+    runs = job("my-1", started=now - 7200, ends=now + 7200)
+    state = seen.tell(Queue(jobs=(runs, waits), nodes=nodes))
+    lines = list(scheduler_lines([state], now))
+    assert [bad for _, bad in lines] == [False, True, False]
+    assert lines[0][0].startswith("pretrain: 7 (my-1): running for 2h, its time limit ends it in ")
+    assert lines[1][0] == "evals: no job named eval is running or queued"
+    assert lines[2][0].startswith("main: n2 is drained (bad")
+    assert "\x1b" not in lines[2][0]
+    failed = seen.tell(QueueError("timeout", "squeue had not answered after 10 s"))
+    snapshot = Snapshot(node="n", at=now, started_at=now, schedulers=(failed,))
+    group = scheduler_metrics.create(scheduler_metrics.Options())
+    told = {(one.family.name, one.labels): one.value for one in group.samples(snapshot)}
+    assert told["mldebug_scheduler_job_missing", ("main", "evals")] == 1
+    assert told["mldebug_scheduler_jobs", ("main", "pretrain", "queued")] == 1
+    assert told["mldebug_scheduler_pending_seconds", ("main", "pretrain")] == pytest.approx(60, abs=1)  # fmt: skip
+    assert told["mldebug_scheduler_time_limit_left_seconds", ("main", "pretrain")] == pytest.approx(7200, abs=1)  # fmt: skip
+    assert told["mldebug_scheduler_nodes_out", ("main", "drained")] == 1
+    assert told["mldebug_scheduler_failures", ("main", "timeout")] == 1
+    assert "did not answer" in next(iter(scheduler_lines([failed], now)))[0]
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------
