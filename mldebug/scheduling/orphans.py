@@ -97,4 +97,5 @@ def _launch(one: Suspect) -> str:
 
 
 def _left(one: Suspect) -> bool:
-    return len(one.ancestors) == 1 and one.ancestors[0] in _INITS
+    """Process 1 has it, or a user's own systemd."""
+    return bool(one.ancestors) and all(name in _INITS for name in one.ancestors)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from mldebug.events.view import EventView
-from mldebug.scheduling.model import SchedulerState
+from mldebug.scheduling.model import SchedulerState, Standing
+from mldebug_agents.schedulers import slurm as slurm_plugin
+from mldebug_agents.spawn import Spawner
 from processes.harness import wait_for
 from processes.test_alertmanager import receiver, running_alertmanager
 from processes.test_notices import mailbox, sink
@@ -132,6 +134,32 @@ def test_watched_jobs_drained_nodes_and_arrays(cluster: Slurm, tmp_path: Path) -
     finally:
         with suppress(AssertionError):
             cluster.run("scontrol", "update", "nodename=a2", "state=resume")
+
+
+def test_text_tells_what_json_tells(cluster: Slurm, tmp_path: Path) -> None:
+    for name in ("squeue", "sinfo"):
+        (tmp_path / name).write_text(f'#!/bin/sh\ncase "$*" in *--json*) exit 1;; esac\nexec {name} "$@"\n')  # fmt: skip
+        (tmp_path / name).chmod(0o755)
+    conf = cluster.folder / "slurm.conf"
+    first = submit(cluster, tmp_path, f"--job-name={NAME}\n @", "--time=10")
+    submit(cluster, tmp_path, "--job-name=arr", "--array=1-4%1")
+    submit(cluster, tmp_path, "--job-name=later", "--begin=now+1hour")
+    cluster.run("scontrol", "update", "nodename=a2", "state=drain", "reason=bürk | disk")
+    try:
+        wait_for("both to run", lambda: cluster.run("squeue", "--noheader", "--states=R").count("\n") >= 2, 60)  # fmt: skip
+        with Spawner() as starter:
+            new = slurm_plugin.create(slurm_plugin.Options(conf=conf)).ask(starter, nodes=True)
+            by_text = slurm_plugin.Options(conf=conf, squeue=str(tmp_path / "squeue"), sinfo=str(tmp_path / "sinfo"))  # fmt: skip
+            told = slurm_plugin.create(by_text).ask(starter, nodes=True)
+    finally:
+        cluster.run("scontrol", "update", "nodename=a2", "state=resume")
+    assert (new.by, told.by) == ("json", "text")
+    alive = {one.id: one for one in new.jobs if one.standing is not Standing.OVER}
+    assert {one.id: one for one in told.jobs} == alive
+    assert alive[first].name == f"{NAME}\n @"
+    assert alive[first].ends is not None
+    assert [(one.name, one.reason) for one in told.nodes or ()] == [("a2", "bürk | disk")]
+    assert told.nodes == new.nodes
 
 
 def test_a_process_that_scancel_did_not_end_is_told_and_left_alone(

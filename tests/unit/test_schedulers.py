@@ -182,6 +182,25 @@ def test_a_missing_job_fires_survives_an_outage_and_ends_when_it_is_back() -> No
     assert seen.firing() == []
 
 
+def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) -> None:
+    inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+    sleeps = program(tmp_path, f"echo x >> {tmp_path}/asked; exec sleep 30")
+    plugin = Plugin("slurm", slurm.Options(squeue=sleeps, timeout=2.0, interval=0.01))
+    asked = Asked("main", plugin, "node1", spawner, inbox)
+    deadline = time.monotonic() + 60
+    while inbox.empty():  # each turn is one of the main loop's
+        asked.turn()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (tmp_path / "asked").read_text() == "x\n"  # not a second one beside it
+    result = inbox.get()
+    assert result is not None
+    asked.told(result)
+    state = asked.state(Jobs())
+    assert (state.success_at, state.failures) == (None, {"timeout": 1})
+    assert "had not answered after 2 s" in state.trouble
+
+
 def test_an_outage_from_the_start_calls_no_job_missing() -> None:
     seen = Clocked({"pretrain": ExpectedJob(name="my-training")})
     for _ in range(5):

@@ -183,6 +183,7 @@ def suspect(pid: int = 9, *ancestors: str, gpu: bool = False, **variables: str) 
         (suspect(9, "slurmd", "systemd", SLURM_JOB_ID="7", RANK="3"), Known(slurmd=True), False),
         (suspect(9, "systemd", SLURM_JOB_ID="x7", RANK="3"), Known(slurmd=True), False),
         (suspect(9, "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), True),
+        (suspect(9, "systemd", "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), True),
         (suspect(9, "python", "systemd", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), False),
         (suspect(9, "torchrun", TORCHELASTIC_RUN_ID="a", RANK="3"), Known(), False),
         (suspect(9, "systemd", RANK="3"), Known(), False),
