@@ -4,7 +4,7 @@ Each section is a struct: its fields are the legal keys, their defaults the defa
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -223,6 +223,30 @@ class Storage(Section, frozen=True, kw_only=True):
     canary: Canary = msgspec.field(default_factory=Canary)
 
 
+class ExpectedJob(Section, frozen=True, kw_only=True):
+    """Which job must run or be queued; * stands for anything, and what is left out fits all."""
+
+    name: str = ""
+    user: str = ""
+    # 17, or 17_3 of an array; 17 fits all of its tasks
+    id: str = ""
+    # which of the section `schedulers`; may be left out where there is only one
+    scheduler: str = ""
+
+
+class Jobs(Section, frozen=True, kw_only=True):
+    """Jobs that somebody waits for, and what jobs have left behind."""
+
+    # by name of the watch: {pretrain: {name: my-training-10b, user: ada}}; needs a scheduler
+    expected: dict[str, ExpectedJob] = {}
+    # so long before its time limit ends an expected job, somebody is told
+    before_limit: PositiveDuration = 900.0
+    # look for processes whose job is gone; none is ended
+    orphans: bool = True
+    # for so long a job's processes may take to end
+    orphan_grace: PositiveDuration = 120.0
+
+
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
@@ -241,6 +265,11 @@ class Config(Section, frozen=True, kw_only=True):
     channels: Annotated[
         dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
     ] = {}
+    # who is asked whether jobs run: {main: {kind: slurm}}
+    schedulers: Annotated[
+        dict[str, Plugin], Room(lambda: names("schedulers"), lambda kind: load("schedulers", kind))
+    ] = {}
+    jobs: Jobs = Jobs()
     events: Notifying = Notifying()
     cluster: Cluster = Cluster()
     checkpoints: Checkpoints = Checkpoints()
@@ -253,7 +282,27 @@ class Config(Section, frozen=True, kw_only=True):
 
 def load_config(path: Path | None) -> Config:
     """Return the configuration in a file, or the defaults for None; `ConfigError` lists all problems at once."""
-    return Config() if path is None else parse(_read(path), str(path), Config)
+    if path is None:
+        return Config()
+    config = parse(_read(path), str(path), Config)
+    if problems := [f"{path}: {one}" for one in _unwatched(config)]:
+        raise ConfigError(problems, "see docs/scheduler.md")
+    return config
+
+
+def _unwatched(config: Config) -> Iterator[str]:
+    """Jobs that nobody would be asked about: silence would look like all is well."""
+    known = ", ".join(config.schedulers)
+    for name, one in config.jobs.expected.items():
+        where = f"jobs.expected.{name}"
+        if not config.schedulers:
+            yield f"{where}: there is no scheduler to ask; write `schedulers: {{main: {{kind: slurm}}}}`"
+        elif one.scheduler and one.scheduler not in config.schedulers:
+            yield f"{where}.scheduler: {one.scheduler} is no scheduler; choose from: {known}"
+        elif not one.scheduler and len(config.schedulers) > 1:
+            yield f"{where}: has no scheduler; choose from: {known}"
+        if not (one.name or one.user or one.id):
+            yield f"{where}: fits every job; write a name, user or id"
 
 
 def effective_yaml(config: Config) -> str:

@@ -37,6 +37,7 @@ from mldebug_agents.members.desk import Members
 from mldebug_agents.notices.desk import Notices
 from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
+from mldebug_agents.queues.board import QueueBoard
 from mldebug_agents.ras.asking import RasReply
 from mldebug_agents.ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.raswatch import RasWatch, RunToAsk
@@ -104,6 +105,7 @@ class Node:
         self.incidents.heard, self.incidents.renamed = self.notices.incident, self.notices.renamed
         self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
         self._memory = MemoryBoard(bench, self._inbox)
+        self._queues = QueueBoard(config, bench, self._inbox)
         self._orders = Orders(self._workers["capture"].order, self.incidents)
         self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
@@ -177,6 +179,7 @@ class Node:
         self._reread()
         self._saves.turn(self.runs, self.found, self.config.checkpoints)
         self._memory.turn(self.runs, self.config.memory)
+        self._queues.turn()
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
@@ -206,6 +209,8 @@ class Node:
             self._ras.told(result)
         elif self.notices.told(result):
             pass  # a channel has answered
+        elif self._queues.told(result):
+            pass  # a scheduler, or the look for orphans
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
         elif result.worker == self._saves.worker.name:
@@ -257,6 +262,7 @@ class Node:
         self.config = config
         self.bench.reload(config)
         self.notices.reload(config)
+        self._queues.reload(config)
         for run in self.runs.values():
             run.watch.obey(self._stall_settings())
         self._due = time.monotonic()
@@ -389,7 +395,7 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        told = self._storage.show(self._hardware.show(self._snapshot()))
+        told = self._queues.show(self._storage.show(self._hardware.show(self._snapshot())))
         return self.notices.show(told)
 
     def _snapshot(self) -> Snapshot:

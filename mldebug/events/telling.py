@@ -5,14 +5,12 @@ from collections.abc import Collection, Iterator
 from mldebug.events.view import ChannelState, Events
 
 MOST = 8
-HEALTH = "health/"  # `status` tells of these by itself
+SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itself
 
 
 def event_lines(told: Events, shown: Collection[str]) -> Iterator[str]:
     """What is wrong and stands nowhere else, and channels that fail; `shown`: ids of incidents that are told."""
-    firing = [
-        one for one in told.events if one.state == "firing" and not one.key.startswith(HEALTH)
-    ]
+    firing = [one for one in told.events if one.state == "firing" and not one.key.startswith(SHOWN)]
     lines = [
         f"{one.severity}: {one.sentence}" for one in firing if one.report not in {*shown} - {""}
     ]

@@ -14,6 +14,7 @@ import msgspec
 from mldebug import __version__
 from mldebug.config import Config
 from mldebug.events.book import EventBook
+from mldebug.events.jobrooms import of_orphans, of_schedulers
 from mldebug.events.message import cleaned, message_of
 from mldebug.events.model import Alarm, Event, RefusedError, State
 from mldebug.events.noderooms import Word, of_memory, of_saves, of_storage, together
@@ -218,6 +219,8 @@ def _rooms(snapshot: Snapshot) -> Iterator[Word]:
     if snapshot.storage is not None:
         yield from of_storage(snapshot.storage.parts)
     yield from of_memory(snapshot.memory)
+    yield from of_schedulers(snapshot.schedulers, snapshot.at)
+    yield from of_orphans(snapshot.orphans)
     yield from of_saves("", -1, snapshot.saves)
     for run in snapshot.runs:
         yield from of_saves(run.id, run.uid, run.saves)
