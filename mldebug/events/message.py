@@ -42,6 +42,15 @@ def message_of(event: Event, node: str, link: str = "", version: str = "") -> Me
     )
 
 
+def alive(node: str, at: float, version: str = "") -> Message:
+    """That the agent lives: what a dead man's switch is told."""
+    told = "the agent lives"
+    return Message(
+        id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,
+        sentence=told, subject=safe_line(f"{node}: {told}", SUBJECT), started=_moment(at), version=version,
+    )  # fmt: skip
+
+
 def cleaned(alarm: Alarm) -> Alarm:
     """The same with texts that can be stored and sent: names of files and jobs may be no UTF-8."""
     return msgspec.structs.replace(

@@ -90,6 +90,7 @@ class Channel(Protocol):
     """What a file in `channels/` creates. It may block, but has time limits of its own."""
 
     repeat: float  # seconds after which a firing event is sent again; 0: never
+    # a channel may have `every` (seconds), too: then it gets no events, and one message now and then, that the agent lives
 
     def send(self, message: Message) -> None:
         """Deliver, or raise: `RefusedError` where another try cannot help, OSError where it may."""

@@ -27,5 +27,7 @@ def event_lines(told: Events, shown: Collection[str]) -> Iterator[str]:
 
 
 def _trouble(one: ChannelState) -> str:
+    if one.kind == "ping":
+        return f"channel {one.name} fails: {one.trouble}; whoever waits for it may think that the agent is dead"
     count = f"{one.waiting} {'event waits' if one.waiting == 1 else 'events wait'} for it"
     return f"channel {one.name} fails: {one.trouble}; {count}"
