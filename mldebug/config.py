@@ -4,7 +4,7 @@ Each section is a struct: its fields are the legal keys, their defaults the defa
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -160,6 +160,35 @@ class Notifying(Section, frozen=True, kw_only=True):
     link: str = ""
 
 
+class Actions(Section, frozen=True, kw_only=True):
+    """What is done about an event; nothing that may harm a job or a node without `allow`."""
+
+    # by name: {save: {kind: capture}, stop: {kind: scancel}}
+    steps: Annotated[
+        dict[str, Plugin], Room(lambda: names("actions"), lambda kind: load("actions", kind))
+    ] = {}
+    # by kind of event, the steps in their order; '*' for all that have none: {stall: [save, stop]}
+    chains: dict[str, tuple[str, ...]] = {}
+    # kinds that may run although they may harm: command, signal, scancel, drain
+    allow: tuple[Literal["command", "signal", "scancel", "drain"], ...] = ()
+    # tell what would be done, and do nothing
+    dry_run: bool = False
+    # a step does not run again for the same job within this time
+    cooldown: Annotated[Duration, msgspec.Meta(ge=0, le=86400)] = 600.0
+    # of each step
+    hourly: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Chains name steps."""
+        for kind, steps in self.chains.items():
+            for name in steps:
+                if name not in self.steps:
+                    have = ", ".join(self.steps) or "none"
+                    yield "chains", f"{kind} names {name!r}, which is no step; steps: {have}"
+            if len(set(steps)) < len(steps):
+                yield "chains", f"{kind} names a step twice"
+
+
 class Trees(Section, frozen=True, kw_only=True):
     """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
 
@@ -242,6 +271,7 @@ class Config(Section, frozen=True, kw_only=True):
         dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
     ] = {}
     events: Notifying = Notifying()
+    actions: Actions = Actions()
     cluster: Cluster = Cluster()
     checkpoints: Checkpoints = Checkpoints()
     memory: MemorySettings = MemorySettings()
