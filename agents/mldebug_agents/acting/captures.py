@@ -47,7 +47,7 @@ class Captures:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.write: Callable[[NodeCapture], str] | None = None
-        self.across: Callable[[str], str] | None = None
+        self.across: Callable[[str, Job | None], str] | None = None
         self._bench, self._clock = bench, clock
         self._jobs: Mapping[str, Job] = {}  # replaced as a whole
         self._found = Discovery()
@@ -94,7 +94,7 @@ class Captures:
     def _taken(self, order: Ordered) -> str:
         if self.across is not None:
             try:
-                return self.across(order.name)
+                return self.across(order.name, order.job)
             except MldebugError:
                 if order.job is None:
                     raise
