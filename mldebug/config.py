@@ -46,6 +46,8 @@ class Agent(Section, frozen=True, kw_only=True):
     state_dir: Path = msgspec.field(default_factory=_own_state_dir)
     # where Prometheus scrapes /metrics; "" for nowhere
     listen: str = "127.0.0.1:9753"
+    # who shows this token may ask for captures by TCP, as Alertmanager's webhook does: openssl rand -hex 32
+    token_file: Path | None = None
     # Unix group whose members see all runs at the socket; others see their own. "" for none
     group: str = ""
 
@@ -160,6 +162,35 @@ class Notifying(Section, frozen=True, kw_only=True):
     link: str = ""
 
 
+class Actions(Section, frozen=True, kw_only=True):
+    """What is done about an event; nothing that may harm a job or a node without `allow`."""
+
+    # by name: {save: {kind: capture}, stop: {kind: scancel}}
+    steps: Annotated[
+        dict[str, Plugin], Room(lambda: names("actions"), lambda kind: load("actions", kind))
+    ] = {}
+    # by kind of event, the steps in their order; '*' for all that have none: {stall: [save, stop]}
+    chains: dict[str, tuple[str, ...]] = {}
+    # kinds that may run although they may harm: command, signal, scancel, drain
+    allow: tuple[Literal["command", "signal", "scancel", "drain"], ...] = ()
+    # tell what would be done, and do nothing
+    dry_run: bool = False
+    # a step does not run again for the same job within this time
+    cooldown: Annotated[Duration, msgspec.Meta(ge=0, le=86400)] = 600.0
+    # of each step
+    hourly: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Chains name steps."""
+        for kind, steps in self.chains.items():
+            for name in steps:
+                if name not in self.steps:
+                    have = ", ".join(self.steps) or "none"
+                    yield "chains", f"{kind} names {name!r}, which is no step; steps: {have}"
+            if len(set(steps)) < len(steps):
+                yield "chains", f"{kind} names a step twice"
+
+
 class Trees(Section, frozen=True, kw_only=True):
     """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
 
@@ -271,6 +302,7 @@ class Config(Section, frozen=True, kw_only=True):
     ] = {}
     jobs: Jobs = Jobs()
     events: Notifying = Notifying()
+    actions: Actions = Actions()
     cluster: Cluster = Cluster()
     checkpoints: Checkpoints = Checkpoints()
     memory: MemorySettings = MemorySettings()

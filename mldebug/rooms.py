@@ -14,6 +14,7 @@ from typing import Any
 from mldebug.errors import UsageError
 
 ROOMS: dict[str, tuple[str, ...]] = {
+    "actions": ("mldebug_agents.actions",),
     "channels": ("mldebug_exporters.channels",),
     "checkpoints": ("mldebug.checkpoints",),
     "clusters": ("mldebug_agents.clusters",),

@@ -72,6 +72,7 @@ class SourceState(Noun, frozen=True, kw_only=True):
     seconds: float = 0.0  # of the last round
     stuck: bool = False
     error: str = ""
+    last_success: float | None = None  # unix: end of its last round that went well
 
 
 class Children(Noun, frozen=True, kw_only=True):

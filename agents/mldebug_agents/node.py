@@ -20,6 +20,7 @@ from mldebug.snapshot import Snapshot
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Decision, Stage
+from mldebug_agents.acting.desk import Acting
 from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.pidfds import ExitWatch
 from mldebug_agents.exits.stories import Stories
@@ -102,6 +103,7 @@ class Node:
         )
         self.incidents = Incidents(ledger, self.clock)
         self.notices = Notices(config, bench.node, ledger, self._inbox)
+        self.acting = Acting(config, bench, ledger, self.notices.book, self._inbox)
         self.incidents.heard, self.incidents.renamed = self.notices.incident, self.notices.renamed
         self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
         self._memory = MemoryBoard(bench, self._inbox)
@@ -174,6 +176,7 @@ class Node:
             self.members.turn(self.runs)
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self.notices.turn()
+        self._act()
         if self._looks:
             self._storage.turn([run.job for run in self.runs.values()])
         self._reread()
@@ -183,6 +186,11 @@ class Node:
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
+
+    def _act(self) -> None:
+        jobs = {id: run.job for id, run in self.runs.items()}
+        self.acting.captures.show(jobs, self.found)
+        self.acting.turn(jobs)
 
     def _tell(self) -> None:
         """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""
@@ -207,10 +215,8 @@ class Node:
             self._storage.told(result)
         elif result.worker == "ras":
             self._ras.told(result)
-        elif self.notices.told(result):
-            pass  # a channel has answered
-        elif self._queues.told(result):
-            pass  # a scheduler, or the look for orphans
+        elif self.notices.told(result) or self.acting.told(result) or self._queues.told(result):
+            pass  # a channel, an action, a scheduler or the look for orphans has answered
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
         elif result.worker == self._saves.worker.name:
@@ -263,6 +269,7 @@ class Node:
         self.bench.reload(config)
         self.notices.reload(config)
         self._queues.reload(config)
+        self.acting.reload(config)
         for run in self.runs.values():
             run.watch.obey(self._stall_settings())
         self._due = time.monotonic()
@@ -396,7 +403,7 @@ class Node:
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
         told = self._queues.show(self._storage.show(self._hardware.show(self._snapshot())))
-        return self.notices.show(told)
+        return self.acting.show(self.notices.show(told))
 
     def _snapshot(self) -> Snapshot:
         return self._memory.show(self._saves.show(self._bare()))
