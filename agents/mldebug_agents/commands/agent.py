@@ -117,9 +117,9 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         joined.talk.tell(refusals.count)
         server.serve_peers(door, joined.door, proof.server, admits, slow)
     talk = joined.talk if joined is not None else None
-    server.verbs = gpu_verbs(node.gpu_desk)
+    server.verbs = gpu_verbs(node.boards.hardware.desk)
     server.own_verbs = member_verbs(node.members, talk)
-    server.alerts.answer = arrange(node.acting.captures, bench, server.own_verbs).answer
+    server.alerts.answer = arrange(node.boards.acting.captures, bench, server.own_verbs).answer
     ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
     try:
         ledger.start()
