@@ -32,8 +32,29 @@ def work(order: dict[str, Any]) -> None:
                 round_of(torch, bench, operation, order, turn) for turn in range(order["rounds"])
             ]
             if rank() == 0:
-                say("pairs", op=op, bytes=count * 4, pairs=pairs)
+                say("pairs", op=op, bytes=count * 4, pairs=pairs, own=own_work(bench))
     leave(torch)
+
+
+class Nothing:
+    """An operation that does nothing: what is left is the probe's own work."""
+
+    op = "all_reduce"
+
+    def call(self) -> None:
+        """Do nothing."""
+
+
+def own_work(bench: Any) -> float:
+    """Seconds that the probe's loop takes for one repetition of nothing, on a CPU; 0.0 on a GPU, where events are queued."""
+    if bench._cuda:
+        return 0.0
+    bench._torch.distributed.barrier, kept = (lambda: None), bench._torch.distributed.barrier
+    began = time.perf_counter()
+    bench.timed(Nothing(), 100_000)
+    spent = time.perf_counter() - began
+    bench._torch.distributed.barrier = kept
+    return spent / 100_000
 
 
 def round_of(
