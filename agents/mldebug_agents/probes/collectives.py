@@ -1,0 +1,156 @@
+"""Time collectives, NCCL on GPUs and gloo on CPUs, and check their values."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from mldebug.config import load_config
+from mldebug.errors import ExitCode, MldebugError, UsageError
+from mldebug.folding import unfold_nodes
+from mldebug.probing.settings import nonsense
+from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
+from mldebug_agents.probing.child import Ended, events
+from mldebug_agents.probing.environment import prepare
+from mldebug_agents.probing.lock import only_probe
+from mldebug_agents.probing.measuring import Measurement, Wish
+from mldebug_agents.probing.nodes import Nodes
+from mldebug_agents.probing.options import probe_options, size, wanted
+from mldebug_agents.probing.plotting import check_matplotlib
+from mldebug_agents.probing.session import Wanted, open_session
+from mldebug_agents.probing.showing import Output, telling, write
+from mldebug_agents.workbench import Workbench
+
+PORT = 29431  # of printed lines: nobody can ask there which one is free
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("collectives")
+@collective_options
+@probe_options
+def command(
+    nproc: int | None,
+    sizes: str | None,
+    ops: str,
+    memory: str | None,
+    hosts: str | None,
+    through: str,
+    print_commands: bool,
+    told: TextIO | None,
+    as_json: bool,
+    csv: Path | None,
+    picture: Path | None,
+    textfile: Path | None,
+    python: str | None,
+    device: str,
+    duration: str,
+    beside_jobs: bool,
+    **rest: Any,
+) -> int:
+    """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values.
+
+    Times are those of the slowest rank in each repetition; bandwidths come from their median, by the factors of
+    nccl-tests. Ctrl-C prints what was measured so far. Exit code 1: a value was wrong, a rank failed, or a node is
+    busy.
+    """
+    frame = wanted(python, device, duration, beside_jobs)
+    wish = Wish(
+        nproc=nproc or 0,
+        ops=chosen_ops(ops),
+        sizes=payloads(sizes) if sizes else (),
+        memory=size(memory, "--memory") if memory else None,
+        **rest,
+    )
+    if picture:
+        check_matplotlib()
+    output = Output(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
+    names = unfold_nodes(hosts) if hosts else ()
+    if print_commands:
+        return _printed(wish, names, frame)
+    kept = _variables()
+    measurement = Measurement(wish, telling(output, kept))
+    if told is not None:
+        return _measured(measurement, output, kept, lambda: _read(measurement, told))
+    if names:
+        nodes = Nodes(names, through, python or sys.executable, {**kept, **measurement.variables()})
+        return _over(nodes, frame, measurement, output)
+    with open_session(frame) as session:
+        return _measured(measurement, output, kept, lambda: measurement.run(session))
+
+
+def _over(nodes: Nodes, frame: Wanted, measurement: Measurement, output: Output) -> int:
+    with Workbench(load_config(None)) as bench, only_probe(frame.lock):
+        run = lambda: measurement.run_on(nodes, frame, bench.spawner)
+        return _measured(measurement, output, _variables(), run)
+
+
+def _measured(
+    measurement: Measurement, output: Output, kept: Mapping[str, str], run: Callable[[], Ended]
+) -> int:
+    """Measure, show and write; whatever ends it, what there is by then comes out."""
+    try:
+        ended = run()
+    finally:
+        write(measurement, output)
+    if ended.outcome != "done":
+        raise MldebugError(_sentence(ended), _way_out(ended, kept))
+    if not measurement.results:
+        why = measurement.skipped[0] if measurement.skipped else "no rank said anything"
+        raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
+    wrong = any(one.correct is False for one in measurement.results)
+    return int(ExitCode.FOUND if wrong else ExitCode.FINE)
+
+
+def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted) -> int:
+    if not names or not wish.nproc or frame.device == "auto":
+        raise UsageError(
+            "--print-commands asks no node what it has", "add --hosts a,b --nproc 8 --device cuda"
+        )
+    for line in Measurement(wish).torchrun(names, frame.device, PORT):
+        click.echo(line)
+    return int(ExitCode.FINE)
+
+
+def _read(measurement: Measurement, told: TextIO) -> Ended:
+    """What ranks have said elsewhere."""
+    for line in told:
+        for event in events([line.encode()]):
+            measurement.hear(event)
+    return Ended(outcome="done")
+
+
+def _sentence(ended: Ended) -> str:
+    if ended.outcome == "late":
+        return f"the probe took too long: {ended.reason}"
+    if ended.outcome == "cancelled":
+        return f"the probe was ended: {ended.reason}"
+    return f"the probe failed: {ended.reason}"
+
+
+def _way_out(ended: Ended, kept: Mapping[str, str]) -> str:
+    if ended.outcome == "late":
+        return "fewer --ops, smaller --sizes, or a longer --duration"
+    if ended.outcome == "cancelled":
+        return "measure when the node is idle"
+    told = ", ".join(f"{name}={value}" for name, value in kept.items())
+    return f"is it one of these variables? {told}" if told else ""
+
+
+def _variables() -> dict[str, str]:
+    """Those that change what is measured; UsageError for what NCCL cannot obey: it would say so in a riddle."""
+    kept = prepare(os.environ).kept
+    if problems := tuple(nonsense(kept)):
+        raise UsageError("\n".join(problems), "unset it, or correct it")
+    return kept
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return command

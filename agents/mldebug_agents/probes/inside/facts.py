@@ -1,0 +1,72 @@
+"""What this Python has: torch, its back ends, its GPUs. No GPU context is made."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any
+
+from .ranks import keep_stdout, say
+
+SIOCGIFADDR = 0x8915
+
+
+def main(order: dict[str, Any]) -> None:
+    """Say one `facts` event."""
+    keep_stdout()
+    try:
+        torch = import_module("torch")
+    except Exception as error:  # a torch of another CUDA or glibc raises anything
+        say("failed", rank=-1, kind=type(error).__name__, error=str(error)[:2000])
+        return
+    dist = torch.distributed
+    built = torch.version.cuda or torch.version.hip
+    say(
+        "facts",
+        python=sys.version.split()[0],
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda or "",
+        hip=torch.version.hip or "",
+        gpus=torch.cuda.device_count() if built else 0,  # by NVML: makes no context
+        nccl=".".join(map(str, torch.cuda.nccl.version()))
+        if built and dist.is_nccl_available()
+        else "",
+        gloo=dist.is_available() and dist.is_gloo_available(),
+        address=address(order.get("interface", "")),
+        port=free_port(),
+        compute=compute() if built else [],
+    )
+
+
+def address(interface: str) -> str:
+    """The IPv4 address of that interface, else the one by which this host leaves for others; "" where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            if interface:
+                packed = struct.pack("256s", interface.encode()[:15])
+                return socket.inet_ntoa(fcntl.ioctl(one.fileno(), SIOCGIFADDR, packed)[20:24])
+            one.connect(("192.0.2.1", 9))  # sends nothing
+            return str(one.getsockname()[0])
+        except OSError:
+            return ""
+
+
+def free_port() -> int:
+    """A TCP port that nobody has now."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def compute() -> list[int] | None:
+    """Pids that compute on the GPUs here; None where nvidia-smi does not tell."""
+    words = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+        return [int(line) for line in told.stdout.split()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
