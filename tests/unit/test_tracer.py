@@ -379,6 +379,44 @@ def test_without_a_place_tracing_is_off_and_the_job_goes_on(
     assert not list(tmp_path.glob("*.ring*"))
 
 
+@pytest.mark.parametrize("place", [None, "out.ring"])
+def test_a_trace_that_begins_again_takes_the_place_of_its_own_ring(
+    tmp_path: Path, place: str | None
+) -> None:
+    """Around each step of a training it would fill the disk, or what NCCL and DataLoader need of /dev/shm."""
+    code = f"""
+        import glob, os
+        def works(turn): return turn
+        for turn in range(5):
+            with trace("uninstalled", ring={place!r}, size=1 << 20) as tracer:
+                works(turn)
+        rings = glob.glob(f"/dev/shm/mldebug_trace-{{os.getpid()}}-*") + glob.glob("out.ring*")
+        print(len(rings))
+        for one in rings:
+            assert one == {place!r} or os.unlink(one) is None
+    """
+    done = run(tmp_path, code)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize(("free", "size"), [(64, 4), (8, 1), (7, 0)])
+def test_shared_memory_is_left_to_nccl_and_dataloader(tmp_path: Path, free: int, size: int) -> None:
+    """A container has 64 MiB of it by default: a job must not fail for want of what its trace has taken."""
+    code = f"""
+        import os, types
+        found = types.SimpleNamespace(f_blocks=1 << 14, f_bavail={free} << 8, f_frsize=4096)
+        os.statvfs = lambda place: found
+        def works(): return 1
+        with trace("uninstalled") as tracer:
+            works()
+        print(os.stat(tracer.path).st_size >> 20 if tracer.path else 0)
+        if tracer.path: os.unlink(tracer.path)
+    """
+    done = run(tmp_path, code)
+    assert done.stdout == f"{size}\n"
+    assert ("tracing is off: /dev/shm: no space left on device" in done.stderr) is (size == 0)
+
+
 KILLED = """
     import os, threading, time
     def leaf(number): return number
