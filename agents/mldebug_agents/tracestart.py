@@ -3,8 +3,10 @@
 What is wanted travels to every Python below by one variable, `MLDEBUG_TRACE`, which the hook reads (`mldebug_training.tracestart`).
 """
 
+import fcntl
 import json
 import os
+import stat
 from pathlib import Path
 
 import click
@@ -16,6 +18,9 @@ from mldebug_agents.jobstart import become, callers_environment, environment, ho
 
 VARIABLE = "MLDEBUG_TRACE"
 MAGIC = b"mltrace"  # of a ring of any version
+BEFORE = (
+    ".before"  # behind the name of the ring that the last launch left: it may tell of a dead rank
+)
 SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
 
@@ -97,20 +102,33 @@ def variables(wanted: Wanted) -> dict[str, str]:
 
 
 def make_way(ring: Path | None) -> None:
-    """Take an older ring of this name away. Raises UsageError where something else lies there."""
+    """Put an older ring of this name aside, unless a process writes it: then the new one gets a pid behind its name.
+
+    Raises UsageError where something else lies there.
+    """
     if ring is None or not os.path.lexists(ring):
         return
     try:
-        with ring.open("rb") as file:
-            is_ring = file.read(len(MAGIC)) == MAGIC
-        if is_ring:
-            ring.unlink()
+        if _may_move(ring):
+            ring.rename(f"{ring}{BEFORE}")
     except OSError as error:
         raise UsageError(
             f"{ring}: {(error.strerror or str(error)).lower()}", "name another file"
         ) from None
-    if not is_ring:
-        raise UsageError(f"{ring} is there and is no ring", "name another file")
+
+
+def _may_move(ring: Path) -> bool:
+    """Has nobody its lock? Raises UsageError for what is no ring."""
+    descriptor = os.open(ring, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, 7) != MAGIC:
+            raise UsageError(f"{ring} is there and is no ring", "name another file")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _check(wanted: Wanted) -> None:

@@ -1,5 +1,6 @@
 """`mldebug trace run` and `mldebug run --trace`: what reaches the processes below, and what they leave."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -194,11 +195,25 @@ def test_an_older_ring_makes_way_and_nothing_else_does(tmp_path: Path) -> None:
     other.write_text("mine")
     make_way(ring)
     assert not ring.exists()
+    assert (tmp_path / "a.ring.before").read_bytes().startswith(b"mltrace")
     with pytest.raises(UsageError, match="is no ring"):
         make_way(other)
     with pytest.raises(UsageError):
         make_way(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no ring"):
+        make_way(tmp_path / "pipe")
     assert other.read_text() == "mine"
+
+
+def test_a_ring_in_use_stays_where_it_is(tmp_path: Path) -> None:
+    """Two ranks of srun have one command line: the second one never takes the ring of the first away."""
+    ring = tmp_path / "a.ring"
+    ring.write_bytes(b"mltrace\x01 and the rest")
+    with ring.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        make_way(ring)
+    assert [one.name for one in tmp_path.iterdir()] == ["a.ring"]
 
 
 def test_what_travels_is_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
