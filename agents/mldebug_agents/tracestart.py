@@ -13,14 +13,12 @@ import click
 import msgspec
 
 from mldebug.errors import UsageError
+from mldebug.ring.opening import BEFORE
 from mldebug.settings.units import parse_size
 from mldebug_agents.jobstart import become, callers_environment, environment, hook_folder
 
 VARIABLE = "MLDEBUG_TRACE"
 MAGIC = b"mltrace"  # of a ring of any version
-BEFORE = (
-    ".before"  # behind the name of the ring that the last launch left: it may tell of a dead rank
-)
 SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
 

@@ -18,7 +18,7 @@ from mldebug.ring.comparing import event_object, merged_lines, merged_object
 from mldebug.ring.lines import lines, no_source
 from mldebug.ring.merge import merge as merge_rings
 from mldebug.ring.merge import numbered
-from mldebug.ring.opening import open_ring, ring_files, source_here
+from mldebug.ring.opening import is_ring, open_ring, ring_files, source_here
 from mldebug.ring.reading import read_last, read_whole
 from mldebug.ring.records import Header, Ring
 from mldebug.ring.speedscope import speedscope
@@ -137,6 +137,8 @@ def _write(output: Path, pieces: Iterator[bytes], force: bool) -> None:
     if str(output) == "-":
         sys.stdout.buffer.writelines(pieces)
         return
+    if force and is_ring(output):  # whoever empties it kills the process that writes it, by SIGBUS
+        raise UsageError(f"{output} is itself a trace ring", "name another file")
     try:
         with output.open("wb" if force else "xb") as stream:
             stream.writelines(pieces)

@@ -474,11 +474,20 @@ def test_export_writes_once_and_by_the_name(file: Path, tmp_path: Path) -> None:
     assert "traceEvents" in json.loads(out.read_text())
 
 
+def test_export_never_empties_a_ring(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its process may still write it, and would die of SIGBUS."""
+    before = file.read_bytes()
+    assert main(["trace", "export", str(file), "-o", str(file), "--force"]) == 2
+    assert "is itself a trace ring" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
 def test_merge_reads_a_folder_and_skips_what_is_no_ring(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "note.txt").write_text("no ring")
     (tmp_path / "other").write_bytes(rings.ring(rings.steps(1, 3, stuck_in=2), rank=1))
+    (tmp_path / "ring.before").write_bytes(rings.ring(rings.steps(1, 2, stuck_in=1)))
     assert main(["trace", "merge", str(tmp_path)]) == 0
     assert "They parted in step 3" in capsys.readouterr().out
     assert main(["trace", "merge", str(tmp_path), "--json"]) == 0
