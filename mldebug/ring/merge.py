@@ -55,18 +55,17 @@ class Merged(Noun, frozen=True, kw_only=True):
 
 
 def numbered(rings: Sequence[Ring]) -> dict[int, Ring]:
-    """By rank. Rings without one, and second ones of a rank, get the next free numbers."""
-    found: dict[int, Ring] = {}
-    others = []
-    for ring in rings:
-        rank = ring.header.rank
-        if rank is None or rank in found:
-            others.append(ring)
-        else:
-            found[rank] = ring
-    for ring in others:
-        found[max(found, default=-1) + 1] = ring
-    return dict(sorted(found.items()))
+    """One ring of each rank: never that of a child of it, else one that knows steps, else the newest. Where no ring tells a
+    rank, they are numbered as they come.
+    """
+    some = [ring for ring in rings if not ring.header.child] or rings
+    found = {ring.header.rank: ring for ring in sorted(some, key=_worth)}
+    ranked = {rank: ring for rank, ring in found.items() if rank is not None}
+    return dict(sorted(ranked.items())) or dict(enumerate(some))
+
+
+def _worth(ring: Ring) -> tuple[bool, int]:
+    return ring.header.step is not None, ring.header.wall_ns
 
 
 def merge(rings: Mapping[int, Ring]) -> Merged:

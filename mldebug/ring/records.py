@@ -63,6 +63,7 @@ class Header(Noun, frozen=True, kw_only=True):
     boot_id: str = ""
     rank: int | None = None
     world_size: int | None = None
+    child: bool = False  # forked, or a worker: it has the rank of its parent
     wall_ns: int = 0  # both clocks at one moment
     monotonic_ns: int = 0
     step: int | None = None  # reached last

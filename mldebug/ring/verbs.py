@@ -14,7 +14,7 @@ import msgspec
 
 from mldebug.errors import EvidenceError, MldebugError, UsageError
 from mldebug.ring.chrome import chrome, process_name
-from mldebug.ring.comparing import event_object, merged_lines, merged_object
+from mldebug.ring.comparing import event_object, left_out, merged_lines, merged_object
 from mldebug.ring.lines import lines, no_source
 from mldebug.ring.merge import merge as merge_rings
 from mldebug.ring.merge import numbered
@@ -97,10 +97,11 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
     """
     with _without_collector(), loaded(ring_files(files), None) as rings:
         merged = merge_rings(numbered(rings))
+        left = list(left_out(rings, merged))
     if as_json:
-        click.echo(msgspec.json.encode(merged_object(merged)).decode())
+        click.echo(msgspec.json.encode({**merged_object(merged), "left_out": left}).decode())
         return
-    _print(merged_lines(merged))
+    _print(chain(merged_lines(merged), left))
 
 
 @contextmanager
