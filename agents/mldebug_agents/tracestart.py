@@ -18,6 +18,7 @@ from mldebug.settings.units import parse_size
 from mldebug_agents.jobstart import become, callers_environment, environment, hook_folder
 
 VARIABLE = "MLDEBUG_TRACE"
+PROGRAM = "MLDEBUG_TRACE_PID"  # it keeps our pid
 MAGIC = b"mltrace"  # of a ring of any version
 SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
@@ -28,6 +29,7 @@ class Wanted(msgspec.Struct, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     start: str = ""
+    stop: str = ""
     what: str = "calls"
     ring: Path | None = None
     size: str = "64MiB"
@@ -54,6 +56,12 @@ class Wanted(msgspec.Struct, frozen=True):
     help="Begin when this function is called first: train_step, module:function; or at a step: step:118.",
 )
 @click.option(
+    "--stop",
+    default="",
+    metavar="FUNCTION",
+    help="Write nothing more once this function is called, or this step is reached.",
+)
+@click.option(
     "--what",
     type=click.Choice(["calls", "lines", "both"]),
     default="calls",
@@ -67,6 +75,7 @@ def run(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     start: str,
+    stop: str,
     what: str,
     words: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -78,10 +87,10 @@ def run(
     if not words or not words[0]:
         raise UsageError("no program was named", "mldebug trace run --ring FILE -- python train.py")
     told = callers_environment(os.environ)
-    traced = variables(Wanted(include, exclude, start, what, ring, size))
+    traced = variables(Wanted(include, exclude, start, stop, what, ring, size))
     folder = hook_folder()
     make_way(ring)
-    become(words, {**told, **environment(told, folder), **traced})
+    become(words, {**told, **environment(told, folder), **traced, PROGRAM: str(os.getpid())})
 
 
 def variables(wanted: Wanted) -> dict[str, str]:
@@ -91,6 +100,7 @@ def variables(wanted: Wanted) -> dict[str, str]:
         "include": wanted.include,
         "exclude": wanted.exclude,
         "start": wanted.start,
+        "stop": wanted.stop,
         "calls": wanted.what != "lines",
         "lines": wanted.what != "calls",
         "ring": str(wanted.ring.absolute()) if wanted.ring else None,
@@ -136,6 +146,15 @@ def _check(wanted: Wanted) -> None:
                 f"{word!r} names no package, module, function or folder",
                 "a package is named as it is imported: --include torch.nn",
             )
+    for word in (wanted.start, wanted.stop):
+        _check_moment(word)
+
+
+def _check_moment(word: str) -> None:
+    kind, colon, number = word.partition(":")
+    no_step = kind == "step" and colon and not (number.isascii() and number.isdigit())
+    if no_step or word.strip() != word:
+        raise UsageError(f"{word!r} is no function and no step", "write train_step, or step:118")
 
 
 def _bytes(size: str) -> int:

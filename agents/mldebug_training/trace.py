@@ -16,7 +16,7 @@ from _thread import RLock
 
 from mldebug_training import ring as layout
 from mldebug_training.childend import at_end, is_worker
-from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of
+from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of, is_called
 from mldebug_training.interrupted import pass_on
 from mldebug_training.process import own
 from mldebug_training.ringfile import RingFile, leave_behind
@@ -42,9 +42,10 @@ __all__ = ["DEFAULT_SIZE", "NicerTrace", "trace"]
 class trace:  # noqa: N801 - it is used as a function
     """`with trace("mypkg", "torch.nn", exclude=[...], start="train_step"):`, or `begin()` and `end()`.
 
-    Without a word everything is followed that is not installed. `start`: a function, or `step:118`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in
-    it are filled in; without it the ring lies in /dev/shm, and goes when the process ends well. `size` in bytes. One trace at
-    a time: a second one inside of the first does nothing. Raises ValueError for what cannot be meant.
+    Without a word everything is followed that is not installed. `start` and `stop`: a function that is called, or `step:118`.
+    `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in it are filled in; without it the ring lies in /dev/shm,
+    and goes when the process ends well. `size` in bytes. One trace at a time: a second one inside of the first does nothing.
+    Raises ValueError for what cannot be meant.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class trace:  # noqa: N801 - it is used as a function
         *include: str,
         exclude: Sequence[str] = (),
         start: str = "",
+        stop: str = "",
         calls: bool = True,
         lines: bool = False,
         ring: str | None = None,
@@ -61,7 +63,9 @@ class trace:  # noqa: N801 - it is used as a function
         if not (calls or lines):
             raise ValueError("neither calls nor lines are to be traced")
         self._followed = Followed(include or (UNINSTALLED,), exclude, start)
-        self._first = _first_step(start)
+        self._first, self._last = _step(start), _step(stop)
+        self._stop = stop
+        self._over = self._ended = False
         self._place = ring
         self._size, self._waits = size, bool(start)
         self._child = False
@@ -86,6 +90,11 @@ class trace:  # noqa: N801 - it is used as a function
         return self._why
 
     @property
+    def followed(self) -> str:
+        """What is to be followed, in words."""
+        return self._followed.told
+
+    @property
     def engine(self) -> str:
         """Which one runs: "monitoring, native" or the like; empty: none."""
         return str(self._engine.name) if self._engine is not None else ""
@@ -108,7 +117,7 @@ class trace:  # noqa: N801 - it is used as a function
         _running.append(self)
         own.after_beat = stepped
         closed(leave_behind)
-        self._off = False
+        self._off = self._over = self._ended = False
         native = native_module() if self._native else None
         self._engine = engine_for(self.decide, self._aside, self._mode, native)
         try:
@@ -126,10 +135,7 @@ class trace:  # noqa: N801 - it is used as a function
             return
         _running.clear()
         self._off = True
-        try:
-            self._engine.end()
-        except Exception as error:
-            pass_on(error)
+        self._end_engine()
         if self._file is not None:
             self._file.tell(layout.ENDED, self._why)
             self._file.close(keep or not self._file.default)
@@ -138,6 +144,11 @@ class trace:  # noqa: N801 - it is used as a function
     def step(self, number: int) -> None:
         """Say that this step was reached; the hook does so by itself."""
         try:
+            if self._last is not None and number >= self._last:
+                self._finish()
+            if self._over:
+                self._end_engine()
+                return
             if self._waits and self._first is not None and number >= self._first:
                 self._waits = False
                 self._engine.again()
@@ -160,7 +171,30 @@ class trace:  # noqa: N801 - it is used as a function
             pass_on(error)
             return UNTRACED
 
+    def _finish(self) -> None:
+        """Write nothing more. The ring stays this process's, so that it tells it when the rank dies later."""
+        if self._over or self._off:
+            return
+        self._over = self._off = True
+        self._engine.pause(True)
+        self._why = self._why or f"{self._stop} was reached"
+        if self._file is not None:
+            self._file.tell(layout.ENDED, self._why)
+
+    def _end_engine(self) -> None:
+        """Once; never while it asks about code."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._engine.end()
+        except Exception as error:
+            pass_on(error)
+
     def _decide(self, code: CodeType, known: Code) -> int:
+        if self._stop and not self._waits and is_called(self._stop, known):
+            self._finish()
+            return UNTRACED
         begins = self._waits and self._followed.begins(known)
         if self._waits and not begins:
             return UNTRACED
@@ -231,7 +265,7 @@ class trace:  # noqa: N801 - it is used as a function
         self._engine.forked()
         self._become_child()
         self._engine.again()
-        self._engine.pause(False)
+        self._engine.pause(self._over)
 
 
 class NicerTrace:
@@ -261,6 +295,7 @@ class NicerTrace:
         ring: str | None = None,
         size: int = DEFAULT_SIZE,
         start: str = "",
+        stop: str = "",
     ) -> None:
         if countfuncs or countcallers or infile:
             raise ValueError("nothing is counted here; use trace.Trace of the standard library")
@@ -269,7 +304,7 @@ class NicerTrace:
         exclude = [*ignoremods, *(os.path.join(one, "") for one in ignoredirs or ())]
         place = ring or outfile or _usual_name()
         self.trace = _trace(
-            *_packages(packages_to_include), exclude=exclude, start=start,
+            *_packages(packages_to_include), exclude=exclude, start=start, stop=stop,
             lines=bool(trace), ring=place, size=size,
         )  # fmt: skip
 
@@ -316,10 +351,14 @@ def stepped(number: int) -> None:
         one.step(number)
 
 
-def _first_step(start: str) -> int | None:
-    """Of `step:118`; None of a function, whose name is no number."""
-    word, _, number = start.partition(":")
-    return int(number) if word == "step" and number.isascii() and number.isdigit() else None
+def _step(word: str) -> int | None:
+    """Of `step:118`; None of a function. Raises ValueError for a step that is no number."""
+    kind, colon, number = word.partition(":")
+    if kind != "step" or not colon:
+        return None
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"{word!r} is no step; write step:118")
+    return int(number)
 
 
 def _packages(told: Sequence[str] | str | None) -> Sequence[str]:

@@ -587,6 +587,38 @@ def test_it_begins_at_a_step(tmp_path: Path, version: str, writer: str) -> None:
     assert found.first_steps == [2]
 
 
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+@pytest.mark.parametrize("stop", ["step:2", "validate", "job:validate"])
+def test_it_stops_at_a_step_or_a_function(
+    tmp_path: Path, version: str, writer: str, stop: str
+) -> None:
+    """The ring is open until the process ends: a rank that dies later has it still."""
+    code = f"""
+        import os, sys
+        sys.modules["job"] = sys.modules["__main__"]
+        __name__ = "job"
+        from mldebug_training import heartbeat
+        def train_step(): return 1
+        def validate(): return 2
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, stop="{stop}") as tracer:
+            for step in range(1, 5):
+                train_step()
+                heartbeat(step)
+                if step == 2: validate()
+            opened = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd") if fd != "9999" and os.path.exists(f"/proc/self/fd/{{fd}}")]
+            assert os.path.abspath("out.ring") in opened
+            if not os.fork():
+                train_step()
+                os._exit(0)
+            os.wait()
+    """
+    found = words(tmp_path, code, version, writer)
+    wanted = ["call train_step", "step 1", "call train_step", "step 2"]
+    assert found.told("MainThread", "call", "step") == wanted[: 3 if stop == "step:2" else 4]
+    assert (found.state, found.why) == (4, f"{stop} was reached")
+    assert len(list(tmp_path.glob("out.ring*"))) == 1
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_ring_that_is_made_late_knows_the_step(tmp_path: Path, writer: str) -> None:
     code = """
