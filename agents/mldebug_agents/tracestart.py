@@ -53,13 +53,13 @@ class Wanted(msgspec.Struct, frozen=True):
     "--start",
     default="",
     metavar="FUNCTION",
-    help="Begin when this function is called first: train_step, module:function; or at a step: step:118.",
+    help="Begin when this function is called first: train_step, module:function; or at a step: step:118; or at a signal: signal:USR2.",
 )
 @click.option(
     "--stop",
     default="",
     metavar="FUNCTION",
-    help="Write nothing more once this function is called, or this step is reached.",
+    help="Write nothing more from then on: a function, step or signal.",
 )
 @click.option(
     "--what",
@@ -151,10 +151,13 @@ def _check(wanted: Wanted) -> None:
 
 
 def _check_moment(word: str) -> None:
-    kind, colon, number = word.partition(":")
-    no_step = kind == "step" and colon and not (number.isascii() and number.isdigit())
-    if no_step or word.strip() != word:
-        raise UsageError(f"{word!r} is no function and no step", "write train_step, or step:118")
+    kind, colon, told = word.partition(":")
+    no_step = kind == "step" and colon and not (told.isascii() and told.isdigit())
+    no_signal = kind == "signal" and colon and told not in ("USR1", "USR2")
+    if no_step or no_signal or word.strip() != word:
+        raise UsageError(
+            f"{word!r} is no function, step or signal", "write train_step, step:118 or signal:USR2"
+        )
 
 
 def _bytes(size: str) -> int:

@@ -18,6 +18,7 @@ from mldebug_training import ring as layout
 from mldebug_training.childend import at_end, is_worker
 from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of, is_called
 from mldebug_training.interrupted import pass_on
+from mldebug_training.moments import on_signal, signal_of, step_of
 from mldebug_training.process import own
 from mldebug_training.ringfile import RingFile, leave_behind
 from mldebug_training.ringwriter import Writer
@@ -42,8 +43,8 @@ __all__ = ["DEFAULT_SIZE", "NicerTrace", "trace"]
 class trace:  # noqa: N801 - it is used as a function
     """`with trace("mypkg", "torch.nn", exclude=[...], start="train_step"):`, or `begin()` and `end()`.
 
-    Without a word everything is followed that is not installed. `start` and `stop`: a function that is called, or `step:118`.
-    `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in it are filled in; without it the ring lies in /dev/shm,
+    Without a word everything is followed that is not installed. `start` and `stop`: a function that is called, `step:118`, or
+    `signal:USR2`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in it are filled in; without it the ring lies in /dev/shm,
     and goes when the process ends well. `size` in bytes. One trace at a time: a second one inside of the first does nothing.
     Raises ValueError for what cannot be meant.
     """
@@ -63,8 +64,9 @@ class trace:  # noqa: N801 - it is used as a function
         if not (calls or lines):
             raise ValueError("neither calls nor lines are to be traced")
         self._followed = Followed(include or (UNINSTALLED,), exclude, start)
-        self._first, self._last = _step(start), _step(stop)
-        self._stop = stop
+        self._first, self._last = step_of(start), step_of(stop)
+        self._signals = tuple({one for one in map(signal_of, (start, stop)) if one is not None})
+        self._start, self._stop = start, stop
         self._over = self._ended = False
         self._place = ring
         self._size, self._waits = size, bool(start)
@@ -121,7 +123,7 @@ class trace:  # noqa: N801 - it is used as a function
         native = native_module() if self._native else None
         self._engine = engine_for(self.decide, self._aside, self._mode, native)
         try:
-            why = self._engine.begin()
+            why = self._wait() or self._engine.begin()
         except Exception as error:
             pass_on(error)
             why = f"it cannot begin: {error}"
@@ -149,9 +151,8 @@ class trace:  # noqa: N801 - it is used as a function
             if self._over:
                 self._end_engine()
                 return
-            if self._waits and self._first is not None and number >= self._first:
-                self._waits = False
-                self._engine.again()
+            if self._first is not None and number >= self._first:
+                self._go()
             self._engine.step(number)
         except Exception as error:
             pass_on(error)
@@ -170,6 +171,25 @@ class trace:  # noqa: N801 - it is used as a function
         except Exception as error:
             pass_on(error)
             return UNTRACED
+
+    def _wait(self) -> str:
+        """For its signals. Returns why it cannot, or nothing."""
+        whys = [on_signal(one, lambda one=one: self._signalled(one)) for one in self._signals]  # type: ignore[misc]
+        return next(filter(None, whys), "")
+
+    def _signalled(self, number: int) -> None:
+        if self not in _running:
+            return
+        if self._waits and signal_of(self._start) == number:
+            self._go()
+        elif signal_of(self._stop) == number:
+            self._finish()
+
+    def _go(self) -> None:
+        """Where it waited to begin: now."""
+        if self._waits:
+            self._waits = False
+            self._engine.again()
 
     def _finish(self) -> None:
         """Write nothing more. The ring stays this process's, so that it tells it when the rank dies later."""
@@ -201,8 +221,7 @@ class trace:  # noqa: N801 - it is used as a function
         if not begins and not self._followed.follows(known):
             return UNTRACED
         if begins:
-            self._waits = False
-            self._engine.again()
+            self._go()
         with self._making:
             if self._writer is None:
                 closed(self._make)
@@ -349,16 +368,6 @@ def stepped(number: int) -> None:
     """A step was reached: the ring in use says so."""
     for one in _running:
         one.step(number)
-
-
-def _step(word: str) -> int | None:
-    """Of `step:118`; None of a function. Raises ValueError for a step that is no number."""
-    kind, colon, number = word.partition(":")
-    if kind != "step" or not colon:
-        return None
-    if not (number.isascii() and number.isdigit()):
-        raise ValueError(f"{word!r} is no step; write step:118")
-    return int(number)
 
 
 def _packages(told: Sequence[str] | str | None) -> Sequence[str]:

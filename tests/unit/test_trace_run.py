@@ -232,7 +232,13 @@ def test_what_travels_is_checked_first(capsys: pytest.CaptureFixture[str]) -> No
         "include": ["mypkg"], "exclude": [], "start": "", "stop": "", "calls": True, "lines": True,
         "ring": None, "size": 1 << 20,
     }  # fmt: skip
-    for words in (["--size", "1KiB"], ["--size", "much"], ["--include", ""], ["--stop", "step:x"]):
+    for words in (
+        ["--size", "1KiB"],
+        ["--size", "much"],
+        ["--include", ""],
+        ["--stop", "step:x"],
+        ["--start", "signal:TERM"],
+    ):
         assert main(["trace", "run", *words, "--", "true"]) == 2
     assert main(["trace", "run"]) == 2
     assert "way out" in capsys.readouterr().err

@@ -505,8 +505,8 @@ def test_a_handler_of_the_job_may_raise_anywhere(tmp_path: Path) -> None:
         tracer.begin()
         for _ in range(100):
             until = time.monotonic() + 10
-            signal.setitimer(signal.ITIMER_REAL, 0.001)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
                 while time.monotonic() < until:
                     exec("def fresh(): return 1\\nfresh()", {"__name__": "job", "__file__": __file__})
                     leaf()
@@ -617,6 +617,47 @@ def test_it_stops_at_a_step_or_a_function(
     assert found.told("MainThread", "call", "step") == wanted[: 3 if stop == "step:2" else 4]
     assert (found.state, found.why) == (4, f"{stop} was reached")
     assert len(list(tmp_path.glob("out.ring*"))) == 1
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_a_signal_begins_and_ends_it(tmp_path: Path, version: str, writer: str) -> None:
+    """The one that comes too often does nothing: by its default action it would end the job."""
+    code = """
+        import os, signal
+        def works(turn): return turn
+        def before(): return works(0)
+        def after(): return works(2)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE,
+                   start="signal:USR2", stop="signal:USR2") as tracer:
+            before()
+            assert tracer.path is None
+            os.kill(os.getpid(), signal.SIGUSR2)
+            works(1)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            after()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            after()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        after()
+    """
+    assert words(tmp_path, code, version, writer).told("MainThread", "call") == ["call works"]
+
+
+def test_a_signal_that_the_job_uses_is_left_alone(tmp_path: Path) -> None:
+    code = """
+        import faulthandler, os, signal
+        def works(): return 1
+        faulthandler.register(signal.SIGUSR2)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, start="signal:USR2") as tracer:
+            works()
+        with open("/proc/self/status") as file:
+            caught = int(next(one for one in file if one.startswith("SigCgt")).split()[1], 16)
+        assert caught >> (signal.SIGUSR2 - 1) & 1 and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+        print(tracer.path, tracer.engine)
+    """
+    done = run(tmp_path, code)
+    assert done.stdout.startswith("None ")
+    assert done.stderr == "mldebug: tracing is off: the job uses signal 12 itself\n"
 
 
 @pytest.mark.parametrize("writer", WRITERS)
