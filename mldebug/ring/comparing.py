@@ -44,7 +44,7 @@ def _standing_line(one: Standing) -> str:
     step = "before a step" if one.step is None else f"step {one.step:,}"
     place = event_words(one.last) if one.last else "nothing was traced"
     where = f" on {safe_line(one.node, 60)}" if one.node else ""
-    return f"rank {one.rank} (pid {one.pid}{where}): {step}, {one.silent_seconds:.3f} s silent: {place}"
+    return f"rank {one.rank} (pid {one.pid}{where}): {step}, {one.silent_seconds:.3f} s silent: {place}{one.stopped}"
 
 
 def event_words(event: Event) -> str:
@@ -108,6 +108,7 @@ def _standing_object(one: Standing) -> dict[str, object]:
         "step": one.step,
         "silent_seconds": one.silent_seconds,
         "last": event_object(one.last) if one.last else None,
+        "stopped": one.stopped.strip(),
     }
 
 

@@ -27,6 +27,7 @@ class Standing(Noun, frozen=True, kw_only=True):
     step: int | None
     last: Event | None
     silent_seconds: float
+    stopped: str = ""  # why it may have gone on since
 
 
 class Branch(NamedTuple):
@@ -103,6 +104,7 @@ def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
             step=last.step if last else None,
             last=last,
             silent_seconds=round((end - ends.get(rank, end)) / 1e9, 3),
+            stopped=ring.header.stopped,
         )
 
 
