@@ -132,7 +132,7 @@ class trace:  # noqa: N801 - it is used as a function
             self._refuse(why)
 
     def end(self, keep: bool = True) -> None:
-        """No more. `keep` False: the ring goes as well, if it lies in the default place."""
+        """No more. `keep` False: the ring goes as well, if it lies in the default place or is a child's."""
         if self not in _running:
             return
         _running.clear()
@@ -140,7 +140,7 @@ class trace:  # noqa: N801 - it is used as a function
         self._end_engine()
         if self._file is not None:
             self._file.tell(layout.ENDED, self._why)
-            self._file.close(keep or not self._file.default)
+            self._file.close(keep or not (self._file.default or self._child))
             self._writer = None
 
     def step(self, number: int) -> None:
@@ -253,6 +253,8 @@ class trace:  # noqa: N801 - it is used as a function
     def _new_file(self, place: str | None) -> RingFile:
         if not self._child and is_worker():
             self._become_child()
+        if place and self._child and "{pid}" not in (self._place or ""):
+            place += f".{os.getpid()}"  # the name alone is the parent's, whoever comes first
         told = self._followed.told
         return RingFile(place, self._size, self._engine.name, self._mode, told, self._child)
 

@@ -295,6 +295,26 @@ def test_a_worker_that_ends_well_leaves_no_ring(tmp_path: Path, version: str, wr
     assert (done.stdout, done.stderr) == (f"[] [{1 << 20}] []\n", "")
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_workers_that_end_well_do_not_fill_the_disk(tmp_path: Path, writer: str) -> None:
+    """A DataLoader has new ones in each epoch: of a named ring each would leave another file."""
+    code = """
+        import multiprocessing, os, sys
+        def work(fails):
+            if fails: sys.exit(1)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+            for fails in (False, True, False):
+                one = multiprocessing.get_context("fork").Process(target=work, args=(fails,), daemon=True)
+                one.start()
+                one.join()
+    """
+    done = run(tmp_path, code, "", writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    (left,) = tmp_path.glob("out.ring*")  # and its name is never the parent's
+    assert left.name == f"out.ring.{Words(left).pid}"
+    assert Words(left).told("MainThread", "unwind") == ["unwind work"]
+
+
 def test_rings_of_workers_never_push_out_that_of_a_rank(tmp_path: Path) -> None:
     for number in range(2 * KEEP_RINGS):
         path = tmp_path / f"{ring.PREFIX}999999{number}-1"
