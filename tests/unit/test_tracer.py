@@ -377,6 +377,39 @@ def test_a_tracer_that_was_there_before_is_left_alone(
         )
 
 
+@pytest.mark.parametrize(("version", "writer"), [one for one in BOTH if modern(one[0])])
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_tool_that_switches_lines_off_as_coverage_does_sees_each_of_them(
+    tmp_path: Path, version: str, writer: str, lines: bool
+) -> None:
+    """Each tool of sys.monitoring has its own switches, and ours turns all of them on again when it begins."""
+    code = f"""
+        import sys
+        seen = set()
+        def line(code, number):
+            seen.add((code.co_name, number))
+            return sys.monitoring.DISABLE
+        def works(one):
+            if one:
+                return 1
+            return 2
+        sys.monitoring.use_tool_id(sys.monitoring.COVERAGE_ID, "coverage")
+        sys.monitoring.register_callback(sys.monitoring.COVERAGE_ID, sys.monitoring.events.LINE, line)
+        sys.monitoring.set_events(sys.monitoring.COVERAGE_ID, sys.monitoring.events.LINE)
+        works(0)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, lines={lines}):
+            works(1)
+            works(0)
+        assert {{number for name, number in seen if name == "works"}} == {{10, 11, 12}}, seen
+        assert sys.monitoring.get_tool(sys.monitoring.COVERAGE_ID) == "coverage"
+        assert not any(map(sys.monitoring.get_tool, (3, 4)))
+    """
+    found = words(tmp_path, code, version, writer)
+    assert found.told("MainThread", "call") == ["call works", "call works"]
+    mine = [one.line for one in found.events if one.kind == "line" and one.function == "works"]
+    assert mine == ([10, 11, 10, 12] if lines else [])
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("place", ["/nosuch/folder/out.ring", "/proc/out.ring", "full"])
 def test_without_a_place_tracing_is_off_and_the_job_goes_on(
