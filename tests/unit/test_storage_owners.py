@@ -10,7 +10,7 @@ from mldebug.config import Config, Storage
 from mldebug.filling.owners import of_user
 from mldebug.filling.state import Alarm, Measure, PartState, StorageState
 from mldebug.model import Gap, Job, RankIdentity
-from mldebug.snapshot import Snapshot
+from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.serving.peers import Peer, view
 from mldebug_agents.workbench import Workbench
@@ -64,6 +64,15 @@ def test_the_socket_hides_them_from_a_plain_user_and_from_nobody_known() -> None
         assert seen is not None
         assert "/home/bob/x (nfs01:/secret)" not in lines(seen)
     assert view(snapshot, Peer(pid=1, uid=0, groups=frozenset()), None).storage == TOLD
+
+
+def test_the_owner_of_a_job_is_told_what_could_not_be_seen_of_it() -> None:
+    run = RunState(id="j", name="gpt", launcher="single", uid=BOB, ranks={0: 7})
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, runs=(run,), storage=TOLD)
+    for uid, wanted in ((BOB, ["filesystem /home/bob/x", "/"]), (ALICE, ["/"])):
+        seen = view(snapshot, Peer(pid=1, uid=uid, groups=frozenset()), None).storage
+        assert seen is not None
+        assert [one.what for one in seen.gaps] == wanted
 
 
 @pytest.fixture
