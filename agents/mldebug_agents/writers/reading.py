@@ -13,7 +13,6 @@ from mldebug_agents.reader import Reader
 
 MAX_PROCESSES = 64  # of one rank: itself and its children, DataLoader workers mostly
 MAX_FILES = 256  # descriptors of one process
-_UNREAL = ("/dev/", "/proc/", "/sys/", "/memfd:", "/anon_hugepage")
 
 
 class Readings:
@@ -57,7 +56,7 @@ class Readings:
         mounts: dict[int, tuple[str, str]] | None = None
         for fd in self._host.descriptors(pid)[:MAX_FILES]:
             path = self._host.link(pid, f"fd/{fd}")
-            if not path.startswith("/") or path.startswith(_UNREAL):
+            if not procfs.is_stored(path):
                 continue
             told = self._host.text(pid, f"fdinfo/{fd}")
             mode, mount = procfs.parse_fdinfo(told)
