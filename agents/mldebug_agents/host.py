@@ -5,6 +5,7 @@ path that a descriptor points to) goes through a `Paths`, the reader child.
 """
 
 import contextlib
+import errno
 import math
 import os
 import time
@@ -21,6 +22,7 @@ MAX_FILES = 4096  # descriptors looked at per process
 MAX_BYTES = 1 << 20
 JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
 _MAIN_GONE = "ZX"
+_GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
 
 
 class Failure(Protocol):
@@ -135,6 +137,14 @@ class Host:
     def kernel_text(self, path: str) -> str:
         """The text of a file of the kernel's below /sys, "" where it is gone or not for us."""
         return _read(path)
+
+    def denied(self, path: str) -> str:
+        """Why such a file, though it is there, cannot be opened: "Permission denied"; else ""."""
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            return "" if error.errno in _GONE else error.strerror or str(error)
+        return ""
 
     def link(self, pid: int, name: str) -> str:
         """Where the link /proc/PID/NAME (exe, ns/net) points to, "" where it is gone or not for us."""

@@ -181,7 +181,8 @@ def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
         yield from _watched(run, config, events, seen.now)
         yield from _traps(seen.traps.get(job.id, ()))
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
-    yield from _listed("Not seen", _gaps(seen.gaps))
+    memory = seen.agent.memory if seen.agent else None
+    yield from _listed("Not seen", _gaps((*seen.gaps, *(memory.gaps if memory else ()))))
     if seen.agent is not None and seen.agent.replay:
         return
     if seen.jobs:
