@@ -173,7 +173,9 @@ class Node:
         self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
         self.notices.turn()
         if self._looks:
-            self._storage.turn([run.job for run in self.runs.values()])
+            self._storage.turn(
+                [run.job for run in self.runs.values()], self._saves.places(self.runs)
+            )
         self._reread()
         self._saves.turn(self.runs, self.found, self.config.checkpoints)
         self._memory.turn(self.runs, self.config.memory)
