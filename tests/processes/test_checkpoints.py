@@ -24,10 +24,10 @@ CONFIG = "checkpoints: {settle: 5s, interval: 2s}\n"
 
 @contextmanager
 def saving(folder: Path, place: Path, job: str = "saving.py", *words: str) -> Iterator[Path]:
-    """The job, and the folder into which it saves. A new attempt may still meet the ports of the ranks that died, and die of it."""
+    """The job, and the folder into which it saves."""
     with (folder / "job.log").open("ab") as log:
         running = subprocess.Popen(
-            [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=5", JOBS / job, place, *words],
+            [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=1", JOBS / job, place, *words],
             stdout=log, stderr=log, cwd=folder, env=clean_environment(folder) | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )  # fmt: skip
