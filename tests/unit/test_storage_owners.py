@@ -10,6 +10,7 @@ from mldebug.config import Config, Storage
 from mldebug.filling.owners import of_user
 from mldebug.filling.state import Alarm, Measure, PartState, StorageState
 from mldebug.model import Gap, Job, RankIdentity
+from mldebug.nodeview.storage import NOTHING, storage_lines
 from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.serving.peers import Peer, view
@@ -97,3 +98,15 @@ def test_a_real_mount_is_its_users_until_it_is_configured(bench: Workbench, tmp_
         desk.look(2.0, [job])
         rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
         assert rows[str(folder)]["uids"] == ""
+
+
+def test_whoever_sees_no_job_is_told_so_and_why() -> None:
+    unseen = PartState(name="jobs", at=1.0, gaps=(Gap(what="1 Python process", reason="denied"),))
+    told = StorageState(
+        parts=(PartState(name="filesystems", at=1.0, rows={"filesystems": ()}), unseen)
+    )
+    assert [one.text for one in storage_lines(told)] == [
+        NOTHING,
+        "Not seen:",
+        "  1 Python process: denied",
+    ]
