@@ -8,6 +8,7 @@ import contextlib
 import errno
 import math
 import os
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -85,8 +86,8 @@ class Host:
     def children(self) -> dict[int, list[int]]:
         """Parent pid -> its children, in ascending order."""
         family: dict[int, list[int]] = defaultdict(list)
-        for pid, stat in self.briefs().items():
-            family[stat.ppid].append(pid)
+        for pid, brief in self.briefs().items():
+            family[brief.ppid].append(pid)
         return dict(family)
 
     # --- the node ----------------------------------------------------------------------------------
@@ -152,6 +153,14 @@ class Host:
             return os.readlink(f"{self.proc}/{pid}/{name}")
         except OSError:
             return ""
+
+    def writes_to(self, pid: int, fd: int | str) -> bool:
+        """Is it open for writing? The mode of the link says so, for a third of the cost of `fdinfo`; True where nobody knows."""
+        try:
+            mode = os.lstat(f"{self.proc}/{pid}/fd/{fd}").st_mode
+        except OSError:
+            return True
+        return not stat.S_ISLNK(mode) or bool(mode & stat.S_IWUSR)
 
     def open_names(self, pid: int) -> frozenset[str]:
         """What the kernel calls the files it has open, as it sees them; one that has lost its name ends in ` (deleted)`."""

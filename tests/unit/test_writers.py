@@ -148,6 +148,17 @@ def test_whoever_reads_a_file_that_is_open_for_both_does_not_fill_a_filesystem(
     assert [one.path for one in writer.growing] == [str(log)]
 
 
+def test_the_mode_of_a_link_tells_what_is_open_for_writing(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    host, pid = Host(), os.getpid()
+    with (tmp_path / "a").open("rb") as read, (tmp_path / "a").open("r+b") as both:
+        assert not host.writes_to(pid, read.fileno())
+        assert host.writes_to(pid, both.fileno())
+    with (tmp_path / "a").open("ab") as added:
+        assert host.writes_to(pid, added.fileno())
+    assert host.writes_to(pid, 1 << 20)  # nobody knows
+
+
 def test_an_offset_counts_as_far_as_the_process_has_written() -> None:
     def look(at: float, position: int, calls: Calls, *, reads: bool = False) -> Written:
         one = reading(at, 0, position)

@@ -55,7 +55,7 @@ class Readings:
     def _files(self, pid: int, start_ticks: int) -> Iterator[OpenOutput]:
         mounts: dict[int, tuple[str, str]] | None = None
         for fd in self._host.descriptors(pid)[:MAX_FILES]:
-            path = self._host.link(pid, f"fd/{fd}")
+            path = self._host.link(pid, f"fd/{fd}") if self._host.writes_to(pid, fd) else ""
             if not procfs.is_stored(path):
                 continue
             told = self._host.text(pid, f"fdinfo/{fd}")
