@@ -148,6 +148,19 @@ def test_whoever_reads_a_file_that_is_open_for_both_does_not_fill_a_filesystem(
     assert [one.path for one in writer.growing] == [str(log)]
 
 
+def test_whoever_has_the_pid_of_a_rank_that_ended_is_not_that_rank() -> None:
+    host = Host()
+    brief = host.brief(os.getpid())
+    assert brief is not None
+    other = RankIdentity(rank=0, world_size=1, pid=os.getpid(), start_ticks=brief.start_ticks - 1)
+    same = msgspec.structs.replace(other, start_ticks=brief.start_ticks)
+    with Spawner() as spawner, Reader(spawner) as reader:
+        readings = Readings(host, reader)
+        for rank, seen in ((other, False), (same, True)):
+            [told] = readings.read([Job(id="j", name="gpt", launcher="single", ranks=(rank,))])
+            assert bool(told.bytes) is seen
+
+
 def test_the_mode_of_a_link_tells_what_is_open_for_writing(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     host, pid = Host(), os.getpid()

@@ -32,7 +32,7 @@ class Readings:
                 yield self._rank(job, rank, children)
 
     def _rank(self, job: Job, rank: RankIdentity, children: Mapping[int, list[int]]) -> Written:
-        pids = family(rank.pid, children)[:MAX_PROCESSES]
+        pids = family(rank.pid, children)[:MAX_PROCESSES] if self._lives(rank) else []
         paths = [f"{self._host.proc}/{pid}/io" for pid in pids]
         told = self._reader.read_many(paths, max_bytes=4096)
         at = time.monotonic()
@@ -51,6 +51,11 @@ class Readings:
         return Written(
             job=job.id, rank=rank.rank, at=at, bytes=sizes, files=tuple(files), calls=calls
         )
+
+    def _lives(self, rank: RankIdentity) -> bool:
+        """Is its pid not somebody else's by now?"""
+        stat = self._host.brief(rank.pid)
+        return stat is not None and rank.start_ticks in (0, stat.start_ticks)
 
     def _files(self, pid: int, start_ticks: int) -> Iterator[OpenOutput]:
         mounts: dict[int, tuple[str, str]] | None = None
