@@ -154,3 +154,23 @@ def test_closing_lets_go_of_all_descriptors() -> None:
     one.watch.close()
 
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_watch_may_end_in_the_moment_of_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, process = Watched(), child("")
+    watched.watch.watch(process.pid)
+    thread, wake = watched.watch._thread, os.eventfd_write
+
+    def late(fd: int, value: int) -> None:
+        let_end(process)
+        thread.join(WAIT)  # the exit has woken it, and it has seen that it is to end
+        wake(fd, value)
+
+    watched.watch.watch(os.getpid())
+    while not watched.watch._asked.empty():
+        os.sched_yield()
+    monkeypatch.setattr(os, "eventfd_write", late)
+    watched.watch.close()
+    assert not thread.is_alive()
+    assert process.wait(WAIT) == 0
+    watched.watch.watch(os.getpid())  # nobody is there any more, which is no error

@@ -62,6 +62,8 @@ class ExitWatch:
 
         Without `start_ticks` it is whoever has that number now.
         """
+        if not self._open:
+            return
         self._asked.put((pid, start_ticks))
         os.eventfd_write(self._wake, 1)
 
@@ -71,6 +73,8 @@ class ExitWatch:
             self._open = False
             os.eventfd_write(self._wake, 1)
             self._thread.join(2.0)
+            if not self._thread.is_alive():  # it may end before it is woken: the descriptor stays ours until here
+                os.close(self._wake)
 
     # --- in the thread -----------------------------------------------------------------------------
 
@@ -85,7 +89,7 @@ class ExitWatch:
                 self._resolve(fd)
             if self._wake in ready:
                 self._take_orders()
-        for fd in (*self._held, *self._untold, self._wake):
+        for fd in (*self._held, *self._untold):
             os.close(fd)
 
     def _take_orders(self) -> None:
