@@ -19,7 +19,7 @@ from mldebug.rooms import load, names, summary
 
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports"),
-    "Look at this node": ("agent", "status", "gpus", "doctor", "support-bundle"),
+    "Look at this node": ("agent", "status", "gpus", "probe", "doctor", "support-bundle"),
     "Try and set up": ("demo", "run", "switch", "check-config"),
 }
 OTHERS = "More"

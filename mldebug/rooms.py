@@ -23,6 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "detectors": ("mldebug.detectors",),
     "logs": ("mldebug.logs",),
     "gpus": ("mldebug_agents.gpus",),
+    "probes": ("mldebug_agents.probes",),
     "transports": ("mldebug_agents.transports",),
 }
 

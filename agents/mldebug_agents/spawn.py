@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -30,11 +30,14 @@ from mldebug_agents.starting.spawning import MAX_REQUEST, Request, Workers, fork
 from mldebug_agents.starting.structs import learn_structs
 from mldebug_agents.starting.worker import Worker
 
-__all__ = ["Completed", "FakeSpawner", "Spawner", "Starter", "Worker"]
+__all__ = ["Completed", "FakeSpawner", "Hearer", "Spawner", "Starter", "Worker"]
 
 MAX_ABANDONED = 16
 GRACE = 0.5  # seconds in which a killed process should be dead
+HEARING = 0.2  # seconds at most between two calls of who hears a program
 WORKERS: Workers = {"reader": reading.serve}
+
+Hearer = Callable[[int | None, bytes], bool]  # pid, what stdout has brought; False: enough
 
 _HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
 
@@ -89,11 +92,13 @@ class Spawner:
         timeout: float,
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
+        hear: Hearer | None = None,
     ) -> Completed:
         """Run a program without stdin, in a session of its own and in `/`, for at most `timeout` seconds.
 
         When it ends, is late or floods, its whole process group is killed. `max_output` bounds stdout and stderr each
-        (bytes). `env` replaces the environment. Never raises for a program that fails or cannot be started.
+        (bytes). `env` replaces the environment. `hear` gets the pid and what stdout brings, at least every 0.2 s
+        (then b""), in this thread; False ends the program. Never raises for a program that fails or cannot be started.
         """
         started = time.monotonic()
         words = tuple(argv)
@@ -112,7 +117,7 @@ class Spawner:
                 child = self._launch(request, (out.inlet, err.inlet), words)
                 out.close_inlet()
                 err.close_inlet()
-                return self._supervise(child, (out, err), started, timeout)
+                return self._supervise(child, (out, err), started, timeout, hear)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             return Completed(argv=words, error=reason, seconds=time.monotonic() - started)
@@ -180,10 +185,15 @@ class Spawner:
         return child
 
     def _supervise(
-        self, child: Child, streams: tuple[Stream, Stream], started: float, timeout: float
+        self,
+        child: Child,
+        streams: tuple[Stream, Stream],
+        started: float,
+        timeout: float,
+        hear: Hearer | None,
     ) -> Completed:
-        self._follow(child, streams, started + timeout)
-        truncated = any(stream.flooded for stream in streams)
+        unwanted = not self._heard(child, streams, started + timeout, hear)
+        truncated = unwanted or any(stream.flooded for stream in streams)
         timed_out = not child.over and not truncated and time.monotonic() >= started + timeout
         lost = child.wait_status is None and not child.errno and not timed_out and not truncated
         if not child.over or lost:
@@ -198,21 +208,45 @@ class Spawner:
             stderr=stderr,
             seconds=time.monotonic() - started,
             timed_out=timed_out,
-            truncated=truncated or any(stream.flooded for stream in streams),
+            truncated=any(stream.flooded for stream in streams),
             abandoned=not child.over and not lost,
             error=os.strerror(child.errno) if child.errno else self._obituary() if lost else "",
         )
         self._part(child, completed.abandoned)
         return completed
 
-    def _follow(self, child: Child, streams: Sequence[Stream], deadline: float) -> None:
-        """Read until the child is over, a stream floods, the helper is gone, or the deadline passes."""
+    def _heard(
+        self,
+        child: Child,
+        streams: tuple[Stream, Stream],
+        deadline: float,
+        hear: Hearer | None,
+    ) -> bool:
+        """Follow to the end or the deadline; False where the hearer wants it to end before."""
+        if hear is None:
+            self._follow(child, streams, deadline)
+            return True
+        while not child.over and time.monotonic() < deadline and self.trouble == "":
+            self._follow(child, streams, min(deadline, time.monotonic() + HEARING), once=True)
+            if not hear(child.pid, streams[0].news()):
+                return False
+            if any(stream.flooded for stream in streams):
+                return True
+        streams[0].drain()
+        hear(child.pid, streams[0].news())
+        return True
+
+    def _follow(
+        self, child: Child, streams: Sequence[Stream], deadline: float, *, once: bool = False
+    ) -> None:
+        """Read until the child is over, a stream floods, the helper is gone, or the deadline passes; `once`: or something came."""
         poll = select.poll()
         poll.register(child.fd, select.POLLIN)
         poll.register(self._control, 0)  # only to see it hang up
         by_fd = {stream.fd: stream for stream in streams}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
+        for fd, stream in by_fd.items():
+            if not stream.ended:
+                poll.register(fd, select.POLLIN)
         while not child.over and (left := deadline - time.monotonic()) > 0:
             ready = [fd for fd, _ in poll.poll(math.ceil(min(left, 60.0) * 1000))]
             for stream in [by_fd[fd] for fd in ready if fd in by_fd]:
@@ -221,6 +255,8 @@ class Spawner:
                     poll.unregister(stream.fd)  # or poll would return at once for ever
             child.update()
             if any(stream.flooded for stream in streams) or self._control.fileno() in ready:
+                return
+            if once and ready:
                 return
 
     def _kill(self, child: Child) -> None:

@@ -79,6 +79,7 @@ class Stream:
         self.ended = False
         self.flooded = False
         self._data = bytearray()
+        self._told = 0
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +105,12 @@ class Stream:
         self.flooded = self.flooded or len(chunk) > room
         self._data += chunk[:room]
         return not self.ended
+
+    def news(self) -> bytes:
+        """What has come since this was asked last."""
+        told = bytes(self._data[self._told :])
+        self._told = len(self._data)
+        return told
 
     def drain(self) -> bytes:
         """Take in what is left in the pipe now, and return all that came, at most `limit` bytes."""

@@ -1,0 +1,128 @@
+"""The ranks of a probe on one node: forked by a launcher that imports no torch, ended with it, heard line by line.
+
+An order has `ranks` (the global ranks of this node; absent under torchrun), `world`, `address`, `port`, `seconds` (until
+all is ended, whatever happens) and what the probe's own function wants. Events: `beat` (each second), `failed` (a rank's
+exception), `died` (a rank ended by a signal or an exit code), `done`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import Any, Callable
+
+Order = dict[str, Any]
+
+BEAT = 1.0  # seconds
+GRACE = 3.0  # seconds in which the others may end by themselves after one has died
+LOOK = 0.05
+_PR_SET_PDEATHSIG = 1
+_out = -1
+
+
+def launch(order: Order, work: Callable[[Order], None]) -> None:
+    """Run `work` in each rank that belongs to this node; never returns."""
+    keep_stdout()
+    if "ranks" not in order:  # torchrun has started this rank
+        os._exit(run_rank(order, work))
+    pids = {fork_rank(order, number, work): rank for number, rank in enumerate(order["ranks"])}
+    os._exit(watch(pids, time.monotonic() + order["seconds"]))
+
+
+def say(event: str, **fields: object) -> None:
+    """Write one line whole; ends the process where nobody listens any more."""
+    line = json.dumps({"event": event, **fields}) + "\n"
+    try:
+        os.write(_out, line.encode())
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            os._exit(1)
+        raise
+
+
+def keep_stdout() -> None:
+    """Keep stdout for `say`: what libraries print goes to stderr."""
+    global _out
+    _out = os.dup(1)
+    os.dup2(2, 1)
+
+
+def rank() -> int:
+    """The global rank of this process."""
+    return int(os.environ["RANK"])
+
+
+def fork_rank(order: Order, number: int, work: Callable[[Order], None]) -> int:
+    """Fork the rank that is the `number`th of this node; it dies with its launcher."""
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
+    os.environ.update(
+        RANK=str(order["ranks"][number]),
+        LOCAL_RANK=str(number),
+        WORLD_SIZE=str(order["world"]),
+        MASTER_ADDR=str(order["address"]),
+        MASTER_PORT=str(order["port"]),
+    )
+    os._exit(run_rank(order, work))
+
+
+def run_rank(order: Order, work: Callable[[Order], None]) -> int:
+    """Do the work and return the exit code; what went wrong is said, and stands whole on stderr."""
+    try:
+        work(order)
+        return 0
+    except BaseException as error:
+        traceback.print_exc()
+        say("failed", rank=rank(), kind=type(error).__name__, error=str(error)[:2000])
+        return 1
+    finally:
+        sys.stderr.flush()
+
+
+def watch(pids: dict[int, int], deadline: float) -> int:
+    """Wait for all ranks, beating; the others of one that failed are ended. Returns the exit code."""
+    failed, beaten = False, 0.0
+    while pids:
+        for pid, code in ended(pids):
+            who = pids.pop(pid)
+            if code:
+                say("died", rank=who, code=code)
+                deadline = deadline if failed else min(deadline, time.monotonic() + GRACE)
+                failed = True
+        now = time.monotonic()
+        if now >= deadline:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            if not failed:
+                say("late", ranks=sorted(pids.values()))
+            return 1
+        if now - beaten >= BEAT:
+            say("beat")
+            beaten = now
+        time.sleep(LOOK)
+    if not failed:
+        say("done")
+    return int(failed)
+
+
+def ended(pids: dict[int, int]) -> list[tuple[int, int]]:
+    """Pids that have ended, with their codes (negative: a signal)."""
+    found = []
+    for pid in pids:
+        seen, status = os.waitpid(pid, os.WNOHANG)
+        if seen:
+            found.append(
+                (pid, os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status))
+            )
+    return found

@@ -1,0 +1,136 @@
+"""One script of `probes/inside` in a child: its events are heard while it runs, and nothing of it is left afterwards."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from mldebug.redact import clean
+from mldebug_agents.probing.python import INSIDE
+from mldebug_agents.spawn import Completed, Hearer
+
+SILENCE = 30.0  # seconds without a beat after which a launcher is given up; importing torch does not stop it
+LONGEST_LINE = 8 << 20
+LOOK_EVERY = 1.0
+
+Event = dict[str, Any]
+
+
+class Hearing(Protocol):
+    """Who starts programs and hears them: `spawn.Spawner`."""
+
+    def run(
+        self,
+        argv: list[str],
+        *,
+        timeout: float,
+        max_output: int = 16 << 20,
+        env: Mapping[str, str] | None = None,
+        hear: Hearer | None = None,
+    ) -> Completed:
+        """Run a program to its end or its deadline."""
+        ...
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child ended: `reason` is one sentence, "" only for "done"."""
+
+    outcome: str  # done, failed, late, cancelled
+    reason: str = ""
+    events: tuple[Event, ...] = ()  # what was said of failures
+    stderr: str = ""
+
+
+class Child:
+    """Call `run` once. `may_go_on` gets the process session each second and says why it must end, or ""."""
+
+    def __init__(
+        self, starter: Hearing, may_go_on: Callable[[int | None], str] = lambda _: ""
+    ) -> None:
+        self._starter, self._may_go_on = starter, may_go_on
+        self._rest = b""
+        self._heard = self._looked = time.monotonic()
+        self._cancelled = ""
+        self._failures: list[Event] = []
+        self._done = False
+
+    def run(
+        self, argv: list[str], env: Mapping[str, str], timeout: float, hear: Callable[[Event], None]
+    ) -> Ended:
+        """Run the program `argv` for at most `timeout` seconds; `hear` gets each of its events as it comes."""
+
+        def listen(pid: int | None, chunk: bytes) -> bool:
+            for event in self._events(chunk):
+                self._note(event)
+                hear(event)
+            return self._goes_on(pid)
+
+        completed = self._starter.run(argv, timeout=timeout, env=env, hear=listen)
+        return self._judge(completed, timeout)
+
+    def _events(self, chunk: bytes) -> list[Event]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        found = []
+        for line in lines:
+            try:
+                event = msgspec.json.decode(line, type=dict[str, Any])
+            except msgspec.MsgspecError:
+                continue  # a library that writes to the descriptor itself
+            if isinstance(event.get("event"), str):
+                found.append(event)
+        if len(self._rest) > LONGEST_LINE:
+            self._rest = b""
+        return found
+
+    def _note(self, event: Event) -> None:
+        self._heard = time.monotonic()
+        if event["event"] in ("failed", "died", "late"):
+            self._failures.append(event)
+        self._done = self._done or event["event"] == "done"
+
+    def _goes_on(self, pid: int | None) -> bool:
+        now = time.monotonic()
+        if now - self._heard > SILENCE:
+            self._cancelled = f"nothing was heard of it for {SILENCE:.0f} s"
+        elif now - self._looked >= LOOK_EVERY:
+            self._cancelled = self._may_go_on(pid)
+            self._looked = time.monotonic()
+        return not self._cancelled
+
+    def _judge(self, completed: Completed, timeout: float) -> Ended:
+        stderr = clean(completed.stderr.decode(errors="replace")[-4000:], 4000)
+        told: dict[str, Any] = {"events": tuple(self._failures), "stderr": stderr}
+        if self._cancelled:
+            return Ended(outcome="cancelled", reason=self._cancelled, **told)
+        if completed.timed_out or any(one["event"] == "late" for one in self._failures):
+            return Ended(outcome="late", reason=f"it did not end within {timeout:g} s", **told)
+        if completed.error or completed.truncated:
+            reason = completed.error or "it wrote too much"
+            return Ended(outcome="failed", reason=f"it cannot be run: {reason}", **told)
+        if self._failures or completed.returncode:
+            return Ended(outcome="failed", reason=_why(self._failures, completed), **told)
+        return Ended(outcome="done", **told)
+
+
+def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
+    """The words that run one of our scripts in that Python."""
+    return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
+
+
+def _why(failures: list[Event], completed: Completed) -> str:
+    """The first rank that said why, else the first that died."""
+    for one in failures:
+        if one["event"] == "failed":
+            who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
+            first = str(one.get("error", "")).strip().splitlines() or [""]
+            return clean(f"{who}{one.get('kind')}: {first[0]}", 500)
+    for one in failures:
+        return f"rank {one.get('rank')} {how(one.get('code', 0))} before the others were done"
+    last = completed.stderr.decode(errors="replace").strip().splitlines() or [""]
+    return clean(f"it ended with code {completed.returncode}: {last[-1]}", 500)
+
+
+def how(code: int) -> str:
+    """An exit code in words."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,104 @@
+"""A probe must not touch a job: who computes on the GPUs, and which training jobs are here, before and while it runs."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from mldebug.errors import MldebugError
+from mldebug.gpus.readings import GpuReading, NodeGpus
+from mldebug.model import Job
+from mldebug_agents.gpuchild.errors import NoGpuLibraryError
+from mldebug_agents.sources.ranks import Discovery
+
+PATIENCE = 3  # looks in a row that may fail while a probe runs
+WAIT = "wait until it has ended"
+
+
+class GpuReader(Protocol):
+    """Who reads GPUs: `sources.gpus.Gpus`."""
+
+    def full(self) -> NodeGpus:
+        """Read everything."""
+        ...
+
+
+class JobFinder(Protocol):
+    """Who finds jobs: `sources.ranks.RankFinder`."""
+
+    def find(self) -> Discovery:
+        """Look once at all processes."""
+        ...
+
+
+class BusyError(MldebugError):
+    """The node is not ours to load."""
+
+
+class Guard:
+    """Keep one for each probe. `session` of `look`: the process session that is the probe's own."""
+
+    def __init__(
+        self, gpus: GpuReader, finder: JobFinder, uses_gpus: bool, proc: Path = Path("/proc")
+    ) -> None:
+        self._gpus, self._finder, self._proc = gpus, finder, proc
+        self._uses_gpus = uses_gpus
+        self._failures = 0
+
+    def refuse(self) -> None:
+        """Raise BusyError where anybody computes here, or where that cannot be known."""
+        for reason in self._strangers(None):
+            raise BusyError(reason, WAIT)
+
+    def look(self, session: int | None) -> str:
+        """Why the probe must end now; "" while it may go on. One failed read is none, some in a row are."""
+        try:
+            reason = next(self._strangers(session), "")
+        except MldebugError as error:
+            self._failures += 1
+            return error.message if self._failures >= PATIENCE else ""
+        self._failures = 0
+        return reason
+
+    def _strangers(self, session: int | None) -> Iterator[str]:
+        for gpu in self._readings():
+            yield from self._on(gpu, session)
+        for job in self._finder.find().jobs:
+            if not self._is_ours(job, session):
+                pids = ", ".join(str(one.pid) for one in job.ranks[:4])
+                yield f"the training job {job.name} runs on this node (pid {pids})"
+
+    def _readings(self) -> tuple[GpuReading, ...]:
+        try:
+            full = self._gpus.full()
+        except NoGpuLibraryError as error:
+            if not self._uses_gpus:
+                return ()
+            raise BusyError(f"who computes on the GPUs is not known: {error.message}") from None
+        if full.lost and self._uses_gpus:
+            raise BusyError("a GPU does not answer", "mldebug doctor --gpus")
+        return full.gpus
+
+    def _on(self, gpu: GpuReading, session: int | None) -> Iterator[str]:
+        if gpu.processes is None:
+            if self._uses_gpus:
+                yield f"GPU {gpu.index} does not tell who computes on it"
+            return
+        unseen = 0  # of another PID namespace: one of them may be our rank as the driver sees it
+        for one in gpu.processes:
+            if not (self._proc / str(one.pid)).exists():
+                unseen += 1
+            elif session is None or _session(one.pid) != session:
+                yield f"a process computes on GPU {gpu.index} (pid {one.pid})"
+        if unseen > (session is not None):
+            yield f"a process of another container computes on GPU {gpu.index}"
+
+    def _is_ours(self, job: Job, session: int | None) -> bool:
+        return session is not None and all(_session(one.pid) == session for one in job.ranks)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

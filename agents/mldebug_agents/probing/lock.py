@@ -1,0 +1,38 @@
+"""Two probes never run at once on a node: whoever holds the lock file is measuring."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mldebug.errors import MldebugError
+
+LOCK = Path("/tmp/mldebug-probe.lock")  # noqa: S108 - the one place that all users of a node share
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def only_probe(path: Path = LOCK) -> Iterator[None]:
+    """Hold the lock; raises MldebugError where another probe has it. The kernel lets go of it when we die."""
+    fd = _open(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        wait = "wait for it: two at once would measure each other"
+        raise MldebugError(f"another probe runs on this node (it holds {path})", wait) from None
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path) -> int:
+    """Opened for reading, which locks as well, so that it may belong to any user."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644))
+        return os.open(path, _FLAGS)
+    except OSError as error:
+        raise MldebugError(f"{path}: {error.strerror}", "remove it: it is no lock file") from None

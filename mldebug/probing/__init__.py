@@ -1,0 +1,1 @@
+"""What figures of a probe mean: formulas, statistics, judgement. Pure."""

@@ -1,0 +1,283 @@
+"""The frame of every probe: children that are heard and ended, who may start, and what they inherit."""
+
+import ast
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mldebug.errors import MldebugError, UsageError
+from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
+from mldebug.model import Job, RankIdentity
+from mldebug_agents.gpuchild.errors import GpuDriverError, NoGpuLibraryError
+from mldebug_agents.probing.child import Child, Ended, Event
+from mldebug_agents.probing.environment import prepare
+from mldebug_agents.probing.guard import BusyError, Guard
+from mldebug_agents.probing.lock import only_probe
+from mldebug_agents.probing.python import INSIDE, find_python
+from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.spawn import Spawner
+
+RANKS = """
+import os, signal, sys, time
+sys.path.insert(0, {above!r})
+from inside.ranks import launch, rank, say
+def work(order):
+    say("started", rank=rank(), pid=os.getpid())
+    {body}
+launch({{"ranks": [0, 1], "world": 2, "address": "127.0.0.1", "port": 1, "seconds": {seconds}}}, work)
+"""
+
+
+@pytest.fixture
+def spawner() -> Iterator[Spawner]:
+    with Spawner() as one:
+        yield one
+
+
+class Launched:
+    """Two ranks that do `body`, heard to their end."""
+
+    def __init__(
+        self, spawner: Spawner, body: str, *, seconds: float = 60.0, cancel: bool = False
+    ) -> None:
+        program = RANKS.format(above=str(INSIDE.parent), body=body, seconds=seconds)
+        self.heard: list[Event] = []
+        child = Child(spawner, lambda _: "somebody came" if cancel else "")
+        argv = [sys.executable, "-c", program]
+        self.ended: Ended = child.run(argv, dict(os.environ), 90.0, self.heard.append)
+
+    @property
+    def pids(self) -> list[int]:
+        return [one["pid"] for one in self.heard if one["event"] == "started"]
+
+    def leaves_nothing(self) -> bool:
+        deadline = time.monotonic() + 20
+        while any(lives(pid) for pid in self.pids) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return bool(self.pids) and not any(lives(pid) for pid in self.pids)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_ranks_are_heard_while_they_run(spawner: Spawner) -> None:
+    done = Launched(spawner, "say('half', rank=rank()); print('noise'); say('whole', rank=rank())")
+    assert done.ended.outcome == "done"
+    assert done.ended.reason == ""
+    events = [one["event"] for one in done.heard]
+    assert events.count("half") == events.count("whole") == 2
+    assert events[-1] == "done"
+    assert "noise" in done.ended.stderr
+
+
+def test_a_rank_that_raises_is_named_and_the_others_are_ended(spawner: Spawner) -> None:
+    failed = Launched(spawner, "1 / 0 if rank() == 1 else time.sleep(3600)")
+    assert failed.ended.outcome == "failed"
+    assert failed.ended.reason == "rank 1: ZeroDivisionError: division by zero"
+    assert failed.leaves_nothing()
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_are_ended(spawner: Spawner) -> None:
+    body = "os.kill(os.getpid(), signal.SIGKILL) if rank() == 0 else time.sleep(3600)"
+    died = Launched(spawner, body)
+    assert died.ended.outcome == "failed"
+    assert died.ended.reason == "rank 0 was killed by signal 9 before the others were done"
+    assert died.leaves_nothing()
+
+
+def test_ranks_that_do_not_end_are_ended_at_their_deadline(spawner: Spawner) -> None:
+    late = Launched(spawner, "time.sleep(3600)", seconds=1.0)
+    assert late.ended.outcome == "late"
+    assert late.leaves_nothing()
+
+
+def test_a_job_that_appears_ends_the_probe_at_once(spawner: Spawner) -> None:
+    cancelled = Launched(spawner, "time.sleep(3600)", cancel=True)
+    assert cancelled.ended.outcome == "cancelled"
+    assert cancelled.ended.reason == "somebody came"
+    assert cancelled.leaves_nothing()
+
+
+def test_an_interrupt_leaves_nothing() -> None:
+    pids: list[int] = []
+
+    def interrupt(event: Event) -> None:
+        pids.extend([event["pid"]] if event["event"] == "started" else [])
+        if len(pids) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    program = RANKS.format(above=str(INSIDE.parent), body="time.sleep(3600)", seconds=60)
+    with pytest.raises(KeyboardInterrupt), Spawner() as spawner:
+        Child(spawner).run([sys.executable, "-c", program], dict(os.environ), 60.0, interrupt)
+    deadline = time.monotonic() + 20
+    while any(map(lives, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(pids) == 2
+    assert not any(map(lives, pids))
+
+
+def test_a_program_that_cannot_be_started_is_told(spawner: Spawner) -> None:
+    ended = Child(spawner).run(["/no/such/python"], {}, 5.0, print)
+    assert (ended.outcome, ended.reason) == (
+        "failed",
+        "it cannot be run: No such file or directory",
+    )
+
+
+def test_lines_of_libraries_are_no_events(spawner: Spawner) -> None:
+    words = "print('NCCL INFO'); print('[1]'); print('{\"event\": 3}'); print('{\"event\": \"x\"}')"
+    heard: list[Event] = []
+    ended = Child(spawner).run([sys.executable, "-c", words], dict(os.environ), 30.0, heard.append)
+    assert ended.outcome == "done"
+    assert heard == [{"event": "x"}]
+
+
+def test_what_runs_in_the_training_environment_is_python_3_9() -> None:
+    scripts = sorted(INSIDE.glob("*.py"))
+    assert {"__main__.py", "ranks.py", "facts.py"} <= {one.name for one in scripts}
+    for script in scripts:
+        text = script.read_text()
+        ast.parse(text, feature_version=(3, 9))
+        assert "from __future__ import annotations" in text or script.name.startswith("__")
+
+
+def test_the_environment_is_of_no_other_job_and_says_what_matters() -> None:
+    own = {
+        "RANK": "3",
+        "MASTER_ADDR": "x",
+        "PYTHONPATH": "/x",
+        "NCCL_ALGO": "Ring",
+        "HOME": "/root",
+    }
+    found = prepare(own)
+    assert found.variables == {"NCCL_ALGO": "Ring", "HOME": "/root", "OMP_NUM_THREADS": "1"}
+    assert found.kept == {"NCCL_ALGO": "Ring"}
+    assert found.dropped == ("MASTER_ADDR", "PYTHONPATH", "RANK")
+
+
+def test_a_python_that_is_not_there_is_told() -> None:
+    with pytest.raises(UsageError, match="there is no such program"):
+        find_python("/no/such/python")
+
+
+def test_two_probes_never_run_at_once(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with (
+        only_probe(lock),
+        pytest.raises(MldebugError, match="another probe runs on this node"),
+        only_probe(lock),
+    ):
+        pass
+    with only_probe(lock):
+        assert lock.exists()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("")
+    (tmp_path / "lock").symlink_to(tmp_path / "target")
+    with (
+        pytest.raises(MldebugError, match="symbolic links") as caught,
+        only_probe(tmp_path / "lock"),
+    ):
+        pass
+    assert "it is no lock file" in caught.value.way_out
+
+
+class Gpus:
+    """GPUs with these compute processes, or an error."""
+
+    def __init__(self, *pids: int, error: Exception | None = None, lost: bool = False) -> None:
+        self.pids: tuple[int, ...] | None = pids
+        self.error, self.lost = error, lost
+
+    def full(self) -> NodeGpus:
+        if self.error is not None:
+            raise self.error
+        told = None if self.pids is None else tuple(GpuProcess(pid=pid) for pid in self.pids)
+        gpu = GpuReading(uuid="GPU-1", index=0, processes=told)
+        lost = (LostGpu(index=1, reason="gone"),) if self.lost else ()
+        return NodeGpus(at=0.0, gpus=(gpu,), lost=lost)
+
+
+class Jobs:
+    """One job with a rank of each of these pids; none without any."""
+
+    def __init__(self, *pids: int) -> None:
+        self.pids = pids
+
+    def find(self) -> Discovery:
+        if not self.pids:
+            return Discovery()
+        ranks = tuple(
+            RankIdentity(rank=number, world_size=len(self.pids), pid=pid, start_ticks=1)
+            for number, pid in enumerate(self.pids)
+        )
+        return Discovery(jobs=(Job(id="j", name="train.py", launcher="torchrun", ranks=ranks),))
+
+
+OWN = os.getsid(0)
+UNSEEN = 4_194_305  # above the highest pid
+
+
+def test_nobody_here_is_no_reason() -> None:
+    guard = Guard(Gpus(), Jobs(), uses_gpus=True)
+    guard.refuse()
+    assert guard.look(OWN) == ""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "reason"),
+    [
+        (Gpus(1), Jobs(), r"a process computes on GPU 0 \(pid 1\)"),
+        (Gpus(os.getpid()), Jobs(), "a process computes on GPU 0"),
+        (Gpus(UNSEEN), Jobs(), "a process of another container computes on GPU 0"),
+        (Gpus(), Jobs(1), r"the training job train.py runs on this node \(pid 1\)"),
+        (Gpus(error=NoGpuLibraryError("no library")), Jobs(), "who computes .* is not known"),
+        (Gpus(lost=True), Jobs(), "a GPU does not answer"),
+    ],
+)
+def test_a_node_that_is_not_idle_is_left_alone(gpus: Gpus, jobs: Jobs, reason: str) -> None:
+    with pytest.raises(BusyError, match=reason):
+        Guard(gpus, jobs, uses_gpus=True).refuse()
+
+
+def test_gpus_that_do_not_tell_who_computes_are_left_alone() -> None:
+    gpus = Gpus()
+    gpus.pids = None
+    with pytest.raises(BusyError, match="GPU 0 does not tell who computes on it"):
+        Guard(gpus, Jobs(), uses_gpus=True).refuse()
+
+
+def test_a_driver_that_cannot_be_read_refuses() -> None:
+    with pytest.raises(GpuDriverError):
+        Guard(Gpus(error=GpuDriverError("gone")), Jobs(), uses_gpus=True).refuse()
+
+
+def test_a_node_without_gpus_can_measure_its_cpus() -> None:
+    Guard(Gpus(error=NoGpuLibraryError("no library")), Jobs(), uses_gpus=False).refuse()
+
+
+def test_own_ranks_are_no_strangers_while_they_run() -> None:
+    guard = Guard(Gpus(os.getpid()), Jobs(os.getpid()), uses_gpus=True)
+    assert guard.look(OWN) == ""
+    assert "computes on GPU 0" in guard.look(OWN + 1)
+
+
+def test_in_a_container_one_unknown_process_is_our_own_rank_and_two_are_not() -> None:
+    assert Guard(Gpus(UNSEEN), Jobs(), uses_gpus=True).look(OWN) == ""
+    guard = Guard(Gpus(UNSEEN, UNSEEN + 1), Jobs(), uses_gpus=True)
+    assert "another container" in guard.look(OWN)
+
+
+def test_a_driver_that_stops_answering_ends_the_probe_after_some_looks() -> None:
+    guard = Guard(Gpus(error=GpuDriverError("the GPU driver is gone")), Jobs(), uses_gpus=True)
+    assert [guard.look(OWN) for _ in range(3)] == ["", "", "the GPU driver is gone"]
