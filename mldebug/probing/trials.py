@@ -1,0 +1,33 @@
+"""What was tried to find a bad member or link: who took part, and how it ended. Pure."""
+
+from typing import Literal
+
+from mldebug.model import Noun
+
+Outcome = Literal["measured", "failed", "timed_out", "wrong"]  # wrong: values came out changed
+
+
+class Trial(Noun, frozen=True, kw_only=True):
+    """One try of one member alone, a pair, or a larger group. Members are named as a person calls them."""
+
+    members: tuple[str, ...]
+    outcome: Outcome = "measured"
+    bandwidth: float | None = None  # bytes per second, the median of the repetitions
+    path: str = ""  # pairs are compared only where the way between them is of one kind
+    reason: str = ""
+    alone: bool = False  # nothing else was tried at that moment
+
+
+Pair = frozenset[str]
+
+
+def tournament(members: list[str]) -> list[list[tuple[str, str]]]:
+    """Rounds of disjoint pairs in which each meets each other once (the circle method)."""
+    ring: list[str | None] = [*members, *([None] if len(members) % 2 else [])]
+    rounds = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        facing = zip(ring[:half], reversed(ring[half:]), strict=True)
+        rounds.append([(a, b) for a, b in facing if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds
