@@ -85,23 +85,24 @@ def isolate(
 
 
 def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
-    """Sort pairs by their best try: what disturbs one try does not disturb all; wrong values are never excused."""
+    """Sort pairs by their best try: what disturbs one try does not disturb all; wrong values are never excused.
+
+    A try beside others is compared with tries beside others, one by itself with those by themselves.
+    """
     tries: dict[Pair, list[Trial]] = {}
+    best: dict[tuple[str, bool], float] = {}
     for one in trials:
         if len(one.members) == 2:
             tries.setdefault(frozenset(one.members), []).append(one)
-    best: dict[str, float] = {}
-    for some in tries.values():
-        top = max(_speed(one) for one in some)
-        best[some[0].path] = max(best.get(some[0].path, 0.0), top)
+            best[one.path, one.alone] = max(best.get((one.path, one.alone), 0.0), _speed(one))
     sorts: dict[str, set[Pair]] = {"good": set(), "bad": set(), "unsure": set()}
     why = {}
     for pair, some in tries.items():
-        sort, told = _sort(some, best[some[0].path], limits)
+        sort, why[pair] = _sort(some, best, limits)
         sorts[sort].add(pair)
-        why[pair] = told
+    tops = {path: max(speed for (other, _), speed in best.items() if other == path) for path, _ in best}  # fmt: skip
     fixed = {name: frozenset(pairs) for name, pairs in sorts.items()}
-    return Judged(good=fixed["good"], bad=fixed["bad"], unsure=fixed["unsure"], why=why, best=best)
+    return Judged(good=fixed["good"], bad=fixed["bad"], unsure=fixed["unsure"], why=why, best=tops)
 
 
 def rate(bandwidth: float) -> str:
@@ -116,21 +117,28 @@ def _speed(trial: Trial) -> float:
     return trial.bandwidth or 0.0 if trial.outcome == "measured" else 0.0
 
 
-def _sort(tries: Sequence[Trial], best: float, limits: Limits) -> tuple[str, str]:
+def _sort(
+    tries: Sequence[Trial], best: Mapping[tuple[str, bool], float], limits: Limits
+) -> tuple[str, str]:
     failed = [one for one in tries if one.outcome != "measured"]
     wrong = [one for one in failed if one.outcome == "wrong"]
     if wrong or len(failed) == len(tries):
-        one = (wrong or failed)[0]
-        return "bad", _WORDS[one.outcome] + (f" ({one.reason})" if one.reason else "")
-    speed = max(_speed(one) for one in tries)
-    told = f"has {rate(speed)}, the best {rate(best)}"
+        return "bad", _how((wrong or failed)[0])
+    share, speed, top = max(_compared(one, best) for one in tries)
+    told = f"has {rate(speed)}, the best {rate(top)}"
     if limits.floor is not None and speed < limits.floor:
         return "bad", f"has {rate(speed)}, expected are {rate(limits.floor)}"
-    if speed < limits.slow * best:
+    if share < limits.slow:
         return ("unsure" if failed else "bad"), told
     if failed:
         return "unsure", f"{_WORDS[failed[0].outcome]} in one try and worked in another"
-    return ("good" if speed >= limits.fine * best else "unsure"), told
+    return ("good" if share >= limits.fine else "unsure"), told
+
+
+def _compared(trial: Trial, best: Mapping[tuple[str, bool], float]) -> tuple[float, float, float]:
+    """Its share of the best of its kind, its bandwidth, the best."""
+    speed, top = _speed(trial), best[trial.path, trial.alone]
+    return speed / max(top, 1e-9), speed, top
 
 
 def _alone(trials: Iterable[Trial]) -> list[Culprit]:

@@ -19,15 +19,3 @@ class Trial(Noun, frozen=True, kw_only=True):
 
 
 Pair = frozenset[str]
-
-
-def tournament(members: list[str]) -> list[list[tuple[str, str]]]:
-    """Rounds of disjoint pairs in which each meets each other once (the circle method)."""
-    ring: list[str | None] = [*members, *([None] if len(members) % 2 else [])]
-    rounds = []
-    for _ in range(len(ring) - 1):
-        half = len(ring) // 2
-        facing = zip(ring[:half], reversed(ring[half:]), strict=True)
-        rounds.append([(a, b) for a, b in facing if a is not None and b is not None])
-        ring = [ring[0], ring[-1], *ring[1:-1]]
-    return rounds

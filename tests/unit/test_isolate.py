@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mldebug.probing.isolate import Isolation, Limits, isolate
-from mldebug.probing.trials import Outcome, Trial, tournament
+from mldebug.probing.trials import Outcome, Trial
+from mldebug_agents.probes.inside.schedule import tournament
 
 Fault = frozenset[str]  # one name: a member; two: a link
 
@@ -44,11 +45,11 @@ def named(answer: Isolation) -> set[Fault]:
 def test_in_a_tournament_each_meets_each_other_once_and_nobody_plays_twice_in_a_round(
     count: int,
 ) -> None:
-    rounds = tournament(names(count))
+    rounds = list(tournament(count))
     played = [frozenset(pair) for some in rounds for pair in some]
     assert len(played) == len(set(played)) == count * (count - 1) // 2
     for some in rounds:
-        assert len({name for pair in some for name in pair}) == 2 * len(some)
+        assert len({one for pair in some for one in pair}) == 2 * len(some)
     assert len(rounds) <= count
 
 
@@ -173,6 +174,17 @@ def test_a_pair_that_failed_once_and_worked_again_is_unsure() -> None:
     answer = isolate(names(3), trials)
     assert answer.outcome == "fine"
     assert answer.unsure == ("n0 - n1 did not end in time in one try and worked in another",)
+
+
+def test_what_was_measured_beside_others_is_compared_with_its_like() -> None:
+    """Two pairs at once share the processors: the retried ones are faster than all the others."""
+    trials = world(names(4), [frozenset({"n1"})])
+    alone = [
+        Trial(members=one.members, bandwidth=4 * (one.bandwidth or 0.0), alone=True)
+        for one in trials
+        if "n1" in one.members or one.members == ("n0", "n2")
+    ]
+    assert named(isolate(names(4), trials + alone)) == {frozenset({"n1"})}
 
 
 def test_wrong_values_are_never_excused_by_a_good_try() -> None:
