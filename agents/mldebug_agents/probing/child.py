@@ -1,5 +1,6 @@
 """One script of `probes/inside` in a child: its events are heard while it runs, and nothing of it is left afterwards."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -12,7 +13,13 @@ from mldebug_agents.spawn import Completed, Hearer
 
 SILENCE = 30.0  # seconds without a beat after which a launcher is given up; importing torch does not stop it
 LONGEST_LINE = 8 << 20
+MOST = 64 << 20  # bytes of all its lines
 LOOK_EVERY = 1.0
+
+_PLACE = re.compile(r"^\[[^\]]{1,300}:\d+\] ")  # where in its source gloo has raised
+_OF_PEERS = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|Socket Timeout|Timed out waiting|remote process exited"
+)
 
 Event = dict[str, Any]
 
@@ -66,7 +73,7 @@ class Child:
                 hear(event)
             return self._goes_on(pid)
 
-        completed = self._starter.run(argv, timeout=timeout, env=env, hear=listen)
+        completed = self._starter.run(argv, timeout=timeout, max_output=MOST, env=env, hear=listen)
         return self._judge(completed, timeout)
 
     def _events(self, chunk: bytes) -> list[Event]:
@@ -119,14 +126,16 @@ def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
 
 
 def _why(failures: list[Event], completed: Completed) -> str:
-    """The first rank that said why, else the first that died."""
-    for one in failures:
-        if one["event"] == "failed":
-            who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
-            first = str(one.get("error", "")).strip().splitlines() or [""]
-            return clean(f"{who}{one.get('kind')}: {first[0]}", 500)
-    for one in failures:
+    """A rank that was ended without a word is the cause, then one that says more than that a peer is gone."""
+    said = [one for one in failures if one["event"] == "failed"]
+    talked = {one.get("rank") for one in said}
+    silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
+    for one in silent:
         return f"rank {one.get('rank')} {how(one.get('code', 0))} before the others were done"
+    for one in sorted(said, key=lambda one: bool(_OF_PEERS.search(str(one.get("error"))))):
+        who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
+        first = str(one.get("error", "")).strip().splitlines() or [""]
+        return clean(f"{who}{one.get('kind')}: {_PLACE.sub('', first[0])}", 500)
     last = completed.stderr.decode(errors="replace").strip().splitlines() or [""]
     return clean(f"it ended with code {completed.returncode}: {last[-1]}", 500)
 

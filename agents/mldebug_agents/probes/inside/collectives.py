@@ -1,0 +1,160 @@
+"""Times collectives: one `cell` event for each op and size, with every rank's seconds of every repetition.
+
+The order has `device`, `ops`, `sizes` (bytes), `dtype`, `warmup`, `repeats`, `timeout` (seconds of one operation),
+`cell_seconds` (about, for one op and size), `memory` (bytes that a rank may take, None: a share of what is free).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .joining import join, leave
+from .ops import Operation, elements, needed
+from .ranks import launch, rank, say
+from .values import BLOCK, Values
+
+SHARE = 0.8  # of a GPU's free memory; of the host's free memory a quarter, shared by the ranks of this node
+FEWEST = 3  # repetitions
+UNSUPPORTED = ("does not support", "not implemented", "not supported", "No backend type")
+
+
+def main(order: dict[str, Any]) -> None:
+    """Launch the ranks of this node."""
+    launch(order, work)
+
+
+def work(order: dict[str, Any]) -> None:
+    """One rank: every op with every size."""
+    torch, device = join(order)
+    bench = Bench(torch, device, order)
+    if rank() == 0:
+        say("joined", **about(torch, order, bench))
+    for op in order["ops"]:
+        for size in order["sizes"] if op != "barrier" else [0]:
+            bench.cell(op, size)
+    leave(torch)
+
+
+def about(torch: Any, order: dict[str, Any], bench: Bench) -> dict[str, Any]:
+    """What the figures depend on."""
+    cuda = order["device"] == "cuda"
+    return {
+        "ranks": bench.world,
+        "backend": "nccl" if cuda else "gloo",
+        "gpu": torch.cuda.get_device_name() if cuda else "",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
+        "memory": bench.memory,
+    }
+
+
+class Bench:
+    """What one rank needs to time."""
+
+    def __init__(self, torch: Any, device: Any, order: dict[str, Any]) -> None:
+        self._torch, self._device, self._order = torch, device, order
+        self._cuda = device.type == "cuda"
+        self.world = torch.distributed.get_world_size()
+        self._itemsize = torch.empty(0, dtype=getattr(torch, order["dtype"])).element_size()
+        self._values = Values(torch, self.world, order["dtype"], device)
+        self.memory = int(self._agreed(float(self._free()), "MIN"))
+
+    def cell(self, op: str, size: int) -> None:
+        """Time one op with one payload, check its values, and have rank 0 say what all saw."""
+        count = elements(op, size, self._itemsize, self.world)
+        wanted = needed(op, count, self._itemsize, self.world) + 4 * BLOCK * self._itemsize
+        if wanted > self.memory:
+            self._skip(
+                op,
+                size,
+                f"its buffers need {wanted} bytes on each rank, {self.memory} may be taken",
+            )
+            return
+        try:
+            operation = Operation(self._torch, op, count, self._order["dtype"], self._device)
+            times, wrong = self._measure(operation)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            if not any(one in str(error) for one in UNSUPPORTED):
+                raise
+            self._skip(op, size, str(error).splitlines()[0])
+            return
+        self._tell(operation, count * self._itemsize, times, wrong)
+        del operation
+        if self._cuda:
+            self._torch.cuda.empty_cache()
+
+    def _measure(self, operation: Operation) -> tuple[list[float], int | None]:
+        warm = self.timed(operation, max(1, self._order["warmup"]))
+        longest = self._agreed(min(warm), "MAX")
+        fitting = int(self._order["cell_seconds"] / max(longest, 1e-9))
+        times = self.timed(operation, max(FEWEST, min(self._order["repeats"], fitting)))
+        return times, operation.wrong(self._values)
+
+    def timed(self, operation: Operation, repeats: int) -> list[float]:
+        """Seconds of each repetition, one straight after the other, as this rank sees them."""
+        self._torch.distributed.barrier()
+        if self._cuda and operation.op != "barrier":
+            return self._by_events(operation, repeats)
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            operation.call()
+            if self._cuda:
+                self._torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        return times
+
+    def _by_events(self, operation: Operation, repeats: int) -> list[float]:
+        event = self._torch.cuda.Event
+        marks = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(repeats)]
+        self._torch.cuda.synchronize()
+        for begin, end in marks:
+            begin.record()
+            operation.call()
+            end.record()
+        self._torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1000 for begin, end in marks]
+
+    def _tell(self, operation: Operation, size: int, times: list[float], wrong: int | None) -> None:
+        row = self._torch.tensor(
+            [*times, -1.0 if wrong is None else wrong],
+            dtype=self._torch.float64,
+            device=self._device,
+        )
+        table = [self._torch.empty_like(row) for _ in range(self.world)]
+        self._torch.distributed.all_gather(table, row)
+        if rank() == 0:
+            rows = [one.tolist() for one in table]
+            say(
+                "cell",
+                op=operation.op,
+                bytes=size,
+                times=[[round(one, 9) for one in each[:-1]] for each in rows],
+                wrong=[None if each[-1] < 0 else int(each[-1]) for each in rows],
+            )
+
+    def _skip(self, op: str, size: int, reason: str) -> None:
+        if rank() == 0:
+            say("skipped", op=op, bytes=size, reason=reason)
+
+    def _agreed(self, value: float, how: str) -> float:
+        told = self._torch.tensor([value], dtype=self._torch.float64, device=self._device)
+        self._torch.distributed.all_reduce(told, getattr(self._torch.distributed.ReduceOp, how))
+        return float(told.item())
+
+    def _free(self) -> int:
+        """Bytes that this rank may take, never more than its share of what is free."""
+        if self._cuda:
+            free = int(self._torch.cuda.mem_get_info()[0] * SHARE)
+        else:
+            free = available() // 4 // len(self._order.get("ranks", [0]))
+        return min(free, self._order["memory"] or free)
+
+
+def available() -> int:
+    """Bytes of host memory that can be had without pushing anybody out."""
+    with open("/proc/meminfo", encoding="ascii") as text:
+        for line in text:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

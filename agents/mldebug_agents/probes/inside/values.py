@@ -1,0 +1,78 @@
+"""Values that a collective must carry to the right place: each rank and each element has its own, and all sums are exact.
+
+Rank r has (3 i + 5 r) mod m at element i, with m small enough that the sum over all ranks is a number which the dtype
+holds exactly. The pattern repeats after m elements, so any stretch of what is expected is a cut of a tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Tuple
+
+Ranks = Tuple[int, ...]
+
+BLOCK = 1 << 20  # elements that are compared at once
+PERIOD = 113
+EXACT = {
+    "float64": 1 << 53, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8,
+    "int64": 1 << 62, "int32": (1 << 31) - 1, "int8": 127, "uint8": 255,
+}  # fmt: skip
+
+
+class Stretch(NamedTuple):
+    """Part of a buffer: `length` elements from `start` hold the sum of these ranks' elements from `first` on."""
+
+    start: int
+    length: int
+    ranks: Ranks
+    first: int
+
+
+class Values:
+    """For one world and dtype (of the module `torch`, on that device)."""
+
+    def __init__(self, torch: Any, world: int, dtype: str, device: Any) -> None:
+        self._torch, self._device, self._dtype = torch, device, getattr(torch, dtype)
+        limit = EXACT[dtype]
+        self._loud = -(
+            -world // limit
+        )  # only each so manieth rank adds something, or sums were not exact
+        adding = -(-world // self._loud)
+        self.period = max(2, min(PERIOD, limit // adding + 1))
+        self._tiles: dict[Ranks, Any] = {}
+
+    def fill(self, buffer: Any, rank: int, first: int = 0) -> None:
+        """Give the buffer the values of that rank from element `first` on."""
+        self._each(
+            buffer, Stretch(0, buffer.numel(), (rank,), first), lambda part, told: part.copy_(told)
+        )
+
+    def wrong(self, buffer: Any, stretches: list[Stretch]) -> int:
+        """How many elements are not what they should be."""
+        counts = [0]
+
+        def compare(part: Any, told: Any) -> None:
+            counts[0] += int((part != told).sum().item())
+
+        for one in stretches:
+            self._each(buffer, one, compare)
+        return counts[0]
+
+    def _each(self, buffer: Any, stretch: Stretch, work: Any) -> None:
+        tile = self._tile(stretch.ranks)
+        for at in range(0, stretch.length, BLOCK):
+            size = min(BLOCK, stretch.length - at)
+            begin = (stretch.first + at) % self.period
+            work(buffer[stretch.start + at : stretch.start + at + size], tile[begin : begin + size])
+
+    def _tile(self, ranks: Ranks) -> Any:
+        if ranks not in self._tiles:
+            if len(self._tiles) > 2:  # of many ranks they would fill the memory
+                self._tiles.clear()
+            index = self._torch.arange(self.period, dtype=self._torch.int64)
+            table = index * 0
+            for rank in ranks:
+                if rank % self._loud == 0:
+                    table = table + (3 * index + 5 * rank) % self.period
+            repeats = BLOCK // self.period + 2
+            self._tiles[ranks] = table.to(self._dtype).repeat(repeats).to(self._device)
+        return self._tiles[ranks]

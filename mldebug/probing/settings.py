@@ -1,0 +1,25 @@
+"""Values of NCCL's variables that cannot be meant."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+_CHOICES = {
+    "NCCL_ALGO": {"ring", "tree", "collnet", "collnetchain", "collnetdirect", "nvls", "nvlstree", "pat"},
+    "NCCL_PROTO": {"ll", "ll128", "simple"},
+    "NCCL_DEBUG": {"version", "warn", "info", "trace", "none", "abort"},
+}  # fmt: skip
+_NUMBERS = re.compile(
+    r"NCCL_(P2P_DISABLE|SHM_DISABLE|IB_DISABLE|NVLS_ENABLE|NTHREADS|MIN_CTAS|MAX_CTAS|MIN_NCHANNELS|MAX_NCHANNELS"
+    r"|BUFFSIZE|IB_TIMEOUT|IB_RETRY_CNT|IB_GID_INDEX|CROSS_NIC|SOCKET_NTHREADS|NSOCKS_PERTHREAD)"
+)
+
+
+def nonsense(variables: Mapping[str, str]) -> Iterator[str]:
+    """One sentence for each variable whose value NCCL cannot obey."""
+    for name, value in variables.items():
+        words = [one for one in re.split(r"[,;:]", value.lower().replace("^", "")) if one]
+        legal = _CHOICES.get(name)
+        if legal is not None and not legal.intersection(words):
+            yield f"{name}={value} means nothing to NCCL, which knows {', '.join(sorted(legal))}"
+        if _NUMBERS.fullmatch(name) and not re.fullmatch(r"-?\d{1,12}", value.strip()):
+            yield f"{name}={value} means nothing to NCCL, which wants a number"

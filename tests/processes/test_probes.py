@@ -1,0 +1,283 @@
+"""Real probes with gloo: results, what ends them, and that nothing is left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from processes.harness import clean_environment, wait_for
+from processes.light import light_job
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(300)]
+if find_spec("torch") is None:  # not imported: this process would be taken for a training job
+    pytest.skip("a probe needs PyTorch", allow_module_level=True)
+
+MANY = ("--ops", "all_reduce", "--sizes", "1MiB", "--repeats", "1000")
+ENDLESS = (*MANY, "--sizes", ",".join(f"{n}B" for n in range(1_048_576, 1_048_576 + 4000, 4)))
+
+
+ALONE = "MLDEBUG_TEST_ALONE"
+NAMESPACES = ("unshare", "--fork", "--kill-child", "--pid", "--mount", "--mount-proc")
+
+
+def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Run the test again in a PID namespace of its own: a job of another test would end or refuse the probe."""
+
+    @wraps(test)
+    def again(tmp_path: Path) -> None:
+        if ALONE in os.environ:
+            test(tmp_path)
+            return
+        user = () if os.geteuid() == 0 else ("--map-root-user",)
+        here = (*NAMESPACES, *user)
+        if subprocess.run([*here, "true"], check=False, capture_output=True).returncode:
+            pytest.skip("this user may not make a PID namespace")
+        words = (*here, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+        told = subprocess.run(
+            [*words, f"{__file__}::{test.__name__}"],
+            env=os.environ | {ALONE: "1"},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert told.returncode == 0, told.stdout + told.stderr
+
+    return again
+
+
+class Probe:
+    """`mldebug probe collectives`, marked so that each of its processes is known."""
+
+    def __init__(self, folder: Path, *words: str, more: Mapping[str, str] = {}) -> None:
+        beside = () if ALONE in os.environ else ("--beside-jobs",)
+        self.mark = uuid.uuid4().hex
+        environment = clean_environment(folder) | {"MARK": self.mark} | dict(more)
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "mldebug",
+                "probe",
+                "collectives",
+                "--device",
+                "cpu",
+                *beside,
+                *words,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def end(self) -> tuple[int, str, str]:
+        """Code, stdout and stderr, after all of its processes are gone."""
+        out, err = self.process.communicate(timeout=240)
+        wait_for("the end of its processes", lambda: not self.pids())
+        return self.process.returncode, out, err
+
+    def pids(self) -> list[int]:
+        """All processes with its mark but those that are dead."""
+        return [pid for pid in everybody() if self.mark in environ_of(pid)]
+
+    def ranks(self) -> list[int]:
+        """Its ranks: forked by a launcher, with a communicating library mapped."""
+        return [pid for pid in self.pids() if "inside" in words_of(pid) and parent_is_ours(pid)]
+
+
+def everybody() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def environ_of(pid: int) -> str:
+    return read(f"/proc/{pid}/environ")
+
+
+def words_of(pid: int) -> str:
+    return read(f"/proc/{pid}/cmdline")
+
+
+def parent_is_ours(pid: int) -> bool:
+    parent = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return bool(parent) and "inside" in words_of(int(parent[1]))
+
+
+def read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+@contextmanager
+def probing(folder: Path, *words: str) -> Iterator[Probe]:
+    """One that is ended at the end, whatever came."""
+    probe = Probe(folder, *words)
+    try:
+        yield probe
+    finally:
+        probe.process.kill()
+        probe.process.communicate()
+
+
+def first_row(probe: Probe) -> str:
+    """Wait until something was measured."""
+    assert probe.process.stdout is not None
+    for line in probe.process.stdout:
+        if line.startswith("all_reduce"):
+            return line
+    raise AssertionError("nothing was measured: " + probe.process.communicate()[1])
+
+
+def ended_when(folder: Path, act: Callable[[Probe], object]) -> tuple[int, str, str]:
+    """What comes of a long probe with which something happens in the middle."""
+    with probing(folder, *ENDLESS) as probe:
+        first = first_row(probe)
+        act(probe)
+        code, out, err = probe.end()
+        return code, first + out, err
+
+
+def test_one_object_for_each_op_and_size(tmp_path: Path) -> None:
+    words = ("--nproc", "2", "--sizes", "1MiB,2MiB", "--ops", "all_reduce,reduce_scatter", "--json")
+    code, out, err = Probe(tmp_path, *words).end()
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(one["op"], one["bytes"]) for one in found] == [
+        ("all_reduce", 1 << 20),
+        ("all_reduce", 1 << 21),
+        ("reduce_scatter", 1 << 20),
+        ("reduce_scatter", 1 << 21),
+    ]
+    for one in found:
+        assert list(one) == [
+            *("op", "bytes", "ranks", "time_seconds", "algbw_bytes_per_second"),
+            *("busbw_bytes_per_second", "per_rank", "correct"),
+        ]
+        assert list(one["time_seconds"]) == ["min", "median", "max", "p99"]
+        assert (one["ranks"], one["correct"]) == (2, True)
+        assert [each["rank"] for each in one["per_rank"]] == [0, 1]
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), [(2, "float32"), (3, "int8"), (4, "float64")])
+def test_all_collectives_carry_the_right_values(tmp_path: Path, ranks: int, dtype: str) -> None:
+    words = ("--nproc", str(ranks), "--sizes", "1B,100KiB", "--dtype", dtype, "--repeats", "3")
+    code, out, err = Probe(tmp_path, *words, "--json").end()
+    assert code == 0, err
+    found = json.loads(out)
+    assert {one["op"] for one in found} == {
+        *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
+        *("all_to_all", "send_recv", "barrier"),
+    }
+    assert all(one["correct"] for one in found if one["op"] != "barrier")
+
+
+def test_table_csv_and_metrics(tmp_path: Path) -> None:
+    places = ("--csv", str(tmp_path / "t.csv"), "--textfile", str(tmp_path / "t.prom"))
+    code, out, err = Probe(tmp_path, "--sizes", "1KiB", "--ops", "broadcast,barrier", *places).end()
+    assert code == 0, err
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["broadcast", "barrier"]
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 3
+    assert 'op="broadcast",bytes="1024",ranks="2"' in (tmp_path / "t.prom").read_text()
+
+
+def test_an_interrupt_prints_what_was_measured(tmp_path: Path) -> None:
+    code, out, _ = ended_when(tmp_path, lambda probe: probe.process.send_signal(signal.SIGINT))
+    assert code == 130
+    assert "all_reduce" in out
+
+
+def test_an_interrupt_gives_whole_json(tmp_path: Path) -> None:
+    with probing(tmp_path, *ENDLESS, "--json") as probe:
+        assert probe.process.stderr is not None
+        next(line for line in probe.process.stderr if line.startswith("all_reduce"))
+        probe.process.send_signal(signal.SIGINT)
+        code, out, _ = probe.end()
+    assert code == 130
+    assert json.loads(out)[0]["op"] == "all_reduce"
+
+
+def test_one_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    code, _, _ = ended_when(tmp_path, lambda probe: probe.process.kill())
+    assert code == -signal.SIGKILL
+
+
+def test_a_rank_that_dies_in_the_middle_is_named(tmp_path: Path) -> None:
+    def kill_one(probe: Probe) -> None:
+        os.kill(max(wait_for("ranks", probe.ranks)), signal.SIGKILL)
+
+    code, out, err = ended_when(tmp_path, kill_one)
+    assert code == 1
+    assert "all_reduce" in out
+    assert re.search(r"the probe failed: rank [01] was killed by signal 9", err)
+
+
+@alone
+def test_a_job_that_appears_ends_it_at_once(tmp_path: Path) -> None:
+    with probing(tmp_path, *ENDLESS) as probe:
+        first_row(probe)
+        with light_job(tmp_path / "job") as job:
+            code, _, err = probe.end()
+    assert code == 1
+    assert f"the probe was ended: the training job {job.name} runs on this node" in err
+
+
+@alone
+def test_beside_a_job_nothing_starts_unless_told(tmp_path: Path) -> None:
+    words = ("--sizes", "1KiB", "--ops", "broadcast")
+    with light_job(tmp_path / "job") as job:
+        code, _, err = Probe(tmp_path, *words).end()
+        assert code == 1
+        assert f"the training job {job.name} runs on this node" in err
+        code, out, err = Probe(tmp_path, *words, "--beside-jobs").end()
+    assert code == 0, err
+    assert "broadcast" in out
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    with probing(tmp_path, *ENDLESS) as probe:
+        first_row(probe)
+        code, _, err = Probe(tmp_path, *MANY).end()
+    assert code == 1
+    assert "another probe runs on this node" in err
+
+
+def test_the_duration_ends_it(tmp_path: Path) -> None:
+    code, out, err = Probe(tmp_path, *ENDLESS, "--duration", "15s").end()
+    assert code == 1
+    assert "all_reduce" in out
+    assert "the probe has used up its 15 s" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "code", "said"),
+    [
+        (("--device", "cuda"), {}, 3, "GPU"),
+        (("--interface", "eht7"), {}, 1, "has no such interface"),
+        ((), {"GLOO_SOCKET_IFNAME": "eht7"}, 1, "GLOO_SOCKET_IFNAME=eht7"),
+        ((), {"NCCL_ALGO": "Rign"}, 2, "NCCL_ALGO=Rign means nothing to NCCL"),
+        (("--memory", "1MiB"), {}, 1, "nothing was measured: all_reduce of 67108864 bytes"),
+        (("--python", "/bin/true"), {}, 3, "PyTorch does not work in /bin/true"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(
+    tmp_path: Path, words: tuple[str, ...], more: dict[str, str], code: int, said: str
+) -> None:
+    probe = Probe(tmp_path, "--sizes", "64MiB", "--ops", "all_reduce", *words, more=more)
+    found, _, err = probe.end()
+    assert found == code, err
+    sentences = [line for line in err.splitlines() if line.startswith("mldebug: ")]
+    assert len(sentences) == 1
+    assert said in sentences[0]
+    assert "Traceback" not in err

@@ -1,0 +1,205 @@
+"""What a measured collective comes to: nccl-tests' formulas, spreads, tables, metrics, and values that must be right."""
+
+import csv
+import io
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mldebug.cli import main
+from mldebug.errors import UsageError
+from mldebug.probing.collectives import Collective, collective
+from mldebug.probing.csvtext import as_csv
+from mldebug.probing.formulas import OPS, algbw, busbw
+from mldebug.probing.rows import row
+from mldebug.probing.settings import nonsense
+from mldebug.probing.statistics import slowest, spread
+from mldebug.probing.textfile import as_textfile
+from mldebug_agents.probes.collectives import _sizes
+from mldebug_agents.probes.inside.values import BLOCK, Stretch, Values
+
+MIB = 1 << 20
+
+
+def measured(op: str = "all_reduce", wrong: tuple[int | None, ...] = (0, 0)) -> Collective:
+    return collective(op, 8 * MIB, [[0.002, 0.001, 0.003], [0.001, 0.004, 0.002]], wrong)
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"),
+    [
+        ("all_reduce", 1.75),
+        ("all_gather", 0.875),
+        ("reduce_scatter", 0.875),
+        ("all_to_all", 0.875),
+        ("broadcast", 1),
+        ("reduce", 1),
+        ("send_recv", 1),
+        ("barrier", 0),
+    ],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(op: str, factor: float) -> None:
+    """Of 8 ranks and 1 GB in 10 ms, by the page PERFORMANCE.md of nccl-tests."""
+    assert busbw(op, 10**9, 0.01, 8) == pytest.approx(1e11 * factor)
+
+
+@pytest.mark.parametrize(
+    ("size", "microseconds", "alg", "bus"),
+    [(8_388_608, 133.5, 62.82, 109.93), (17_179_869_184, 127_997, 134.22, 234.89)],
+)
+def test_published_lines_of_nccl_tests_are_met(
+    size: int, microseconds: float, alg: float, bus: float
+) -> None:
+    """all_reduce_perf on 8 A100, from Stas Bekman's Machine Learning Engineering."""
+    seconds = microseconds / 1e6
+    assert algbw(size, seconds) / 1e9 == pytest.approx(alg, rel=5e-4)
+    assert busbw("all_reduce", size, seconds, 8) / 1e9 == pytest.approx(bus, rel=5e-4)
+
+
+def test_an_operation_takes_as_long_as_its_slowest_rank() -> None:
+    found = measured()
+    assert slowest([[1, 5], [2, 3]]) == [2, 5]
+    assert found.time_seconds.min == 0.002
+    assert found.time_seconds.median == 0.003
+    assert found.time_seconds.max == found.time_seconds.p99 == 0.004
+    assert found.algbw_bytes_per_second == pytest.approx(8 * MIB / 0.003)
+    assert found.per_rank[1].time_seconds.median == 0.002
+
+
+def test_the_99th_percentile_leaves_out_one_in_a_hundred() -> None:
+    assert spread([1.0] * 98 + [2.0, 9.0]).p99 == 2.0
+    assert spread([3.0]).p99 == 3.0
+
+
+def test_one_wrong_element_on_one_rank_is_wrong_for_all() -> None:
+    found = measured(wrong=(0, 1))
+    assert found.correct is False
+    assert [one.correct for one in found.per_rank] == [True, False]
+    assert row(found).endswith("WRONG on rank 1")
+    assert row(measured()).endswith("ok")
+    assert measured("barrier", (None, None)).correct is None
+    assert measured("reduce", (0, None)).correct is True
+
+
+def test_the_csv_has_a_line_for_each_result() -> None:
+    header, line = csv.reader(io.StringIO(as_csv([measured()])))
+    told = dict(zip(header, line, strict=True))
+    assert told["op"] == "all_reduce"
+    assert float(told["median_seconds"]) == 0.003
+    assert told["correct"] == "true"
+
+
+def test_metrics_for_node_exporter_are_prometheus_text() -> None:
+    text = as_textfile([measured(), measured("barrier", (None, None))], at=1.7e9)
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert len(families) == 6
+    right = families["mldebug_probe_collective_correct"].samples
+    assert [(one.labels, one.value) for one in right] == [
+        ({"op": "all_reduce", "bytes": "8388608", "ranks": "2"}, 1.0)
+    ]
+    assert families["mldebug_probe_collective_timestamp_seconds"].samples[0].value == 1.7e9
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("NCCL_ALGO", "Rign", 1),
+        ("NCCL_ALGO", "allreduce:tree,collnetdirect;broadcast:ring", 0),
+        ("NCCL_ALGO", "^Ring", 0),
+        ("NCCL_PROTO", "LL64", 1),
+        ("NCCL_P2P_DISABLE", "yes", 1),
+        ("NCCL_P2P_DISABLE", "1", 0),
+        ("NCCL_DEBUG", "INFO", 0),
+        ("NCCL_SOCKET_IFNAME", "eth0", 0),
+    ],
+)
+def test_values_that_nccl_cannot_obey_are_named(name: str, value: str, told: int) -> None:
+    found = list(nonsense({name: value}))
+    assert len(found) == told
+    assert all(f"{name}={value}" in one for one in found)
+
+
+def test_sizes_are_a_list_or_each_doubling() -> None:
+    assert _sizes("1KiB,1MiB-8MiB") == (1024, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+    assert _sizes("1B-3B") == (1, 2)
+    for wrong in ("0B", "17GiB", "much", "5"):
+        with pytest.raises(UsageError):
+            _sizes(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ops", "all_reduce,sum"], "there is no sum"),
+        (["--sizes", "1"], "has no unit"),
+        (["--memory", "lots"], "--memory"),
+        (["--duration", "2d"], "--duration"),
+        (["--python", "/no/such/python"], "there is no such program"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_runs(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", "collectives", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_picture_needs_matplotlib_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mldebug_agents.probing.plotting.find_spec", lambda _: None)
+    assert main(["probe", "collectives", "--plot", "x.png"]) == 3
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+def test_every_op_has_a_formula_and_a_row() -> None:
+    assert set(OPS) >= {"all_reduce", "all_to_all", "send_recv", "barrier"}
+    assert all(row(measured(op)).startswith(op) for op in OPS)
+
+
+# --- the values: checked with the torch of this environment ------------------------------------------
+
+torch = pytest.importorskip("torch", reason="the values are tensors")
+
+
+def filled(values: Values, length: int, *ranks: int, first: int = 0) -> "torch.Tensor":
+    """The sum over these ranks, made the slow way."""
+    total = torch.zeros(length, dtype=torch.float64)
+    for rank in ranks:
+        part = torch.zeros(length, dtype=torch.float32)
+        values.fill(part, rank, first)
+        total += part
+    return total.to(torch.float32)
+
+
+def test_a_planted_wrong_element_is_found_wherever_it_is() -> None:
+    values = Values(torch, 4, "float32", "cpu")
+    length = BLOCK + 7
+    right = filled(values, length, 0, 1, 2, 3)
+    expected = [Stretch(0, length, (0, 1, 2, 3), 0)]
+    assert values.wrong(right, expected) == 0
+    for place in (0, BLOCK - 1, BLOCK, length - 1):
+        right[place] += 1
+        assert values.wrong(right, expected) == 1
+        right[place] -= 1
+
+
+def test_a_rank_left_out_and_parts_swapped_are_found() -> None:
+    values = Values(torch, 4, "float32", "cpu")
+    expected = [Stretch(0, 500, (0, 1, 2, 3), 0)]
+    assert values.wrong(filled(values, 500, 0, 1, 2), expected) > 400
+    parts = [Stretch(0, 250, (0,), 0), Stretch(250, 250, (1,), 0)]
+    swapped = torch.cat([filled(values, 250, 1), filled(values, 250, 0)])
+    assert values.wrong(swapped, parts) == 500
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16", "float16", "float32", "int64"])
+@pytest.mark.parametrize("world", [1, 2, 8, 600])
+def test_sums_are_exact_in_every_dtype_and_world(dtype: str, world: int) -> None:
+    values = Values(torch, world, dtype, "cpu")
+    kind = getattr(torch, dtype)
+    part, total = torch.zeros(300, dtype=kind), torch.zeros(300, dtype=kind)
+    for rank in range(world):
+        values.fill(part, rank)
+        total += part
+    assert values.wrong(total, [Stretch(0, 300, tuple(range(world)), 0)]) == 0
