@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.model import Noun
+from mldebug.model import Spoken
 from mldebug.probing.trials import Pair, Trial
 
 ENOUGH = 3  # bad pairs that name a member when not all were tried
@@ -30,7 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 USUAL = Limits()
 
 
-class Culprit(Noun, frozen=True, kw_only=True):
+class Culprit(Spoken, frozen=True, kw_only=True):
     """Who is bad, and why that is known."""
 
     kind: Literal["member", "link"]
@@ -38,7 +38,7 @@ class Culprit(Noun, frozen=True, kw_only=True):
     evidence: str
 
 
-class Isolation(Noun, frozen=True, kw_only=True):
+class Isolation(Spoken, frozen=True, kw_only=True):
     """The answer. `suspects` may be bad, and cannot be told apart: they are no names."""
 
     outcome: Literal["fine", "found", "unknown"]

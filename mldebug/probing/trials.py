@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from mldebug.model import Noun
+from mldebug.model import Spoken
 
 Outcome = Literal["measured", "failed", "timed_out", "wrong"]  # wrong: values came out changed
 
 
-class Trial(Noun, frozen=True, kw_only=True):
+class Trial(Spoken, frozen=True, kw_only=True):
     """One try of one member alone, a pair, or a larger group. Members are named as a person calls them."""
 
     members: tuple[str, ...]

@@ -73,7 +73,9 @@ class ExitWatch:
             self._open = False
             os.eventfd_write(self._wake, 1)
             self._thread.join(2.0)
-            if not self._thread.is_alive():  # it may end before it is woken: the descriptor stays ours until here
+            if (
+                not self._thread.is_alive()
+            ):  # it may end before it is woken: the descriptor stays ours until here
                 os.close(self._wake)
 
     # --- in the thread -----------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from mldebug.probing.isolatetext import lines, progress
 from mldebug.probing.trials import Trial
 from mldebug.redact import clean
 from mldebug_agents.probing.child import Ended, Event
+from mldebug_agents.probing.measuring import free_port
 from mldebug_agents.probing.options import probe_options, seconds, size, wanted
-from mldebug_agents.probing.ports import free_port
 from mldebug_agents.probing.session import Session, Wanted, check_ranks, open_session
 
 JOIN = 120.0  # seconds in which the other nodes must come

@@ -26,6 +26,13 @@ from .topology import paths
 
 GRACE = 5.0  # seconds in which other stands may tell after the deadline of a step
 LOOK = 0.02
+CONSEQUENCES = (
+    "onnection",
+    "closed by peer",
+    "Broken pipe",
+    "remote process exited",
+    "not end in time",
+)
 Group = List[int]  # numbers of members
 
 
@@ -223,6 +230,6 @@ def _of(told: Any, place: int, position: int) -> Result:
 def _telling(reasons: List[str]) -> str:
     """The reason that is no consequence of another's end."""
     for one in reasons:
-        if "onnection" not in one and "not end in time" not in one:
+        if not any(word in one for word in CONSEQUENCES):
             return one
     return reasons[0]
