@@ -76,12 +76,17 @@ def isolate(
     out = {name for one in told for name in one.members}
     left = [name for name in members if name not in out]
     judged = judge_pairs([one for one in all_ if not out & set(one.members)], limits)
-    named = [*_members(left, judged), *_links(left, judged)]
+    named = _few(_members(left, judged), _links(left, judged), max(FEW, len(left) // 4))
     explained = _explained(judged, named)
     rest = sorted((one for one in judged.bad if one not in explained), key=sorted)
-    if len(named) > max(FEW, len(left) // 4):
-        rest, named = sorted(judged.bad, key=sorted), []
     return _answer(left, judged, [*told, *named], rest, _together(all_, out))
+
+
+def _few(members: list[Culprit], links: list[Culprit], most: int) -> list[Culprit]:
+    """Names stand for single faults: many links at once are two racks, or noise; many members are a wrong comparison."""
+    if len(members) > most:
+        return []
+    return members + links if len(members) + len(links) <= most else members
 
 
 def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:

@@ -82,7 +82,7 @@ def test_ranks_of_which_none_is_bad_are_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("signal", "how"), [("SIGSTOP", "timed_out"), ("SIGKILL", "failed")])
 def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, how: str) -> None:
     python = python_with(tmp_path, STOPPED.format(ranks=("1", "3"), signal=signal))
-    words = ("--nproc", "5", "--size", "64KiB", "--step", "6s", "--python", str(python))
+    words = ("--nproc", "5", "--size", "4MiB", "--step", "6s", "--python", str(python))
     code, told, _ = isolate(tmp_path, *words)
     assert sorted(named(told)) == [["rank 1"], ["rank 3"]], told
     assert code == 1

@@ -14,6 +14,7 @@ from .ranks import BEAT, LOOK, say
 
 Result = Dict[str, Any]  # what the work returned, or one of: error, died (an exit code), late
 
+KILLED = 2.0  # seconds in which whoever was killed is gone, unless it sits in the kernel
 LONGEST = 60000  # bytes of a result: it must fit into a pipe that nobody reads meanwhile
 _PR_SET_PDEATHSIG = 1
 
@@ -65,9 +66,13 @@ class Crew:
             os.kill(pid, signal.SIGKILL)
             os.close(pipe)
             self._results[label] = {"late": True}
-        for pid in list(self._running):
-            os.waitpid(pid, 0)
-            del self._running[pid]
+        until = time.monotonic() + KILLED
+        while self._running and time.monotonic() < until:
+            for pid in list(self._running):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del self._running[pid]
+            time.sleep(LOOK)
+        self._running.clear()  # it sits in the kernel, and dies when it comes back
 
 
 def failure(result: Result) -> str:
