@@ -38,7 +38,7 @@ class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def limit(self, name: str, figure: str, gpus: int = 0) -> tuple[float, str] | None:
         """What a GPU of this name must reach at least, and whose figure that is; None where nobody has published one."""
         for model in self.models:
-            found: Expected | None = getattr(model, figure)
+            found: Expected | None = getattr(model, figure, None)
             if re.search(model.match, name) and found is not None and found.gpus in (0, gpus):
                 if found.least is not None:
                     return found.least, found.source

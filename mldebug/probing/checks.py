@@ -94,7 +94,7 @@ def rates_check(
     wrong = below_others(rates, models, SPREAD[figure])
     published = "matmul_bf16" if figure == "matmul" else figure
     for who, value in rates.items():
-        limit = baselines.limit(models[who], published) if published != "device_to_host" and published != "device_to_device" else None  # fmt: skip
+        limit = baselines.limit(models[who], published)
         if limit is not None and value < limit[0]:
             wrong.append(f"{who} has {amount(figure, value)}, at least {amount(figure, limit[0])} are expected")  # fmt: skip
     words = figure.replace("_", " ")

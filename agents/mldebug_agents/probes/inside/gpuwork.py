@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
+import time
 from importlib import import_module
 from typing import Any, Callable
 
-MARGIN = 1 << 30  # bytes of free memory that are left: the context grows
+MARGIN = 2 << 30  # bytes of free memory that are left: the context grows, and comparing takes some
 CHUNK = 1 << 30
 SIDE = 8192  # of the matrices
 ROWS = 32  # of the product that the CPU computes, too
-MATMUL_ROUNDS = 8
+MATMUL_SECONDS = 5.0  # until clocks and power have settled
 CALLS = 24  # of one round
 COPY = 256 << 20  # bytes
 REPEATS = 8
@@ -23,8 +24,12 @@ def memory(gpu: int) -> dict[str, Any]:
     chunks = []
     for number in range(max(0, free - max(MARGIN, total // 50)) // CHUNK):
         chunks.append(torch.full((CHUNK,), number % 251, dtype=torch.uint8, device="cuda"))
-    wrong = sum(int((one != number % 251).sum().item()) for number, one in enumerate(chunks))
-    return {"free": free, "total": total, "taken": len(chunks) * CHUNK, "wrong": wrong}
+    wrong = 0
+    for number, chunk in enumerate(chunks):
+        wrong += sum(int((part != number % 251).sum().item()) for part in chunk.chunk(8))
+    name = torch.cuda.get_device_name()
+    taken = len(chunks) * CHUNK
+    return {"name": name, "free": free, "total": total, "taken": taken, "wrong": wrong}
 
 
 def matmul(gpu: int) -> dict[str, Any]:
@@ -40,8 +45,10 @@ def matmul(gpu: int) -> dict[str, Any]:
     product = a @ b
     wrong = int((product[:ROWS].cpu() != expected).sum().item())
     first = _checksum(torch, product)
-    times, differing = [], 0
-    for _ in range(MATMUL_ROUNDS):
+    times: list[float] = []
+    differing = 0
+    until = time.monotonic() + MATMUL_SECONDS
+    while len(times) < 3 or time.monotonic() < until:
         times.append(_seconds(torch, lambda: torch.matmul(a, b, out=product), CALLS))
         differing += _checksum(torch, product) != first
     rate = 2 * SIDE**3 / statistics.median(times[1:])
@@ -54,7 +61,7 @@ def copies(gpu: int) -> dict[str, Any]:
     torch = _on(gpu)
     host = torch.empty(COPY, dtype=torch.uint8, pin_memory=True)
     here, there = (torch.empty(COPY, dtype=torch.uint8, device="cuda") for _ in "ab")
-    told = {}
+    told: dict[str, Any] = {"name": torch.cuda.get_device_name()}
     for figure, target, source, moved in (
         ("host_to_device", here, host, COPY),
         ("device_to_host", host, here, COPY),
@@ -102,6 +109,8 @@ def _on(gpu: int) -> Any:
     torch = import_module("torch")
     torch.set_num_threads(2)
     torch.cuda.set_device(gpu)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return torch
 
 
