@@ -28,6 +28,7 @@ NAMES = (
     "scrape",
     "mounts",
     "trees",
+    "probes",
 )
 
 

@@ -62,7 +62,8 @@ class Probe:
     def __init__(self, folder: Path, *words: str, more: Mapping[str, str] = {}) -> None:
         beside = () if ALONE in os.environ else ("--beside-jobs",)
         self.mark = uuid.uuid4().hex
-        environment = clean_environment(folder) | {"MARK": self.mark} | dict(more)
+        own = {"MARK": self.mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")}
+        environment = clean_environment(folder) | own | dict(more)
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -257,7 +258,7 @@ def test_the_duration_ends_it(tmp_path: Path) -> None:
     code, out, err = Probe(tmp_path, *ENDLESS, "--duration", "15s").end()
     assert code == 1
     assert "all_reduce" in out
-    assert "the probe has used up its 15 s" in err
+    assert "the probe took too long" in err
 
 
 @pytest.mark.parametrize(
@@ -281,3 +282,76 @@ def test_what_cannot_work_is_one_sentence(
     assert len(sentences) == 1
     assert said in sentences[0]
     assert "Traceback" not in err
+
+
+# --- over several nodes: an ssh that stays here ------------------------------------------------------
+
+SSH = """#!/bin/bash
+while [ "$1" != "--" ]; do shift; done
+[ "$2" = gone ] && { echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; }
+exec sh -c "$3"
+"""
+
+
+def with_ssh(folder: Path) -> dict[str, str]:
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_two_nodes_meet_at_the_first(tmp_path: Path) -> None:
+    words = ("--hosts", "n[1-2]", "--nproc", "2", "--interface", "lo", "--sizes", "1KiB", "--json")
+    code, out, err = Probe(tmp_path, *words, "--ops", "all_gather", more=with_ssh(tmp_path)).end()
+    assert code == 0, err
+    (found,) = json.loads(out)
+    assert (found["ranks"], found["correct"]) == (4, True)
+
+
+def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    words = ("--hosts", "n1,gone", "--interface", "lo", "--sizes", "1KiB")
+    code, _, err = Probe(tmp_path, *words, more=with_ssh(tmp_path)).end()
+    assert code == 3
+    assert "node gone cannot measure" in err
+    assert "No route to host" in err
+
+
+def test_a_node_whose_rank_dies_is_named(tmp_path: Path) -> None:
+    words = (*ENDLESS, "--hosts", "n1,n2", "--nproc", "1", "--interface", "lo")
+    probe = Probe(tmp_path, *words, more=with_ssh(tmp_path))
+    try:
+        first_row(probe)
+        os.kill(max(wait_for("ranks", probe.ranks)), signal.SIGKILL)
+        code, _, err = probe.end()
+    finally:
+        probe.process.kill()
+        probe.process.communicate()
+    assert code == 1
+    assert re.search(r"node (n1: rank 0|n2: rank 1) was killed by signal 9", err)
+
+
+def test_over_nodes_one_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    words = (*ENDLESS, "--hosts", "n1,n2", "--nproc", "1", "--interface", "lo")
+    probe = Probe(tmp_path, *words, more=with_ssh(tmp_path))
+    try:
+        first_row(probe)
+    finally:
+        probe.process.kill()
+    assert probe.end()[0] == -signal.SIGKILL
+
+
+def test_printed_lines_work_when_typed_and_are_read_again(tmp_path: Path) -> None:
+    words = ("--hosts", "localhost", "--nproc", "2", "--interface", "lo", "--ops", "reduce")
+    code, out, err = Probe(tmp_path, *words, "--sizes", "1KiB", "--print-commands").end()
+    assert code == 0, err
+    environment = clean_environment(tmp_path)
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    typed = subprocess.run(
+        ["bash", "-c", out], env=environment, capture_output=True, timeout=240, check=False
+    )
+    assert typed.returncode == 0, typed.stderr
+    (tmp_path / "told").write_bytes(typed.stdout)
+    code, out, err = Probe(tmp_path, "--read", str(tmp_path / "told"), "--json").end()
+    assert code == 0, err
+    assert [(one["op"], one["bytes"], one["correct"]) for one in json.loads(out)] == [
+        ("reduce", 1024, True)
+    ]

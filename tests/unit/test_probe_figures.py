@@ -15,8 +15,8 @@ from mldebug.probing.rows import row
 from mldebug.probing.settings import nonsense
 from mldebug.probing.statistics import slowest, spread
 from mldebug.probing.textfile import as_textfile
-from mldebug_agents.probes.collectives import _sizes
 from mldebug_agents.probes.inside.values import BLOCK, Stretch, Values
+from mldebug_agents.probing.asked import payloads
 
 MIB = 1 << 20
 
@@ -120,11 +120,11 @@ def test_values_that_nccl_cannot_obey_are_named(name: str, value: str, told: int
 
 
 def test_sizes_are_a_list_or_each_doubling() -> None:
-    assert _sizes("1KiB,1MiB-8MiB") == (1024, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
-    assert _sizes("1B-3B") == (1, 2)
+    assert payloads("1KiB,1MiB-8MiB") == (1024, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+    assert payloads("1B-3B") == (1, 2)
     for wrong in ("0B", "17GiB", "much", "5"):
         with pytest.raises(UsageError):
-            _sizes(wrong)
+            payloads(wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,114 +1,49 @@
 """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values."""
 
-import time
+import os
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 import msgspec
 
+from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
-from mldebug.probing.collectives import Collective
-from mldebug.probing.csvtext import as_csv
-from mldebug.probing.formulas import OPS
-from mldebug.probing.rows import HEADER, UNITS, row
+from mldebug.folding import unfold_nodes
 from mldebug.probing.settings import nonsense
-from mldebug.probing.textfile import as_textfile
-from mldebug.redact import clean
-from mldebug_agents.probing.child import Ended, Event
-from mldebug_agents.probing.measuring import Measurement, Telling, Wish
+from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
+from mldebug_agents.probing.child import Ended, events
+from mldebug_agents.probing.environment import prepare
+from mldebug_agents.probing.lock import only_probe
+from mldebug_agents.probing.measuring import Measurement, Wish
+from mldebug_agents.probing.nodes import Nodes
 from mldebug_agents.probing.options import probe_options, size, wanted
-from mldebug_agents.probing.plotting import check_matplotlib, plot
-from mldebug_agents.probing.session import Session, check_ranks, open_session
+from mldebug_agents.probing.plotting import check_matplotlib
+from mldebug_agents.probing.session import Wanted, open_session
+from mldebug_agents.probing.showing import Output, telling, write
+from mldebug_agents.workbench import Workbench
 
-DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8")
-SIZES = {"cuda": "1KiB,1MiB,16MiB,256MiB,1GiB", "cpu": "1KiB,1MiB,16MiB"}
-LARGEST = 16 << 30
-CPU_RANKS = 2
+PORT = 29431  # of printed lines: nobody can ask there which one is free
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No settings."""
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """Where results go besides the table."""
-
-    as_json: bool
-    csv: Path | None
-    plot: Path | None
-    textfile: Path | None
-
-
 @click.command("collectives")
-@click.option(
-    "--nproc",
-    type=click.IntRange(1, 64),
-    help="Ranks on this node. Default: one for each GPU, 2 on CPUs.",
-)
-@click.option(
-    "--sizes", metavar="LIST", help="Payloads: 1KiB,1GiB, or 1KiB-1GiB for each doubling."
-)
-@click.option(
-    "--ops", metavar="LIST", default=",".join(OPS), help="Which collectives. Default: all."
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    default="float32",
-    show_default=True,
-    help="Of the elements.",
-)
-@click.option(
-    "--warmup",
-    type=click.IntRange(1, 1000),
-    default=5,
-    show_default=True,
-    help="Untimed repetitions.",
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1, 1000),
-    default=20,
-    show_default=True,
-    help="Timed repetitions at most.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(1, 3600),
-    default=60.0,
-    show_default=True,
-    help="Seconds that one operation may take.",
-)
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    help="Largest memory of each rank. Default: a share of what is free.",
-)
-@click.option("--interface", default="", help="Network interface that the ranks talk over.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print a list with an object for each op and size."
-)
-@click.option(
-    "--csv", type=click.Path(path_type=Path, dir_okay=False), help="Write a table there, too."
-)
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw bus bandwidths there (needs matplotlib).",
-)
-@click.option(
-    "--textfile",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write metrics for node_exporter there.",
-)
+@collective_options
 @probe_options
 def command(
     nproc: int | None,
     sizes: str | None,
     ops: str,
     memory: str | None,
+    hosts: str | None,
+    through: str,
+    print_commands: bool,
+    told: TextIO | None,
     as_json: bool,
     csv: Path | None,
     picture: Path | None,
@@ -122,135 +57,98 @@ def command(
     """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values.
 
     Times are those of the slowest rank in each repetition; bandwidths come from their median, by the factors of
-    nccl-tests. Ctrl-C prints what was measured so far. Exit code 1: a value was wrong, a rank failed, or the node is
+    nccl-tests. Ctrl-C prints what was measured so far. Exit code 1: a value was wrong, a rank failed, or a node is
     busy.
     """
     frame = wanted(python, device, duration, beside_jobs)
-    chosen, limit = _ops(ops), size(memory, "--memory") if memory else None
+    wish = Wish(
+        nproc=nproc or 0,
+        ops=chosen_ops(ops),
+        sizes=payloads(sizes) if sizes else (),
+        memory=size(memory, "--memory") if memory else None,
+        **rest,
+    )
     if picture:
         check_matplotlib()
-    payloads = {kind: _sizes(sizes or SIZES[kind]) for kind in SIZES}
     output = Output(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
+    names = unfold_nodes(hosts) if hosts else ()
+    if print_commands:
+        return _printed(wish, names, frame)
+    kept = _variables()
+    measurement = Measurement(wish, telling(output, kept))
+    if told is not None:
+        return _measured(measurement, output, kept, lambda: _read(measurement, told))
+    if names:
+        nodes = Nodes(names, through, python or sys.executable, {**kept, **measurement.variables()})
+        return _over(nodes, frame, measurement, output)
     with open_session(frame) as session:
-        _check_variables(session)
-        ranks = nproc or (session.facts.gpus if session.device == "cuda" else CPU_RANKS)
-        check_ranks(session, ranks)
-        sizes_here = payloads[session.device]
-        wish = Wish(nproc=ranks, ops=chosen, sizes=sizes_here, memory=limit, **rest)
-        return measured(session, wish, output)
+        return _measured(measurement, output, kept, lambda: measurement.run(session))
 
 
-def measured(session: Session, wish: Wish, output: Output) -> int:
+def _over(nodes: Nodes, frame: Wanted, measurement: Measurement, output: Output) -> int:
+    with Workbench(load_config(None)) as bench, only_probe(frame.lock):
+        run = lambda: measurement.run_on(nodes, frame, bench.spawner)
+        return _measured(measurement, output, _variables(), run)
+
+
+def _measured(
+    measurement: Measurement, output: Output, kept: Mapping[str, str], run: Callable[[], Ended]
+) -> int:
     """Measure, show and write; whatever ends it, what there is by then comes out."""
-    measurement = Measurement(wish, _telling(session, output))
-    ended = Ended(outcome="cancelled", reason="it was interrupted")
     try:
-        ended = measurement.run(session)
+        ended = run()
     finally:
         write(measurement, output)
     if ended.outcome != "done":
-        raise MldebugError(_sentence(ended, session), _way_out(ended, session))
+        raise MldebugError(_sentence(ended), _way_out(ended, kept))
     if not measurement.results:
-        raise MldebugError(f"nothing was measured: {measurement.skipped[0]}", "smaller --sizes")
+        why = measurement.skipped[0] if measurement.skipped else "no rank said anything"
+        raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
     wrong = any(one.correct is False for one in measurement.results)
     return int(ExitCode.FOUND if wrong else ExitCode.FINE)
 
 
-def write(measurement: Measurement, output: Output) -> None:
-    """Everything that is asked for but the table, which was printed row by row."""
-    results = measurement.results
-    if output.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
-    if output.csv:
-        output.csv.write_text(as_csv(results), encoding="utf-8")
-    if output.textfile:
-        _replace(output.textfile, as_textfile(results, time.time()))
-    if output.plot and results:
-        plot(results, output.plot, _title(measurement.about))
+def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted) -> int:
+    if not names or not wish.nproc or frame.device == "auto":
+        raise UsageError(
+            "--print-commands asks no node what it has", "add --hosts a,b --nproc 8 --device cuda"
+        )
+    for line in Measurement(wish).torchrun(names, frame.device, PORT):
+        click.echo(line)
+    return int(ExitCode.FINE)
 
 
-def _telling(session: Session, output: Output) -> Telling:
-    """A table as it grows, on stdout; with --json on stderr, for whoever watches."""
-
-    def say(line: str) -> None:
-        click.echo(line, err=output.as_json)
-
-    def joined(event: Event) -> None:
-        click.echo(_title(event), err=True)
-        for name, value in session.environment.kept.items():
-            click.echo(clean(f"  {name}={value}", 200), err=True)
-        say(HEADER)
-        say(UNITS)
-
-    def result(found: Collective) -> None:
-        say(row(found))
-
-    return Telling(result=result, skipped=lambda line: click.echo(line, err=True), joined=joined)
+def _read(measurement: Measurement, told: TextIO) -> Ended:
+    """What ranks have said elsewhere."""
+    for line in told:
+        for event in events([line.encode()]):
+            measurement.hear(event)
+    return Ended(outcome="done")
 
 
-def _title(event: Event) -> str:
-    if not event:
-        return ""
-    gpu = f" on {event['gpu']}, NCCL {event['nccl']}" if event["gpu"] else ""
-    return clean(f"{event['ranks']} ranks, {event['backend']}{gpu}", 200)
-
-
-def _sentence(ended: Ended, session: Session) -> str:
+def _sentence(ended: Ended) -> str:
     if ended.outcome == "late":
-        return f"the probe has used up its {session.wanted.duration:g} s"
+        return f"the probe took too long: {ended.reason}"
     if ended.outcome == "cancelled":
         return f"the probe was ended: {ended.reason}"
     return f"the probe failed: {ended.reason}"
 
 
-def _way_out(ended: Ended, session: Session) -> str:
+def _way_out(ended: Ended, kept: Mapping[str, str]) -> str:
     if ended.outcome == "late":
         return "fewer --ops, smaller --sizes, or a longer --duration"
     if ended.outcome == "cancelled":
         return "measure when the node is idle"
-    kept = ", ".join(f"{name}={value}" for name, value in session.environment.kept.items())
-    return f"is it one of these variables? {kept}" if kept else ""
+    told = ", ".join(f"{name}={value}" for name, value in kept.items())
+    return f"is it one of these variables? {told}" if told else ""
 
 
-def _check_variables(session: Session) -> None:
-    """Raise UsageError for what NCCL cannot obey: it would say so in a riddle, or not at all."""
-    problems = tuple(nonsense(session.environment.kept))
-    if problems:
+def _variables() -> dict[str, str]:
+    """Those that change what is measured; UsageError for what NCCL cannot obey: it would say so in a riddle."""
+    kept = prepare(os.environ).kept
+    if problems := tuple(nonsense(kept)):
         raise UsageError("\n".join(problems), "unset it, or correct it")
-
-
-def _ops(text: str) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
-    unknown = [one for one in chosen if one not in OPS]
-    if unknown or not chosen:
-        raise UsageError(
-            f"--ops {text}: there is no {', '.join(unknown)}", f"choose from: {', '.join(OPS)}"
-        )
-    return chosen
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    found: list[int] = []
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        found.append(_payload(low))
-        while dash and found[-1] * 2 <= _payload(high):
-            found.append(found[-1] * 2)
-    return tuple(dict.fromkeys(found))
-
-
-def _payload(text: str) -> int:
-    found = size(text, "--sizes")
-    if not 1 <= found <= LARGEST:
-        raise UsageError(f"--sizes {text}: a payload is 1B to 16GiB", "write it like 16MiB")
-    return found
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all: a collector may read it at any moment."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    return kept
 
 
 def create(options: Options) -> click.Command:

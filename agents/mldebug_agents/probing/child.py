@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +17,7 @@ MOST = 64 << 20  # bytes of all its lines
 LOOK_EVERY = 1.0
 
 _PLACE = re.compile(r"^\[[^\]]{1,300}:\d+\] ")  # where in its source gloo has raised
-_OF_PEERS = re.compile(
+OF_PEERS = re.compile(
     r"closed by peer|reset by peer|Broken pipe|Socket Timeout|Timed out waiting|remote process exited"
 )
 
@@ -78,17 +78,9 @@ class Child:
 
     def _events(self, chunk: bytes) -> list[Event]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        found = []
-        for line in lines:
-            try:
-                event = msgspec.json.decode(line, type=dict[str, Any])
-            except msgspec.MsgspecError:
-                continue  # a library that writes to the descriptor itself
-            if isinstance(event.get("event"), str):
-                found.append(event)
         if len(self._rest) > LONGEST_LINE:
             self._rest = b""
-        return found
+        return events(lines)
 
     def _note(self, event: Event) -> None:
         self._heard = time.monotonic()
@@ -120,6 +112,19 @@ class Child:
         return Ended(outcome="done", **told)
 
 
+def events(lines: Sequence[bytes]) -> list[Event]:
+    """Those of the lines that are events: a library may write to stdout, too."""
+    found = []
+    for line in lines:
+        try:
+            event = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        if isinstance(event.get("event"), str):
+            found.append(event)
+    return found
+
+
 def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
     """The words that run one of our scripts in that Python."""
     return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
@@ -132,7 +137,7 @@ def _why(failures: list[Event], completed: Completed) -> str:
     silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
     for one in silent:
         return f"rank {one.get('rank')} {how(one.get('code', 0))} before the others were done"
-    for one in sorted(said, key=lambda one: bool(_OF_PEERS.search(str(one.get("error"))))):
+    for one in sorted(said, key=lambda one: bool(OF_PEERS.search(str(one.get("error"))))):
         who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
         first = str(one.get("error", "")).strip().splitlines() or [""]
         return clean(f"{who}{one.get('kind')}: {_PLACE.sub('', first[0])}", 500)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from mldebug.errors import MldebugError
 
-LOCK = Path("/tmp/mldebug-probe.lock")  # noqa: S108 - the one place that all users of a node share
+USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share
+# containers of one node share another place
+LOCK = Path(os.environ.get("MLDEBUG_PROBE_LOCK") or USUAL)
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

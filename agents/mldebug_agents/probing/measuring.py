@@ -1,25 +1,51 @@
 """The collectives of one session: the order for its ranks, and what they say made into results as it comes."""
 
+import os
+import shlex
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from mldebug.errors import MldebugError
 from mldebug.probing.collectives import Collective, collective
 from mldebug.redact import clean
-from mldebug_agents.probing.child import Ended, Event
-from mldebug_agents.probing.session import Session
+from mldebug_agents.probing.child import Child, Ended, Event
+from mldebug_agents.probing.nodes import Nodes, Seen, agreed_device, cause, check_idle
+from mldebug_agents.probing.python import INSIDE
+from mldebug_agents.probing.session import SPARE, Session, Wanted, check_ranks
+from mldebug_agents.spawn import Spawner
 
+TYPED = (
+    "device",
+    "ops",
+    "sizes",
+    "dtype",
+    "warmup",
+    "repeats",
+    "timeout",
+    "cell_seconds",
+    "memory",
+)
+SIZES = {
+    "cuda": (1 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30),
+    "cpu": (1 << 10, 1 << 20, 16 << 20),
+}
+CPU_RANKS = 2
 CELL_SECONDS = 5.0  # about, for all repetitions of one op with one payload
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured. `memory`: bytes that each rank may take; None: a share of what is free."""
+    """What is measured. `nproc` 0: one for each GPU, 2 on CPUs; no `sizes`: some usual ones.
+
+    `memory`: bytes that each rank may take; None: a share of what is free.
+    """
 
     nproc: int
     ops: tuple[str, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
     dtype: str = "float32"
     warmup: int = 5
     repeats: int = 20
@@ -31,25 +57,72 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 class Telling(msgspec.Struct, frozen=True, kw_only=True):
     """Who is told what comes."""
 
-    result: Callable[[Collective], None]
-    skipped: Callable[[str], None]
-    joined: Callable[[Event], None]
+    result: Callable[[Collective], object] = id
+    skipped: Callable[[str], object] = id
+    joined: Callable[[Event], object] = id
 
 
 class Measurement:
     """Keep one for each run: `results` grows while it runs."""
 
-    def __init__(self, wish: Wish, telling: Telling) -> None:
-        self.wish, self._telling = wish, telling
+    def __init__(self, wish: Wish, telling: Telling | None = None) -> None:
+        self.wish, self._telling = wish, telling or Telling()
         self.results: list[Collective] = []
         self.skipped: list[str] = []
         self.about: Event = {}
 
     def run(self, session: Session) -> Ended:
         """Measure on this node alone."""
-        ranks = list(range(self.wish.nproc))
+        usual = session.facts.gpus if session.device == "cuda" else CPU_RANKS
+        ranks = list(range(self.wish.nproc or usual))
+        check_ranks(session, len(ranks))
         order = self.order(session.device, ranks, len(ranks), "127.0.0.1", free_port())
         return session.run("collectives", order, self.hear, env=self.variables())
+
+    def run_on(self, nodes: Nodes, wanted: Wanted, spawner: Spawner) -> Ended:
+        """Measure over these nodes; raises MldebugError for one that cannot, or is busy."""
+        until = time.monotonic() + wanted.duration
+
+        def run(argv: list[str], hear: Callable[[Event], None]) -> Ended:
+            seconds = max(1.0, until - time.monotonic()) + SPARE
+            return Child(spawner).run(argv, os.environ, seconds, hear)
+
+        seen = nodes.ask(run, self.wish.interface)
+        device = agreed_device(seen, wanted.device)
+        if not wanted.beside_jobs:
+            check_idle(seen, device == "cuda")
+        orders = self._orders(nodes.hosts, seen, device, until - time.monotonic())
+        return cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.hear)))
+
+    def _orders(
+        self, hosts: tuple[str, ...], seen: dict[str, Seen], device: str, seconds: float
+    ) -> dict[str, tuple[str, dict[str, Any]]]:
+        first = seen[hosts[0]]
+        fewest = min(one.gpus for one in seen.values()) if device == "cuda" else CPU_RANKS
+        each = self.wish.nproc or fewest
+        if device == "cuda" and each > fewest:
+            raise MldebugError(
+                f"{each} ranks were wanted, and a node has {fewest} GPUs", "fewer --nproc"
+            )
+        world = each * len(hosts)
+        address = first.address or hosts[0]
+        made = {}
+        for number, host in enumerate(hosts):
+            ranks = list(range(number * each, (number + 1) * each))
+            order = self.order(device, ranks, world, address, first.port)
+            made[host] = ("collectives", {**order, "seconds": max(1.0, seconds)})
+        return made
+
+    def torchrun(self, hosts: tuple[str, ...], device: str, port: int) -> Iterator[str]:
+        """The line for each host that a person can type there."""
+        order = self.order(device, [], 0, "", 0)
+        kept = {name: value for name, value in order.items() if name in TYPED}
+        for number, host in enumerate(hosts):
+            place = f"--master-addr {hosts[0]} --master-port {port}"
+            many = f"--nnodes {len(hosts)} --node-rank {number} --nproc-per-node {self.wish.nproc}"
+            words = shlex.join([str(INSIDE), "collectives", msgspec.json.encode(kept).decode()])
+            settings = "".join(f"{name}={value} " for name, value in self.variables().items())
+            yield f"{settings}torchrun {many} {place} {words}  # on {host}"
 
     def order(
         self, device: str, ranks: list[int], world: int, address: str, port: int
@@ -63,7 +136,7 @@ class Measurement:
             "port": port,
             "device": device,
             "ops": wish.ops,
-            "sizes": wish.sizes,
+            "sizes": wish.sizes or SIZES[device],
             "dtype": wish.dtype,
             "warmup": wish.warmup,
             "repeats": wish.repeats,

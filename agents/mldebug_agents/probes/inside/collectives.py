@@ -6,6 +6,7 @@ The order has `device`, `ops`, `sizes` (bytes), `dtype`, `warmup`, `repeats`, `t
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -147,7 +148,7 @@ class Bench:
         if self._cuda:
             free = int(self._torch.cuda.mem_get_info()[0] * SHARE)
         else:
-            free = available() // 4 // len(self._order.get("ranks", [0]))
+            free = available() // 4 // int(os.environ["LOCAL_WORLD_SIZE"])
         return min(free, self._order["memory"] or free)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import struct
+import subprocess
 import sys
 from importlib import import_module
 from typing import Any
 
 from .ranks import keep_stdout, say
+
+SIOCGIFADDR = 0x8915
 
 
 def main(order: dict[str, Any]) -> None:
@@ -30,4 +36,37 @@ def main(order: dict[str, Any]) -> None:
         if built and dist.is_nccl_available()
         else "",
         gloo=dist.is_available() and dist.is_gloo_available(),
+        address=address(order.get("interface", "")),
+        port=free_port(),
+        compute=compute() if built else [],
     )
+
+
+def address(interface: str) -> str:
+    """The IPv4 address of that interface, else the one by which this host leaves for others; "" where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            if interface:
+                packed = struct.pack("256s", interface.encode()[:15])
+                return socket.inet_ntoa(fcntl.ioctl(one.fileno(), SIOCGIFADDR, packed)[20:24])
+            one.connect(("192.0.2.1", 9))  # sends nothing
+            return str(one.getsockname()[0])
+        except OSError:
+            return ""
+
+
+def free_port() -> int:
+    """A TCP port that nobody has now."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def compute() -> list[int] | None:
+    """Pids that compute on the GPUs here; None where nvidia-smi does not tell."""
+    words = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+        return [int(line) for line in told.stdout.split()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

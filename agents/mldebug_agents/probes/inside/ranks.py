@@ -70,6 +70,7 @@ def fork_rank(order: Order, number: int, work: Callable[[Order], None]) -> int:
     os.environ.update(
         RANK=str(order["ranks"][number]),
         LOCAL_RANK=str(number),
+        LOCAL_WORLD_SIZE=str(len(order["ranks"])),
         WORLD_SIZE=str(order["world"]),
         MASTER_ADDR=str(order["address"]),
         MASTER_PORT=str(order["port"]),
