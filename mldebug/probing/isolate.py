@@ -134,7 +134,7 @@ def _sort(
     if limits.floor is not None and speed < limits.floor:
         return "bad", f"has {rate(speed)}, expected are {rate(limits.floor)}"
     if share < limits.slow:
-        return ("unsure" if failed else "bad"), told
+        return "bad", told
     if failed:
         return "unsure", f"{_WORDS[failed[0].outcome]} in one try and worked in another"
     return ("good" if share >= limits.fine else "unsure"), told

@@ -54,7 +54,7 @@ def isolate(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     done = subprocess.run(
         [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", "--beside-jobs", "--json", *words],
         check=False, capture_output=True, text=True, timeout=360,
-        env=clean_environment(folder) | {MARK: mark},
+        env=clean_environment(folder) | {MARK: mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")},
     )  # fmt: skip
     wait_for("all processes to end", lambda: not marked(mark), 20)
     assert done.stdout, done.stderr
@@ -102,7 +102,7 @@ def test_what_cannot_be_asked_is_told(tmp_path: Path) -> None:
         done = subprocess.run(
             [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", *words],
             check=False, capture_output=True, text=True, timeout=120,
-            env=clean_environment(tmp_path),
+            env=clean_environment(tmp_path) | {"MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")},
         )  # fmt: skip
         assert done.returncode == 2
         assert sentence in done.stderr

@@ -187,6 +187,12 @@ def test_what_was_measured_beside_others_is_compared_with_its_like() -> None:
     assert named(isolate(names(4), trials + alone)) == {frozenset({"n1"})}
 
 
+def test_a_pair_that_is_slow_or_late_in_every_try_is_bad() -> None:
+    late = [Trial(members=("n0", "n2"), outcome="timed_out")]
+    trials = [*world(names(4), [frozenset({"n2"})]), *late]
+    assert named(isolate(names(4), trials)) == {frozenset({"n2"})}
+
+
 def test_wrong_values_are_never_excused_by_a_good_try() -> None:
     trials = [*world(names(4), []), Trial(members=("n0", "n1"), outcome="wrong")]
     assert named(isolate(names(4), trials)) == {frozenset({"n0", "n1"})}

@@ -16,7 +16,7 @@ from mldebug_agents.probing.session import Session, Wanted, check_ranks, open_se
 JOIN = 120.0  # seconds in which the other nodes must come
 STEP = {"cuda": 60.0, "cpu": 30.0}  # seconds: NCCL needs some of them to begin
 SIZE = {"cuda": 256 << 20, "cpu": 8 << 20}
-REPEATS = 10
+REPEATS = 20
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
