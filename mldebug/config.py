@@ -4,7 +4,7 @@ Each section is a struct: its fields are the legal keys, their defaults the defa
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -46,6 +46,8 @@ class Agent(Section, frozen=True, kw_only=True):
     state_dir: Path = msgspec.field(default_factory=_own_state_dir)
     # where Prometheus scrapes /metrics; "" for nowhere
     listen: str = "127.0.0.1:9753"
+    # who shows this token may ask for captures by TCP, as Alertmanager's webhook does: openssl rand -hex 32
+    token_file: Path | None = None
     # Unix group whose members see all runs at the socket; others see their own. "" for none
     group: str = ""
 
@@ -160,6 +162,35 @@ class Notifying(Section, frozen=True, kw_only=True):
     link: str = ""
 
 
+class Actions(Section, frozen=True, kw_only=True):
+    """What is done about an event; nothing that may harm a job or a node without `allow`."""
+
+    # by name: {save: {kind: capture}, stop: {kind: scancel}}
+    steps: Annotated[
+        dict[str, Plugin], Room(lambda: names("actions"), lambda kind: load("actions", kind))
+    ] = {}
+    # by kind of event, the steps in their order; '*' for all that have none: {stall: [save, stop]}
+    chains: dict[str, tuple[str, ...]] = {}
+    # kinds that may run although they may harm: command, signal, scancel, drain
+    allow: tuple[Literal["command", "signal", "scancel", "drain"], ...] = ()
+    # tell what would be done, and do nothing
+    dry_run: bool = False
+    # a step does not run again for the same job within this time
+    cooldown: Annotated[Duration, msgspec.Meta(ge=0, le=86400)] = 600.0
+    # of each step
+    hourly: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Chains name steps."""
+        for kind, steps in self.chains.items():
+            for name in steps:
+                if name not in self.steps:
+                    have = ", ".join(self.steps) or "none"
+                    yield "chains", f"{kind} names {name!r}, which is no step; steps: {have}"
+            if len(set(steps)) < len(steps):
+                yield "chains", f"{kind} names a step twice"
+
+
 class Trees(Section, frozen=True, kw_only=True):
     """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
 
@@ -223,6 +254,30 @@ class Storage(Section, frozen=True, kw_only=True):
     canary: Canary = msgspec.field(default_factory=Canary)
 
 
+class ExpectedJob(Section, frozen=True, kw_only=True):
+    """Which job must run or be queued; * stands for anything, and what is left out fits all."""
+
+    name: str = ""
+    user: str = ""
+    # 17, or 17_3 of an array; 17 fits all of its tasks
+    id: str = ""
+    # which of the section `schedulers`; may be left out where there is only one
+    scheduler: str = ""
+
+
+class Jobs(Section, frozen=True, kw_only=True):
+    """Jobs that somebody waits for, and what jobs have left behind."""
+
+    # by name of the watch: {pretrain: {name: my-training-10b, user: ada}}; needs a scheduler
+    expected: dict[str, ExpectedJob] = {}
+    # so long before its time limit ends an expected job, somebody is told
+    before_limit: PositiveDuration = 900.0
+    # look for processes whose job is gone; none is ended
+    orphans: bool = True
+    # for so long a job's processes may take to end
+    orphan_grace: PositiveDuration = 120.0
+
+
 class Config(Section, frozen=True, kw_only=True):
     """Everything that can be set."""
 
@@ -241,7 +296,13 @@ class Config(Section, frozen=True, kw_only=True):
     channels: Annotated[
         dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
     ] = {}
+    # who is asked whether jobs run: {main: {kind: slurm}}
+    schedulers: Annotated[
+        dict[str, Plugin], Room(lambda: names("schedulers"), lambda kind: load("schedulers", kind))
+    ] = {}
+    jobs: Jobs = Jobs()
     events: Notifying = Notifying()
+    actions: Actions = Actions()
     cluster: Cluster = Cluster()
     checkpoints: Checkpoints = Checkpoints()
     memory: MemorySettings = MemorySettings()
@@ -253,7 +314,27 @@ class Config(Section, frozen=True, kw_only=True):
 
 def load_config(path: Path | None) -> Config:
     """Return the configuration in a file, or the defaults for None; `ConfigError` lists all problems at once."""
-    return Config() if path is None else parse(_read(path), str(path), Config)
+    if path is None:
+        return Config()
+    config = parse(_read(path), str(path), Config)
+    if problems := [f"{path}: {one}" for one in _unwatched(config)]:
+        raise ConfigError(problems, "see docs/scheduler.md")
+    return config
+
+
+def _unwatched(config: Config) -> Iterator[str]:
+    """Jobs that nobody would be asked about: silence would look like all is well."""
+    known = ", ".join(config.schedulers)
+    for name, one in config.jobs.expected.items():
+        where = f"jobs.expected.{name}"
+        if not config.schedulers:
+            yield f"{where}: there is no scheduler to ask; write `schedulers: {{main: {{kind: slurm}}}}`"
+        elif one.scheduler and one.scheduler not in config.schedulers:
+            yield f"{where}.scheduler: {one.scheduler} is no scheduler; choose from: {known}"
+        elif not one.scheduler and len(config.schedulers) > 1:
+            yield f"{where}: has no scheduler; choose from: {known}"
+        if not (one.name or one.user or one.id):
+            yield f"{where}: fits every job; write a name, user or id"
 
 
 def effective_yaml(config: Config) -> str:

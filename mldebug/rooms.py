@@ -14,6 +14,7 @@ from typing import Any
 from mldebug.errors import UsageError
 
 ROOMS: dict[str, tuple[str, ...]] = {
+    "actions": ("mldebug_agents.actions",),
     "channels": ("mldebug_exporters.channels",),
     "checkpoints": ("mldebug.checkpoints",),
     "clusters": ("mldebug_agents.clusters",),
@@ -24,6 +25,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "logs": ("mldebug.logs",),
     "gpus": ("mldebug_agents.gpus",),
     "probes": ("mldebug_agents.probes",),
+    "schedulers": ("mldebug_agents.schedulers",),
     "transports": ("mldebug_agents.transports",),
 }
 

@@ -13,6 +13,7 @@ from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Noun, RankDevice, Remark, Said
 from mldebug.records import LogCounts, StepTimes
 from mldebug.saves.telling import SaveState
+from mldebug.scheduling.model import Orphan, SchedulerState
 from mldebug.traps.finding import Trap
 
 
@@ -71,6 +72,7 @@ class SourceState(Noun, frozen=True, kw_only=True):
     seconds: float = 0.0  # of the last round
     stuck: bool = False
     error: str = ""
+    last_success: float | None = None  # unix: end of its last round that went well
 
 
 class Children(Noun, frozen=True, kw_only=True):
@@ -114,6 +116,8 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
     health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
     storage: StorageState | None = None  # None: not looked at yet
+    schedulers: tuple[SchedulerState, ...] = ()  # of the configuration
+    orphans: tuple[Orphan, ...] | None = None  # None: not looked at
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )

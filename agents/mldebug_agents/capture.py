@@ -11,6 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from posixpath import dirname
 from typing import Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from mldebug.model import (
     Job,
     LogTail,
     NodeCapture,
+    OpenFile,
     ProcessCapture,
     ProcessState,
     RankCapture,
@@ -51,6 +53,7 @@ log = logging.getLogger("mldebug")
 
 MAX_CHILDREN = 64
 DEFECT = "report it as a defect of mldebug"
+LINK_TIMEOUT = 1.0  # seconds
 FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
 
 
@@ -167,6 +170,7 @@ class _Session:
         self.job = job
         self.started = started
         self.gaps: list[Gap] = []
+        self._hung: dict[tuple[str, str], Unreadable] = {}  # by mount namespace and folder
         self.flights: dict[int, FlightRecord] = {}
         self.targets = list(self._targets(job.ranks, children))
         self.seen = Sampling(capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep)
@@ -245,7 +249,7 @@ class _Session:
             by_hook=bool(dump.instead),
             movement=movement(target.pid, self.seen.samples.get(target.pid, [])),
             source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
-            blocked_on=blocked_on(state, self._memory, self.c.host.mount_at, self.c.host.link),
+            blocked_on=self._blocked_on(state),
         )
 
     def _second_opinion(self, target: Target, dump: Dump) -> Dump:
@@ -283,6 +287,20 @@ class _Session:
         self.gaps.append(
             Gap(what=what, reason=reason, rank=target.rank, pid=target.pid, way_out=way_out)
         )
+
+    def _blocked_on(self, state: ProcessState | None) -> OpenFile | None:
+        host = self.c.host
+        return blocked_on(state, self._memory, host.mount_at, host.link, self._is_link)
+
+    def _is_link(self, pid: int, path: str) -> bool | Unreadable:
+        """Of many ranks that are blocked in one folder only the first costs a reader that hangs."""
+        where = self.c.host.link(pid, "ns/mnt"), dirname(path)
+        if where in self._hung:
+            return self._hung[where]
+        told = self.c.reader.is_link(f"{self.c.host.proc}/{pid}/root{path}", LINK_TIMEOUT)
+        if isinstance(told, Unreadable) and told.stuck:
+            self._hung[where] = told
+        return told
 
     def _memory(self, pid: int, address: int, size: int) -> bytes:
         data = self.c.reader.read_memory(pid, address, max_bytes=size)

@@ -40,6 +40,8 @@ class FakeReader(Reader):
         self, operation: Operation, path: str, limit: int, line: int
     ) -> Answer | Unreadable:
         data = self.files.get(path)
+        if operation is Operation.LINK and not isinstance(data, Unreadable):
+            return Answer(b"")
         if operation in (Operation.EXISTS, Operation.EXECUTABLE) and not isinstance(
             data, Unreadable
         ):

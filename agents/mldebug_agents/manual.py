@@ -15,7 +15,7 @@ from mldebug.model import Asked, Job, Judgement, NodeCapture
 from mldebug.nodeview.glance import Glance
 from mldebug.pruning import BY_HAND
 from mldebug.recorded import ASKED
-from mldebug.report.build import build_report, make_id
+from mldebug.report.build import Trigger, build_report, make_id
 from mldebug.report.html import render_html
 from mldebug.reportmodel import Report, Stall
 from mldebug.traps.finding import remarks
@@ -29,6 +29,8 @@ STORE_TIMEOUT = 10.0
 BESIDE = 3.0  # seconds for GPUs and kernel log, from the begin of the first capture
 AGAIN = 2.0  # seconds between two looks at the GPUs: one tells what they did in the second before
 MAX_TOLD = 4  # jobs listed in an error
+BY_NOBODY = "captured by hand: nobody waited for a timeout"
+WHY = {"alert": "an alert or an action asked for it: nobody waited for a timeout"}
 MAX_TURNS = 100  # reports of one job in one second
 
 
@@ -153,6 +155,7 @@ def write_case(
     detected: float,
     asked: Asked | None = None,
     node: str | None = None,
+    trigger: Trigger = "manual",
 ) -> Taken:
     """Judge, build, render; store within a deadline: a hung or closed state dir costs the file, never the answer.
 
@@ -164,10 +167,10 @@ def write_case(
         judgement,
         captures,
         kind="manual",
-        trigger="manual",
+        trigger=trigger,
         detected_at=detected,
         reported_at=time.time(),
-        stall=Stall(timeout_seconds=None, why="captured by hand: nobody waited for a timeout"),
+        stall=Stall(timeout_seconds=None, why=WHY.get(trigger, BY_NOBODY)),
         versions=first.versions,
         report_id=make_id(detected, f"{first.job.id[:40]}-{BY_HAND}"),
         asked=asked,

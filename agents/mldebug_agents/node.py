@@ -20,13 +20,12 @@ from mldebug.snapshot import Snapshot
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Decision, Stage
+from mldebug_agents.boards import Boards, Seen
 from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.pidfds import ExitWatch
 from mldebug_agents.exits.stories import Stories
 from mldebug_agents.exits.witness import Witness
-from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.host import Host
-from mldebug_agents.hostmemory.board import MemoryBoard
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.life.clock import Clock
@@ -34,7 +33,6 @@ from mldebug_agents.life.notify import Notifier, reloading, status_text
 from mldebug_agents.life.reloading import needs_restart, stuck_remarks
 from mldebug_agents.life.usage import Usage
 from mldebug_agents.members.desk import Members
-from mldebug_agents.notices.desk import Notices
 from mldebug_agents.orders import Order, Orders
 from mldebug_agents.past import Past
 from mldebug_agents.ras.asking import RasReply
@@ -42,10 +40,8 @@ from mldebug_agents.ras.client import GLANCE as RAS_GLANCE
 from mldebug_agents.raswatch import RasWatch, RunToAsk
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run, run_state, unjudged
-from mldebug_agents.saving.board import SaveBoard
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.state.ledger import Ledger
-from mldebug_agents.storage import Storage
 from mldebug_agents.watch import NodeLook, Watch
 from mldebug_agents.workbench import Workbench
 
@@ -93,17 +89,13 @@ class Node:
             "ras": Worker("ras", self._ask_ras, self._inbox, RAS_DEADLINE, AT_ONCE),
         }
         self._ras = RasWatch(self._workers["ras"].order)
-        self._hardware = Hardware.of(bench, ledger, self._inbox, bench.gpus)
-        self._storage = Storage.of(bench, self._inbox)
-        self.gpu_desk = self._hardware.desk
+        self.boards = Boards(config, bench, ledger, self._inbox)
         self._config = Worker(
             "config", lambda _: (read_config or (lambda: config))(), self._inbox, CONFIG_DEADLINE
         )
         self.incidents = Incidents(ledger, self.clock)
-        self.notices = Notices(config, bench.node, ledger, self._inbox)
-        self.incidents.heard, self.incidents.renamed = self.notices.incident, self.notices.renamed
-        self._saves = SaveBoard(bench, ledger, self._inbox, config.checkpoints)
-        self._memory = MemoryBoard(bench, self._inbox)
+        self.incidents.heard = self.boards.notices.incident
+        self.incidents.renamed = self.boards.notices.renamed
         self._orders = Orders(self._workers["capture"].order, self.incidents)
         self.stories = Stories(self.incidents, self._capture_now, ledger.forget)
         self._exits = ExitWatch(
@@ -170,16 +162,14 @@ class Node:
             self._ras.turn(self.runs)
         if self.members is not None:
             self.members.turn(self.runs)
-        self._hardware.turn(self.runs, self.config.stall.interval, looked=bool(self._looks))
-        self.notices.turn()
-        if self._looks:
-            self._storage.turn([run.job for run in self.runs.values()])
+        self.boards.turn(self._seen())
         self._reread()
-        self._saves.turn(self.runs, self.found, self.config.checkpoints)
-        self._memory.turn(self.runs, self.config.memory)
         if not any(run.incident for run in self.runs.values()):
             self.clock.settle()
         self._tell()
+
+    def _seen(self) -> Seen:
+        return Seen(self.runs, self.found, self.config, bool(self._looks))
 
     def _tell(self) -> None:
         """Whoever listens: systemd, and the server. Ready is who has looked once, or cannot after long trying."""
@@ -187,7 +177,7 @@ class Node:
         if not (self._ready or self._looks or time.monotonic() - self._started > LOOK_DEADLINE):
             return
         snapshot = self.snapshot()
-        self.notices.look(snapshot, {*self.ledger.open_incidents(), *self.incidents.cases})
+        self.boards.notices.look(snapshot, {*self.ledger.open_incidents(), *self.incidents.cases})
         self.publish(snapshot)
         self.notifier.status(status_text(snapshot))
         if not self._ready:
@@ -197,21 +187,12 @@ class Node:
     def _handle(self, result: Result) -> None:
         if result.worker == "config":
             self._reloaded(result)
-        elif result.worker in self._hardware.workers:
-            jobs = [run.job for run in self.runs.values()]
-            self._hardware.told(result, jobs, self.found.children, self.config)
-        elif result.worker in self._storage.workers:
-            self._storage.told(result)
         elif result.worker == "ras":
             self._ras.told(result)
-        elif self.notices.told(result):
-            pass  # a channel has answered
+        elif self.boards.told(result, self._seen()):
+            pass  # it stands on a board now
         elif self.members is not None and result.worker in self.members.tells:
             self.members.told(result)
-        elif result.worker == self._saves.worker.name:
-            self._saves.told(result, self.runs)
-        elif result.worker == self._memory.worker.name:
-            self._memory.told(result)
         elif result.error is not None and result.worker == "capture":
             run = self.runs.get(result.order.job.id)
             self._orders.failed(run, result.order, result.error)
@@ -230,7 +211,7 @@ class Node:
             self.endings.exited(result.value)
             self._due = min(self._due, time.monotonic() + SOONEST)
         elif result.worker == "exits" and isinstance(result.value, Ending):
-            self.endings.told(self._hardware.ending(result.value))
+            self.endings.told(self.boards.ending(result.value))
 
     # --- the configuration -------------------------------------------------------------------------
 
@@ -256,7 +237,7 @@ class Node:
             log.warning("config: %s has changed, and is obeyed after a restart of the agent", name)
         self.config = config
         self.bench.reload(config)
-        self.notices.reload(config)
+        self.boards.reload(config)
         for run in self.runs.values():
             run.watch.obey(self._stall_settings())
         self._due = time.monotonic()
@@ -282,7 +263,7 @@ class Node:
             self.endings.follow(run, look.found.children)
             one = self._ras.complete(self.endings.complete(one))
             one = self.members.complete(one) if self.members is not None else one
-            self._see(run, self._saves.complete(self._hardware.complete(one)))
+            self._see(run, self.boards.complete(one))
         for gone in [job_id for job_id in self.runs if job_id not in seen]:
             self._ended(self.runs.pop(gone))
 
@@ -374,7 +355,7 @@ class Node:
             if capture.job.attempt == run.job.attempt:
                 run.watch.await_answer(bool(capture.awaited))
             capture = msgspec.structs.replace(capture, step=run.seen.step if run.seen else None)
-            capture = self._storage.capture(self._saves.capture(self._hardware.capture(capture)))
+            capture = self.boards.capture(capture)
             if self.members is not None and self.members.holding(run):
                 run.capture = capture  # nobody knows yet under which id it is told
             else:
@@ -389,11 +370,7 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """All that is known now, as one value."""
-        told = self._storage.show(self._hardware.show(self._snapshot()))
-        return self.notices.show(told)
-
-    def _snapshot(self) -> Snapshot:
-        return self._memory.show(self._saves.show(self._bare()))
+        return self.boards.show(self._bare())
 
     def _bare(self) -> Snapshot:
         return Snapshot(

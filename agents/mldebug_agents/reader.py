@@ -43,7 +43,7 @@ class Reader:
     """Reads through the reader child. Any thread may call; calls take turns.
 
     All paths are absolute. Below `/proc/PID/root/` links resolve inside that root. A final symbolic link is refused,
-    except by `exists` and `executable`. `timeout` is per path, in seconds.
+    except by `exists`, `executable` and `is_link`. `timeout` is per path, in seconds.
     """
 
     def __init__(self, spawner: WorkerStarter) -> None:
@@ -156,6 +156,10 @@ class Reader:
     def executable(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
         """Say whether the path is a regular file that this user may execute; links are followed."""
         return _truth(self._ask_one(Operation.EXECUTABLE, path, timeout=timeout))
+
+    def is_link(self, path: str, timeout: float = TIMEOUT) -> bool | Unreadable:
+        """Say whether the path itself is a symbolic link; one that leads to nothing is one, what is not there is none."""
+        return _truth(self._ask_one(Operation.LINK, path, timeout=timeout))
 
     def poke(self, path: str, uid: int, timeout: float = TIMEOUT) -> Unreadable | None:
         """Write one byte into a FIFO that belongs to this user; None where that was done. Never waits for who reads it."""

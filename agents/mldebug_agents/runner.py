@@ -98,6 +98,7 @@ class Worker:
         self._since: dict[int, float] = {}  # hand -> when it began
         self._seconds = 0.0
         self._error = ""
+        self._success: float | None = None  # unix
         for hand in range(hands):
             threading.Thread(
                 target=self._run, args=(hand,), name=f"mldebug-{name}", daemon=True
@@ -122,6 +123,7 @@ class Worker:
             seconds=round(self._seconds, 4),
             stuck=stuck,
             error=self._error,
+            last_success=self._success,
         )
 
     def _run(self, hand: int) -> None:
@@ -136,5 +138,7 @@ class Worker:
             self._seconds = time.monotonic() - started
             del self._since[hand]
             self._error = f"{type(error).__name__}: {error}" if error else ""
+            if error is None:
+                self._success = time.time()
             self._orders.done(who)
             self._inbox.put(Result(self.name, order, value, error))

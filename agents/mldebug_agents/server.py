@@ -1,7 +1,7 @@
 """The agent's doors: a Unix socket for people on this node, TCP for Prometheus. Both serve the last snapshot only.
 
-Each has a thread with an event loop; a scrape never touches the node. On TCP there are /metrics, /healthz and /readyz and
-nothing else, so that it needs no credentials; everything that shows stacks goes through the socket (SO_PEERCRED).
+Each has a thread with an event loop; a scrape never touches the node. On TCP there are /metrics, /healthz and /readyz
+without credentials, and with a token a door for alerts, which shows nothing; everything that shows stacks goes through the socket (SO_PEERCRED).
 """
 
 import logging
@@ -21,6 +21,8 @@ from starlette.routing import Route
 from mldebug.config import Agent
 from mldebug.rooms import create_all
 from mldebug.snapshot import Snapshot, encode
+from mldebug_agents.serving.alertdoor import PATH as ALERTS
+from mldebug_agents.serving.alertdoor import AlertDoor
 from mldebug_agents.serving.doors import open_tcp
 from mldebug_agents.serving.guests import BACKLOG, Door
 from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, may_see_all, view
@@ -50,6 +52,7 @@ class Server:
         self._servers: list[tuple[uvicorn.Server, threading.Thread]] = []
         self._private_server: uvicorn.Server | None = None
         self._stopped = False
+        self.alerts = AlertDoor(settings.token_file)
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace what is served; called by the main loop."""
@@ -59,7 +62,8 @@ class Server:
     def start(self) -> None:
         """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""
         if self.settings.listen:
-            self._serve(Starlette(routes=self._public()), open_tcp(self.settings.listen))
+            routes = [*self._public(), Route(ALERTS, self.alerts.post, methods=["POST"])]
+            self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
 
     def serve_door(self, door: socket.socket) -> None:
         """Serve the Unix socket, which the state keeper has opened; from any thread, also too late."""

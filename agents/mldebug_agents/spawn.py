@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -92,13 +92,15 @@ class Spawner:
         timeout: float,
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
         hear: Hearer | None = None,
     ) -> Completed:
-        """Run a program without stdin, in a session of its own and in `/`, for at most `timeout` seconds.
+        """Run a program in a session of its own and in `/`, for at most `timeout` seconds.
 
         When it ends, is late or floods, its whole process group is killed. `max_output` bounds stdout and stderr each
-        (bytes). `env` replaces the environment. `hear` gets the pid and what stdout brings, at least every 0.2 s
-        (then b""), in this thread; False ends the program. Never raises for a program that fails or cannot be started.
+        (bytes). `env` replaces the environment. It reads `stdin`, whole at once, or nothing. `hear` gets the pid and what
+        stdout brings, at least every 0.2 s (then b""), in this thread; False ends the program. Never raises for a
+        program that fails or cannot be started.
         """
         started = time.monotonic()
         words = tuple(argv)
@@ -112,9 +114,9 @@ class Spawner:
             )
             return Completed(argv=words, error=reason)
         try:
-            with Stream(max_output) as out, Stream(max_output) as err:
+            with Stream(max_output) as out, Stream(max_output) as err, _file_of(stdin) as source:
                 request = _program(next(self._numbers), words, env)
-                child = self._launch(request, (out.inlet, err.inlet), words)
+                child = self._launch(request, (out.inlet, err.inlet, *source), words)
                 out.close_inlet()
                 err.close_inlet()
                 return self._supervise(child, (out, err), started, timeout, hear)
@@ -283,6 +285,18 @@ def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None)
         raise ValueError("no program was named")
     encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
     return Request(number, argv=[os.fsencode(word) for word in words], env=encoded)
+
+
+@contextlib.contextmanager
+def _file_of(stdin: bytes) -> Iterator[tuple[int, ...]]:
+    """A file in memory from which a program reads: unlike a pipe it makes nobody wait. None for no stdin."""
+    if not stdin:
+        yield ()
+        return
+    with os.fdopen(os.memfd_create("mldebug-stdin"), "wb", buffering=0) as file:
+        file.write(stdin)
+        file.seek(0)
+        yield (file.fileno(),)
 
 
 def _leads_session(pid: int) -> bool:

@@ -22,6 +22,7 @@ from mldebug_agents.filesystems.evidence import stuck_devices, with_stuck
 from mldebug_agents.filesystems.kernelquotas import KernelQuotas
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.filesystems.quotas import Quotas
+from mldebug_agents.hardware.memory import Memory as Store
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.trees.part import Trees
 from mldebug_agents.workbench import Workbench
@@ -29,6 +30,8 @@ from mldebug_agents.writers.part import Writers
 
 log = logging.getLogger("mldebug")
 
+MEMO = "filesystems"
+STORE_EVERY = 300.0  # seconds
 DEADLINE = 20.0  # seconds after which a part counts as stuck
 
 
@@ -42,7 +45,7 @@ class Part(Protocol):
         """Seconds between two looks."""
 
     def look(self, now: float, jobs: Sequence[Job]) -> None:
-        """Look; `now` is unix time. What takes longer than a few seconds goes to a child."""
+        """Look; `now` is unix time by a clock that nobody sets while the agent runs. What takes longer than a few seconds goes to a child."""
 
     def samples(self) -> Iterable[Measure]:
         """Values for metrics; what is not known is left out."""
@@ -66,19 +69,26 @@ def all_parts(bench: Workbench) -> list[Part]:
 
 def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
     """For a command without an agent: what one look tells, which is no forecast."""
-    order = _Order(time.time(), tuple(jobs))
+    order = _Order(time.time(), time.time(), tuple(jobs))
     return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(bench)))
 
 
 class _Order(NamedTuple):
-    now: float
+    at: float  # unix time
+    now: float  # the same, by a clock that nobody sets
     jobs: tuple[Job, ...]
 
 
 class Storage:
     """Holds the parts; the main loop alone calls it."""
 
-    def __init__(self, parts: Sequence[Part], inbox: "queue.SimpleQueue[Result | None]") -> None:
+    def __init__(
+        self, parts: Sequence[Part], store: Store, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> None:
+        self._epoch = time.time() - time.monotonic()  # a slope must not see that a clock was set
+        self._store = store
+        self._recalled = False
+        self._store_due = 0.0
         self._parts = {part.name: part for part in parts}
         self._workers = {
             part.name: Worker(f"storage-{part.name}", _looking(part), inbox, DEADLINE)
@@ -89,9 +99,11 @@ class Storage:
         self._alarmed: set[tuple[str, str]] = set()
 
     @classmethod
-    def of(cls, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> "Storage":
+    def of(
+        cls, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> "Storage":
         """The desk of this node with all its parts."""
-        return cls([*all_parts(bench), Canary(bench)], inbox)
+        return cls([*all_parts(bench), Canary(bench)], store, inbox)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -100,11 +112,12 @@ class Storage:
 
     def turn(self, jobs: Sequence[Job]) -> None:
         """Have those parts look that are due. Waits for nothing."""
+        self._recall()
         now = time.monotonic()
         for name, worker in self._workers.items():
             if now >= self._due[name] and not worker.busy:
                 self._due[name] = now + self._parts[name].interval
-                worker.order(_Order(time.time(), tuple(jobs)))
+                worker.order(_Order(time.time(), self._epoch + now, tuple(jobs)))
 
     def told(self, result: Result) -> None:
         """A part has looked, or failed to."""
@@ -113,7 +126,24 @@ class Storage:
             log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)
             return
         self._told[result.value.name] = result.value
+        self._keep(result.value.name)
         self._warn()
+
+    def _recall(self) -> None:
+        """As soon as the state dir has been read, which may take long; a part that looks is not disturbed."""
+        part = self._parts.get(Filesystems.name)
+        if self._recalled or not self._store.opened or not isinstance(part, Filesystems):
+            return
+        if not self._workers[part.name].busy:
+            self._recalled = True
+            part.recall(self._store.memo(MEMO))
+
+    def _keep(self, name: str) -> None:
+        """Now and then, when the part has just looked and waits for the next order."""
+        part, now = self._parts[name], time.monotonic()
+        if isinstance(part, Filesystems) and self._recalled and now >= self._store_due:
+            self._store_due = now + STORE_EVERY
+            self._store.remember(MEMO, part.memory())
 
     def show(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with all that the parts know."""
@@ -143,7 +173,7 @@ def _looking(part: Part) -> Callable[[_Order], PartState]:
         part.look(order.now, order.jobs)
         return PartState(
             name=part.name,
-            at=order.now,
+            at=order.at,
             measures=tuple(part.samples()),
             rows=part.status(),
             alarms=tuple(part.alarms()),

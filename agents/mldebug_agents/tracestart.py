@@ -48,7 +48,7 @@ class Wanted(msgspec.Struct, frozen=True):
     "--start",
     default="",
     metavar="FUNCTION",
-    help="Begin when this function is called first: train_step, or module:function.",
+    help="Begin when this function is called first: train_step, module:function; or at a step: step:118.",
 )
 @click.option(
     "--what",

@@ -31,6 +31,7 @@ KEEP_SECONDS, KEEP_RINGS = (
 )  # of dead processes, in the default place; 16 of children, too
 CHILD_AT, CHILD = 124, (1).to_bytes(4, "little")  # in the header
 SMALLEST = 1 << 20  # bytes; below that a default ring is not worth its name
+_made: set[str] = set()  # in the default place, by this program
 ENGINE, PYTHON, NODE, WHY, FOLLOWED, COMMAND = ring.TEXTS
 
 
@@ -57,7 +58,7 @@ class RingFile:
         start = start_ticks()
         if self.default:
             sweep()
-        self.path, self._file, self.size = _reserved(place, size, start)
+        self.path, self._file, self.size = _reserved(place, size)
         try:
             self.mapping = Mapping(self._file.fd, self.size)
         except Exception:
@@ -133,14 +134,27 @@ def sweep(folder: str = FOLDER) -> None:
                 remove(path)
 
 
+def leave_behind() -> None:
+    """Remove what this process wrote in the default place before an exec, which keeps pid and start. Never raises."""
+    try:
+        path = _default()
+        if path not in _made and os.path.lexists(path) and _dead(path, own=True)[1]:
+            remove(path)
+    except Exception as error:
+        pass_on(error)
+
+
 def is_ring(path: str) -> bool:
     """Does a ring of any version lie there? Raises OSError."""
     with open(path, "rb") as file:
         return file.read(len(ring.MAGIC))[:-1] == ring.MAGIC[:-1]
 
 
-def _dead(path: str) -> tuple[float, str, bool]:
-    """When it was written last, where, and is it a child's? ("" for the path) where its process lives or it is not ours."""
+def _dead(path: str, own: bool = False) -> tuple[float, str, bool]:
+    """When it was written last, where, and is it a child's? ("" for the path) where its process lives or it is not ours.
+
+    `own`: it is of this very process, and so of before an exec, unless it has its lock.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -149,7 +163,7 @@ def _dead(path: str) -> tuple[float, str, bool]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd)
-        ours = found.st_uid == os.getuid() and not _alive(path)
+        ours = found.st_uid == os.getuid() and (own or not _alive(path))
         child = os.pread(fd, len(CHILD), CHILD_AT) == CHILD
         return found.st_mtime, path if ours else "", child
     except OSError as error:  # it has its writer
@@ -172,22 +186,27 @@ def _alive(path: str) -> bool:
         return False
 
 
-def _reserved(place: Place, size: int, start: int) -> tuple[str, OwnFile, int]:
+def _reserved(place: Place, size: int) -> tuple[str, OwnFile, int]:
     """A new file with all of its room; where the default place has little, a smaller one."""
     ring.division(size)
     if place is not None:
         path, file = _named(place, size)
         return path, file, size
-    path = os.path.join(FOLDER, f"{ring.PREFIX}{os.getpid()}-{start}")
+    path = _default()
     while True:
         try:
             path, file = _named(path, size)
+            _made.add(path)
             return path, file, size
         except OSError as error:
             pass_on(error)
             if size // 4 < SMALLEST:
                 raise
             size //= 4
+
+
+def _default() -> str:
+    return os.path.join(FOLDER, f"{ring.PREFIX}{os.getpid()}-{start_ticks()}")
 
 
 def _named(path: str, size: int) -> tuple[str, OwnFile]:

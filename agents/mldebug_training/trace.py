@@ -19,7 +19,7 @@ from mldebug_training.childend import at_end, is_worker
 from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of
 from mldebug_training.interrupted import pass_on
 from mldebug_training.process import own
-from mldebug_training.ringfile import RingFile
+from mldebug_training.ringfile import RingFile, leave_behind
 from mldebug_training.ringwriter import Writer
 from mldebug_training.signals import closed
 from mldebug_training.traceengines import UNTRACED, engine_for, native_module
@@ -42,7 +42,7 @@ __all__ = ["DEFAULT_SIZE", "NicerTrace", "trace"]
 class trace:  # noqa: N801 - it is used as a function
     """`with trace("mypkg", "torch.nn", exclude=[...], start="train_step"):`, or `begin()` and `end()`.
 
-    Without a word everything is followed that is not installed. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in
+    Without a word everything is followed that is not installed. `start`: a function, or `step:118`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in
     it are filled in; without it the ring lies in /dev/shm, and goes when the process ends well. `size` in bytes. One trace at
     a time: a second one inside of the first does nothing. Raises ValueError for what cannot be meant.
     """
@@ -61,6 +61,7 @@ class trace:  # noqa: N801 - it is used as a function
         if not (calls or lines):
             raise ValueError("neither calls nor lines are to be traced")
         self._followed = Followed(include or (UNINSTALLED,), exclude, start)
+        self._first = _first_step(start)
         self._place = ring
         self._size, self._waits = size, bool(start)
         self._child = False
@@ -106,6 +107,7 @@ class trace:  # noqa: N801 - it is used as a function
             return
         _running.append(self)
         own.after_beat = stepped
+        closed(leave_behind)
         self._off = False
         native = native_module() if self._native else None
         self._engine = engine_for(self.decide, self._aside, self._mode, native)
@@ -136,6 +138,9 @@ class trace:  # noqa: N801 - it is used as a function
     def step(self, number: int) -> None:
         """Say that this step was reached; the hook does so by itself."""
         try:
+            if self._waits and self._first is not None and number >= self._first:
+                self._waits = False
+                self._engine.again()
             self._engine.step(number)
         except Exception as error:
             pass_on(error)
@@ -309,6 +314,12 @@ def stepped(number: int) -> None:
     """A step was reached: the ring in use says so."""
     for one in _running:
         one.step(number)
+
+
+def _first_step(start: str) -> int | None:
+    """Of `step:118`; None of a function, whose name is no number."""
+    word, _, number = start.partition(":")
+    return int(number) if word == "step" and number.isascii() and number.isdigit() else None
 
 
 def _packages(told: Sequence[str] | str | None) -> Sequence[str]:

@@ -7,7 +7,7 @@ times are ages, in seconds, by the clock of whoever tells.
 import math
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -157,6 +157,7 @@ class DumpOrder(Message, frozen=True, kw_only=True):
 
     job: str  # its id, the begin of it, or its name
     uid: int | None = None  # of a run of this user alone; None: of anybody's
+    trigger: Literal["manual", "alert"] = "manual"
 
 
 class MemberView(Noun, frozen=True, kw_only=True):

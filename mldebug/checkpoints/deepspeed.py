@@ -35,7 +35,7 @@ class DeepSpeed:
         yield from ()
 
     def judge(self, save: Save) -> Verdict:
-        """Complete where `latest` names it or a later one; `latest` is written when all ranks are done."""
+        """Complete where `latest` names it or a later one. Rank 0 writes that, and waits for the others only then."""
         found = [_OPTIMIZER.fullmatch(one.path) for one in save.files]
         seats = {(int(one[1]), int(one[2])) for one in found if one}
         models = [one for one in save.files if _MODEL.fullmatch(one.path)]
@@ -48,7 +48,8 @@ class DeepSpeed:
             return unsure(NAME, count, "nothing says how many ranks there should be: no `latest`")
         named = basename(save.beside[LATEST][:300].decode(errors="replace").strip())
         if _reached(named, save.name):
-            return complete(NAME, count)
+            verdict = complete(NAME, count)
+            return msgspec.structs.replace(verdict, seats=len(seats) or None)
         return incomplete(NAME, count, f"`latest` still names {named[:100]!r}")
 
 

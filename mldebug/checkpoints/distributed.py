@@ -6,11 +6,13 @@ from posixpath import basename, dirname
 
 import msgspec
 
+from mldebug.saves import zips
 from mldebug.saves.files import Entry, Save, Verdict, Wanted, complete, incomplete, unsure
 from mldebug.saves.pickles import MAX_BYTES, Made, made
 
 NAME = "distributed"
-MAX_SCANNED = 8 << 20  # bytes of an index that is only searched for names
+MAX_SEARCHED = 256 << 20  # bytes of an index that is not read as a whole, but searched for names
+MOST_ENDS = 512  # shards of which the end is looked at then
 SLACK = 2.0  # seconds by which the clocks of those who write may differ
 _SHARD = re.compile(r"__(\d{1,7})_(\d{1,7})\.distcp")
 _NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
@@ -32,10 +34,13 @@ class Distributed:
         )
 
     def wants(self, save: Save) -> Iterator[Wanted]:
-        """All of each index."""
+        """All of each index; of a large one the names in it, and the ends of the shards."""
         for one in _indexes(save):
-            if one.size <= MAX_SCANNED:
+            if one.size <= MAX_BYTES:
                 yield _whole(one)
+            elif one.size <= MAX_SEARCHED:
+                yield from (_names(one), _stop(one))
+                yield from (zips.last(shard) for shard in _looked_at(save))
 
     def judge(self, save: Save) -> Verdict:
         """Complete where each index names only files that are there and long enough."""
@@ -54,23 +59,48 @@ class Distributed:
     def _index(self, save: Save, index: Entry) -> tuple[str, str] | None:
         if not index.size:
             return "broken", ".metadata is empty"
-        data = save.parts.get(_whole(index))
-        if data is None or len(data) != index.size:
+        large = index.size > MAX_BYTES
+        data = save.parts.get(_names(index) if large else _whole(index))
+        end = save.parts.get(_stop(index)) if large else data
+        if data is None or end is None or (not large and len(data) != index.size):
             return "unsure", f".metadata {save.unread.get(index.path, 'is too large to be read')}"
-        if not data.endswith(b"."):  # STOP, the last operation of every pickle
+        if not end.endswith(b"."):  # STOP, the last operation of every pickle
             return "broken", ".metadata was cut off"
         beside = {basename(one.path): one for one in save.files if dirname(one.path) == dirname(index.path)}  # fmt: skip
-        promised = _promised(data)
-        return _compare(promised, {name: one.size for name, one in beside.items()}) or _later(
-            index, (beside[name] for name in promised)
+        promised = _named(data) if large else _promised(data)
+        return (
+            _compare(promised, {name: one.size for name, one in beside.items()})
+            or _later(index, (beside[name] for name in promised))
+            or (_unended(save) if large else None)
         )
+
+
+def _named(data: bytes) -> dict[str, int]:
+    return dict.fromkeys((one.decode() for one in _NAMED.findall(data)), 1)
+
+
+def _unended(save: Save) -> tuple[str, str] | None:
+    """Lengths are not read from a large index: a shard that ends as PyTorch ends each tensor was not cut off."""
+    for one in _looked_at(save):
+        if not zips.is_ended(save, one):
+            return (
+                "unsure",
+                f"{one.path} may have been cut off: .metadata is too large to be compared with lengths",
+            )
+    return None
+
+
+def _looked_at(save: Save) -> list[Entry]:
+    """The shards of which the end is looked at; of very many a part."""
+    found = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
+    return found[:: max(1, -(-len(found) // MOST_ENDS))]
 
 
 def _promised(data: bytes) -> dict[str, int]:
     """Name -> bytes that it must have at least; 1 where the index is not understood."""
-    promised = dict.fromkeys((one.decode() for one in _NAMED.findall(data)), 1)
+    promised = _named(data)
     try:
-        objects = made(data) if len(data) <= MAX_BYTES else []
+        objects = made(data)
     except ValueError:
         objects = []
     for one in objects:
@@ -111,6 +141,14 @@ def _no_index(folders: list[str]) -> str:
 
 def _indexes(save: Save) -> list[Entry]:
     return [one for one in save.files if basename(one.path) == ".metadata"]
+
+
+def _names(one: Entry) -> Wanted:
+    return Wanted(one.path, 0, one.size, _NAMED.pattern)
+
+
+def _stop(one: Entry) -> Wanted:
+    return Wanted(one.path, max(0, one.size - 1), 1)
 
 
 def _whole(one: Entry) -> Wanted:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from mldebug.saves.crew import ranks_of, seats_of
 from mldebug.saves.files import Save, Verdict, Wanted, complete
 from mldebug.saves.names import final
 
@@ -29,9 +30,10 @@ class Safetensors:
         yield from ()
 
     def judge(self, save: Save) -> Verdict:
-        """Complete as far as names tell."""
+        """Complete as far as names tell; where they tell ranks, each is to have its own."""
         names = [final(one.path or save.name) for one in save.files]
-        return complete(NAME, sum(name.endswith(".safetensors") for name in names))
+        verdict = complete(NAME, sum(name.endswith(".safetensors") for name in names))
+        return msgspec.structs.replace(verdict, seats=seats_of(ranks_of(save)))
 
 
 def create(options: Options) -> Safetensors:

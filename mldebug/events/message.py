@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from mldebug.events.model import Alarm, Event, Message, State
+from mldebug.model import Culprit
 from mldebug.redact import safe_line
 
 MOST_STEPS, MOST_CULPRITS = 5, 8
@@ -42,6 +43,15 @@ def message_of(event: Event, node: str, link: str = "", version: str = "") -> Me
     )
 
 
+def alive(node: str, at: float, version: str = "") -> Message:
+    """That the agent lives: what a dead man's switch is told."""
+    told = "the agent lives"
+    return Message(
+        id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,
+        sentence=told, subject=safe_line(f"{node}: {told}", SUBJECT), started=_moment(at), version=version,
+    )  # fmt: skip
+
+
 def cleaned(alarm: Alarm) -> Alarm:
     """The same with texts that can be stored and sent: names of files and jobs may be no UTF-8."""
     return msgspec.structs.replace(
@@ -51,7 +61,13 @@ def cleaned(alarm: Alarm) -> Alarm:
         labels={name: safe_line(value, 200) for name, value in alarm.labels.items()},
         next_steps=tuple(safe_line(one, 500) for one in alarm.next_steps[:MOST_STEPS]),
         culprits=tuple(safe_line(one, 300) for one in alarm.culprits[:MOST_CULPRITS]),
+        blamed=tuple(map(_cleaned, alarm.blamed[:MOST_CULPRITS])),
     )
+
+
+def _cleaned(one: Culprit) -> Culprit:
+    reason, node = safe_line(one.reason, 300), safe_line(one.node, 200)
+    return msgspec.structs.replace(one, reason=reason, node=node)
 
 
 def plain_text(message: Message) -> str:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from mldebug.model import Noun
+from mldebug.model import Culprit, Noun
 
 
 class Severity(StrEnum):
@@ -38,7 +38,9 @@ class Alarm(Noun, frozen=True, kw_only=True):
     labels: dict[str, str] = {}  # that never change while it lasts
     next_steps: tuple[str, ...] = ()
     culprits: tuple[str, ...] = ()
+    blamed: tuple[Culprit, ...] = ()  # the same in parts, for actions
     verdict: str = ""
+    confidence: str = ""  # high, medium, low; "": nobody has judged
     report: str = ""  # id of the report, where there is one
     uid: int = -1  # whose job it concerns; -1: the node's
     since: float | None = None  # unix seconds, where the room knows it
@@ -90,6 +92,7 @@ class Channel(Protocol):
     """What a file in `channels/` creates. It may block, but has time limits of its own."""
 
     repeat: float  # seconds after which a firing event is sent again; 0: never
+    # a channel may have `every` (seconds), too: then it gets no events, and one message now and then, that the agent lives
 
     def send(self, message: Message) -> None:
         """Deliver, or raise: `RefusedError` where another try cannot help, OSError where it may."""

@@ -24,6 +24,7 @@ def health_alarms(told: Iterable[Health], names: Mapping[str, GpuName]) -> Itera
             next_steps=() if one.action is Action.NONE else (ACTION_WORDS[one.action],),
             culprits=(name_of(one, names),) if one.uuid else (),
             verdict=one.reason_code,
+            confidence="high" if one.state is State.UNHEALTHY else "medium",
         )
 
 

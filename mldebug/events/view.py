@@ -32,6 +32,19 @@ class ChannelState(Noun, frozen=True, kw_only=True):
     trouble: str = ""  # why the last try failed
 
 
+class ActionState(Noun, frozen=True, kw_only=True):
+    """How one action does, since the agent's start."""
+
+    name: str
+    kind: str
+    counts: dict[str, int] = {}  # outcome -> how often
+    last_success: float | None = None  # unix; None: not yet
+    last: str = ""  # outcome of the newest decision; "": there was none
+    at: float | None = None  # unix, of it
+    event: str = ""  # key, of it
+    why: str = ""  # what was done, or why not
+
+
 class Events(Noun, frozen=True, kw_only=True):
     """All of it."""
 
@@ -41,6 +54,8 @@ class Events(Noun, frozen=True, kw_only=True):
     counts: dict[str, int] = {}  # "kind/severity" -> how many fire
     dropped: int = 0  # events for which there was no room
     channels: tuple[ChannelState, ...] = ()
+    actions: tuple[ActionState, ...] = ()
+    actions_trouble: str = ""  # why nothing is done at present, or not written down
 
 
 def for_user(told: Events, uid: int | None) -> Events:

@@ -34,7 +34,7 @@ def fullness(
     size: int, free: int, available: int, inodes: int, inodes_left: int, usable: float
 ) -> Fullness:
     """As df counts: root's reserve belongs to nobody. `usable`: the share at which it fails."""
-    used = size - free
+    used = max(0, size - free)
     can = (used + available) * usable
     left = min(available, max(0.0, can - used))
     return Fullness(size=can, left=left, inodes=inodes, inodes_left=inodes_left)
@@ -52,20 +52,20 @@ def alarms(
         yield Alarm(
             kind="too_full",
             subject=title,
-            sentence=f"{title} is {now.share:.1%} full, {told_bytes(now.left)} left",
+            sentence=f"{title} is {now.share:.1%} full, {told_bytes(now.left)} left; the alarm is {limits[0].words}",
         )
     if now.inodes and now.inode_share >= limits[1]:
         yield Alarm(
             kind="inodes",
             subject=title,
-            sentence=f"{title} has used {now.inode_share:.1%} of its inodes, {now.inodes_left:.0f} left",
+            sentence=f"{title} has used {now.inode_share:.1%} of its inodes, {now.inodes_left:.0f} left: without them no file can be made, whatever space there is",
         )
     if now.size and soon(ahead[0], early):
         yield Alarm(
             kind="full_soon", subject=title, sentence=f"{title}: {forecast_words(ahead[0])}"
         )
     if now.inodes and soon(ahead[1], early):
-        sentence = f"{title}: {duration_words(ahead[1].seconds_left or 0.0)} until no inode is left"
+        sentence = f"{title}: no inode will be left in {duration_words(ahead[1].seconds_left or 0.0)}, and no file can be made"
         yield Alarm(kind="inodes_soon", subject=title, sentence=sentence)
 
 
@@ -85,9 +85,10 @@ def forecast_words(told: Forecast) -> str:
     left = duration_words(told.seconds_left)
     if told.saves_left is None or told.save is None or told.period is None:
         return f"{told_bytes(told.per_second)}/s: full in {left}"
-    saves = f"{told.saves_left} {'save' if told.saves_left == 1 else 'saves'}"
-    every = duration_words(told.period)
-    return f"{told_bytes(told.save)} every {every}: full in {saves}, {left}"
+    save = f"{told_bytes(told.save)} every {duration_words(told.period)}"
+    if told.saves_left == 1:
+        return f"{save}: the next save, due in {left}, will not fit"
+    return f"{save}: full in {told.saves_left} saves, {left}"
 
 
 def told_bytes(count: float) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mldebug.settings.units import parse_size
+from mldebug.settings.units import format_size, parse_size
 
 BYTES, INODES, SCRATCH = 0.85, 0.85, 0.75
 USABLE = {"lustre": 0.8}  # "80 % is the new 100 %"; GPFS can be filled
@@ -28,8 +28,10 @@ class Limit(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As a sentence goes on: "of 85 %"."""
-        return f"{self.ratio:.0%}" if self.ratio is not None else f"{self.left} bytes left"
+        """As a sentence goes on after "the alarm is"."""
+        if self.ratio is not None:
+            return f"set to {self.ratio:.0%}"
+        return f"set to less than {format_size(self.left or 0)} left"
 
 
 def parse_limit(text: str) -> Limit:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGTP]?)(?:i?[bB])?\*?")
 _POWER = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_NO_LIMIT = frozenset(("none", "unlimited", "infinity", "inf", "∞", "-", "--"))  # GPFS, BeeGFS, XFS
 MOST = 1000  # matches that are read
 
 
@@ -38,7 +39,7 @@ def read_quota(pattern: str, text: str) -> Quota:
 
 
 def _quota(groups: dict[str, str | None]) -> Quota | None:
-    """None: no limit is set (0)."""
+    """None: no limit is set, which tools tell as 0 or in a word."""
     if groups.get("percent"):
         return Quota(_number(groups["percent"]) / 100)
     if groups.get("ratio"):
@@ -47,7 +48,8 @@ def _quota(groups: dict[str, str | None]) -> Quota | None:
         raise QuotaError(
             "the pattern needs a group named percent or ratio, or two named used and limit"
         )
-    used, limit = amount(groups["used"]), amount(groups["limit"])
+    used = amount(groups["used"])
+    limit = 0.0 if (groups["limit"] or "").strip().lower() in _NO_LIMIT else amount(groups["limit"])
     return Quota(used / limit, used, limit) if limit else None
 
 

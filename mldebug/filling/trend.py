@@ -11,6 +11,7 @@ LEAST_POINTS = 8
 MOST_POINTS = 60  # of one slope: pairs grow with the square
 WINDOWS = (900.0, 3600.0, 21600.0)  # seconds; the whole series is one, too
 LEAST_SAVES = 3
+LEAST_RISES = 5
 ALIKE = 0.35  # saves differ by less from their median
 ROTATES = 0.05  # of a save: what stays of it where old ones are removed
 AHEAD = 12.0  # times what was watched: nothing is foretold further ahead
@@ -95,8 +96,15 @@ def find_saves(points: Sequence[Point]) -> Saves | None:
     period = statistics.median(after.ended - before.ended for before, after in pairs)
     if any(abs(after.ended - before.ended - period) > 0.5 * period for before, after in pairs):
         return None
-    kept = statistics.median(after.top - before.top for before, after in pairs)
-    return Saves(written, max(0.0, kept), period, alike[-1].ended)
+    stays = [after.top - before.top for before, after in pairs]
+    return Saves(written, _kept(stays, written), period, alike[-1].ended)
+
+
+def _kept(stays: Sequence[float], written: float) -> float:
+    """What stays of a save. So little that it may be chance counts only where it is more each time: logs grow, too."""
+    kept = statistics.median(stays)
+    chance = len(stays) < LEAST_RISES or min(stays) <= 0
+    return 0.0 if kept <= ROTATES * written and chance else max(0.0, kept)
 
 
 class _Burst(NamedTuple):
@@ -134,7 +142,7 @@ def _first_that_fails(saves: Saves, room: float) -> int | None:
     spare = room - saves.written
     if spare < 0:
         return 1
-    return None if saves.kept <= ROTATES * saves.written else int(spare // saves.kept) + 2
+    return None if saves.kept <= 0 else int(spare // saves.kept) + 2
 
 
 def _near(left: float | None, span: float) -> bool:

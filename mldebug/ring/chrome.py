@@ -5,12 +5,13 @@ returned begins and has no end: viewers draw it to the end of the trace.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
 from mldebug.redact import safe_line
-from mldebug.ring.records import Event, Header, Kind, Ring
-from mldebug.ring.spans import Edge, edges
+from mldebug.ring.records import Event, Events, Header, Kind, Place, Ring
+from mldebug.ring.spans import edges
 
 
 def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
@@ -19,7 +20,7 @@ def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
     first = True
     for number, ring in enumerate(rings):
         for one in _of_ring(ring, number):
-            yield (b"" if first else b",\n") + msgspec.json.encode(one)
+            yield one if first else b",\n" + one
             first = False
     yield b"]}\n"
 
@@ -30,41 +31,58 @@ def process_name(header: Header) -> str:
     return place if header.rank is None else f"rank {header.rank} ({place})"
 
 
-def _of_ring(ring: Ring, number: int) -> Iterator[dict[str, object]]:
+def _of_ring(ring: Ring, number: int) -> Iterator[bytes]:
     yield _meta("process_name", number, 0, {"name": process_name(ring.header)})
     order = ring.header.rank if ring.header.rank is not None else number
     yield _meta("process_sort_index", number, 0, {"sort_index": order})
     offset, end = ring.header.offset_ns, ring.newest or 0
-    for thread, some in edges(ring.events).items():
+    for thread, some in edges(ring.events, ring.threads):
         name = ring.name(thread) or f"thread {thread}"
         yield _meta("thread_name", number, thread, {"name": name})
+        ids = f'"pid":{number},"tid":{thread},"ts":'.encode()
         for edge in some:
-            if edge.opens or edge.seen or edge.at < end:
-                yield _slice(edge, number, thread, offset)
+            if edge.opens:
+                yield b"{%b,%b%b}" % (_begun(edge.place), ids, _microseconds(edge.at + offset))
+            elif edge.seen or edge.at < end:
+                yield b'{"ph":"E",%b%b}' % (ids, _microseconds(edge.at + offset))
     yield from _points(ring.events, number, offset)
 
 
-def _meta(what: str, pid: int, tid: int, told: dict[str, object]) -> dict[str, object]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": told}
+def _meta(what: str, pid: int, tid: int, told: dict[str, object]) -> bytes:
+    return msgspec.json.encode({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": told})
 
 
-def _slice(edge: Edge, pid: int, tid: int, offset: int) -> dict[str, object]:
-    moment = {"pid": pid, "tid": tid, "ts": (edge.at + offset) / 1000}
-    if not edge.opens:
-        return {"ph": "E", **moment}
-    told: dict[str, object] = {"file": safe_line(edge.place.path, 400), "line": edge.place.line}
-    name = safe_line(edge.place.function, 120)
-    return {"ph": "B", "name": name, "cat": "call", "args": told, **moment}
+def _microseconds(nanoseconds: int) -> bytes:
+    """Exactly: a float has not so many digits."""
+    return b"%d.%03d" % divmod(max(0, nanoseconds), 1000)
 
 
-def _points(events: Sequence[Event], pid: int, offset: int) -> Iterator[dict[str, object]]:
+@lru_cache(maxsize=65_536)
+def _begun(place: Place) -> bytes:
+    """A slice begins: what is the same for all calls of a function."""
+    told: dict[str, object] = {"file": safe_line(place.path, 400), "line": place.line}
+    name = safe_line(place.function, 120)
+    return msgspec.json.encode({"ph": "B", "name": name, "cat": "call", "args": told})[1:-1]
+
+
+@lru_cache(maxsize=65_536)
+def _lined(place: Place, line: int) -> bytes:
+    name = f"{safe_line(place.file, 60)}:{line}"
+    return msgspec.json.encode({"ph": "i", "s": "t", "name": name, "cat": "line"})[1:-1]
+
+
+def _points(events: Events, pid: int, offset: int) -> Iterator[bytes]:
     """Lines, and the beginning of each step."""
     step: int | None = None
     for event in events:
-        moment = {"pid": pid, "tid": event.thread, "ts": (event.at + offset) / 1000}
-        if event.step is not None and event.step != step:
+        if event.step != step and event.step is not None:
             step = event.step
-            yield {"ph": "i", "s": "p", "name": f"step {step}", "cat": "step", **moment}
+            what = b'"ph":"i","s":"p","name":"step %d","cat":"step"' % step
+            yield _point(what, pid, event, offset)
         if event.kind is Kind.LINE:
-            name = f"{safe_line(event.place.file, 60)}:{event.line}"
-            yield {"ph": "i", "s": "t", "name": name, "cat": "line", **moment}
+            yield _point(_lined(event.place, event.line), pid, event, offset)
+
+
+def _point(what: bytes, pid: int, event: Event, offset: int) -> bytes:
+    at = _microseconds(event.at + offset)
+    return b'{%b,"pid":%d,"tid":%d,"ts":%b}' % (what, pid, event.thread, at)

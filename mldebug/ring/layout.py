@@ -209,6 +209,16 @@ def newest_time(data: bytes, sequence: int) -> int | None:
     return max(mine, default=None)
 
 
+def count_events(data: bytes, sequence: int) -> int:
+    """How many of a chunk's own records are events; quick, and steps do not count."""
+    if sys.byteorder != "little":
+        return sum(one.kind is not None for one in parse_records(data, sequence))
+    whole = max(0, len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE
+    view = memoryview(data)[HEAD_SIZE : HEAD_SIZE + whole]
+    kinds, marks = view.cast("B")[18::24].tolist(), view.cast("I")[5::6].tolist()
+    return sum(mark == sequence and kind in KINDS for kind, mark in zip(kinds, marks, strict=True))
+
+
 def parse_records(data: bytes, sequence: int) -> Iterator[Record]:
     """Those records of one chunk, its head included in `data`, that are whole and its own."""
     whole = HEAD_SIZE + (len(data) - HEAD_SIZE) // RECORD_SIZE * RECORD_SIZE

@@ -96,7 +96,7 @@ def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
     end = max(ends.values(), default=0)
     for rank, ring in rings.items():
         mine = training_thread(ring)
-        last = next((event for event in reversed(ring.events) if event.thread == mine), None)
+        last = _last_of(ring, mine)
         yield Standing(
             rank=rank,
             pid=ring.header.pid,
@@ -107,12 +107,21 @@ def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
         )
 
 
+def _last_of(ring: Ring, thread: int | None) -> Event | None:
+    """With the step that the process had reached by then."""
+    last = None
+    for event in ring.events:
+        if event.thread == thread:
+            last = event
+    return last
+
+
 def training_thread(ring: Ring) -> int | None:
     """The main thread, else the one with most records; None of an empty ring."""
-    count = Counter(event.thread for event in ring.events)
     main = next((number for number, one in ring.threads.items() if one.main), None)
-    if main in count:
+    if main is not None and next(ring.events.of(main), None) is not None:
         return main
+    count = Counter(event.thread for event in ring.events)
     return count.most_common(1)[0][0] if count else None
 
 
@@ -126,11 +135,14 @@ def _counts(event: Event, by_calls: bool) -> bool:
 def _rows(ring: Ring, by_calls: bool) -> dict[int | None, list[Stop]]:
     """Step -> what the training thread did in it, for the steps that the ring still has whole."""
     mine = training_thread(ring)
-    events = [one for one in ring.events if one.thread == mine]
     known = ring.threads.get(mine) if mine is not None else None
-    cut = events[0].step if events and known and known.cut else -1
+    cut: int | None = -1
     rows: dict[int | None, list[Stop]] = defaultdict(list)
-    for event in events:
+    for event in ring.events:
+        if event.thread != mine:
+            continue
+        if not rows and known and known.cut:
+            cut = event.step
         row = rows[event.step]
         if _counts(event, by_calls) and len(row) < MAX_ROW:
             row.append((event.place, 0 if by_calls else event.line))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from mldebug.errors import AccessError, EvidenceError
 from mldebug.ring.layout import MAGIC, PREFIX
-from mldebug.ring.reading import Read
 from mldebug.ring.source import is_source, nth_line
+from mldebug.ring.streaming import Read
 
 WHERE = (
     "a traced process keeps its ring where `mldebug trace run --ring` says, else in /dev/shm as "

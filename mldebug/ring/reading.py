@@ -1,4 +1,4 @@
-"""A ring read while it is written: all of it, or only the last records, by few reads of pieces.
+"""A ring read while it is written: piece by piece as far as one goes, or only the last records, by few reads.
 
 Whoever calls gives `read`, which returns the bytes at an offset (fewer at the end of the file), and may raise OSError; so
 the same code reads a file here, one of a rank through the reader child, and bytes in a test. A chunk counts only where
@@ -6,6 +6,7 @@ its head says the same after it was read as before.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,8 +15,6 @@ import msgspec
 from mldebug.ring.layout import (
     HEAD_SIZE,
     HEADER_SIZE,
-    MAX_STEP,
-    UNKNOWN,
     Head,
     Record,
     last_chunks,
@@ -25,13 +24,13 @@ from mldebug.ring.layout import (
     parse_names,
     parse_records,
 )
-from mldebug.ring.records import Event, Header, Place, Ring, Thread
+from mldebug.ring.records import Header, Listed, Place, Ring, Thread
+from mldebug.ring.streaming import Moment, Read, Streamed, by_time, chunk_bytes, moments
 
 NAMES_AT_ONCE = 256 << 10  # bytes of the table that are read at first; most programs need no more
 MAX_THREADS = 64  # whose last chunks are read for a tail
 _OPEN = 1 << 63  # later than any time
 
-Read = Callable[[int, int], bytes]
 Heads = Callable[[Header], bytes]
 """All heads of chunks one after the other, 64 bytes each: where they can be had by one read."""
 
@@ -49,16 +48,29 @@ def read_header(read: Read) -> Header:
     return parse_header(read(0, HEADER_SIZE))
 
 
-def read_ring(read: Read, last: int | None = None) -> Ring:
-    """All records, or the `last` ones. Raises ValueError where it is no ring."""
+def read_last(read: Read, last: int) -> Ring:
+    """The `last` records. Raises ValueError where it is no ring."""
     header = read_header(read)
     chunks = _chunks(read_heads(read, header))
     taken, cut = _read_last(read, header, chunks, last)
     ring = _ring(read, header, chunks, taken, cut=cut)
-    if last is None or len(ring.events) <= last:
+    if len(ring.events) <= last:
         return ring
     threads = {number: one._replace(cut=True) for number, one in ring.threads.items()}
-    return msgspec.structs.replace(ring, events=ring.events[-last:], threads=threads)
+    return msgspec.structs.replace(ring, events=Listed([*ring.events][-last:]), threads=threads)
+
+
+def read_whole(read: Read) -> Ring:
+    """All records, read when they are asked for: `read` has to work for as long. Raises ValueError where it is no ring."""
+    header = read_header(read)
+    heads = read_heads(read, header)
+    names, broken = parse_names(read(header.names_at, header.names_size))
+    return Ring(
+        header=header,
+        events=Streamed(read, header, heads, names),
+        threads=_threads(_chunks(heads), cut=False),
+        broken=(broken,) if broken else (),
+    )
 
 
 def read_ends(read: Read, last: int, heads: Heads) -> Ring:
@@ -72,7 +84,7 @@ def _ring(read: Read, header: Header, chunks: Sequence[_Chunk], taken: Taken, *,
     names, broken = _names(read, header, max(_ids(taken), default=-1))
     return Ring(
         header=header,
-        events=tuple(_events(taken, names)),
+        events=Listed(by_time(_by_thread(taken), names)),
         threads=_threads(chunks, cut=cut),
         broken=(broken,) if broken else (),
     )
@@ -122,20 +134,17 @@ def _chunks(heads: Sequence[Head]) -> list[_Chunk]:
 
 
 def _read_last(
-    read: Read, header: Header, chunks: Sequence[_Chunk], last: int | None
+    read: Read, header: Header, chunks: Sequence[_Chunk], last: int
 ) -> tuple[Taken, bool]:
     """Chunks with their records, and whether older ones were left out."""
     taken: Taken = []
     times: list[int] = []
     for chunk in chunks:
-        if last is not None and len(times) >= last and min(times, default=0) >= chunk.until:
+        if len(times) >= last and min(times, default=0) >= chunk.until:
             return taken, True  # none of the chunks from here on can hold a record among the last
         records = _records(read, header, chunk.head)
         taken.append((chunk.head, records))
-        if last is not None:
-            times = heapq.nlargest(
-                last, [*times, *(record.at for record in records if record.kind)]
-            )
+        times = heapq.nlargest(last, [*times, *(record.at for record in records if record.kind)])
     return taken, False
 
 
@@ -156,12 +165,7 @@ def _read_ends(read: Read, header: Header, chunks: Sequence[_Chunk], last: int) 
 
 def _records(read: Read, header: Header, head: Head) -> list[Record]:
     """None of them where the chunk has become another one's while it was read."""
-    at = header.chunks_at + head.number * header.chunk_size
-    data = read(at, header.chunk_size)
-    after = parse_head(read(at, HEAD_SIZE), head.number)
-    if after is None or after.sequence != head.sequence:
-        return []
-    return list(parse_records(data, head.sequence))
+    return list(parse_records(chunk_bytes(read, header, head), head.sequence))
 
 
 def _threads(chunks: Sequence[_Chunk], *, cut: bool) -> dict[int, Thread]:
@@ -192,28 +196,8 @@ def _names(read: Read, header: Header, highest: int) -> tuple[Mapping[int, Place
         size = min(size * 4, header.names_size)
 
 
-def _events(
-    taken: Sequence[tuple[Head, list[Record]]], names: Mapping[int, Place]
-) -> Iterator[Event]:
-    """By time, each with the step that the process had reached by then."""
-    step: int | None = None
-    for at, _, _, head, record in sorted(_moments(taken), key=lambda one: one[:3]):
-        if record is None:
-            step = head.step if head.step is not None else step
-        elif record.kind is None:
-            step = record.line if record.line <= MAX_STEP else step
-        else:
-            place = names.get(record.name, UNKNOWN)
-            yield Event(at, head.thread, record.depth, record.kind, place, record.line, step)
-
-
-def _moments(
-    taken: Iterable[tuple[Head, list[Record]]],
-) -> Iterator[tuple[int, int, int, Head, Record | None]]:
-    """Records of one thread stay in their order; None is the beginning of a chunk."""
-    for head, records in taken:
-        at = head.began
-        yield at, head.sequence, -1, head, None
-        for place, record in enumerate(records):
-            at = max(at, record.at)
-            yield at, head.sequence, place, head, record
+def _by_thread(taken: Taken) -> list[Iterator[Moment]]:
+    found: dict[int, list[tuple[Head, list[Record]]]] = defaultdict(list)
+    for one in sorted(taken, key=lambda one: one[0].sequence):
+        found[one[0].thread].append(one)
+    return [moments(some) for some in found.values()]

@@ -1,5 +1,7 @@
 """What a ring holds, once it is read: who wrote it, and what happened, oldest first."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -90,18 +92,55 @@ class Thread(NamedTuple):
     cut: bool
 
 
+class Events(ABC):
+    """What happened, by time. It may be gone through again and again, and need not be in memory."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are; of a ring that is still written, about."""
+
+    @abstractmethod
+    def of(self, thread: int) -> Iterator[Event]:
+        """Those of one thread; the step may be missing."""
+
+    @property
+    @abstractmethod
+    def newest(self) -> int | None:
+        """When the last one happened, by the writer's monotonic clock; None: nothing was written."""
+
+
+class Listed(tuple[Event, ...], Events):
+    """A few, in memory."""
+
+    __slots__ = ()
+
+    def of(self, thread: int) -> Iterator[Event]:
+        """Those of one thread."""
+        return (event for event in self if event.thread == thread)
+
+    @property
+    def newest(self) -> int | None:
+        """Of the last one."""
+        return self[-1].at if self else None
+
+
 class Ring(Noun, frozen=True, kw_only=True):
     """A ring at one moment. `broken`: chunks and names that are not believed, in words."""
 
     header: Header
-    events: tuple[Event, ...] = ()  # by time
+    events: Events = Listed()
     threads: dict[int, Thread] = {}
     broken: tuple[str, ...] = ()
 
     @property
     def newest(self) -> int | None:
         """When the last event happened, by the writer's monotonic clock; None: nothing was written."""
-        return self.events[-1].at if self.events else None
+        return self.events.newest
 
     def name(self, thread: int) -> str:
         """`MainThread`; "" where nothing is known of it."""

@@ -38,38 +38,33 @@ def _frame(place: Place) -> dict[str, object]:
 def speedscope(rings: Sequence[Ring], name: str = "mldebug trace") -> Iterator[bytes]:
     """The file in pieces. What has not returned is closed at the end: the format wants that."""
     frames = _Frames()
-    profiles = [
-        _profile(ring, thread, some, frames)
-        for ring in rings
-        for thread, some in sorted(edges(ring.events).items())
-        if some
-    ]
     told = {
         "$schema": SCHEMA,
         "name": safe_line(name, 200),
         "exporter": f"mldebug@{__version__}",
         "activeProfileIndex": 0,
-        "shared": {"frames": frames.table()},
-        "profiles": profiles,
     }
-    yield msgspec.json.encode(told)
+    yield msgspec.json.encode(told)[:-1] + b',"profiles":['
+    between = b""
+    for ring in rings:
+        for thread, some in edges(ring.events, sorted(ring.threads)):
+            yield between
+            yield from _profile(ring, thread, some, frames)
+            between = b",\n"
+    yield b'],"shared":%b}' % msgspec.json.encode({"frames": frames.table()})
 
 
-def _profile(ring: Ring, thread: int, some: Sequence[Edge], frames: _Frames) -> dict[str, object]:
+def _profile(ring: Ring, thread: int, some: Iterator[Edge], frames: _Frames) -> Iterator[bytes]:
+    """Its end is known last, and so is written last."""
     name = ring.name(thread) or f"thread {thread}"
-    start = some[0].at
-    return {
-        "type": "evented",
-        "name": f"{process_name(ring.header)}: {name}",
-        "unit": "nanoseconds",
-        "startValue": 0,
-        "endValue": some[-1].at - start,
-        "events": [
-            {
-                "type": "O" if edge.opens else "C",
-                "frame": frames.number(edge.place),
-                "at": edge.at - start,
-            }
-            for edge in some
-        ],
-    }
+    told = {"type": "evented", "name": f"{process_name(ring.header)}: {name}"}
+    told |= {"unit": "nanoseconds"}
+    yield msgspec.json.encode(told)[:-1] + b',"startValue":0,"events":['
+    start, at, between = -1, 0, b""
+    for edge in some:
+        start = edge.at if start < 0 else start
+        at = edge.at - start
+        kind, frame = b"O" if edge.opens else b"C", frames.number(edge.place)
+        yield b'%b{"type":"%b","frame":%d,"at":%d}' % (between, kind, frame, at)
+        between = b","
+    yield b'],"endValue":%d}' % at

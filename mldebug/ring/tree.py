@@ -50,7 +50,7 @@ def tree_lines(ring: Ring) -> Iterator[str]:
     """`12.345 ms  3 x * train:40 train_step`, indented by depth; `*` marks what has not returned."""
     end = ring.newest or 0
     shown = 0
-    for thread, some in sorted(edges(ring.events).items()):
+    for thread, some in edges(ring.events, sorted(ring.threads)):
         name = ring.name(thread)
         yield f"--- thread {thread}{f' ({name})' if name else ''} ---"
         for depth, node in _walk(call_tree(some, end)):

@@ -1,9 +1,10 @@
 """`mldebug trace show`, `export` and `merge`: what the rings of traced processes say. They read files, and nothing else."""
 
 import gc
+import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -18,12 +19,16 @@ from mldebug.ring.lines import lines, no_source
 from mldebug.ring.merge import merge as merge_rings
 from mldebug.ring.merge import numbered
 from mldebug.ring.opening import open_ring, ring_files, source_here
-from mldebug.ring.reading import read_ring
+from mldebug.ring.reading import read_last, read_whole
 from mldebug.ring.records import Header, Ring
 from mldebug.ring.speedscope import speedscope
+from mldebug.ring.streaming import Read
 from mldebug.ring.tree import tree_lines
 
 NO_RING = "give a file that `mldebug trace run` or `mldebug run --trace` has written"
+LOG_PIDS = (
+    "log_pids=1"  # said by NicerTrace: its user wants to tell the lines of several rings apart
+)
 _FILE = click.Path(path_type=Path, readable=False)
 _FORMATS: dict[str, Callable[[Sequence[Ring]], Iterator[bytes]]] = {
     "chrome": chrome,
@@ -42,23 +47,25 @@ def show(file: Path, tail: int | None, tree: bool, no_source: bool, as_json: boo
 
     FILE is its ring. It may be read while it is written, and after its process has died.
     """
-    with _without_collector():
-        ring = load(file, tail)
+    with _without_collector(), loaded([file], tail) as (ring,):
         if as_json:
-            click.echo(msgspec.json.encode(ring_object(ring)).decode())
+            _print(ring_json(ring), "")
             return
         body = tree_lines(ring) if tree else _text(ring, no_source)
         _print(chain(heading(ring), body))
 
 
-def _print(some: Iterator[str]) -> None:
+def _print(some: Iterator[str], end: str = "\n") -> None:
     """Many lines at once: there may be millions."""
     while block := list(islice(some, 1000)):
-        click.echo("\n".join(block))
+        click.echo(end.join(block), nl=bool(end))
 
 
 def _text(ring: Ring, without: bool) -> Iterator[str]:
-    return lines(ring, ring.events, no_source if without else source_here)
+    told = lines(ring, ring.events, no_source if without else source_here)
+    if LOG_PIDS not in ring.header.followed.split():
+        return told
+    return (f"{ring.header.pid}: {line}" for line in told)
 
 
 @click.command("export")
@@ -76,8 +83,7 @@ def export(
     the form of a file that ends in .speedscope.json. FILES are rings, or folders of rings.
     """
     chosen = form or ("speedscope" if ".speedscope." in output.name else "chrome")
-    with _without_collector():
-        rings = [load(file, tail) for file in ring_files(files)]
+    with _without_collector(), loaded(ring_files(files), tail) as rings:
         _write(output, _FORMATS[chosen](rings), force)
 
 
@@ -89,28 +95,35 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
 
     FILES are rings, or folders of rings: copy those of other nodes here.
     """
-    with _without_collector():
-        merged = merge_rings(numbered([load(file, None) for file in ring_files(files)]))
+    with _without_collector(), loaded(ring_files(files), None) as rings:
+        merged = merge_rings(numbered(rings))
     if as_json:
         click.echo(msgspec.json.encode(merged_object(merged)).decode())
         return
     _print(merged_lines(merged))
 
 
-def load(file: Path, tail: int | None) -> Ring:
-    """Read one ring; what is none is told with what to do."""
-    with open_ring(file) as read:
-        try:
-            return read_ring(read, tail)
-        except ValueError as error:
-            raise EvidenceError(f"{file} cannot be shown: {error}", NO_RING) from error
-        except OSError as error:
-            raise EvidenceError(f"cannot read {file}: {error.strerror}", NO_RING) from error
+@contextmanager
+def loaded(files: Sequence[Path], tail: int | None) -> Iterator[list[Ring]]:
+    """The rings, which are read as one goes through them; what is none is told with what to do."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of thousands of ranks each has a ring
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with ExitStack() as stack:
+        yield [_loaded(file, stack.enter_context(open_ring(file)), tail) for file in files]
+
+
+def _loaded(file: Path, read: Read, tail: int | None) -> Ring:
+    try:
+        return read_whole(read) if tail is None else read_last(read, tail)
+    except ValueError as error:
+        raise EvidenceError(f"{file} cannot be shown: {error}", NO_RING) from error
+    except OSError as error:
+        raise EvidenceError(f"cannot read {file}: {error.strerror}", NO_RING) from error
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A ring is a million objects; to look for circles in them takes longer than to read it."""
+    """A ring is a million short-lived objects without circles; to look for these takes time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -166,12 +179,17 @@ def _moment(nanoseconds: int) -> str:
         return "at an impossible time"
 
 
-def ring_object(ring: Ring) -> dict[str, object]:
+def ring_json(ring: Ring) -> Iterator[str]:
     """For scripts; times in nanoseconds of the writer's monotonic clock, `offset_ns` makes unix time of them."""
     header = msgspec.structs.asdict(ring.header)
-    return {
+    told = {
         "header": {**header, "offset_ns": ring.header.offset_ns},
         "threads": {str(number): thread._asdict() for number, thread in ring.threads.items()},
         "broken": list(ring.broken),
-        "events": [event_object(event) for event in ring.events],
     }
+    yield msgspec.json.encode(told)[:-1].decode() + ',"events":['
+    between = ""
+    for event in ring.events:
+        yield between + msgspec.json.encode(event_object(event)).decode()
+        between = ","
+    yield "]}\n"

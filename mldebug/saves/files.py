@@ -23,11 +23,16 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Wanted(NamedTuple):
-    """Bytes of one file of a save; "" is the save itself where it is a file."""
+    """Bytes of one file of a save; "" is the save itself where it is a file.
+
+    With `find` not the bytes are wanted, but all different matches of that expression in them, sorted, one on each line:
+    what is far larger than all that it names is searched piece by piece and never held. A match has at most 100 bytes.
+    """
 
     path: str
     offset: int
     size: int
+    find: bytes = b""
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +73,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # a phrase: "shard 3 of 4 is missing"
     shards: int = 0  # files that hold tensors
     expected: int | None = None  # as the save itself says
+    ranks: Mapping[str, str] = {}  # who has a file there, as `crew.ranks_of` tells it
+    seats: int | None = None  # ranks that wrote one, where each rank of the job is to write its own
 
 
 class Layout(Protocol):

@@ -6,12 +6,13 @@ the difference that was seen while they grew. All times are unix seconds by our 
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from mldebug.model import Noun
 from mldebug.redact import clean
+from mldebug.saves.crew import Other, missing
 from mldebug.saves.files import State, Verdict
 from mldebug.saves.names import step_of
 
@@ -32,6 +33,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     oldest: float = 0.0
     newest: float = 0.0
     inode: int = 0
+    single: bool = False  # a file, not a folder
     open: bool = False  # a process of the job has one of its files open for writing
     verdict: Verdict = Verdict()
 
@@ -55,6 +57,7 @@ class Kept(Noun, frozen=True, kw_only=True):
     ended: float = 0.0
     step: int | None = None
     world_size: int | None = None
+    ranks: dict[str, str] = {}  # who has a file there: `{"rank#.pt": "0-3"}`
 
     @property
     def seconds(self) -> float | None:
@@ -145,8 +148,8 @@ class Series:
 
     def _judge(self, track: _Track, now: float) -> Kept:
         one, before = track.seen, track.kept
-        state, why = one.verdict.state, one.verdict.why
-        if before is not None and before.state is State.COMPLETE and self._shrinks(one, before):
+        state, why = self._missing(track) or (one.verdict.state, one.verdict.why)
+        if state is not State.COMPLETE and before is not None and self._shrinks(one, before):
             return msgspec.structs.replace(before, state=State.UNKNOWN, why="it is being deleted")
         if state is not State.COMPLETE and self._is_written(track, now):
             state = State.WRITING
@@ -165,12 +168,30 @@ class Series:
             ended=ended,
             step=_step(one.name, track.step),
             world_size=track.world_size,
+            ranks=dict(one.verdict.ranks),
         )
         return self._remembered(kept, track) if state is State.COMPLETE else kept
 
+    def _missing(self, track: _Track) -> tuple[State, str] | None:
+        """Why it is not complete although its own files do not say so: a rank's is not there."""
+        told = track.seen.verdict
+        if told.state is not State.COMPLETE or not told.ranks:
+            return None
+        return missing(told.ranks, told.seats, track.world_size, self._others(track))
+
+    def _others(self, track: _Track) -> Iterator[Other]:
+        """The other saves that say who is to write: those that are whole, and those that nobody writes any more."""
+        own = printable(track.seen.name)
+        there = [one.kept for one in self._tracks.values() if one.kept and one is not track]
+        for one in (*there, *self.memory.complete):
+            if one.name != own and one.ranks and one.state in (State.COMPLETE, State.UNKNOWN):
+                yield Other(one.name, one.ranks, one.world_size, whole=one.state is State.COMPLETE)
+
     def _shrinks(self, one: Seen, before: Kept) -> bool:
+        if before.state is not State.COMPLETE:
+            return False
         newer = any(kept.ended > before.ended for kept in self.complete if kept.name != before.name)
-        return one.size < before.size and one.verdict.state is not State.COMPLETE and newer
+        return one.size < before.size and newer
 
     def _is_written(self, track: _Track, now: float) -> bool:
         age = now - (track.seen.newest - self.memory.skew)

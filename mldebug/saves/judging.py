@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from mldebug.redact import clean
 from mldebug.saves import tensors, zips
 from mldebug.saves.checks import BROKEN, UNSURE, Check
+from mldebug.saves.crew import ranks_of
 from mldebug.saves.files import Entry, Layout, Save, State, Verdict, Wanted
 from mldebug.saves.names import is_temporary
 
@@ -35,10 +37,14 @@ def wants(save: Save, layouts: Sequence[Layout]) -> tuple[Wanted, ...]:
 
 def judge(save: Save, layouts: Sequence[Layout]) -> Verdict:
     """Complete is only what was listed whole, keeps what its index promises, and has no broken file."""
+    return msgspec.structs.replace(_judged(save, layouts), ranks=ranks_of(save))
+
+
+def _judged(save: Save, layouts: Sequence[Layout]) -> Verdict:
     known = layouts_of(save, layouts)
     if not known:
-        return Verdict(why="of no layout that is known")
-    verdict = _worst([one.judge(save) for one in known])
+        return Verdict(why=save.cut or "of no layout that is known")
+    verdict = worst([one.judge(save) for one in known])
     if verdict.state is State.INCOMPLETE and save.cut:
         return _unsure(verdict, save.cut)  # what is missing may be in the rest
     if verdict.state is State.INCOMPLETE:
@@ -75,8 +81,8 @@ def _is_tensors(save: Save, one: Entry) -> bool:
     return (one.path or save.name).endswith(".safetensors")
 
 
-def _worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """What the first says, unless another misses something."""
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """What the first says, unless another misses something, or is not known."""
     first = verdicts[0]
     for state in (State.INCOMPLETE, State.UNKNOWN):
         for one in verdicts:
@@ -96,4 +102,4 @@ def _as(verdict: Verdict, state: State, why: str) -> Verdict:
 def parts_left(save: Save) -> Iterator[str]:
     """Which of its files nobody could read, and why."""
     for path, why in sorted(save.unread.items()):
-        yield f"{path or save.name}: {why}"
+        yield f"{clean(path or save.name, 200)} {why}"

@@ -81,6 +81,11 @@ def final(name: str) -> str:
     return _AFTER.sub("", _BEFORE.sub("", name)) or name
 
 
+def without_steps(path: str) -> str:
+    """A path inside a save, the same for all saves of its series: `step#/rank0.pt` for `global_step500/rank0.pt`."""
+    return _STEP.sub("step#", path)
+
+
 def is_temporary(name: str) -> bool:
     """Does the name itself say that it is not finished?"""
     return final(name) != name

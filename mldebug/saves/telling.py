@@ -80,7 +80,9 @@ def _sentences(state: SaveState, now: float) -> Iterator[str]:
         yield f"what would be lost is not known: {state.trouble}"
     elif state.lost_seconds is not None:
         steps = f" and {state.lost_steps:,} steps" if state.lost_steps is not None else ""
-        yield f"if it dies now {_duration(state.lost_seconds)} of work{steps} are lost"
+        unsure = state.newest is not None and state.newest.state is State.UNKNOWN
+        most = "at most " if unsure else ""
+        yield f"if it dies now {most}{_duration(state.lost_seconds)} of work{steps} are lost"
     if state.newest is not None:
         yield _newest(state.newest)
     if state.size_change is not None and abs(state.size_change) > CLOSE:

@@ -34,6 +34,17 @@ def tail(entry: Entry) -> Wanted:
     return Wanted(entry.path, max(0, entry.size - TAIL), TAIL)
 
 
+def last(entry: Entry) -> Wanted:
+    """Where the mark stands with which every zip file ends that has no comment."""
+    return Wanted(entry.path, max(0, entry.size - _END.size), _END.size)
+
+
+def is_ended(save: Save, entry: Entry) -> bool | None:
+    """Does the last of many zip files in it end where it ends? None where that was not read."""
+    end = save.parts.get(last(entry))
+    return None if end is None else len(end) == _END.size and end.startswith(b"PK\x05\x06")
+
+
 def check(save: Save, entry: Entry) -> Check:
     """Does the directory at its end fit its size?"""
     if not entry.size:

@@ -39,6 +39,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key, what is wrong with its value), for what no type can say."""
+        yield from ()
+
 
 def parse(text: str, file: str, kind: type[T]) -> T:
     """Return the configuration in `text`; `ConfigError` lists every problem as `file:line: section.key: what`."""
@@ -90,7 +94,11 @@ class _Reader:
             value = self.value(value_node, fields[key].type, _join(path, key))
             if len(self.problems) == problems_before:
                 values[key] = value
-        return kind(**values)
+        made = kind(**values)
+        if isinstance(made, Section):
+            for field, problem in made.problems():
+                self._refuse(_place(node, field), _join(path, field), problem)
+        return made
 
     def value(self, node: yaml.Node, kind: Any, path: str) -> Any:
         """Read one value of any understood type; None after a refusal."""

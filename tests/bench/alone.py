@@ -16,4 +16,5 @@ def alone() -> None:
     argv = [tool, "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*argv, "true"], check=False, stderr=subprocess.DEVNULL).returncode == 0:
         os.environ[DONE] = "1"
-        os.execv(tool, [*argv, sys.executable, *sys.argv])
+        first = ("sh", "-c", '"$@"; exit $?', "sh")  # children of process 1 are taken for orphans
+        os.execv(tool, [*argv, *first, sys.executable, *sys.argv])

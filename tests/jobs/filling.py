@@ -28,12 +28,17 @@ def main() -> None:
         if dist.get_rank() == 0 and time.monotonic() >= due:
             number, due = number + 1, due + options.every
             try:
-                torch.save(model, f"checkpoint-{number}.pt")
+                save(model, f"checkpoint-{number}.pt")
             except (OSError, RuntimeError):
                 (options.events / "failed").write_text(str(time.time()))
                 time.sleep(600)
             (options.events / "saved").write_text(str(number))
     leave()
+
+
+def save(model: torch.Tensor, name: str) -> None:
+    """Into the current folder; what a trace of this job tells last where that does not return."""
+    torch.save(model, name)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jsonschema
+import psutil
 import pytest
 
+from disks import disk, frozen
 from hung import frozen_disk, hung_mount, wait_until
 from hung import state as process_state
 from mldebug.archive import Archive
@@ -329,6 +331,35 @@ def test_a_start_on_a_hung_state_dir_serves_metrics_and_writes_when_it_comes_bac
             wait_for("nothing waits", lambda: (ask_agent(state) or seen).reports_waiting == 0, 20)
             assert (ask_agent(state) or seen).reports_lost == 0
             assert in_time(agent.end())
+
+
+@root_only
+def test_a_state_dir_that_freezes_blocks_its_keeper_alone_and_is_written_when_it_thaws(
+    tmp_path: Path,
+) -> None:
+    """Writers in state D: nothing ends them, and nothing else may wait for them."""
+    (tmp_path / "loop").mkdir()
+    with disk(tmp_path / "loop", "ext4") as folder, light_job(tmp_path / "job") as job:
+        state, port = folder / "state", free_port()
+        config = f"agent: {{state_dir: {state}, listen: '127.0.0.1:{port}'}}\nstall: {STALL}\n"
+        with bare(tmp_path, config) as agent:
+            wait_for("its memory", (state / "agent.sqlite").exists, 60)
+            with frozen(folder):
+                hang_once_seen(port, job)
+                wait_for("a writer in state D", lambda: "D" in child_states(agent.process.pid), 60)
+                wait_for("a report", lambda: "\nmldebug_reports_waiting 1" in metrics(port), 60)
+                wait_for("that it is told", lambda: "cannot be written" in agent.log, 60)
+                assert process_state(agent.process.pid) in ("R", "S")
+            wait_for("the report", lambda: reports_in(state, job), 60)
+            wait_for("its end is told", lambda: "can be written again" in agent.log, 20)
+            assert in_time(agent.end())
+
+
+def child_states(pid: int) -> set[str]:
+    """The states of all processes below one."""
+    with suppress(psutil.NoSuchProcess):
+        return {process_state(one.pid) for one in psutil.Process(pid).children(recursive=True)}
+    return set()
 
 
 @root_only

@@ -18,7 +18,16 @@ import pytest
 from mldebug.events.message import message_of
 from mldebug.events.model import Alarm, Event, Message, Severity, State
 from mldebug_exporters.channels import alertmanager
-from processes.harness import clean_environment, free_port, wait_for
+from processes.harness import (
+    Plan,
+    User,
+    clean_environment,
+    folder_for,
+    free_port,
+    running,
+    wait_for,
+)
+from processes.watching import settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(200)]
 
@@ -46,7 +55,9 @@ def receiver() -> Iterator[tuple[str, list[Any]]]:
 
 
 @contextlib.contextmanager
-def running_alertmanager(folder: Path, send_to: str) -> Iterator[int]:
+def running_alertmanager(
+    folder: Path, send_to: str, token_file: Path | None = None
+) -> Iterator[int]:
     """The port of the real server; missing, it fails in CI and skips elsewhere."""
     program = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
     assert program or "CI" not in os.environ, "install the package `prometheus-alertmanager`"
@@ -54,7 +65,10 @@ def running_alertmanager(folder: Path, send_to: str) -> Iterator[int]:
         pytest.skip("prometheus-alertmanager is not here")
     port = free_port()
     route = {"receiver": "r", "group_wait": "1s", "group_interval": "1s", "group_by": ["..."]}
-    config = {"route": route, "receivers": [{"name": "r", "webhook_configs": [{"url": send_to}]}]}
+    hook: dict[str, Any] = {"url": send_to}
+    if token_file is not None:
+        hook["http_config"] = {"authorization": {"credentials_file": str(token_file)}}
+    config = {"route": route, "receivers": [{"name": "r", "webhook_configs": [hook]}]}
     (folder / "am.json").write_text(json.dumps(config))
     argv = [program, f"--config.file={folder / 'am.json'}", f"--storage.path={folder / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]  # fmt: skip
@@ -115,3 +129,41 @@ def test_one_alert_is_passed_on_refined_and_resolved(tmp_path: Path) -> None:
     assert len({one["fingerprint"] for one in got}) == 1
     assert got[-1]["annotations"]["outcome"] == "recovered"
     assert left == []
+
+
+def fire(port: int, **labels: str) -> None:
+    """As Prometheus sends an alert of some rule."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    body = json.dumps([{"labels": labels, "annotations": {"summary": "of a rule"}}])
+    link.request("POST", "/api/v2/alerts", body, {"Content-Type": "application/json"})
+    assert link.getresponse().status == 200
+    link.close()
+
+
+def test_an_alert_of_any_rule_has_all_ranks_captured_once() -> None:
+    pytest.importorskip("torch", reason="the scenarios train with PyTorch")
+    user = User()
+    with folder_for(user) as folder, running(Plan(struck=(), user=user)) as job:
+        token, listen = folder / "token", f"127.0.0.1:{free_port()}"
+        token.write_text("0123456789abcdef0123456789abcdef\n")
+        config = settings(folder, stall="{timeout: 120s, interval: 1s}", listen=listen).replace(
+            "agent: {", f"agent: {{token_file: {token}, ", 1
+        )
+        job.wait_for_step(60)
+        with (
+            watching(folder, config, user) as agent,
+            running_alertmanager(folder, f"http://{listen}/api/v1/alerts", token) as port,
+        ):
+            wait_for("the agent sees the job", lambda: agent.run_of(job), 60)
+            run = agent.run_of(job)
+            assert run is not None
+            for name in ("StepTimeHigh", "LossIsNaN"):  # two groups: Alertmanager sends them apart
+                fire(port, alertname=name, run=run.id, job="mldebug", severity="warning")
+            fire(port, alertname="OfAnother", run="nope")
+            wait_for("a report of it", lambda: agent.reports(job), 90)
+            wait_for("a clear answer", lambda: "404" in (folder / "am.log").read_text(), 60)
+            (report,) = agent.reports(job)
+            ranks = sorted(job.ranks)
+
+    assert (report["trigger"], report["state"]) == ("alert", "open")
+    assert sorted(rank["rank"] for rank in report["ranks"]) == ranks

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,25 +23,29 @@ CONFIG = "checkpoints: {settle: 5s, interval: 2s}\n"
 
 
 @contextmanager
-def saving(folder: Path) -> Iterator[Path]:
+def saving(folder: Path, place: Path, job: str = "saving.py", *words: str) -> Iterator[Path]:
     """The job, and the folder into which it saves."""
-    place = folder / "ckpt"
-    place.mkdir()
     with (folder / "job.log").open("ab") as log:
-        job = subprocess.Popen(
-            [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=1", JOBS / "saving.py", place],
+        running = subprocess.Popen(
+            [SCRIPTS / "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=1", JOBS / job, place, *words],
             stdout=log, stderr=log, cwd=folder, env=clean_environment(folder) | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )  # fmt: skip
     try:
         yield place
     finally:
-        job.send_signal(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
         try:
-            job.wait(30)
+            running.wait(30)
         except subprocess.TimeoutExpired:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+
+
+def made(folder: Path) -> Path:
+    place = folder / "ckpt"
+    place.mkdir()
+    return place
 
 
 def told(agent: RunningAgent, folder: Path, wanted: Callable[[SaveState], bool]) -> SaveState:
@@ -62,7 +68,7 @@ def test_a_save_that_is_killed_halfway_is_told_with_the_last_complete_one_and_wh
 ):
     with folder_for(User()) as folder:
         config = settings(folder, stall="{timeout: 60s, interval: 1s}") + CONFIG
-        with watching(folder, config) as agent, saving(folder) as place:
+        with watching(folder, config) as agent, saving(folder, made(folder)) as place:
             first = told(agent, place, lambda one: one.last is not None)
             died = told(agent, place, lambda one: newest(one) == "step_20 incomplete")
             said = subprocess.run(
@@ -81,3 +87,20 @@ def test_a_save_that_is_killed_halfway_is_told_with_the_last_complete_one_and_wh
     assert 0 <= died.lost_steps <= 2000
     assert "last complete checkpoint step_10" in said
     assert "step_20 is incomplete: there is no .metadata" in said
+
+
+def test_a_save_that_grows_in_memory_is_progress_until_it_stops() -> None:
+    """The rank sleeps between its writes; it takes 45 s where 12 s are the patience."""
+    with folder_for(User()) as folder, TemporaryDirectory(dir="/dev/shm") as name:
+        config = settings(folder, stall="{timeout: 12s, interval: 1s}") + CONFIG
+        with watching(folder, config) as agent, saving(folder, Path(name), "slow_saving.py", "45"):
+            report = wait_for("the report", lambda: next(iter(agent.reports()), None), 120)
+            stopped = Path(name) / "stopped"
+            assert stopped.exists(), "it was reported while it grew"
+            late = _moment(report["detected_at"]) - stopped.stat().st_mtime
+    assert late > 0
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [0]
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

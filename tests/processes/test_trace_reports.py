@@ -1,18 +1,30 @@
 """Real traced jobs beside a real agent: a rank that was killed, and one that is stopped, tell their last calls in the report."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from disks import disk, frozen
 from mldebug.cli import main
 from mldebug.ring.layout import PREFIX
-from processes.harness import SCRIPTS, Plan, RunningJob, folder_for, send_signal, wait_for
+from processes.harness import (
+    SCRIPTS,
+    Plan,
+    RunningJob,
+    User,
+    folder_for,
+    send_signal,
+    state_of,
+    wait_for,
+)
+from processes.test_stuck_storage import STORAGE, SavingJob, storage_report
 from processes.watching import Report, RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
@@ -22,12 +34,21 @@ RANKS = 2
 THAW = "import os, signal, sys; sys.stdin.read(); os.kill(int(sys.argv[1]), signal.SIGCONT)"
 
 
+TRACE = [str(SCRIPTS / "mldebug"), "run", "--trace", "uninstalled", "--trace-size", "1MiB", "--"]
+
+
+class TracedSavingJob(SavingJob):
+    """tests/jobs/filling.py, its own code traced."""
+
+    def _spawn(self, argv: list[str], extra: dict[str, str]) -> None:
+        super()._spawn([*TRACE, *argv], extra)
+
+
 class TracedJob(RunningJob):
     """tests/jobs/train.py, its own code traced."""
 
     def _spawn(self, argv: list[str], extra: dict[str, str]) -> None:
-        before = [str(SCRIPTS / "mldebug"), "run", "--trace", "uninstalled", "--trace-size", "1MiB"]
-        super()._spawn([*before, "--", *argv], extra)
+        super()._spawn([*TRACE, *argv], extra)
 
     def end(self) -> None:
         super().end()
@@ -36,8 +57,12 @@ class TracedJob(RunningJob):
 
     def rings(self) -> list[Path]:
         """Of its ranks, in their order."""
-        found = [Path("/dev/shm").glob(f"{PREFIX}{pid}-*") for _, pid in sorted(self.ranks.items())]
-        return [path for some in found for path in some]
+        return rings_of(pid for _, pid in sorted(self.ranks.items()))
+
+
+def rings_of(pids: Iterable[int]) -> list[Path]:
+    """Those in the default place."""
+    return [path for pid in pids for path in Path("/dev/shm").glob(f"{PREFIX}{pid}-*")]
 
 
 @contextmanager
@@ -129,3 +154,25 @@ def test_a_rank_that_is_stopped_tells_its_last_calls_in_the_report(
         out = capsys.readouterr().out
         assert "rank 0 (pid" in out
         assert "rank 1 (pid" in out
+
+
+def test_a_rank_in_state_d_tells_its_last_call_in_the_report() -> None:
+    """It writes to a disk that is frozen: no signal reaches it, nothing can be asked of it, and its ring is read all the same."""
+    with folder_for(User()) as folder, disk(folder, "ext4", 400 << 20) as target:
+        job = TracedSavingJob(Plan(world_size=2), folder)
+        with watching(folder, settings(folder) + STORAGE) as agent:
+            try:
+                job.start_in(target)
+                wait_for("some steps", job.trains, 90)
+                with frozen(target):
+                    report = wait_for("the report", lambda: storage_report(agent), 90)
+                    pid = report["diagnosis"]["culprits"][0]["pid"]
+                    assert state_of(pid) == "D"
+                rank = next(one for one in report["ranks"] if one["rank"] == 0)
+                assert re.fullmatch(r"call filling\.py:\d+ save", rank["last_call"]), rank
+                assert re.search(r"filling\.py:\d+ save$", rank["trace"][-1]), rank["trace"]
+            finally:
+                job.end()
+                pids = {rank["pid"] for one in agent.reports() for rank in one["ranks"]}
+                for path in rings_of(pids):
+                    path.unlink()

@@ -40,11 +40,21 @@ def pythons() -> Iterator[str]:
 
 @pytest.mark.parametrize("version", NEW)
 def test_the_hook_holds_in_a_newer_python(pythons: str, version: str) -> None:
-    files = [str(TESTS / f"test_training_{name}.py") for name in ("hook", "counts")]
+    repeat(pythons, ["training_hook", "training_counts"], f"{version} or newest")
+
+
+def test_the_tracer_holds_in_a_newer_python(pythons: str) -> None:
+    """Written in Python; for the writer in C that Debian's headers would be needed."""
+    repeat(pythons, ["tracer"], "3.14-python")
+
+
+def repeat(pythons: str, names: list[str], chosen: str) -> None:
+    """Run these tests by the newer Pythons, and none of them may be skipped."""
+    files = [str(TESTS / f"test_{name}.py") for name in names]
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k"]
     env = {name: told for name, told in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(
-        [*argv, f"{version} or newest"], env={**env, MORE: pythons}, capture_output=True,
+        [*argv, chosen], env={**env, MORE: pythons}, capture_output=True,
         text=True, timeout=600, check=False, cwd=TESTS.parents[1],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]

@@ -1,10 +1,16 @@
 """What a blocked system call works on."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from mldebug.model import OpenFile, ProcessState, ThreadState
+from mldebug_agents.answers import Unreadable
 from mldebug_agents.capturing.blocked import blocked_on
 from mldebug_agents.procfs import Mount
+from mldebug_agents.reader import Reader
+from mldebug_agents.spawn import WORKERS, Spawner
 
 SHARD = OpenFile(fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="nfs4")
 
@@ -23,6 +29,10 @@ def memory(pid: int, address: int, size: int) -> bytes:
 
 def mounts(pid: int, path: str) -> Mount:
     return Mount(1, "/data", "nfs4", "nfs01:/data", "0:40")
+
+
+def no_link(pid: int, path: str) -> bool:
+    return False
 
 
 def links(pid: int, name: str) -> str:
@@ -46,7 +56,7 @@ def links(pid: int, name: str) -> str:
     ],
 )
 def test_the_file_is_named(state: ProcessState, target: str, mount: str) -> None:
-    found = blocked_on(state, memory, mounts, links)
+    found = blocked_on(state, memory, mounts, links, no_link)
 
     assert (found.target, found.mount) == (target, mount)
 
@@ -63,4 +73,38 @@ def test_the_file_is_named(state: ProcessState, target: str, mount: str) -> None
     ],
 )
 def test_what_cannot_be_told_is_not_told(state: ProcessState | None) -> None:
-    assert blocked_on(state, memory, mounts, links) is None
+    assert blocked_on(state, memory, mounts, links, no_link) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "mount"),
+    [
+        (True, ""),  # leads to another filesystem, for all we know
+        (Unreadable("denied", errno=13), ""),
+        (Unreadable("timed out", stuck=True), "/data"),  # that it hangs is the answer
+    ],
+)
+def test_a_link_on_the_way_leads_to_another_mount_for_all_we_know(
+    told: bool | Unreadable, mount: str
+) -> None:
+    asked: list[str] = []
+
+    def second(pid: int, path: str) -> bool | Unreadable:
+        asked.append(path)
+        return told if path == "/data/work" else False
+
+    state = blocked("stat", 0x2000)
+    found = blocked_on(state, memory, mounts, links, second)
+
+    assert found is not None
+    assert (found.target, found.mount) == ("/data/work/relative", mount)
+    assert asked == ["/data/work"]
+
+
+def test_a_real_link_is_told_and_what_is_not_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with Spawner(WORKERS) as spawner, Reader(spawner) as reader:
+        root = f"/proc/{os.getpid()}/root{tmp_path}"
+        told = [reader.is_link(f"{root}/{name}") for name in ("link", "file", "gone")]
+    assert told == [True, False, False]

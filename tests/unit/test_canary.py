@@ -1,6 +1,7 @@
 """Test writes on real filesystems: full, out of inodes, read-only, not there; what is left behind, and whose it is."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,3 +113,16 @@ def test_df_lies_and_quotas_are_said() -> None:
         "stuck",
         "/data: a test write has not come back for 74 s",
     )
+
+
+def test_a_folder_that_is_a_link_to_another_filesystem_is_written_to(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        (tmp_path / "link").symlink_to(elsewhere)
+        paths = (str(tmp_path / "link"),)
+        bench.config = Config(storage=Storage(canary=Wanted(paths=paths)))
+        desk = Canary(bench)
+        desk.look(1.0, [])
+        assert not desk.gaps()
+        assert [row["outcome"] for row in desk.status()["test_writes"]] == ["ok"]

@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from mldebug.events.message import message_of
 from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, State
 from mldebug.rooms import load, names
 from mldebug.settings.parse import parse
-from mldebug_exporters.channels import alertmanager, email, slack, webhook
+from mldebug_exporters.channels import alertmanager, apprise, email, ping, slack, webhook
 
 NOW = 1_700_000_000.0
 SECRET = "t0p-s3cret-value"
@@ -49,13 +50,15 @@ class Sink(http.server.BaseHTTPRequestHandler):
     where: ClassVar[str] = ""
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.got.append((self.path, dict(self.headers), body))
         self.send_response(self.answers.pop(0) if self.answers else 200)
         if self.where:
             self.send_header("Location", self.where)
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+    do_GET = do_POST  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -324,6 +327,53 @@ def test_a_mail_is_readable_text() -> None:
     assert "over: 2023-11-14T22:13:25.000Z (recovered)" in mail.get_content()
 
 
+# --- apprise and ping ------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of Python 3.11
+def test_apprise_delivers_through_the_real_library(sink: str, tmp_path: Path) -> None:
+    file = tmp_path / "urls"
+    file.write_text(f"# ours\n\n{sink.replace('http', 'json')}/hook\n")
+    apprise.create(apprise.Options(urls_file=file)).send(message())
+    ((path, _, body),) = Sink.got
+    told = json.loads(body)
+    assert path == "/hook"
+    assert told["title"] == message().subject
+    assert "culprit: rank 3 on n: lock" in told["message"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of Python 3.11
+def test_apprise_that_fails_is_tried_again_and_shows_no_secret(sink: str, tmp_path: Path) -> None:
+    file = tmp_path / "urls"
+    Sink.answers = [500]
+    file.write_text(f"{sink.replace('http://', f'json://u:{SECRET}@')}/hook\n")
+    with pytest.raises(OSError, match="could not deliver") as caught:
+        apprise.create(apprise.Options(urls_file=file)).send(message())
+    file.write_text(f"json://127.0.0.1/\nno-such-scheme://{SECRET}\n")
+    with pytest.raises(OSError, match="address 2 of the file") as other:
+        apprise.create(apprise.Options(urls_file=file)).send(message())
+    assert SECRET not in str(caught.value) + str(other.value)
+
+
+def test_apprise_that_is_not_installed_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(OSError, match=r"pip install 'mldebug\[apprise\]'"):
+        apprise.create(apprise.Options(urls_file=secret_file(tmp_path))).send(message())
+
+
+def test_a_ping_is_a_request_to_an_address_that_may_be_a_secret(sink: str, tmp_path: Path) -> None:
+    file = secret_file(tmp_path, f"{sink}/{SECRET}\n")
+    channel = ping.create(ping.Options(url_file=file, method="POST"))
+    channel.send(message())
+    assert [(path, body) for path, _, body in Sink.got] == [(f"/{SECRET}", b"")]
+    Sink.answers = [500]
+    with pytest.raises(OSError, match="500") as caught:
+        channel.send(message())
+    assert SECRET not in str(caught.value)
+
+
 # --- the configuration and the command ---------------------------------------------------------------
 
 
@@ -336,6 +386,9 @@ def test_a_mail_is_readable_text() -> None:
         ("{kind: slack}", "url_file"),
         ("{kind: email, server: s, sender: a@b, to: ['x']}", "addresses"),
         ("{kind: email, server: s, sender: a@b, to: [c@d], user: u}", "password_file"),
+        ("{kind: ping}", "url"),
+        ("{kind: ping, url: 'http://x', url_file: /y}", "either"),
+        ("{kind: apprise}", "urls_file"),
         ("{kind: pigeon}", "webhook"),
     ],
 )

@@ -85,14 +85,14 @@ captur: 3
 """
     assert problems(text, tmp_path) == [
         "c.yaml:2: agent.state_dir: 'rel' is not an absolute path",
-        "c.yaml:3: agent.statedir: there is no such key; did you mean 'state_dir'? legal here: state_dir, listen, group",
+        "c.yaml:3: agent.statedir: there is no such key; did you mean 'state_dir'? legal here: state_dir, listen, token_file, group",
         "c.yaml:5: capture.deadline: 30 has no unit; write 30s for seconds or 30m for minutes",
         "c.yaml:6: capture.watch: 90s is too large; the largest is 1m",
         "c.yaml:7: capture.workers: 'many' is not 'auto' or a whole number",
         "c.yaml:8: capture.native: 'no' is not 'auto' or 'never' or 'always'",
         "c.yaml:9: capture.workers: stands here twice, first in line 7",
         "c.yaml:10: capture.py_spy: has no value; remove the line to get the default",
-        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, logs, transports, channels, events, cluster, checkpoints, memory, metrics, health, trees, storage",
+        "c.yaml:11: captur: there is no such key; did you mean 'capture'? legal here: agent, capture, stall, logs, transports, channels, schedulers, jobs, events, actions, cluster, checkpoints, memory, metrics, health, trees, storage",
     ]
 
 

@@ -315,6 +315,39 @@ def test_an_agent_that_is_killed_loses_nothing_and_doubles_bear_the_same_id(
     assert len({one.id for one in sink.got}) == 1
 
 
+def test_a_dead_mans_switch_is_told_that_the_loop_lives_and_of_no_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink, memory = Sink(), Memory()
+    monkeypatch.setattr(sink, "every", 0.05, raising=False)
+    stand = Stand(monkeypatch, memory, sink)
+    stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
+    assert set(stand.until(sink, 3)) == {("alive", "firing")}
+    (channel,) = stand.desk.show(snapshot()).events.channels
+    assert (channel.waiting, channel.trouble) == (0, "")
+    assert channel.sent >= 2
+    assert channel.last_success
+    count = len(sink.got)  # the loop stands still
+    time.sleep(0.2)
+    assert len(sink.got) <= count + 1  # what was under way
+
+
+def test_a_dead_mans_switch_that_fails_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = Sink()
+    monkeypatch.setattr(sink, "every", 3600.0, raising=False)
+    stand = Stand(monkeypatch, Memory(), sink)
+    sink.errors = [OSError("hc.example answers 500")] * 2
+    troubles = set()
+    end = time.monotonic() + 30
+    while not sink.got and time.monotonic() < end:
+        stand.turn()
+        troubles.add(stand.desk.show(snapshot()).events.channels[0].trouble)
+    assert "hc.example answers 500" in troubles
+    assert len(sink.got) == 1
+
+
 def test_the_configuration_that_is_read_again_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,8 @@ import pytest
 from mldebug.config import Config, Storage
 from mldebug.model import Job, RankIdentity
 from mldebug.nodeview.storage import storage_json
-from mldebug_agents.filesystems.mounts import mount_table, used_mounts
+from mldebug_agents.filesystems import part as filesystems
+from mldebug_agents.filesystems.mounts import Used, mount_table, used_mounts
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.fsprobe import child
 from mldebug_agents.fsprobe.wire import Asked, Place, Round, Space
@@ -213,3 +214,99 @@ def test_no_more_than_sixteen_are_left_hanging(monkeypatch: pytest.MonkeyPatch) 
         assert sum(one.stuck > 0 for one in reply.mounts) <= child.MOST_STUCK
     assert all(one.reason for one in reply.mounts)
     stuck.gate.set()
+
+
+def test_figures_that_no_disk_has_do_not_end_the_child() -> None:
+    """A server whose reserve is used tells a negative rest, which arrives as nearly 2^64 blocks."""
+    told = os.statvfs_result((4096, 4096, 1 << 30, 5, (1 << 64) - 7, 10, 5, (1 << 64) - 1, 0, 255))
+    space = child.space_of(told)
+    assert (space.size, space.available, space.inodes_free) == (1 << 42, 0, 0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Space) == space
+
+
+def test_a_filesystem_that_tells_no_size_is_neither_full_nor_empty(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "data", "size=0,nr_inodes=0") as folder:
+        desk = part(bench, paths=(str(folder),), limits={str(folder): "1GiB left"})
+        for look in range(10):
+            desk.look(30.0 * look, [])
+        assert kinds(desk, folder) == set()
+        assert row(desk, folder)["line"] == f"{folder} (tmpfs): tells no size"
+        told = {one.metric for one in desk.samples() if str(folder) in one.labels}
+        assert told == {"mldebug_filesystem_stuck_seconds", "mldebug_filesystem_read_only"}
+
+
+def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slow ones took all the time: the last one had none."""
+    gate, asked = threading.Event(), threading.Event()
+
+    def slow(place: Place) -> Asked:
+        if place.mount == 1:
+            asked.set()
+            gate.wait(60)
+        else:
+            until.wait(0.8)
+        return Asked(mount=place.mount, space=Space(size=1))
+
+    until = threading.Event()
+    monkeypatch.setattr(child, "AT_ONCE", 1)
+    monkeypatch.setattr(child, "ask", slow)
+    reply = child.Asking().round(Round(1, (Place(0, b"/"), Place(1, b"/")), 1.0))
+    assert asked.is_set()
+    assert (reply.mounts[1].stuck, reply.mounts[1].reason) == (
+        0.0,
+        "there was no time left to ask it",
+    )
+    gate.set()
+
+
+def test_a_configured_folder_is_found_over_links(bench: Workbench, tmp_path: Path) -> None:
+    """On most clusters /scratch is a link."""
+    with mounted(tmp_path / "data", "size=64m") as folder:
+        (folder / "team").mkdir()
+        (tmp_path / "scratch").symlink_to(folder / "team")
+        desk = part(bench, limits={str(tmp_path / "scratch"): "1GiB left"})
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == {"too_full"}
+        assert not desk.gaps()
+
+
+def test_a_configured_folder_that_is_not_there_is_a_gap(bench: Workbench, tmp_path: Path) -> None:
+    desk = part(bench, paths=(str(tmp_path / "gone"),))
+    desk.look(1.0, [])
+    assert [(one.what, one.reason) for one in desk.gaps()] == [
+        (f"folder {tmp_path / 'gone'} of the config", "No such file or directory")
+    ]
+
+
+def test_a_limit_of_a_folder_counts_for_its_filesystem(bench: Workbench, tmp_path: Path) -> None:
+    with mounted(tmp_path / "data", "size=64m") as folder:
+        (folder / "team").mkdir()
+        above = {str(folder): "0.99", str(folder / "team"): "1GiB left"}
+        desk = part(bench, limits=above)
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == {"too_full"}
+
+
+def test_two_folders_of_one_filesystem_at_one_name_are_one_series(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers have /data each: Prometheus refuses a page that tells a series twice."""
+    mounts = [Mount(number, "/data", "nfs4", "nfs01:/", "0:52", f"/{number}") for number in (1, 2)]
+    found = {("0:52", one.root): Used(mount=one, path=b"/data") for one in mounts}
+    spaces = [Space(size=100, free=left, available=left) for left in (10, 60)]
+    answers = [Asked(mount=1, space=one) for one in spaces]
+    monkeypatch.setattr(filesystems, "used_mounts", lambda *_: found)
+    monkeypatch.setattr(bench.filesystems, "ask", lambda places: answers if places else [])
+    desk = part(bench)
+    desk.look(1.0, [])
+    told = [(one.metric, one.labels) for one in desk.samples()]
+    assert len(told) == len(set(told))
+    (share,) = [
+        one.value for one in desk.samples() if one.metric == "mldebug_filesystem_used_ratio"
+    ]
+    assert share == 0.9  # the fullest
+    assert len(desk.status()["filesystems"]) == 2

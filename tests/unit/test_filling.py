@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from mldebug.filling.filesystem import alarms, fullness
 from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
 from mldebug.filling.trend import Forecast, Point, forecast
 
@@ -62,6 +63,25 @@ def test_checkpoints_that_rotate_fill_nothing() -> None:
     assert told.saves_left is None
 
 
+def test_what_grows_slowly_beside_checkpoints_that_rotate_is_foretold() -> None:
+    """Logs: 3 % of a save with each one, so that the 20th does not fit any more."""
+    size, period = 400 * GIB, 20 * MINUTE
+    told = forecast(sawtooth(9, period, size, 0.03 * size), free=size * (1 + 0.03 * 19.5))
+    assert told.saves_left == pytest.approx(20, abs=2)
+    assert told.seconds_left == pytest.approx(20 * period, rel=0.2)
+
+
+def test_checkpoints_that_rotate_and_differ_a_little_fill_nothing() -> None:
+    sizes, period = random.Random(4), 20 * MINUTE
+    tops = [400 * GIB * sizes.uniform(0.97, 1.03) for _ in range(9)]
+    points = []
+    for look in range(int(9 * period / 30)):
+        number, phase = divmod(look * 30.0, period)
+        written = tops[int(number)] * min(1.0, max(0.0, phase - 300) / 120)
+        points.append(Point(look * 30.0, 0.0 if phase > 480 else written))
+    assert forecast(points, free=900 * GIB).saves_left is None
+
+
 def test_half_a_save_on_the_disk_is_no_alarm() -> None:
     points = sawtooth(8, 20 * MINUTE, 400 * GIB, 0.0)
     points += [Point(points[-1].at + 30.0 * n, 60 * GIB * n) for n in range(1, 6)]
@@ -111,3 +131,20 @@ def test_the_nearest_folder_says_what_counts() -> None:
     assert usable({}, "/l", "lustre") == 0.8
     assert usable({"/l": 0.9}, "/l/x", "lustre") == 0.9
     assert usable({}, "/g", "gpfs") == 1.0
+
+
+def test_alarms_are_sentences_that_say_what_happens_then() -> None:
+    now = fullness(100 * GIB, 9 * GIB, 9 * GIB, 1000, 100, 1.0)
+    ahead = Forecast(seconds_left=7200.0, trusted=True)
+    last = Forecast(saves_left=1, save=20.0 * GIB, period=1680.0, seconds_left=720.0, trusted=True)
+    told = alarms(
+        "/data (nfs01:/data)", now, (Limit(ratio=0.85), 0.85), (last, ahead), (86400.0, 3)
+    )
+    assert [one.sentence for one in told] == [
+        "/data (nfs01:/data) is 91.0% full, 9 GiB left; the alarm is set to 85%",
+        "/data (nfs01:/data) has used 90.0% of its inodes, 100 left: without them no file can be made, whatever space there is",
+        "/data (nfs01:/data): 20 GiB every 28m: the next save, due in 12m, will not fit",
+        "/data (nfs01:/data): no inode will be left in 2h, and no file can be made",
+    ]
+    (rest,) = alarms("/d", now, (Limit(left=40 << 30), 1.0), (Forecast(), Forecast()), (1.0, 1))
+    assert rest.sentence.endswith("9 GiB left; the alarm is set to less than 40GiB left")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mldebug.cli import main
 from mldebug_training.followed import Code, Followed, folders
 from ringwords import Words
 from unit.test_tracer import AGENTS, run
@@ -141,6 +142,49 @@ def test_the_arguments_of_nicer_trace_mean_what_they_say(
     found = called(tmp_path, begin, "__exit__()")
     assert inside <= found
     assert not outside & found
+
+
+def test_each_line_of_nicer_trace_may_tell_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+        def double(one): return 2 * one
+        NicerTrace(packages_to_include="uninstalled", {}ring="out.ring", size=1 << 20).runfunc(double, 4)
+    """
+    for told, pids in (("log_pids=True, ", True), ("", False)):
+        (tmp_path / "out.ring").unlink(missing_ok=True)
+        assert run(tmp_path, code.replace("{}", told)).returncode == 0
+        pid = Words(tmp_path / "out.ring").pid
+        assert main(["trace", "show", str(tmp_path / "out.ring")]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        line = next(one for one in shown if one.endswith("double"))
+        assert line.startswith(f"{pid}: ") is pids, shown
+
+
+def test_threads_that_runfunc_starts_and_those_before_it_are_traced(tmp_path: Path) -> None:
+    """The seeds' one traced neither."""
+    code = """
+        import threading
+        go, done = threading.Event(), threading.Event()
+        def early():
+            go.wait()
+            works()
+            done.set()
+        def works(): return 1
+        threading.Thread(target=early, name="before").start()
+        def main():
+            go.set()
+            done.wait()
+            one = threading.Thread(target=works, name="after")
+            one.start()
+            one.join()
+        tracer = NicerTrace(packages_to_include="uninstalled", trace=0, ring="out.ring", size=1 << 20)
+        tracer.runfunc(main)
+    """
+    assert run(tmp_path, code, writer="native").returncode == 0
+    found = Words(tmp_path / "out.ring")
+    assert found.told("after", "call") == ["call works"]
+    assert [one.strip() for one in found.told("before", "call")] == ["call works"]
 
 
 def test_nicer_trace_runs_and_refuses(tmp_path: Path) -> None:

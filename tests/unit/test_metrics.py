@@ -270,9 +270,9 @@ def test_over_the_budget_whole_families_go_ranks_first() -> None:
     )
     assert ranks == {("mldebug_rank_class", "budget"): 800}
 
-    tight = msgspec.structs.replace(whole, series_budget=100)
+    tight = msgspec.structs.replace(whole, series_budget=115)
     left = families(tight)
-    assert total(tight) <= 100
+    assert total(tight) <= 115
     assert {"mldebug_run_up", "mldebug_run_step"} <= set(left)
     assert not {"mldebug_run_stage", "mldebug_rank_class_info"} & set(left)
     dropped = values(tight, "mldebug_series_dropped")

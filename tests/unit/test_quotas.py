@@ -18,6 +18,11 @@ def test_the_fullest_of_all_matches_counts() -> None:
     assert read_quota(PERCENT, IDRQUOTA).share == pytest.approx(0.861)
 
 
+def test_one_that_has_no_limit_hides_no_other() -> None:
+    told = read_quota(LFS, "  /home  5T  -  unlimited\n  /work  1T  -  2T\n")
+    assert told.share == 0.5
+
+
 def test_amounts_have_units() -> None:
     told = read_quota(LFS, "Filesystem used quota limit\n  /lustre  1.5T*  1T  2T  -\n")
     assert (told.share, told.limit) == (0.75, 2 * 1024**4)
@@ -31,6 +36,8 @@ def test_amounts_have_units() -> None:
         (PERCENT, "Octets utilisés : 86,1 pour cent", "matches the pattern"),
         (LFS, "  /lustre  none  1T  2T", "no amount"),
         (LFS, "  /lustre  5T  0  0", "tells no limit"),
+        (LFS, "  /lustre  5T  0  none", "tells no limit"),
+        (LFS, "  /lustre  5T  0  no", "no amount"),
         (r"(?P<percent>\S+)%", "1.2.3%", "no number"),
         (r"(\d+)", "12", "needs a group"),
         (r"(", "12", "pattern is none"),
@@ -58,7 +65,10 @@ def test_tools_are_asked_in_children_that_may_fail_or_hang(bench: Workbench) -> 
                 "fine": Quota(
                     command=(*shell, 'test "$LC_ALL" = C && echo "(10%)"'), pattern=PERCENT
                 ),
-                "failed": Quota(command=(*shell, "echo '(10%)'; exit 3"), pattern=PERCENT),
+                "failed": Quota(
+                    command=(*shell, "echo '(10%)'; echo 'no such server' >&2; exit 3"),
+                    pattern=PERCENT,
+                ),
                 "missing": Quota(command=("/no/such/tool",), pattern=PERCENT),
                 "hangs": Quota(command=(*shell, "sleep 100"), pattern=PERCENT, timeout=0.5),
             }
@@ -69,7 +79,7 @@ def test_tools_are_asked_in_children_that_may_fail_or_hang(bench: Workbench) -> 
     assert [alarm.subject for alarm in desk.alarms()] == ["full"]
     assert {row["quota"] for row in desk.status()["quotas"]} == {"full", "fine"}
     why = {gap.what: gap.reason for gap in desk.gaps()}
-    assert "exit code 3" in why["quota failed"]
+    assert why["quota failed"] == "the tool failed with exit code 3: no such server"
     assert "could not be run" in why["quota missing"]
     assert "not answered" in why["quota hangs"]
     failed = [

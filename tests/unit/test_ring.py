@@ -4,10 +4,12 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,10 +22,12 @@ from mldebug.ring.comparing import merged_lines
 from mldebug.ring.layout import parse_header, parse_names
 from mldebug.ring.lines import lines
 from mldebug.ring.merge import merge, numbered
-from mldebug.ring.reading import Read, read_ends, read_ring
-from mldebug.ring.records import Header, Kind, Ring
+from mldebug.ring.opening import open_ring
+from mldebug.ring.reading import read_ends, read_last, read_whole
+from mldebug.ring.records import Header, Kind, Listed, Ring
 from mldebug.ring.spans import edges
 from mldebug.ring.speedscope import speedscope
+from mldebug.ring.streaming import Read
 from mldebug.ring.tree import tree_lines
 from mldebug_training import ring as written
 from rings import LINE, RETURN, Chunk, Rec, function_id
@@ -105,7 +109,12 @@ def heads_of(data: bytes) -> Callable[[Header], bytes]:
 
 
 def read(data: bytes, last: int | None = None) -> Ring:
-    return read_ring(reader(data), last)
+    return taken(read_whole(reader(data)) if last is None else read_last(reader(data), last))
+
+
+def taken(ring: Ring) -> Ring:
+    """The same in memory."""
+    return msgspec.structs.replace(ring, events=Listed(ring.events))
 
 
 def shown(ring: Ring) -> list[str]:
@@ -180,7 +189,7 @@ def test_a_chunk_that_changes_hands_while_it_is_read_does_not_count() -> None:
         reads.append(at)
         return bytes(changed if reads.count(rings.CHUNKS_AT) > 2 else data)[at : at + size]
 
-    assert read_ring(torn).events == ()
+    assert taken(read_whole(torn)).events == ()
 
 
 # --- nothing in it is believed ---------------------------------------------------------------------
@@ -289,7 +298,7 @@ def test_the_tree_counts_calls_and_marks_what_has_not_returned() -> None:
 
 def test_a_frame_that_was_entered_before_the_ring_begins_is_open_from_its_start() -> None:
     rows = [Rec(5, function_id(1), 8, 1, RETURN), Rec(9, function_id(0), 44, 0, RETURN)]
-    some = edges(read(rings.ring([Chunk(1, 1, rows)])).events)[1]
+    some = dict(edges(read(rings.ring([Chunk(1, 1, rows)])).events, [1]))[1]
     assert [(edge.opens, edge.place.function, edge.at) for edge in some] == [
         (True, "train_step", 5),
         (True, "load", 5),
@@ -340,6 +349,46 @@ def test_chrome_slices_nest_and_what_has_not_returned_stays_open() -> None:
     assert (
         min(one["ts"] for one in begun) * 1000 > rings.WALL
     )  # unix time, so that ranks can be laid side by side
+
+
+# --- large, and written meanwhile ------------------------------------------------------------------
+
+
+# --- large, and written meanwhile ------------------------------------------------------------------
+
+
+def test_a_large_ring_takes_no_more_memory_than_a_chunk_of_each_thread(tmp_path: Path) -> None:
+    """All of its records at once would be 300 bytes each."""
+    chunks = [Chunk(number, 1, _busy(number), 0, number * 1000) for number in range(1, 301)]
+    place = tmp_path / "ring"
+    place.write_bytes(rings.ring(chunks))
+    with open_ring(place) as pieces:
+        assert len(read_whole(pieces).events) == 300 * rings.FIT
+        tracemalloc.start()
+        try:
+            for form in (chrome, speedscope):
+                assert sum(map(len, form([read_whole(pieces)]))) > 300 * rings.FIT * 30
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 3 << 20
+
+
+def _busy(number: int) -> list[Rec]:
+    times = range(number * 1000, number * 1000 + rings.FIT)
+    return [Rec(at, function_id(1), 7, 1, RETURN if at % 2 else rings.CALL) for at in times]
+
+
+def test_a_ring_that_is_written_while_it_is_exported_still_nests() -> None:
+    """What was open at the beginning is looked for first; then the oldest chunks are another thread's."""
+    old = [Rec(5, function_id(1), 8, 1, RETURN), Rec(9, function_id(0), 44, 0, RETURN)]
+    new = [Rec(20, function_id(0)), Rec(30, function_id(1), 0, 1)]
+    before = rings.ring([Chunk(1, 1, old), Chunk(2, 1, new)])
+    after = rings.ring([Chunk(3, 2, old), Chunk(2, 1, new)])
+    for switch in range(2, 30):
+        data = iter([before] * switch)
+        ring = read_whole(lambda at, size, data=data: next(data, after)[at : at + size])
+        _balanced(json.loads(b"".join(speedscope([ring]))))
 
 
 # --- compared --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from mldebug.model import (
 from mldebug.report.html import render_html
 from mldebug.report.text import report_lines
 from mldebug.ring.last import trace_tail
-from mldebug.ring.reading import read_ring
+from mldebug.ring.reading import read_whole
 from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -149,6 +149,33 @@ def test_of_a_rank_that_died_before_it_was_met_the_default_place_is_looked_into(
     place.chmod(0o600)
     assert Rings(HOST, reader).left_behind([rank]) == {}
     assert Rings(HOST, reader, [str(tmp_path)]).left_behind([rank])[3].step == 3
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "of before an exec"])
+def test_a_ring_that_is_not_open_counts_while_it_is_mapped(reader: Reader, mapped: bool) -> None:
+    """A job may close what it does not know; an exec keeps pid, start and the file, and not the mapping."""
+    script = "import os, sys; exec(sys.stdin.readline()); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        rank = identity(child.pid)
+        place = Path("/dev/shm") / default_name(rank)
+        try:
+            place.write_bytes(its_ring(rank))
+            place.chmod(0o600)
+            line = f"import mmap; fd = os.open({str(place)!r}, 2); kept = mmap.mmap(fd, 0, mmap.MAP_SHARED); "
+            line += "" if mapped else "kept.close(); "
+            child.stdin.write(f"{line}os.closerange(3, 999); print(flush=True)\n".encode())
+            child.stdin.flush()
+            assert child.stdout.readline() == b"\n"
+            some = Rings(HOST, reader)
+            assert (tail_of(some, rank) is not None) is mapped
+            assert bool(some.meet(found(rank))) is mapped
+        finally:
+            place.unlink()
+            child.kill()
 
 
 # --- whose they are --------------------------------------------------------------------------------
@@ -273,7 +300,7 @@ def test_a_rank_that_ended_brings_its_last_calls_into_the_report() -> None:
 
 def test_an_empty_ring_has_no_tail() -> None:
     empty = rings.ring([None, None])
-    ring = read_ring(lambda at, size: empty[at : at + size])
+    ring = read_whole(lambda at, size: empty[at : at + size])
     assert trace_tail(ring, 0.0, "/x", lambda *_: "") is None
 
 

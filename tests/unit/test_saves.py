@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import re
+import shutil
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -53,7 +55,8 @@ def _entry(path: Path, one: Path) -> Entry:
 def _part(path: Path, one: Wanted) -> bytes:
     with (path / one.path if one.path else path).open("rb") as file:
         file.seek(one.offset)
-        return file.read(one.size)
+        data = file.read(one.size)
+    return b"\n".join(sorted(set(re.findall(one.find, data)))) if one.find else data
 
 
 def verdict(path: Path) -> Verdict:
@@ -177,6 +180,41 @@ def test_an_index_that_is_not_understood_still_names_its_shards(tmp_path: Path) 
     path = dcp(tmp_path / "step_5")
     (path / ".metadata").write_bytes(pickle.dumps({"x": ["__0_0.distcp", "__1_0.distcp"]}))
     assert "__1_0.distcp of 2 shards missing" in verdict(path).why
+
+
+def large_index(path: Path, entries: int, shards: tuple[str, ...]) -> Path:
+    """An index with as many tensors as a run of thousands of ranks has, in the real classes."""
+    metadata = import_module("torch.distributed.checkpoint.metadata")
+    info = import_module("torch.distributed.checkpoint.filesystem")._StorageInfo
+    stored = {
+        metadata.MetadataIndex(f"model.layers.{one}.mlp.weight"): info(
+            shards[one % len(shards)], one * 100, 100
+        )
+        for one in range(entries)
+    }
+    told = metadata.Metadata(state_dict_metadata={}, storage_data=stored)
+    path.write_bytes(pickle.dumps(told, protocol=4))
+    return path
+
+
+def test_a_large_index_is_searched_for_names_and_the_ends_of_shards_are_looked_at(tmp_path: Path) -> None:  # fmt: skip
+    path = dcp(tmp_path / "step_5")
+    shutil.copy(path / "__0_0.distcp", path / "__1_0.distcp")
+    index = large_index(path / ".metadata", 30_000, ("__0_0.distcp", "__1_0.distcp"))
+    assert index.stat().st_size > pickles.MAX_BYTES
+    told = verdict(path)
+    assert (told.state, told.shards, told.why) == (State.COMPLETE, 2, "")
+    cut(path / "__1_0.distcp", 1)
+    told = verdict(path)
+    assert told.state is State.UNKNOWN
+    assert told.why.startswith("__1_0.distcp may have been cut off")
+    (path / "__1_0.distcp").unlink()
+    assert "__1_0.distcp of 2 shards missing" in verdict(path).why
+    assert verdict(path).state is State.INCOMPLETE
+    cut(index, 1)
+    assert verdict(path).why == ".metadata was cut off"
+    os.truncate(index, (256 << 20) + 1)
+    assert verdict(path).why == ".metadata is too large to be read"
 
 
 class Bomb:

@@ -237,3 +237,12 @@ def test_a_run_resumes_from_its_newest_series() -> None:
     assert newest is not None
     assert newest.folder == "/b"
     assert newest_of(states, "other") is None
+
+
+def test_what_is_lost_is_at_most_that_where_the_newest_is_not_known() -> None:
+    series = Series()
+    closed = Verdict(state=State.UNKNOWN, why="permission denied")
+    looked(series, START, seen(100, START - 900), seen(200, START - 300, closed))
+    told = tell(series, NAME, START).sentence
+    assert "if it dies now at most 15m20s of work are lost" in told
+    assert "step_200: nobody can say whether it is complete: permission denied" in told

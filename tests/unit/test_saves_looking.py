@@ -1,7 +1,12 @@
 """Real folders through the real reader child: what is listed, what is left out, and what a hostile folder can do."""
 
 import os
+import pickle
+import subprocess
+import sys
+import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,14 +14,17 @@ import pytest
 
 from hung import hung_mount
 from mldebug.rooms import create_all
-from mldebug.saves.files import State
+from mldebug.saves.files import State, Wanted
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
+from mldebug_agents.saving import looking
 from mldebug_agents.saving.looking import SeriesLook, SeriesWatch
+from mldebug_agents.saving.searching import OVERLAP, PIECE, read_part
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.listing import Left, Listed
 
 NOW = 1e9
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -100,17 +108,64 @@ def test_names_with_newlines_and_without_utf8_are_saves_like_others(
     ]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
-def test_a_folder_that_is_closed_halfway_is_a_named_gap(tmp_path: Path, reader: Reader) -> None:
-    path = step(tmp_path, 5)
-    (path / "inner").mkdir(mode=0)
+STRANGER = f"""
+import os, sys, time
+from mldebug.rooms import create_all
+from mldebug_agents.reader import Reader
+from mldebug_agents.saving.looking import SeriesWatch
+from mldebug_agents.spawn import Spawner
+from mldebug_agents.trees.keeper import Keeper
+from mldebug_agents.trees.wire import Order
+layouts, folder = create_all("checkpoints"), sys.argv[1]
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+with Spawner() as spawner, Reader(spawner) as reader:
+    look = SeriesWatch((folder, "step_#"), layouts).look("run", "", reader, frozenset(), {NOW})
+    for one in sorted(look.seen, key=lambda one: one.name):
+        print(one.name, one.verdict.state, one.verdict.why)
+    print(look.whole, sorted(one.code for one in look.troubles), [one.reason for one in look.gaps])
+keeper = Keeper(Order(path=folder))
+while keeper.state().inodes is None:
+    keeper.turn(1.0)
+print(keeper.state().inodes, keeper.state().unread, keeper.state().lower_bound)
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def test_what_is_closed_to_an_ordinary_user_is_a_named_gap(open_folder: Path) -> None:
+    """A folder in a save, a shard, and the index; as that user, whoever runs the tests."""
+    closed = (
+        step(open_folder, 1) / "inner",
+        step(open_folder, 2) / ".metadata",
+        step(open_folder, 3),
+    )
+    closed[0].mkdir()
+    closed[1].write_bytes(b"x.")
+    for one in closed:
+        one.chmod(0)
     try:
-        look = watch(tmp_path, "step_#", reader)
+        told = subprocess.run(
+            [sys.executable, "-c", STRANGER, open_folder], capture_output=True, text=True, check=True, timeout=120
+        ).stdout.splitlines()  # fmt: skip
     finally:
-        (path / "inner").chmod(0o700)
-    assert [one.code for one in look.troubles] == ["denied"]
-    assert look.seen[0].verdict.state is State.UNKNOWN
-    assert "permission denied" in look.gaps[0].reason
+        for one in closed:
+            one.chmod(0o755)
+    assert told[:2] == [
+        "step_1 unknown permission denied for a part of it",
+        "step_2 unknown .metadata could not be read: permission denied",
+    ]
+    assert told[2] == "step_3 unknown permission denied"
+    assert told[3].startswith("True ['denied', 'unread', 'unreadable']")
+    assert ".metadata could not be read: permission denied" in told[3]
+    assert "permission denied for a part of it" in told[3]
+    assert told[4] == "8 2 True"
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_raises_nothing(
@@ -199,3 +254,49 @@ def test_only_what_changed_is_judged_again(tmp_path: Path, reader: Reader) -> No
     (tmp_path / "step_8/__0_0.distcp").write_bytes(b"more than before")
     later = {one.name: one.size for one in place.look("run", "", reader, frozenset(), NOW + 1).seen}
     assert later["step_8"] == 16
+
+
+def test_a_large_index_is_searched_piece_by_piece_and_little_is_held(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
+    """64 MiB with names on all edges of pieces; the memory of one at most is taken."""
+    path = tmp_path / ".metadata"
+    names = [b"__%d_0.distcp" % one for one in range(64)]
+    with path.open("wb") as file:
+        for number, name in enumerate(names):
+            file.seek((number + 1) * (PIECE - OVERLAP) - number % 20)
+            file.write(name)
+        file.truncate(64 << 20)
+    wanted = Wanted("", 0, 64 << 20, rb"__\d{1,7}_\d{1,7}\.distcp")
+    read_part(reader, str(path), wanted)  # what is allocated once
+    tracemalloc.start()
+    try:
+        found = read_part(reader, str(path), wanted)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == b"\n".join(sorted(names))
+    assert peak < 8 * PIECE
+
+
+def test_a_file_that_becomes_shorter_while_it_is_searched_is_said(tmp_path: Path, reader: Reader) -> None:  # fmt: skip
+    (tmp_path / ".metadata").write_bytes(b"x" * 1000)
+    found = read_part(reader, str(tmp_path / ".metadata"), Wanted("", 0, 2000, b"x"))
+    assert isinstance(found, Unreadable)
+    assert "shorter" in found.reason
+
+
+def test_what_could_not_be_read_is_tried_again_although_it_did_not_change(tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    (step(tmp_path, 5) / ".metadata").write_bytes(pickle.dumps(["__0_0.distcp"]))
+    place, closed = SeriesWatch((str(tmp_path), "step_#"), create_all("checkpoints")), [True]
+
+    def read(reader: Reader, path: str, wanted: Wanted) -> bytes | Unreadable:
+        return Unreadable("permission denied") if closed[0] else read_part(reader, path, wanted)
+
+    monkeypatch.setattr(looking, "read_part", read)
+    for second, state, codes in (
+        (0, "unknown", ["unread"]),
+        (60, "unknown", ["unread"]),
+        (130, "complete", []),
+    ):
+        look = place.look("run", "", reader, frozenset(), NOW + second)
+        assert (look.seen[0].verdict.state, [one.code for one in look.troubles]) == (state, codes)
+        closed[0] = False

@@ -56,6 +56,13 @@ def test_output_and_exit_code_come_back(spawner: Spawner) -> None:
     assert state(done.pid) == ""
 
 
+def test_what_a_program_reads_is_what_it_was_given(spawner: Spawner) -> None:
+    much = os.urandom(1 << 20)
+    assert spawner.run(["/bin/cat"], timeout=20, stdin=much).stdout == much
+    assert spawner.run(["/bin/cat"], timeout=20).stdout == b""
+    assert sh(spawner, "exit 4", stdin=much).returncode == 4  # which it never reads
+
+
 def test_death_by_signal_is_a_negative_code(spawner: Spawner) -> None:
     assert sh(spawner, "kill -SEGV $$").returncode == -signal.SIGSEGV
 

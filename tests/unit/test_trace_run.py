@@ -142,6 +142,43 @@ def test_in_shared_memory_it_stays_only_where_somebody_will_ask(
             path.unlink()
 
 
+BECOMES = """
+import os, sys
+def before(): return 1
+def after(): return 2
+if "again" not in sys.argv:
+    before()
+    print(os.getpid(), flush=True)
+    os.execv(sys.executable, [sys.executable, "job.py", "again"])
+if "works" in os.environ["THEN"]:
+    after()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("then", ["works", "idles"])
+def test_what_was_written_before_an_exec_is_not_taken_for_what_came_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """An exec keeps pid and start, and so the name of the ring."""
+    monkeypatch.setenv("THEN", then)
+    (tmp_path / "job.py").write_text(BECOMES)
+    words = ["run", "--trace", "job:after", "--trace", "job:before", "--trace", "__main__"]
+    argv = [sys.executable, "-m", "mldebug", *words, "--trace-size", "1MiB", "--"]
+    done = subprocess.run(
+        [*argv, sys.executable, "job.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (-9, ""), done
+    left = list(SHM.glob(f"mldebug_trace-{done.stdout.strip()}-*"))
+    try:
+        told = [Words(path).told("MainThread", "call") for path in left]
+        assert told == [["call <module>", *([" call after"] if then == "works" else [])]]
+    finally:
+        for path in left:
+            path.unlink()
+
+
 def test_who_calls_nothing_that_is_followed_leaves_nothing(tmp_path: Path) -> None:
     before = rings()
     done = mldebug(

@@ -3,7 +3,6 @@
 import ast
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -188,6 +187,88 @@ def test_a_forked_child_has_a_ring_of_its_own(tmp_path: Path, version: str, writ
         assert other.pid != mine.pid
 
 
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_coroutines_and_generators_leave_as_often_as_they_enter(
+    tmp_path: Path, version: str, writer: str
+) -> None:
+    code = """
+        import asyncio
+        async def sleeps(turns):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            return turns
+        async def numbers():
+            for one in range(3):
+                await asyncio.sleep(0)
+                yield one
+        def inner():
+            yield 1
+            yield 2
+        def outer():
+            yield from inner()
+        async def fails():
+            await asyncio.sleep(0)
+            raise KeyError
+        async def main():
+            told = await asyncio.gather(sleeps(3), sleeps(5), fails(), return_exceptions=True)
+            assert told[:2] == [3, 5] and isinstance(told[2], KeyError)
+            assert [one async for one in numbers()] == [0, 1, 2]
+            assert list(outer()) == [1, 2]
+            early = inner()
+            next(early)
+            early.close()
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+            asyncio.run(main())
+    """
+    found = words(tmp_path, code, version, writer)
+    enters, leaves = ("call", "resume"), ("return", "yield", "unwind")
+    for name in ("main", "sleeps", "numbers", "inner", "outer", "fails"):
+        mine = [one.kind for one in found.events if one.function == name]
+        assert sum(kind in enters for kind in mine) == sum(kind in leaves for kind in mine) > 0, (
+            mine
+        )
+    assert found.events[-1].depth == 0
+    assert any((one.function, one.kind) == ("fails", "unwind") for one in found.events)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_children_forked_among_busy_threads_have_whole_rings(tmp_path: Path, writer: str) -> None:
+    code = """
+        import os, threading
+        def leaf(): return 1
+        def busy(end):
+            while not end.is_set():
+                leaf()
+        def child():
+            other = threading.Thread(target=leaf, name="other")
+            other.start()
+            other.join()
+        def main(end):
+            some = [threading.Thread(target=busy, args=(end,)) for _ in range(3)]
+            for one in some:
+                one.start()
+            for turn in range(20):
+                pid = os.fork()
+                if not pid:
+                    child()
+                    os._exit(0)
+                assert os.waitpid(pid, 0)[1] == 0
+            end.set()
+            for one in some:
+                one.join()
+        with trace("uninstalled", ring="out.ring", size=8 << 20, native=NATIVE):
+            main(threading.Event())
+    """
+    mine = words(tmp_path, code, "", writer)
+    assert not any(one.function == "child" for one in mine.events)
+    others = [Words(path) for path in tmp_path.glob("out.ring.*")]
+    assert len(others) == 20
+    for other in others:
+        assert next(one.strip() for one in other.told("MainThread", "call")) == "call child"
+        assert [one.strip() for one in other.told("other", "call")] == ["call leaf"]
+        assert "busy" not in {one.function for one in other.events}
+
+
 CHILDREN = """
     import glob, multiprocessing, os, sys, time
     def work(fails):
@@ -298,49 +379,39 @@ def test_without_a_place_tracing_is_off_and_the_job_goes_on(
     assert not list(tmp_path.glob("*.ring*"))
 
 
-LOOP = """
-    import sys, threading, time
+KILLED = """
+    import os, threading, time
     def leaf(number): return number
     def branch(number): return leaf(number) + leaf(number)
     def busy():
         while True:
             branch(1)
-    def main():
+    def main(ready):
         for _ in range(2):
             threading.Thread(target=busy, daemon=True).start()
-        print("ready", flush=True)
+        os.write(ready, b"x")
         busy()
-    tracer = trace("uninstalled", ring="out.ring", size=1 << 18, native=NATIVE)
-    tracer.begin()
-    main()
+    def child(turn, ready):
+        trace("uninstalled", ring=f"{turn}.ring", size=1 << 18, native=NATIVE).begin()
+        main(ready)
+    for turn in range(KILLS):
+        reads, ready = os.pipe()
+        pid = os.fork()
+        if not pid:
+            child(turn, ready)
+        os.read(reads, 1)
+        time.sleep(turn % 60 * 0.0007)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(reads)
+        os.close(ready)
 """
-
-
-def killed(folder: Path, writer: str, turn: int) -> Words:
-    """The ring of a process that was killed while three threads wrote."""
-    paths = [AGENTS, str(folder), *([str(native_folder())] if writer == "native" else [])]
-    (folder / "out.ring").unlink(missing_ok=True)
-    (folder / "job.py").write_text(
-        f"NATIVE = {writer == 'native'}\nfrom mldebug_training.trace import *\n"
-        + textwrap.dedent(LOOP)
-    )
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(paths)}
-    with subprocess.Popen(
-        [sys.executable, "-S", "job.py"], env=env, cwd=folder, stdout=subprocess.PIPE
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            process.stdout.read(0)
-            signal.sigtimedwait([], turn * 0.0007)
-        finally:
-            process.kill()
-    return Words(folder / "out.ring")
+KILLS = 100  # by each writer
 
 
 def hold_to_it(found: Words) -> None:
     assert found.events
-    allowed = {"busy", "branch", "leaf", "main", "<module>"}
+    allowed = {"busy", "branch", "leaf", "main", "child"}
     assert {one.function for one in found.events} <= allowed
     for thread in {one.thread for one in found.events}:
         mine = [one for one in found.events if one.thread == thread]
@@ -351,18 +422,13 @@ def hold_to_it(found: Words) -> None:
                 assert after.depth == before.depth + 1
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_killed_while_it_writes_the_ring_is_whole(tmp_path: Path, writer: str) -> None:
-    for turn in range(15):
-        hold_to_it(killed(tmp_path, writer, turn))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("writer", WRITERS)
-def test_killed_two_hundred_times(tmp_path: Path, writer: str) -> None:
-    for turn in range(200):
-        hold_to_it(killed(tmp_path, writer, turn % 60))
+    done = run(tmp_path, KILLED.replace("KILLS", str(KILLS)), "", writer)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    for turn in range(KILLS):
+        hold_to_it(Words(tmp_path / f"{turn}.ring"))
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -460,6 +526,27 @@ def test_steps_stand_among_the_calls(tmp_path: Path, version: str, writer: str) 
     told = found.told("MainThread", "call", "step")
     assert told == [word for step in "123" for word in ("call train_step", f"step {step}")]
     assert found.step == 3
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_it_begins_at_a_step(tmp_path: Path, version: str, writer: str) -> None:
+    code = """
+        from mldebug_training import heartbeat
+        def train_step(): return 1
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, start="step:2") as tracer:
+            for step in range(1, 5):
+                train_step()
+                heartbeat(step)
+                assert (tracer.path is None) is (step < 3)
+    """
+    found = words(tmp_path, code, version, writer)
+    assert found.told("MainThread", "call", "step") == [
+        "call train_step",
+        "step 3",
+        "call train_step",
+        "step 4",
+    ]
+    assert found.first_steps == [2]
 
 
 @pytest.mark.parametrize("writer", WRITERS)

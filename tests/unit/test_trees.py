@@ -12,10 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hung import hung_mount
 from mldebug.filling.state import PartState
 from mldebug.trees import LOST, PARTLY, RESCANNED, STUCK, WATCHED, TreeState, tree_lines
+from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.trees import keeper as keeping
+from mldebug_agents.trees import serving
 from mldebug_agents.trees import tree as looking
 from mldebug_agents.trees.child import serve
 from mldebug_agents.trees.counts import Entries
@@ -23,7 +26,7 @@ from mldebug_agents.trees.desk import TreeDesk
 from mldebug_agents.trees.keeper import Keeper
 from mldebug_agents.trees.notices import Notices
 from mldebug_agents.trees.part import _measures as measures_of
-from mldebug_agents.trees.wire import Order
+from mldebug_agents.trees.wire import NAME, Order
 from trees import Chaos, du
 
 
@@ -279,6 +282,26 @@ def test_symlink_loops_are_not_followed(root: Path, keeper: Keeper) -> None:
     assert (state.inodes, state.bytes) == du(root)
 
 
+def test_below_a_root_of_the_node_links_mean_what_they_mean_there(root: Path) -> None:
+    """As in a container that has the node's files below /host: `/scratch` is a link to `/data/big` of the node."""
+    data = root / "data" / "big"
+    data.mkdir(parents=True)
+    (data / "file").write_bytes(b"x" * 10_000)
+    (root / "scratch").symlink_to("/data/big")
+    (root / "out").symlink_to("../../../../../../data/big/..")
+    for path, wanted in (("/scratch", data), ("/data/big", data), ("/out", root / "data")):
+        keeper = Keeper(Order(path=path, root=str(root)))
+        state = counted(keeper)
+        assert (state.path, state.inodes, state.bytes) == (path, *du(wanted))
+        (data / f"more{path.count('/')}").touch()
+        turn_until(keeper, as_du(wanted))
+        assert state.how == WATCHED
+        keeper.close()
+    keeper = Keeper(Order(path="/etc/hostname", root=str(root)))
+    turn_until(keeper, lambda state: "No such file" in state.why)
+    keeper.close()
+
+
 def test_lost_events_are_told_until_all_is_counted_anew(root: Path, keeper: Keeper) -> None:
     counted(keeper)
     lose_events(root)
@@ -374,6 +397,30 @@ def test_a_tree_that_does_not_answer_is_left_alone_and_the_others_go_on(
     desk_until(desk, lambda states: states[1].inodes == 1)
     desk.close()
     hands.join()
+
+
+def test_a_file_system_whose_server_stops_is_named_and_the_other_trees_go_on(tmp_path: Path) -> None:  # fmt: skip
+    """A real FUSE mount, and a real child that is left in the kernel until the server goes on."""
+    good = tmp_path / "good"
+    good.mkdir()
+    with hung_mount(tmp_path) as mount, Spawner({NAME: serving.serve}) as spawner:
+        paths = [str(mount.target / "tree"), str(good)]
+        (mount.source / "tree").mkdir()
+        (mount.source / "tree" / "file").touch()
+        desk = TreeDesk(spawner, [Order(path=path, rescan=0.2) for path in paths], patience=2.0)
+        bad, _ = desk_until(desk, lambda states: None not in (states[0].inodes, states[1].inodes))
+        assert (bad.how, bad.inodes) == (RESCANNED, 2)
+        mount.hang()
+        bad, _ = desk_until(desk, lambda states: states[0].how == STUCK and states[1].inodes == 1)
+        assert bad.inodes is None
+        assert [one.words for one in spawner.leftovers] == [f"trees: {paths[0]}"]
+        (good / "new").touch()
+        desk_until(desk, lambda states: states[0].how == STUCK and states[1].inodes == 2)
+        (mount.source / "tree" / "more").touch()
+        mount.recover()
+        desk_until(desk, lambda states: states[0].inodes == 3)
+        assert not spawner.leftovers
+        desk.close()
 
 
 def test_the_child_of_an_earlier_agent_is_remembered(tmp_path: Path) -> None:

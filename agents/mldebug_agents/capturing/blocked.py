@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from mldebug.model import OpenFile, ProcessState, ThreadState
 from mldebug.redact import clean
+from mldebug_agents.answers import Unreadable
 from mldebug_agents.procfs import Mount
 
 ON_DESCRIPTOR = {
@@ -22,16 +23,22 @@ MAX_PATH = 512
 ReadMemory = Callable[[int, int, int], bytes]
 MountOf = Callable[[int, str], Mount | None]
 LinkOf = Callable[[int, str], str]
+IsLink = Callable[[int, str], bool | Unreadable]
 AT_FDCWD = 0xFFFFFF9C  # of 32 bits
 
 
 def blocked_on(
-    state: ProcessState | None, read_memory: ReadMemory, mount_of: MountOf, link_of: LinkOf
+    state: ProcessState | None,
+    read_memory: ReadMemory,
+    mount_of: MountOf,
+    link_of: LinkOf,
+    is_link: IsLink,
 ) -> OpenFile | None:
     """The file that the main thread's system call waits for, or None where that cannot be told.
 
     `read_memory(pid, address, size)` returns what it could read; `mount_of(pid, path)` the mount;
-    `link_of(pid, name)` where /proc/PID/NAME points to.
+    `link_of(pid, name)` where /proc/PID/NAME points to; `is_link(pid, path)` whether a path as the process sees it is a
+    symbolic link. Where one lies on the way, what is blocked may be anywhere: no mount is named.
     """
     thread = state.main if state else None
     if state is None or thread is None or not thread.syscall_args:
@@ -40,11 +47,10 @@ def blocked_on(
         return next((file for file in state.files if file.fd == thread.syscall_args[0]), None)
     if thread.syscall in PATH_ARGUMENT:
         found = _path(state.pid, thread, read_memory)
-        return (
-            _by_path(state.pid, _whole(state.pid, thread, found, link_of), mount_of)
-            if found
-            else None
-        )
+        if not found:
+            return None
+        whole = _whole(state.pid, thread, found, link_of)
+        return _by_path(state.pid, whole, mount_of, is_link)
     return None
 
 
@@ -66,9 +72,26 @@ def _whole(pid: int, thread: ThreadState, path: str, link_of: LinkOf) -> str:
     return f"{base.rstrip('/')}/{path}" if known else path
 
 
-def _by_path(pid: int, path: str, mount_of: MountOf) -> OpenFile:
-    mount = mount_of(pid, path) if path.startswith("/") else None
-    if mount is None:
+def _straight(pid: int, path: str, point: str, is_link: IsLink) -> bool:
+    """Does the path lead below the mount point? Above it no component is a link: the kernel tells where it really is.
+
+    A question that hangs is the answer: what lies there does not answer us either.
+    """
+    so_far = point.rstrip("/")
+    for name in filter(None, path[len(so_far) :].split("/")):
+        so_far = f"{so_far}/{name}"
+        told = is_link(pid, so_far)
+        if isinstance(told, Unreadable):
+            return told.stuck
+        if told:
+            return False
+    return True
+
+
+def _by_path(pid: int, path: str, mount_of: MountOf, is_link: IsLink) -> OpenFile:
+    plain = path.startswith("/") and ".." not in path.split("/")
+    mount = mount_of(pid, path) if plain else None
+    if mount is None or not _straight(pid, path, mount.point, is_link):
         return OpenFile(fd=-1, target=path, kind="file")
     return OpenFile(
         fd=-1,

@@ -1,18 +1,26 @@
 """Watch this node's jobs; a stall becomes a report by itself."""
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
+from mldebug.across.membership import lives
+from mldebug.across.runs import job_key, run_id
 from mldebug.config import Config, load_config
 from mldebug.errors import MldebugError, UsageError
+from mldebug.model import Job, NodeCapture
 from mldebug.suggest import typed
 from mldebug_agents.across import machine
+from mldebug_agents.acting.alerts import Alerts
+from mldebug_agents.acting.captures import Captures
 from mldebug_agents.hardware.verbs import gpu_verbs
 from mldebug_agents.life import loglines
 from mldebug_agents.life.ending import Ending
@@ -24,12 +32,12 @@ from mldebug_agents.members.identity import counting, in_child
 from mldebug_agents.members.joining import Joined, join
 from mldebug_agents.members.refusals import Refusals
 from mldebug_agents.members.talk import Talk
-from mldebug_agents.members.verbs import member_verbs
+from mldebug_agents.members.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
 from mldebug_agents.node import Node
 from mldebug_agents.replay.place import place
 from mldebug_agents.replay.recording import Recording, load
 from mldebug_agents.replay.running import Replay
-from mldebug_agents.server import Server
+from mldebug_agents.server import OwnVerb, Server
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.state.ledger import Ledger
 from mldebug_agents.workbench import Workbench
@@ -109,8 +117,9 @@ def serve(settings: Config, bench: Workbench, ending: Ending, file: Path | None)
         joined.talk.tell(refusals.count)
         server.serve_peers(door, joined.door, proof.server, admits, slow)
     talk = joined.talk if joined is not None else None
-    server.verbs = gpu_verbs(node.gpu_desk)
+    server.verbs = gpu_verbs(node.boards.hardware.desk)
     server.own_verbs = member_verbs(node.members, talk)
+    server.alerts.answer = arrange(node.boards.acting.captures, bench, server.own_verbs).answer
     ending.tell(node.stop, node.ask_to_reload, lambda: _stuck(node, bench))
     try:
         ledger.start()
@@ -133,6 +142,33 @@ def members(node: Node, joined: Joined | None) -> Members | None:
     )
 
 
+def arrange(captures: Captures, bench: Workbench, verbs: Mapping[str, OwnVerb]) -> Alerts:
+    """How what alerts and actions ask for is captured: by all agents that are joined, else by this one."""
+
+    def write(capture: NodeCapture) -> str:
+        taken = write_case(bench.config.agent.state_dir, (capture,), time.time(), trigger="alert")
+        if taken.trouble:
+            raise MldebugError(taken.trouble)
+        return taken.report.id
+
+    def across(name: str, job: Job | None) -> str:
+        run = run_id(job_key(job, bench.node)) if job is not None else name
+        report: Any = verbs[DUMP_PATH]({"job": run, "trigger": "alert"}, None)
+        return str(report.id)
+
+    def elsewhere(wanted: Iterable[str]) -> Iterator[str]:
+        """None where no other agents are joined, or nobody coordinates."""
+        with contextlib.suppress(MldebugError):
+            view: Any = verbs[CLUSTER_PATH]({}, None)
+            names = set(wanted)
+            shown = [news for one in view.members for news in one.runs if lives(news)]
+            keys = {one.key for one in shown if names & {one.name, run_id(one.key)}}
+            yield from map(run_id, keys)
+
+    captures.write, captures.across = write, across
+    return Alerts(captures, bench.node, elsewhere)
+
+
 def _admits(talk: Talk, refusals: Refusals, address: str) -> bool:
     """May an agent come from there? Told before it has said a word."""
     if talk.allows(address):
@@ -150,7 +186,9 @@ def _judged(settings: Config, node: str, told: Together) -> bytes:
     if told.run is None:
         raise MldebugError("no node has sent a capture of it")
     asked = msgspec.structs.replace(told.run.asked, by=node)
-    taken = write_case(settings.agent.state_dir, told.run.captures, time.time(), asked, node)
+    taken = write_case(
+        settings.agent.state_dir, told.run.captures, time.time(), asked, node, told.trigger
+    )
     return msgspec.json.encode(taken.report)
 
 

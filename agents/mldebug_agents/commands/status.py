@@ -27,6 +27,7 @@ from mldebug.nodeview.saves import saves_part
 from mldebug.nodeview.storage import storage_json, storage_lines
 from mldebug.redact import clean
 from mldebug.saves.telling import lines_of
+from mldebug.scheduling.telling import orphan_line, scheduler_lines
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
@@ -241,6 +242,10 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         yield Text(clean(f"  {line}", 300), style="yellow")
     for line in alarms(agent.memory) if agent.memory else ():
         yield Text(clean(f"  {line}", 300), style="red")
+    for line, bad in scheduler_lines(agent.schedulers, seen.now):
+        yield Text(clean(f"  {line}", 400), style="red" if bad else "")
+    for orphan in agent.orphans or ():
+        yield Text(clean(f"  {orphan_line(orphan, seen.now)}", 400), style="yellow")
     for said in hardware_lines(agent, seen.now):
         yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
 

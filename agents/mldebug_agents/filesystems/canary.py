@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from mldebug.filling.canary import Written, sentence
 from mldebug.filling.state import Alarm, Measure, Row
 from mldebug.model import Gap, Job
-from mldebug_agents import procfs
-from mldebug_agents.filesystems.mounts import mount_table
 from mldebug_agents.fsprobe.wire import Asked, Place, Trial
 from mldebug_agents.workbench import Workbench
 
@@ -34,12 +32,7 @@ class Canary:
         """Write to all folders at once. Raises OSError where the probe child is gone."""
         paths = self._bench.config.storage.canary.paths
         trial = Trial(self._file, self._size)
-        table = mount_table(self._bench.host, "self") if paths else ()
-        mounts = [procfs.mount_of(table, path) for path in paths]
-        places = [
-            Place(mount.id if mount else 0, os.fsencode(path), trial)
-            for path, mount in zip(paths, mounts, strict=True)
-        ]
+        places = [Place(0, os.fsencode(path), trial) for path in paths]
         answers = self._bench.filesystems.ask(places, SECONDS)
         found = list(zip(paths, answers, strict=True))
         self._written = [_written(path, one) for path, one in found if one.wrote or one.stuck]

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ from mldebug_agents import procfs
 from mldebug_agents.host import Host
 
 NEEDED = ("/", "/tmp", "/dev/shm")  # of every rank  # noqa: S108 - it is looked at, not written
+Key = tuple[str, str]  # of `Used`: device and folder
 MOST = 400  # mounts of one look
 _NO_SPACE = frozenset(
     [
@@ -49,10 +50,11 @@ class Used(msgspec.Struct, kw_only=True):
     path: bytes
     ranks: set[int] = set()  # their pids
     owners: set[int] = set()  # their uids
+    folders: tuple[str, ...] = ()  # of the configuration, that lie there
     public: bool = False  # it is everyone's: configured, or one that every process of the node has
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """The same for all mounts of the same folder of one filesystem, in whichever container."""
         return self.mount.device, self.mount.root
 
@@ -78,26 +80,35 @@ def shown(path: str) -> str:
 
 
 def used_mounts(
-    host: Host, jobs: Sequence[Job], paths: Sequence[str]
-) -> dict[tuple[str, str], Used]:
-    """By filesystem and folder. Nothing here touches a filesystem but /proc."""
-    found: dict[tuple[str, str], Used] = {}
+    host: Host,
+    jobs: Sequence[Job],
+    paths: Sequence[str],
+    before: Mapping[int, Collection[Key]] = {},
+    where: Mapping[str, int] = {},
+) -> dict[Key, Used]:
+    """By filesystem and folder. Nothing here touches a filesystem but /proc.
+
+    `before`: what each pid was seen to use; that stays its own while it is mounted there. A checkpoint is open for seconds.
+    `where`: the mount ids of those `paths` of which they are known; of others their names tell.
+    """
+    found: dict[Key, Used] = {}
     tables: dict[str, tuple[procfs.Mount, ...]] = {}
     for job in jobs:
         for rank in job.ranks:
             space = host.link(rank.pid, "ns/mnt") + host.link(rank.pid, "root") or str(rank.pid)
             if space not in tables:
                 tables[space] = mount_table(host, str(rank.pid))
-            for mount in _of_rank(host, rank.pid, tables[space]):
+            for mount in _of_rank(host, rank.pid, tables[space], before.get(rank.pid, ())):
                 _note(found, mount, host.root_of(rank.pid), rank)
     own = mount_table(host, "self")
-    for path in paths:
-        if holder := procfs.mount_of(own, path):
-            _note(found, holder, "", None)
+    by_id = {mount.id: mount for mount in own}
     for path in (*NEEDED, *paths):
-        holder = procfs.mount_of(own, path)
+        holder = by_id.get(where.get(path, 0)) or procfs.mount_of(own, path)
+        if holder and path in paths:
+            _note(found, holder, "", None)
         if holder and (used := found.get((holder.device, holder.root))):
             used.public = True
+            used.folders += (path,) if path in paths else ()
     return found
 
 
@@ -109,7 +120,34 @@ def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
     return ()
 
 
-def _of_rank(host: Host, pid: int, table: tuple[procfs.Mount, ...]) -> Iterator[procfs.Mount]:
+def used_by(found: Mapping[Key, Used]) -> dict[int, set[Key]]:
+    """What each pid uses."""
+    users: dict[int, set[Key]] = {}
+    for key, used in found.items():
+        for pid in used.ranks:
+            users.setdefault(pid, set()).add(key)
+    return users
+
+
+def unseen(host: Host, job: Job) -> list[int]:
+    """The ranks whose open files this user may not see."""
+    return [rank.pid for rank in job.ranks if _denied(f"{host.proc}/{rank.pid}/fdinfo")]
+
+
+def _denied(folder: str) -> bool:
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except OSError:
+        return False  # it has ended
+    return False
+
+
+def _of_rank(
+    host: Host, pid: int, table: tuple[procfs.Mount, ...], before: Collection[Key]
+) -> Iterator[procfs.Mount]:
+    yield from (mount for mount in table if (mount.device, mount.root) in before)
     by_id = {mount.id: mount for mount in table}
     for path in (*NEEDED, host.link(pid, "cwd")):
         if path.startswith("/") and (mount := procfs.mount_of(table, path)):
@@ -129,7 +167,7 @@ def _open_on(host: Host, pid: int) -> set[int]:
 
 
 def _note(
-    found: dict[tuple[str, str], Used], mount: procfs.Mount, root: str, rank: RankIdentity | None
+    found: dict[Key, Used], mount: procfs.Mount, root: str, rank: RankIdentity | None
 ) -> None:
     if mount.fstype in _NO_SPACE or len(found) >= MOST:
         return

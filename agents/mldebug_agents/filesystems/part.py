@@ -1,6 +1,7 @@
 """The part of the storage desk that looks at filesystems: how full, how long they last, and which do not answer."""
 
-import collections
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -8,31 +9,26 @@ import msgspec
 from mldebug.filling import filesystem
 from mldebug.filling.filesystem import Fullness, fullness
 from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
-from mldebug.filling.owners import UIDS, uids_cell
+from mldebug.filling.past import Past, Stored, restored, stored
 from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.filling.trend import Forecast, Point, forecast
+from mldebug.filling.trend import forecast
 from mldebug.model import Gap, Job
-from mldebug_agents.filesystems.mounts import IMAGES, Used, used_mounts
+from mldebug_agents.filesystems.mounts import (
+    IMAGES,
+    Key,
+    Used,
+    shown,
+    unseen,
+    used_by,
+    used_mounts,
+)
+from mldebug_agents.filesystems.telling import Seen, labels, measures, row, stuck
 from mldebug_agents.fsprobe.wire import Asked, Place, Space
 from mldebug_agents.workbench import Workbench
 
-KEPT = 1440  # looks that are remembered: 12 h at the usual pace
-
-
-class _Past(msgspec.Struct):
-    """What earlier looks saw of one filesystem."""
-
-    left: "collections.deque[Point]"
-    inodes: "collections.deque[Point]"
-    writable: bool = False  # it was, once
-
-
-class _Seen(msgspec.Struct, kw_only=True):
-    used: Used
-    asked: Asked
-    now: Fullness | None = None
-    ahead: tuple[Forecast, Forecast] = (Forecast(), Forecast())
-    turned_read_only: bool = False
+DENIED = "this user may not see which files they have open"
+ALLOW = "run the agent as root or as their user, or give it CAP_SYS_PTRACE"
+_GLOB = re.compile(r"[*?\[{]")
 
 
 class Filesystems:
@@ -42,9 +38,12 @@ class Filesystems:
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
-        self._past: dict[tuple[str, str], _Past] = {}
-        self._seen: list[_Seen] = []
+        self._past: dict[Key, Past] = {}
+        self._earlier: dict[tuple[str, str, str], Stored] = {}  # of the agent before this one
+        self._seen: list[Seen] = []
         self._gaps: dict[str, Gap] = {}
+        self._before: dict[int, set[Key]] = {}  # what each rank used when we looked last
+        self._where: dict[str, int] = {}  # mount ids of what is configured
         self.who_fills: Callable[[str], str] = lambda device: ""  # by major:minor, in a clause
 
     @property
@@ -55,7 +54,11 @@ class Filesystems:
     def look(self, now: float, jobs: Sequence[Job]) -> None:
         """Ask all mounts at once, in the probe child. Raises OSError where that is gone."""
         self._gaps = {}
-        found = used_mounts(self._bench.host, jobs, self._bench.config.storage.paths)
+        paths = self._configured()
+        self._find(paths)
+        found = used_mounts(self._bench.host, jobs, paths, self._before, self._where)
+        self._before = used_by(found)
+        self._note_denied(jobs)
         places = [Place(one.mount.id, one.path) for one in found.values()]
         answers = self._bench.filesystems.ask(places)
         self._past = {key: past for key, past in self._past.items() if key in found}
@@ -63,16 +66,29 @@ class Filesystems:
             self._judge(now, one, asked) for one, asked in zip(found.values(), answers, strict=True)
         ]
 
+    def memory(self) -> bytes:
+        """What the next agent should know, as JSON. Not while it looks."""
+        return stored(self._past.items(), self._earlier.values())
+
+    def recall(self, data: bytes) -> None:
+        """What the agent before this one knew. Not while it looks."""
+        self._earlier = restored(data)
+
     def samples(self) -> Iterator[Measure]:
         """Sizes, shares, time left, and how many could not be asked."""
-        for seen in self._seen:
-            for name, value in _figures(seen):
-                yield _measure(name, seen.used, value)
+        worst = sorted(
+            self._seen, key=lambda one: (one.asked.stuck, one.now.share if one.now else 0.0)
+        )
+        by_labels = {
+            labels(one.used): one for one in worst
+        }  # containers may mount two folders of one filesystem alike
+        for seen in by_labels.values():
+            yield from measures(seen)
         yield Measure(metric="mldebug_filesystem_unanswered", value=len(self.gaps()))
 
     def status(self) -> dict[str, tuple[Row, ...]]:
         """One row for each mount, the fullest first."""
-        rows = [_row(seen) for seen in self._seen]
+        rows = [row(seen) for seen in self._seen]
         return {"filesystems": tuple(sorted(rows, key=lambda row: -float(row["used_ratio"] or 0)))}
 
     def alarms(self) -> Iterator[Alarm]:
@@ -81,16 +97,16 @@ class Filesystems:
             for alarm in self._alarms(seen):
                 yield msgspec.structs.replace(alarm, uids=seen.used.uids)
 
-    def _alarms(self, seen: _Seen) -> Iterator[Alarm]:
+    def _alarms(self, seen: Seen) -> Iterator[Alarm]:
         wanted = self._bench.config.storage
         title = seen.used.title
         if seen.asked.stuck:
-            yield _stuck(seen)
+            yield stuck(seen)
         if seen.turned_read_only:
-            words = f"{title} has become read-only: the kernel does so after errors of the disk"
+            words = f"{title} has become read-only: the kernel does so after errors of the disk, unless somebody did"
             yield Alarm(kind="read_only", subject=title, sentence=words)
         if seen.now is not None:
-            limits = (self._limit(seen.used.name), wanted.inode_limit)
+            limits = (self._limit(seen.used), wanted.inode_limit)
             early = (wanted.full_within, wanted.saves_left)
             for alarm in filesystem.alarms(title, seen.now, limits, seen.ahead, early):
                 yield _with(alarm, self.who_fills(seen.used.mount.device))
@@ -104,44 +120,79 @@ class Filesystems:
         ]
         return (*silent, *self._gaps.values())
 
-    def _judge(self, now: float, used: Used, asked: Asked) -> _Seen:
-        seen = _Seen(used=used, asked=asked)
+    def _configured(self) -> tuple[str, ...]:
+        """Folders of the configuration: of a pattern that part which is none."""
+        config = self._bench.config
+        bare = (_GLOB.split(one)[0].rpartition("/")[0] if _GLOB.search(one) else one for one in config.checkpoints.paths)  # fmt: skip
+        chosen = (*config.storage.paths, *config.storage.limits, *config.storage.usable, *bare)
+        return tuple(dict.fromkeys(one for one in chosen if one.startswith("/")))
+
+    def _find(self, paths: Sequence[str]) -> None:
+        """Where they lie: a path may lead over links, and only who goes there knows. Not asked again where it hangs."""
+        hanging = {one.used.mount.id for one in self._seen if one.asked.stuck}
+        self._where = {path: at for path, at in self._where.items() if path in paths}
+        free = [one for one in paths if self._where.get(one) not in hanging]
+        answers = self._bench.filesystems.ask([Place(0, os.fsencode(one)) for one in free])
+        for path, asked in zip(free, answers, strict=True):
+            if not asked.reason:
+                self._where[path] = asked.mount
+            else:
+                self._gaps[path] = Gap(what=f"folder {path} of the config", reason=asked.reason)
+
+    def _note_denied(self, jobs: Sequence[Job]) -> None:
+        """Whoever may not look into a process does not know where it writes: that is said, once for each job."""
+        for job in jobs:
+            ranks = unseen(self._bench.host, job)
+            if ranks:
+                what = (
+                    f"filesystems of {job.name or job.id}, {len(ranks)} of {len(job.ranks)} ranks"
+                )
+                self._gaps[job.id] = Gap(what=what, reason=DENIED, way_out=ALLOW, pid=ranks[0])
+
+    def _judge(self, now: float, used: Used, asked: Asked) -> Seen:
+        seen = Seen(used=used, asked=asked)
         if asked.space is None:
             return seen
-        past = self._past.setdefault(used.key, _Past(_looks(), _looks()))
+        past = self._remembered(now, used)
         seen.turned_read_only = past.writable and asked.space.read_only
         past.writable = past.writable or not asked.space.read_only
-        if asked.space.read_only or used.mount.fstype in IMAGES:
-            return seen  # nobody fills it
-        share = usable(self._bench.config.storage.usable, used.name, used.mount.fstype)
+        if asked.space.read_only or used.mount.fstype in IMAGES or not asked.space.size:
+            return seen  # nobody fills it, or it does not tell: a tmpfs without a limit
+        rules = self._bench.config.storage.usable
+        share = min(usable(rules, one, used.mount.fstype) for one in (used.name, *used.folders))
         seen.now = told = _fullness(asked.space, share)
-        past.left.append(
-            Point(now, -told.left)
-        )  # of a pool the size may shrink: what is left counts
-        past.inodes.append(Point(now, -told.inodes_left))
+        past.add(now, told.left, told.inodes_left)
         seen.ahead = (
             forecast(tuple(past.left), told.left),
             forecast(tuple(past.inodes), told.inodes_left),
         )
         return seen
 
-    def _limit(self, path: str) -> Limit:
-        text = nearest(self._bench.config.storage.limits, path)
-        try:
-            return parse_limit(text) if text is not None else default_limit(path)
-        except ValueError as error:
-            what = f"storage.limits for {path}"
-            self._gaps[what] = Gap(what=what, reason=str(error), way_out="the default counts")
-            return default_limit(path)
+    def _remembered(self, now: float, used: Used) -> Past:
+        past = self._past.setdefault(used.key, Past(shown(used.mount.source)))
+        earlier = self._earlier.pop((*used.key, past.source), None)
+        if earlier is not None:
+            past.recall(now, earlier)
+        return past
+
+    def _limit(self, used: Used) -> Limit:
+        """What is said of a folder there, of the mount point or above it; the most particular counts."""
+        names = sorted((used.name, *used.folders), key=len)
+        usual = min(default_limit(one) for one in names)
+        for path in reversed(names):
+            text = nearest(self._bench.config.storage.limits, path)
+            try:
+                if text is not None:
+                    return parse_limit(text)
+            except ValueError as error:
+                what = f"storage.limits for {path}"
+                self._gaps[what] = Gap(what=what, reason=str(error), way_out="the default counts")
+        return usual
 
 
 def _pid(used: Used) -> int | None:
     """Of one rank, where the mount is not everyone's."""
     return min(used.ranks) if used.uids else None
-
-
-def _looks() -> "collections.deque[Point]":
-    return collections.deque(maxlen=KEPT)
 
 
 def _fullness(space: Space, share: float) -> Fullness:
@@ -154,68 +205,3 @@ def _with(alarm: Alarm, who: str) -> Alarm:
     if not who or alarm.kind not in ("too_full", "full_soon"):
         return alarm
     return msgspec.structs.replace(alarm, aside=who)
-
-
-def _stuck(seen: _Seen) -> Alarm:
-    ranks = len(seen.used.ranks)
-    users = f": {ranks} {'rank uses' if ranks == 1 else 'ranks use'} it" if ranks else ""
-    title, since = seen.used.title, filesystem.duration_words(seen.asked.stuck)
-    words = f"{title} has not answered for {since}{users}"
-    return Alarm(kind="stuck", subject=title, sentence=words)
-
-
-def _figures(seen: _Seen) -> Iterator[tuple[str, float]]:
-    yield "stuck_seconds", seen.asked.stuck
-    if seen.asked.space is None:
-        return
-    yield "read_only", float(seen.asked.space.read_only)
-    yield "size_bytes", float(seen.asked.space.size)
-    yield "available_bytes", float(seen.asked.space.available)
-    if seen.now is None:
-        return
-    yield "usable_free_bytes", seen.now.left
-    yield "used_ratio", seen.now.share
-    if seen.now.inodes:
-        yield "inodes", seen.now.inodes
-        yield "inodes_free", seen.now.inodes_left
-    if seen.ahead[0].seconds_left is not None:
-        yield "full_seconds", seen.ahead[0].seconds_left
-    if seen.ahead[0].saves_left is not None:
-        yield "saves_left", seen.ahead[0].saves_left
-    if seen.now.inodes and seen.ahead[1].seconds_left is not None:
-        yield "inodes_full_seconds", seen.ahead[1].seconds_left
-
-
-def _measure(name: str, used: Used, value: float) -> Measure:
-    labels = (used.name, used.mount.device, used.mount.fstype)
-    return Measure(metric=f"mldebug_filesystem_{name}", labels=labels, value=value, uids=used.uids)
-
-
-def _row(seen: _Seen) -> Row:
-    now = seen.now
-    return {
-        "mount": seen.used.name,
-        "device": seen.used.mount.device,
-        "fstype": seen.used.mount.fstype,
-        "ranks": len(seen.used.ranks),
-        "used_ratio": round(now.share, 4) if now else None,
-        "left_bytes": int(now.left) if now else None,
-        "inodes_used_ratio": round(now.inode_share, 4) if now and now.inodes else None,
-        "full_seconds": seen.ahead[0].seconds_left,
-        "saves_left": seen.ahead[0].saves_left,
-        "stuck_seconds": seen.asked.stuck,
-        UIDS: uids_cell(seen.used.uids),
-        "line": _line(seen),
-    }
-
-
-def _line(seen: _Seen) -> str:
-    title, now = seen.used.title, seen.now
-    if seen.asked.reason:
-        return f"{title}: {seen.asked.reason}"
-    if now is None:
-        return f"{title}: read-only"
-    inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
-    ahead = filesystem.forecast_words(seen.ahead[0])
-    left = filesystem.told_bytes(now.left)
-    return f"{title}: {now.share:.1%} used, {left} left{inodes}{f'; {ahead}' if ahead else ''}"

@@ -8,6 +8,7 @@ from mldebug.filling.filesystem import told_bytes
 from mldebug.filling.quotas import Quota, QuotaError, read_quota
 from mldebug.filling.state import Alarm, Measure, Row
 from mldebug.model import Gap, Job
+from mldebug.redact import clean
 from mldebug_agents.spawn import Completed
 from mldebug_agents.workbench import Workbench
 
@@ -85,7 +86,8 @@ def _failure(done: Completed) -> str:
     if done.truncated:
         return "the tool printed too much"
     if done.returncode:
-        return f"the tool failed with exit code {done.returncode}"
+        said = clean(done.stderr.decode(errors="replace").strip().partition("\n")[0], 120)
+        return f"the tool failed with exit code {done.returncode}{said and f': {said}'}"
     return ""
 
 

@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 
+import msgspec
+
 from mldebug_agents.fsprobe.quota import read_blocks
 from mldebug_agents.fsprobe.trial import write
 from mldebug_agents.fsprobe.wire import Asked, Place, Reply, Round, Space, receive, send
@@ -18,6 +20,8 @@ from mldebug_agents.fsprobe.wire import Asked, Place, Reply, Round, Space, recei
 Key = tuple[int, str, bytes]  # Place.key
 
 MOST_STUCK = 16
+LEAST_STUCK = 1.0  # seconds, or half a round: what has not come back for less than that is slow
+MOST_COUNTED = 1 << 62  # bytes or inodes: 4 EiB
 AT_ONCE = 16  # threads besides those that hang
 _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
@@ -58,20 +62,21 @@ class Asking:
                 found[key] = asked
         return Reply(
             wanted.number,
-            tuple(found.get(one.key) or self._missed(one) for one in wanted.places),
+            tuple(found.get(one.key) or self._missed(one, wanted.seconds) for one in wanted.places),
         )
 
     def _hanging(self) -> dict[Key, float]:
         with self._lock:
             return dict(self._since)
 
-    def _missed(self, place: Place) -> Asked:
+    def _missed(self, place: Place, seconds: float) -> Asked:
+        """Whoever was asked at the very end of the round had no time to answer: that is no sign of anything."""
         hanging = self._hanging()
         since = hanging.get(place.key, hanging.get(place.whole))
-        if since is None:
+        hangs = time.monotonic() - since if since is not None else 0.0
+        if hangs < min(LEAST_STUCK, seconds / 2):
             return Asked(mount=place.mount, reason="there was no time left to ask it")
-        hangs = time.monotonic() - since
-        return Asked(mount=place.mount, reason="it does not answer", stuck=max(hangs, 0.001))
+        return Asked(mount=place.mount, reason="it does not answer", stuck=hangs)
 
     def _ask_all(
         self,
@@ -101,10 +106,11 @@ def ask(place: Place) -> Asked:
         fd = os.open(place.path, how | os.O_CLOEXEC)
         try:
             with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-                here = _MOUNT_ID.search(file.read())
-            if here and int(here[1]) != place.mount:
+                found = _MOUNT_ID.search(file.read())
+            here = int(found[1]) if found else place.mount
+            if place.mount and here != place.mount:
                 return Asked(mount=place.mount, reason="another mount lies over it")
-            return _of(place, fd)
+            return _of(msgspec.structs.replace(place, mount=here), fd)
         finally:
             os.close(fd)
     except OSError as error:
@@ -117,16 +123,21 @@ def _of(place: Place, fd: int) -> Asked:
         return Asked(mount=place.mount, wrote=write(fd, place.trial))
     if place.owners is not None:
         return Asked(mount=place.mount, blocks=read_blocks(fd, place.owners))
-    return Asked(mount=place.mount, space=_space(os.fstatvfs(fd)))
+    return Asked(mount=place.mount, space=space_of(os.fstatvfs(fd)))
 
 
-def _space(told: os.statvfs_result) -> Space:
+def space_of(told: os.statvfs_result) -> Space:
+    """Figures that no disk has are negative ones of a server that counts reserves so, or of one that has no answer: 0."""
     unit = told.f_frsize or told.f_bsize
     return Space(
-        size=told.f_blocks * unit,
-        free=told.f_bfree * unit,
-        available=told.f_bavail * unit,
-        inodes=told.f_files,
-        inodes_free=told.f_favail,
+        size=_sane(told.f_blocks * unit),
+        free=_sane(told.f_bfree * unit),
+        available=_sane(told.f_bavail * unit),
+        inodes=_sane(told.f_files),
+        inodes_free=_sane(told.f_favail),
         read_only=bool(told.f_flag & os.ST_RDONLY),
     )
+
+
+def _sane(count: int) -> int:
+    return count if 0 <= count < MOST_COUNTED else 0

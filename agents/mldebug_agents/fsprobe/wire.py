@@ -28,7 +28,7 @@ class Owners(msgspec.Struct, frozen=True):
 class Place(msgspec.Struct, frozen=True):
     """One mount to be asked: any path on it that the child may open. Without `trial` and `owners`: how full it is."""
 
-    mount: int  # its id; what is found at the path counts only where it has this id
+    mount: int  # its id; what is found at the path counts only where it has this id. 0: whatever is there, links are followed
     path: bytes
     trial: Trial | None = None
     owners: Owners | None = None
@@ -37,7 +37,7 @@ class Place(msgspec.Struct, frozen=True):
     def key(self) -> tuple[int, str, bytes]:
         """What hangs together: it is not asked again before it has come back."""
         kind = "trial" if self.trial else "owners" if self.owners else "space"
-        return self.mount, kind, self.path if self.trial else b""
+        return self.mount, kind, self.path if self.trial or not self.mount else b""
 
     @property
     def whole(self) -> tuple[int, str, bytes]:

@@ -6,7 +6,7 @@ from mldebug.config import Config
 from mldebug.model import Remark
 from mldebug_agents.starting.leftovers import Leftover
 
-_FIXED = ("agent.state_dir", "agent.listen", "agent.group", "logs", "cluster")
+_FIXED = ("agent.state_dir", "agent.listen", "agent.group", "agent.token_file", "logs", "cluster")
 
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:

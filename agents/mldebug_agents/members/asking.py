@@ -18,6 +18,7 @@ from mldebug.across.wire import MAX_BYTES, NodeReply, unpack
 from mldebug.errors import EvidenceError, MldebugError
 from mldebug.folding import unfold
 from mldebug.model import AskedNode, Gap
+from mldebug.report.build import Trigger
 from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.openapi import CAPTURE
 from mldebug_agents.members.talk import Peer, Talk
@@ -59,6 +60,7 @@ class Together(NamedTuple):
     run: Run | None
     spread: float  # seconds from the begin of the first capture to that of the last, as the clock here tells it
     sent: float = 0.0  # seconds from the first order to the last: no node can tell that otherwise
+    trigger: Trigger = "manual"  # who has asked
 
 
 class _Answer(NamedTuple):

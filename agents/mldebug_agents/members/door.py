@@ -96,8 +96,9 @@ def app(
         return msgspec.json.encode(await _answer(ask(None, who.address), ANSWER))
 
     async def dumped(body: bytes, who: Asker) -> bytes:
-        together = await _answer(ask(read(body, DumpOrder), who.address), DUMP_DEADLINE)
-        return await run_in_threadpool(judge, together)
+        order = read(body, DumpOrder)
+        together = await _answer(ask(order, who.address), DUMP_DEADLINE)
+        return await run_in_threadpool(judge, together._replace(trigger=order.trigger))
 
     routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
     doors = [

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -52,7 +53,10 @@ def member_verbs(members: Members | None, talk: Talk | None) -> dict[str, Verb]:
         by, all_ = coordinators()
         if not (job := asked.get("job", "")):
             raise UsageError("no job was named", "add --job NAME")
-        order = msgspec.json.encode(DumpOrder(job=job, uid=uid))
+        trigger: Literal["manual", "alert"] = (
+            "alert" if asked.get("trigger") == "alert" else "manual"
+        )
+        order = msgspec.json.encode(DumpOrder(job=job, uid=uid, trigger=trigger))
         knows = members.coordinators_of(job) if members is not None else ()
         return _dump(by, tuple(dict.fromkeys((*knows, *all_))), order)
 

@@ -14,7 +14,8 @@ import msgspec
 from mldebug import __version__
 from mldebug.config import Config
 from mldebug.events.book import EventBook
-from mldebug.events.message import cleaned, message_of
+from mldebug.events.jobrooms import of_orphans, of_schedulers
+from mldebug.events.message import alive, cleaned, message_of
 from mldebug.events.model import Alarm, Event, RefusedError, State
 from mldebug.events.noderooms import Word, of_memory, of_saves, of_storage, together
 from mldebug.events.rooms import health_alarms, health_key, healthy_keys
@@ -129,7 +130,8 @@ class Notices:
         if not self._restored and self._ledger.opened:
             self._restored = True
             self.book.restore(_stored(self._ledger))
-        self.book.tidy(self._lines, self._now())
+        told = [name for name, line in self._lines.items() if not line.every]
+        self.book.tidy(told, self._now())
         self._store(time.monotonic())
         if self._restored or time.monotonic() > self._alone_at:  # or a restart would tell all again
             for line in self._lines.values():
@@ -144,8 +146,12 @@ class Notices:
             self._ledger.remember(ROW + key, msgspec.json.encode(event) if event else b"")
 
     def _send(self, line: Line) -> None:
-        event = line.next(self.book, time.monotonic())
-        if event is None or not self._may_go(event.key, time.monotonic()):
+        now = time.monotonic()
+        if line.beats(now):
+            beat = Sent(alive(self._node, self._now(), __version__), None, line)
+            line.under_way = line.worker.order(beat)
+        event = line.next(self.book, now)
+        if event is None or not self._may_go(event.key, now):
             return
         message = message_of(event, self._node, self._link, __version__)
         line.under_way = line.worker.order(Sent(message, event, line))
@@ -162,15 +168,17 @@ class Notices:
         if not result.worker.startswith(WORKER):
             return False
         line, event, now = result.order.line, result.order.event, time.monotonic()
+        key = event.key if event is not None else ""
         line.under_way = False
         if isinstance(result.error, RefusedError):
-            line.refusal(event.key, result.error)
+            line.refusal(key, result.error)
         elif result.error is not None:
-            line.failure(event.key, result.error, now)
+            line.failure(key, result.error, now)
             return True
         else:
-            line.done(event.key, now)
-        self.book.told(event.key, line.name, str(event.state), event.started)
+            line.done(key, now)
+        if event is not None:
+            self.book.told(event.key, line.name, str(event.state), event.started)
         return True
 
     # --- what others see ---------------------------------------------------------------------------
@@ -197,7 +205,7 @@ class Notices:
         return ChannelState(
             name=line.name,
             kind=line.plugin.kind,
-            waiting=len(self.book.untold(line.name)),
+            waiting=0 if line.every else len(self.book.untold(line.name)),
             sent=line.sent,
             failed=line.failed,
             refused=line.refused,
@@ -218,6 +226,8 @@ def _rooms(snapshot: Snapshot) -> Iterator[Word]:
     if snapshot.storage is not None:
         yield from of_storage(snapshot.storage.parts)
     yield from of_memory(snapshot.memory)
+    yield from of_schedulers(snapshot.schedulers, snapshot.at)
+    yield from of_orphans(snapshot.orphans)
     yield from of_saves("", -1, snapshot.saves)
     for run in snapshot.runs:
         yield from of_saves(run.id, run.uid, run.saves)

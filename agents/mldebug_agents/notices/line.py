@@ -26,7 +26,7 @@ class Sent(msgspec.Struct, frozen=True):
     """One order to a channel."""
 
     message: Message
-    event: Event
+    event: Event | None  # None: it only tells that the agent lives
     line: Any  # the `Line` that has sent it
 
 
@@ -40,6 +40,8 @@ class Line:
         self.plugin = plugin
         channel: Channel = load("channels", plugin.kind).create(plugin.options)
         self.repeat = channel.repeat
+        self.every: float = getattr(channel, "every", 0.0)  # seconds; 0: it is told of events
+        self._beat = 0.0  # when it was last told that the agent lives
         self.worker = Worker(
             WORKER + name, lambda order: channel.send(order.message), inbox, DEADLINE
         )
@@ -54,7 +56,7 @@ class Line:
 
     def next(self, book: EventBook, now: float) -> Event | None:
         """What to send now: news first, then what is due to be repeated."""
-        if self.under_way or now < self.not_before:
+        if self.every or self.under_way or now < self.not_before:
             return None
         if waiting := book.untold(self.name):
             return min(waiting, key=lambda one: self._tries.get(one.key, 0))
@@ -64,6 +66,14 @@ class Line:
             one for one in book.firing() if now - self._repeated.get(one.key, now) >= self.repeat
         )
         return next(due, None)
+
+    def beats(self, now: float) -> bool:
+        """Is it time to tell that the agent lives?"""
+        due = self.every and (not self._beat or now - self._beat >= self.every)
+        if self.under_way or now < self.not_before or not due:
+            return False
+        self._beat = now
+        return True
 
     def done(self, key: str, now: float) -> None:
         """It has arrived."""
@@ -86,8 +96,9 @@ class Line:
         self._tries[key] = self._tries.get(key, 0) + 1
         said = safe_line(str(error) or type(error).__name__, 200)
         if not self.trouble:
-            log.error("channel %s: %s; what waits is sent later", self.name, said)
-        self.trouble, self.not_before = said, now + self._pause
+            later = "it is tried again" if self.every else "what waits is sent later"
+            log.error("channel %s: %s; %s", self.name, said, later)
+        self.trouble, self.not_before, self._beat = said, now + self._pause, 0.0
         self._pause = min(PAUSE_MOST, 2 * self._pause)
 
     def keep_only(self, keys: Collection[str]) -> None:

@@ -3,16 +3,17 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from mldebug.model import Gap, NodeCapture, RankCapture, RankIdentity, TraceTail
 from mldebug.ring.last import SHOWN, trace_tail
+from mldebug_agents.answers import Piece
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.rings.believed import RingFile, absent, begins_as_one, first_error
-from mldebug_agents.rings.places import RingPlace, dead, living
+from mldebug_agents.rings.places import RingPlace, dead, living, maps_of
 from mldebug_agents.rings.sourcetext import SourceText
 from mldebug_agents.sources.ranks import Discovery
 
@@ -22,6 +23,7 @@ WHAT = "trace ring"
 SOON, LATER = 5.0, 60.0  # seconds until a process without a ring is asked again: young, old
 YOUNG = 300.0
 MAX_KNOWN = 4096  # processes
+MAX_MAPS = 4 << 20  # bytes
 MAX_DEAD = 64  # of one job
 
 Key = tuple[int, int]  # pid, start
@@ -80,7 +82,7 @@ class Rings:
         try:
             at = self._file(rank, place).written_ns()
         except (OSError, ValueError) as error:
-            if absent(error):
+            if absent(error) or isinstance(error, ValueError):
                 self._forget(rank)
             return None
         return None if at is None else at / 1e9
@@ -91,7 +93,7 @@ class Rings:
         known = self._known.get(key)
         if known is not None or self._clock() < self._without.get(key, 0.0):
             return known
-        for place in living(self._host, rank):
+        for place in self._living(rank):
             if begins_as_one(self._reader, place) and self._is_its(rank, place):
                 with self._lock:
                     self._known[key] = place
@@ -99,6 +101,16 @@ class Rings:
         age = self._host.clock() - rank.started_at
         self._without[key] = self._clock() + (SOON if age < YOUNG else LATER)
         return None
+
+    def _living(self, rank: RankIdentity) -> Iterator[RingPlace]:
+        """What it writes now, not what it wrote before it became another program."""
+        for place in living(self._host, rank):
+            if place.open or self._maps(rank, place):
+                yield place
+
+    def _maps(self, rank: RankIdentity, place: RingPlace) -> bool:
+        told = self._reader.read_from(maps_of(self._host, rank.pid), 0, max_bytes=MAX_MAPS)
+        return isinstance(told, Piece) and place.told.encode() in told.data
 
     def _is_its(self, rank: RankIdentity, place: RingPlace) -> bool:
         try:
@@ -123,7 +135,7 @@ class Rings:
         state = one.process.state
         gone = state is None or state.state in "ZX"
         known = self._known.get(_key(rank))
-        places = self._dead(rank) if gone else [known] if known else living(self._host, rank)
+        places = self._dead(rank) if gone else [known] if known else self._living(rank)
         if left() <= 0:
             return one
         tail, why = self._tail(rank, places)

@@ -15,10 +15,11 @@ MAX_CANDIDATES = 16  # open files of one process that are looked into
 
 
 class RingPlace(NamedTuple):
-    """`path`: as it is opened from here. `told`: as the rank sees it."""
+    """`path`: as it is opened from here. `told`: as the rank sees it. `open`: does a living one have it open?"""
 
     path: str
     told: str
+    open: bool = True
 
 
 def default_name(rank: RankIdentity) -> str:
@@ -27,9 +28,20 @@ def default_name(rank: RankIdentity) -> str:
 
 
 def living(host: Host, rank: RankIdentity) -> list[RingPlace]:
-    """Where it may be, most likely first: the default place, then regular files that it has open to read and write."""
+    """Where it may be: regular files that it has open to read and write, then the default place, where it may have closed that.
+
+    What lies there and is not open may also be of before an exec, which keeps pid and start: see `maps_of`.
+    """
+    found = _open_files(host, rank.pid)
     told = f"{FOLDER}/{default_name(rank)}"
-    return [RingPlace(f"{host.root_of(rank.pid)}{told}", told), *_open_files(host, rank.pid)]
+    if any(place.told == told for place in found):
+        return found
+    return [*found, RingPlace(f"{host.root_of(rank.pid)}{told}", told, open=False)]
+
+
+def maps_of(host: Host, pid: int) -> str:
+    """The file that tells what a process has mapped: a ring that it still writes is among it, and none of before an exec."""
+    return f"{host.proc}/{pid}/maps"
 
 
 def _open_files(host: Host, pid: int) -> list[RingPlace]:

@@ -4,6 +4,7 @@ All through the reader child. What could not be seen is a named gap, and then no
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from posixpath import basename
@@ -13,11 +14,13 @@ import msgspec
 from mldebug.model import Gap
 from mldebug.redact import clean
 from mldebug.saves.files import Entry, Layout, Save, Verdict, Wanted
+from mldebug.saves.gathering import gather, group_of
 from mldebug.saves.history import Seen, printable
-from mldebug.saves.judging import BESIDE, judge, wants
+from mldebug.saves.judging import BESIDE, judge, parts_left, wants
 from mldebug.saves.names import is_part, shape
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
+from mldebug_agents.saving.searching import read_part
 from mldebug_agents.starting.listing import Found, Left, Listed
 
 MOST_SAVES = 4096  # entries of the folder of a series
@@ -25,7 +28,9 @@ MOST_FILES = 20_000  # files of one save
 DEEP = 4  # levels
 NEWEST = 4  # saves that are looked at each time; older ones seldom
 OLD_EVERY = 600.0  # seconds
+UNREAD_EVERY = 120.0  # seconds after which a file that could not be read is tried again
 MAX_KEPT = 64  # saves of one series that are looked at at all, the newest
+MOST_SINGLE = 512  # files of single ranks that are looked at beside each other
 ROUNDS = 3
 MAX_READ = 16 << 20  # bytes of one save
 BESIDE_BYTES = 512
@@ -78,6 +83,13 @@ class _Known(msgspec.Struct):
     beside: Mapping[str, bytes]
     looked: float
     inode: int
+    judged: float
+    unread: tuple[str, ...] = ()  # files that could not be read then, and why
+
+    def stands(self, seen: Seen, beside: Mapping[str, bytes], now: float) -> bool:
+        """Would the same be found? Rights, and the time that there is, change without a change of the file."""
+        again = bool(self.unread) and not 0 <= now - self.judged < UNREAD_EVERY
+        return self.seen.sign == seen.sign and self.beside == beside and not again
 
 
 class SeriesWatch:
@@ -98,14 +110,14 @@ class SeriesWatch:
         found = {one.path: one for one in listed.entries if self.is_one(one)}
         beside = self._beside(root, reader, listed)
         troubles = list(troubles_of(listed))
-        newest = self._in_order(list(found.values()), writing)[:MAX_KEPT]
-        kept = {one.path for one in newest}  # those before them change nothing in what is told
+        newest = self._newest(self._in_order(list(found.values()), writing))
+        kept = {one.path for one, _ in newest}  # those before them change nothing in what is told
         self._known = {name: one for name, one in self._known.items() if name in kept}
-        for number, one in enumerate(newest):
+        for one, number in newest:
             known = self._known.get(one.path)
             if known is None or number < NEWEST or self._due(known, one, beside, now):
                 troubles += self._save(one, root, reader, writing, beside, now)
-        seen = tuple(one.seen for one in self._known.values())
+        seen = tuple(gather(one.seen for one in self._known.values()))
         whole = not troubles_of(listed)
         return msgspec.structs.replace(told, seen=seen, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
 
@@ -121,6 +133,19 @@ class SeriesWatch:
         """The newest first; the times of a file system that is wrong still order its files."""
         return sorted(found, key=lambda one: (one.path in writing, one.mtime), reverse=True)
 
+    def _newest(self, found: list[Found]) -> list[tuple[Found, int]]:
+        """Those that are looked at at all, with the number of their save: the files of single ranks are one."""
+        names = [group_of(one.path, single=one.kind == "file") for one in found]
+        sizes, left = Counter(names), MOST_SINGLE
+        numbers: dict[str, int] = {}
+        for name in dict.fromkeys(names):
+            left -= sizes[name]
+            if len(numbers) < MAX_KEPT and (left >= 0 or not numbers):
+                numbers[name] = len(numbers)
+        return [
+            (one, numbers[name]) for one, name in zip(found, names, strict=True) if name in numbers
+        ]
+
     def _due(self, known: _Known, one: Found, beside: Mapping[str, bytes], now: float) -> bool:
         changed = known.inode != one.inode or known.beside != beside
         return changed or now - known.looked >= OLD_EVERY or now < known.looked
@@ -135,14 +160,13 @@ class SeriesWatch:
             return troubles
         seen = _seen(save, one, one.path in writing)
         known = self._known.get(one.path)
-        same = known is not None and known.seen.sign == seen.sign and known.beside == beside
-        if same and known is not None and not troubles:
-            verdict = known.seen.verdict
-        else:
-            verdict = judge(self._read(save, path, reader), self._layouts)
-        seen = msgspec.structs.replace(seen, verdict=verdict)
-        self._known[one.path] = _Known(seen, beside, now, one.inode)
-        return troubles
+        if known is None or troubles or not known.stands(seen, beside, now):
+            read = self._read(save, path, reader)
+            seen = msgspec.structs.replace(seen, verdict=judge(read, self._layouts))
+            known = _Known(seen, beside, now, one.inode, now, tuple(parts_left(read)))
+        seen = msgspec.structs.replace(seen, verdict=known.seen.verdict)
+        self._known[one.path] = msgspec.structs.replace(known, seen=seen, looked=now)
+        return troubles + [Trouble("unread", why) for why in known.unread[:1]]
 
     def _listed(self, one: Found, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Save | None, list[Trouble]]:  # fmt: skip
         if one.kind == "file":
@@ -167,15 +191,15 @@ class SeriesWatch:
             parts: dict[Wanted, bytes] = {}
             unread: dict[str, str] = {}
             for one in asked:
-                left -= one.size
+                left -= 0 if one.find else one.size
                 if left < 0 or time.monotonic() > until:
                     unread[one.path] = "was not read: no time left"
                     continue
-                got = reader.read_from(_below(path, one.path), one.offset, max_bytes=one.size)
+                got = read_part(reader, _below(path, one.path), one)
                 if isinstance(got, Unreadable):
                     unread[one.path] = f"could not be read: {got.reason}"
                 else:
-                    parts[one] = got.data
+                    parts[one] = got
             save = msgspec.structs.replace(save, parts={**save.parts, **parts}, unread={**save.unread, **unread})  # fmt: skip
             if not parts:
                 break
@@ -209,6 +233,7 @@ def _seen(save: Save, one: Found, is_open: bool) -> Seen:
         oldest=min(own or all_times),
         newest=max(all_times),
         inode=one.inode,
+        single=not save.folder,
         open=is_open,
         verdict=Verdict(),
     )

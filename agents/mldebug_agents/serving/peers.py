@@ -134,5 +134,8 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
         saves=(),  # of the places of the configuration: whoever owns them
         storage=of_user(snapshot.storage, uid, mine) if snapshot.storage else None,
+        orphans=tuple(one for one in snapshot.orphans if one.uid == uid)
+        if snapshot.orphans is not None
+        else None,
         kernel_events=tuple(one for one in snapshot.kernel_events if one.run in mine),
     )

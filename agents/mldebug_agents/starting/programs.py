@@ -33,6 +33,7 @@ class Starter(Protocol):
         timeout: float,
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
     ) -> Completed:
         """Run a program to its end or its deadline (seconds); never raises for what the program does."""
         ...
@@ -52,6 +53,7 @@ class FakeSpawner:
         timeout: float,
         max_output: int = 16 << 20,
         env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
     ) -> Completed:
         """Record the call and return what the function makes of it."""
         self.calls.append(tuple(argv))

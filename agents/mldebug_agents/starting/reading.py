@@ -58,6 +58,7 @@ class Operation(IntEnum):
     ASK = 10  # a worker server, the question that stands in for the line
     LIST = 11  # what lies below a folder: entries at most; how deep stands in for the line
     HEADS = 12  # of a regular file: the 64 bytes at each stride; offset and stride stand in for the line
+    LINK = 13  # is it a symbolic link? What is not there is none
 
 
 Found = tuple[bytes, int, float]  # data, file size, mtime
@@ -93,6 +94,8 @@ def look(operation: Operation, path: bytes, limit: int, line: int) -> Found:
         return _exists(path), 0, 0.0
     if operation is Operation.EXECUTABLE:
         return _executable(path), 0, 0.0
+    if operation is Operation.LINK:
+        return _link(path), 0, 0.0
     if operation in (Operation.POKE, Operation.ASK):
         return _touch(operation, path, limit, line), 0, 0.0
     if operation is Operation.LIST:
@@ -236,6 +239,17 @@ def _exists(path: bytes) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         return b""
     return b"1"
+
+
+def _link(path: bytes) -> bytes:
+    try:
+        handle = locate(path, follow=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    try:
+        return b"1" if stat.S_ISLNK(os.fstat(handle).st_mode) else b""
+    finally:
+        os.close(handle)
 
 
 def _executable(path: bytes) -> bytes:

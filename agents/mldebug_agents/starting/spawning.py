@@ -40,7 +40,7 @@ _MUTED = (
 class Request(msgspec.Struct, omit_defaults=True):
     """Main process to helper. File descriptors travel beside it.
 
-    A program: [status, stdout, stderr]; a worker: [status, its socket]; a kill: none, `number` says whom.
+    A program: [status, stdout, stderr] and, where it has one, its stdin; a worker: [status, its socket]; a kill: none, `number` says whom.
     """
 
     number: int
@@ -105,7 +105,7 @@ class _Helper:
             _kill_group(pid)
 
     def _obey(self) -> bool:
-        packet, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 3)
+        packet, fds, _, _ = socket.recv_fds(self._control, MAX_REQUEST, 4)
         if not packet:
             return False
         request = msgspec.msgpack.decode(packet, type=Request)
@@ -200,7 +200,7 @@ def _die_with(parent: int) -> None:
 
 
 def _execute(request: Request, status: int, fds: list[int]) -> None:
-    for target, fd in enumerate(fds, start=1):
+    for target, fd in zip((1, 2, 0), fds, strict=False):
         os.dup2(fd, target)
     # a child that waits in exec for ever must not keep the pipes of others open
     _keep_only({0, 1, 2, status})

@@ -51,6 +51,7 @@ class Scribe:
         self._since: float | None = None
         self._seconds = 0.0
         self._error = ""
+        self._success: float | None = None  # unix
         self._told: set[int] = set()  # troubles that the log has, since all went well
         self._lost_before = 0
         self._thread = threading.Thread(target=self._run, name="mldebug-write", daemon=True)
@@ -112,6 +113,7 @@ class Scribe:
             seconds=round(self._seconds, 4),
             stuck=self._stuck,
             error=self._error,
+            last_success=self._success,
         )
 
     def heed(self) -> None:
@@ -241,6 +243,7 @@ class Scribe:
     def _note(self, failed: Exception | None) -> None:
         """Tell a change, and only that."""
         self._error = words.why(failed) if failed else ""
+        self._success = self._success if failed else time.time()
         if failed is not None:
             self._tell(words.number(failed), self._error)
         elif self._told:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mldebug.settings.units import format_duration
 from mldebug.trees import LOST, PARTLY, RESCANNED, WATCHED, TreeState
 from mldebug_agents.trees.notices import IGNORED, OVERFLOW, ROOT_GONE, Notices
-from mldebug_agents.trees.places import AT_ONCE, filesystem, is_shared
+from mldebug_agents.trees.places import AT_ONCE, filesystem, is_shared, open_folder, real_path
 from mldebug_agents.trees.shelf import Shelf
 from mldebug_agents.trees.tree import Tree
 from mldebug_agents.trees.wire import Order
@@ -132,15 +132,15 @@ class Keeper:
     def _open(self) -> Tree | None:
         self._clear()
         try:
-            root = os.path.realpath(self._order.path, strict=True)
-            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_folder(self._order.root, self._order.path)
+            try:
+                root = real_path(fd, self._order.root, self._order.path)
+                kind, facts = filesystem(fd), os.fstat(fd)
+            finally:
+                os.close(fd)
         except OSError as error:
             self._give_up(error.strerror or str(error))
             return None
-        try:
-            kind, facts = filesystem(fd), os.fstat(fd)
-        finally:
-            os.close(fd)
         self._notices = self._listen(kind)
         shelf = Shelf(root, facts, self._notices)
         return Tree(shelf, late=kind not in AT_ONCE, most=self._order.max_inodes)
@@ -188,7 +188,11 @@ class Keeper:
             return
         self._check_at = now + ROOT_CHECK
         try:
-            facts = os.stat(self._order.path)
+            fd = open_folder(self._order.root, self._order.path)
+            try:
+                facts = os.fstat(fd)
+            finally:
+                os.close(fd)
         except OSError as error:
             tree.problem = error.strerror or str(error)
             return

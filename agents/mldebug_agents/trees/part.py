@@ -29,7 +29,11 @@ class Trees:
         self._desk.obey(
             [
                 Order(
-                    path=path, rescan=trees.rescan, verify=trees.verify, max_inodes=trees.max_inodes
+                    path=path,
+                    root=self._bench.host.root,
+                    rescan=trees.rescan,
+                    verify=trees.verify,
+                    max_inodes=trees.max_inodes,
                 )
                 for path in dict.fromkeys(trees.paths)
             ]

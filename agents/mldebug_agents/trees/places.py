@@ -1,6 +1,12 @@
 """On which filesystem a directory lies, and whether inotify sees all that happens there."""
 
+import contextlib
+import errno
 import os
+
+from mldebug_agents.starting.reading import open_inside
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
 SHARED = frozenset(
     [
@@ -31,6 +37,31 @@ SHARED = frozenset(
     ]
 )  # others may write to it unseen
 AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not some time later
+
+
+def open_folder(root: str, path: str) -> int:
+    """An open folder. Below a root of the node, links mean what they mean there; raises OSError."""
+    if not root:
+        return os.open(path, _FOLDER)
+    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = open_inside(top, os.fsencode(path.lstrip("/")), os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(top)
+    try:
+        return os.open(f"/proc/self/fd/{found}", _FOLDER)
+    finally:
+        os.close(found)
+
+
+def real_path(fd: int, root: str, path: str) -> str:
+    """A path of that folder by which this process finds it; raises OSError where there is none."""
+    own = os.fstat(fd)
+    for one in (os.readlink(f"/proc/self/fd/{fd}"), f"{root}{path}"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(one), own):
+                return one
+    raise OSError(errno.ESTALE, "it is not found by its own name")
 
 
 def filesystem(fd: int) -> str:

@@ -17,6 +17,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One directory to keep; seconds between two counts where events do not tell, and where they do."""
 
     path: str
+    root: str = ""  # below which the node's own files lie, and inside which links resolve
     rescan: float = 600.0
     verify: float = 6 * 3600.0
     max_inodes: int = 20_000_000

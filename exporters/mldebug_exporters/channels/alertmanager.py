@@ -1,6 +1,5 @@
 """Alertmanager, by its v2 API: it groups, silences and repeats; we feed it."""
 
-import base64
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,8 +9,8 @@ import msgspec
 
 from mldebug.events.model import Message
 from mldebug.settings.units import Duration
-from mldebug_exporters.sending.http import problem_of, request
-from mldebug_exporters.sending.secrets import secret
+from mldebug_exporters.sending.http import request
+from mldebug_exporters.sending.login import credentials, login_problems
 
 GRACE = 4  # repeats that may be missed before an alert ends by itself, as Prometheus has it
 
@@ -30,10 +29,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
     """What no type can say."""
-    if wrong := problem_of(options.url):
-        yield "url", wrong
-    if options.user and options.token_file:
-        yield "user", "stands beside a token_file; give one of them"
+    yield from login_problems(options)
 
 
 class Alertmanager:
@@ -49,15 +45,7 @@ class Alertmanager:
         url = f"{options.url.rstrip('/')}/api/v2/alerts"
         headers = {"Content-Type": "application/json", "User-Agent": "mldebug"}
         body = msgspec.json.encode([alert_of(message, options.repeat, datetime.now(UTC))])
-        request(url, body, headers | self._credentials(), options.timeout, options.ca_file)
-
-    def _credentials(self) -> dict[str, str]:
-        if self._options.token_file is not None:
-            return {"Authorization": f"Bearer {secret(self._options.token_file)}"}
-        if not self._options.user:
-            return {}
-        pair = f"{self._options.user}:{secret(self._options.password_file)}"
-        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+        request(url, body, headers | credentials(self._options), options.timeout, options.ca_file)
 
 
 def alert_of(message: Message, repeat: float, now: datetime) -> dict[str, Any]:

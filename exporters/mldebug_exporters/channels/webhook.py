@@ -1,6 +1,5 @@
 """A POST of the message as JSON to an address of your own."""
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +8,8 @@ import msgspec
 
 from mldebug.events.model import Message
 from mldebug.settings.units import Duration
-from mldebug_exporters.sending.http import problem_of, request
-from mldebug_exporters.sending.secrets import secret
+from mldebug_exporters.sending.http import request
+from mldebug_exporters.sending.login import credentials, login_problems
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,10 +25,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:
     """What no type can say."""
-    if wrong := problem_of(options.url):
-        yield "url", wrong
-    if options.user and options.token_file:
-        yield "user", "stands beside a token_file; give one of them"
+    yield from login_problems(options)
 
 
 class Webhook:
@@ -46,20 +42,12 @@ class Webhook:
             "Content-Type": "application/json",
             "Idempotency-Key": message.id,
             "User-Agent": "mldebug",
-            **self._credentials(),
+            **credentials(self._options),
         }
         options = self._options
         request(
             options.url, msgspec.json.encode(message), headers, options.timeout, options.ca_file
         )
-
-    def _credentials(self) -> dict[str, str]:
-        if self._options.token_file is not None:
-            return {"Authorization": f"Bearer {secret(self._options.token_file)}"}
-        if not self._options.user:
-            return {}
-        pair = f"{self._options.user}:{secret(self._options.password_file)}"
-        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
 def create(options: Options) -> Webhook:

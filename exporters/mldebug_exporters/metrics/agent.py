@@ -90,6 +90,13 @@ SECONDS = Family(
     help="Duration of the source's last round.",
     labels=("source",),
 )
+WELL = Family(
+    name="mldebug_source_last_success_timestamp_seconds",
+    kind="gauge",
+    help="Unix time at which the source's last round ended that went well.",
+    labels=("source",),
+    absent="before the first one since the agent's start",
+)
 STUCK = Family(
     name="mldebug_source_stuck",
     kind="gauge",
@@ -106,7 +113,7 @@ class AgentMetrics:
     """What the agent costs and how its sources do: a broken source is a metric, never a crash."""
 
     families = (BUILD, REPLAY, AT, STARTED, CPU, RSS, CHILDREN, CHILDREN_CPU, WITH_CHILDREN, LOST, WAITING, LOSSES, GAPS, UNANSWERED, SUCCESS,
-                SECONDS, STUCK)  # fmt: skip
+                SECONDS, STUCK, WELL)  # fmt: skip
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What is known of the agent."""
@@ -133,6 +140,8 @@ class AgentMetrics:
             yield Sample(SUCCESS, (source.name,), int(source.success))
             yield Sample(SECONDS, (source.name,), source.seconds)
             yield Sample(STUCK, (source.name,), int(source.stuck))
+            if source.last_success is not None:
+                yield Sample(WELL, (source.name,), source.last_success)
 
 
 def create(options: Options) -> AgentMetrics:

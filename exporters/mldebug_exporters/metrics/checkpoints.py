@@ -74,7 +74,7 @@ TROUBLES = Family(
     name="mldebug_checkpoint_look_troubles",
     kind="counter",
     help="Looks at checkpoints that could not see all: stuck (no answer), denied, cut (more than is looked at), gone"
-    " (changed while it was read), mount (another file system lies in it), unreadable.",
+    " (changed while it was read), mount (another file system lies in it), unreadable (the folder), unread (a file in it).",
     labels=("reason",),
     absent="of a reason that was not met",
 )

@@ -39,7 +39,7 @@ MEASURED = (
 UNANSWERED = Family(
     name="mldebug_filesystem_unanswered",
     kind="gauge",
-    help="Filesystems that could not be asked at the last look.",
+    help="Filesystems that could not be asked at the last look, and jobs whose open files may not be seen.",
     absent="before the first look",
 )
 QUOTA = Family(

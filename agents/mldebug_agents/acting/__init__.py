@@ -1,0 +1,1 @@
+"""What is done about an event, and only where the config says so: chains of steps, each decision written down."""

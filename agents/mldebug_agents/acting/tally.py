@@ -1,0 +1,34 @@
+"""How each action does since the agent's start: counts by outcome, and its last decision."""
+
+import msgspec
+
+from mldebug.events.actions import Decision, Outcome
+from mldebug.events.view import ActionState
+
+
+class Tally:
+    """By the name of the action."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, ActionState] = {}
+
+    def count(self, decision: Decision, now: float) -> None:
+        """One more. `now`: unix seconds."""
+        name = decision.action
+        known = self._known.get(name, ActionState(name=name, kind=decision.kind))
+        outcome = str(decision.outcome)
+        self._known[name] = msgspec.structs.replace(
+            known,
+            counts=known.counts | {outcome: known.counts.get(outcome, 0) + 1},
+            last_success=now if decision.outcome is Outcome.RAN else known.last_success,
+            last=outcome,
+            at=now,
+            event=decision.event,
+            why=decision.why,
+        )
+
+    def state(self, name: str, kind: str) -> ActionState:
+        """Of one that the config names."""
+        return msgspec.structs.replace(
+            self._known.get(name, ActionState(name=name, kind=kind)), kind=kind
+        )

@@ -1,0 +1,60 @@
+"""Drain the node that is to blame: Slurm gives it no more jobs, and what runs there goes on."""
+
+import re
+
+import msgspec
+
+from mldebug.events.actions import Facts, Sure, UnfitError, sure_enough
+from mldebug_agents.acting.slurm import ask, node_of
+from mldebug_agents.acting.work import Did, Plan, Work
+
+OF_NODES = ("node", "gpu", "link")  # culprits that leave with their node
+OWN = ("health/",)  # beginnings of the keys of events that are this node's own
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How sure the verdict has to be."""
+
+    confidence: Sure = "high"
+
+
+class Drain:
+    """For a verdict on a node, a GPU or a link; a rank that hangs is no reason."""
+
+    harms = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, work: Work) -> Plan:
+        """The reason is made of our own words alone."""
+        sure_enough(work.facts, self._options.confidence)
+        name = node_of(_blamed(work), work.starter)
+        argv = ("update", f"nodename={name}", "state=drain", f"reason={_reason(work.facts)}")
+
+        def drain() -> Did:
+            done = ask(work.starter, "scontrol", *argv)
+            return Did(f"scontrol {' '.join(argv)}", done.returncode)
+
+        return Plan(f"scontrol {' '.join(argv)}", drain)
+
+
+def _blamed(work: Work) -> str:
+    facts = work.facts
+    if facts.key.startswith(OWN):
+        return work.node
+    nodes = {one.node for one in facts.blamed if one.kind in OF_NODES}
+    others = [one.kind for one in facts.blamed if one.kind not in OF_NODES]
+    if len(nodes) != 1 or others:
+        told = ", ".join(f"{one.kind} on {one.node}" for one in facts.blamed) or "nobody"
+        raise UnfitError(f"no single node is blamed, but {told}")
+    return nodes.pop()
+
+
+def _reason(facts: Facts) -> str:
+    return "mldebug:" + re.sub(r"[^a-z0-9_]", "", facts.verdict or facts.kind)[:60]
+
+
+def create(options: Options) -> Drain:
+    """Build the action."""
+    return Drain(options)

@@ -1,0 +1,1 @@
+"""Schedulers that can be asked for jobs and nodes."""

@@ -1,0 +1,70 @@
+"""Everything that the library Apprise knows: Teams, Discord, Matrix, ntfy and a hundred more."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mldebug.events.message import plain_text
+from mldebug.events.model import Message
+
+MOST = 64 * 1024  # bytes of the file of addresses
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Addresses hold secrets: they stand in a file, one in a line, `#` begins a remark."""
+
+    urls_file: Path | None = None
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """What no type can say."""
+    if options.urls_file is None:
+        yield "urls_file", "is missing: name a file with Apprise's addresses, one in a line"
+
+
+class Apprise:
+    """All addresses of the file get it; one that fails has the message sent to all again."""
+
+    repeat = 0.0
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def send(self, message: Message) -> None:
+        """Deliver it, or raise."""
+        told = _receivers(_addresses(self._options.urls_file))
+        if not told.notify(body=plain_text(message), title=message.subject, body_format="text"):
+            raise OSError("Apprise could not deliver it to at least one address")
+
+
+def _addresses(path: Path | None) -> list[str]:
+    if path is None:
+        raise OSError("no urls_file is set")
+    with path.open("rb") as file:
+        lines = file.read(MOST).decode("utf-8", "replace").splitlines()
+    found = [one.strip() for one in lines if one.strip() and not one.strip().startswith("#")]
+    if not found:
+        raise OSError(f"{path} is empty: it should hold an address in each line")
+    return found
+
+
+def _receivers(addresses: list[str]) -> Any:
+    """Apprise with all of them; an address that it does not understand is named by its number alone."""
+    try:
+        import apprise  # an extra, and heavy
+    except ImportError:
+        raise OSError("Apprise is not installed: pip install 'mldebug[apprise]'") from None
+    logging.getLogger("apprise").disabled = True  # its errors show addresses
+    told = apprise.Apprise()
+    for number, one in enumerate(addresses, start=1):
+        if not told.add(one):
+            raise OSError(f"Apprise does not understand address {number} of the file")
+    return told
+
+
+def create(options: Options) -> Apprise:
+    """Build the channel."""
+    return Apprise(options)

@@ -1,0 +1,53 @@
+"""Dead man's switch: a request now and then while the agent's loop lives."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from mldebug.events.model import Message
+from mldebug.settings.units import Duration
+from mldebug_exporters.sending.http import problem_of, request
+from mldebug_exporters.sending.secrets import secret
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to, like healthchecks.io; whoever has such an address may ping it, so it may stand in a file."""
+
+    url: str = ""
+    url_file: Path | None = None
+    every: Annotated[Duration, msgspec.Meta(ge=1, le=86400)] = 60.0
+    method: Literal["GET", "POST"] = "GET"
+    ca_file: Path | None = None
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """What no type can say."""
+    if bool(options.url) == bool(options.url_file):
+        yield "url", "give either url or url_file"
+    elif options.url and (wrong := problem_of(options.url)):
+        yield "url", wrong
+
+
+class Ping:
+    """Gets no events: the other side tells somebody when nothing comes any more."""
+
+    repeat = 0.0
+
+    def __init__(self, options: Options) -> None:
+        self.every = options.every
+        self._options = options
+
+    def send(self, message: Message) -> None:
+        """Tell that the agent lives, whatever the message, or raise."""
+        options = self._options
+        url = options.url or secret(options.url_file)
+        headers = {"User-Agent": "mldebug"}
+        request(url, b"", headers, options.timeout, options.ca_file, options.method)
+
+
+def create(options: Options) -> Ping:
+    """Build the channel."""
+    return Ping(options)

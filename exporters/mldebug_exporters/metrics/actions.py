@@ -1,0 +1,48 @@
+"""Actions: what was done about events, and what was not."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.events.actions import Outcome
+from mldebug.snapshot import Snapshot
+from mldebug_exporters.exposition.families import Family, Sample
+
+ACTIONS = Family(
+    name="mldebug_actions",
+    kind="counter",
+    help="Decisions about an action since the agent's start: ran, dry_run (it would have), refused (it may not, or does not fit), failed,"
+    " interrupted (the agent ended while it ran: it is not done again).",
+    labels=("action", "outcome"),
+    absent="where no action is configured",
+)
+SUCCESS = Family(
+    name="mldebug_action_last_success_timestamp_seconds",
+    kind="gauge",
+    help="Unix time at which the action last ran to a good end.",
+    labels=("action",),
+    absent="before the first time since the agent's start",
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class ActionMetrics:
+    """Counts by outcome, zeros included: an alert rule needs the zero before the first failure."""
+
+    families = (ACTIONS, SUCCESS)
+
+    def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
+        """Of each action of the config."""
+        for one in snapshot.events.actions:
+            for outcome in Outcome:
+                yield Sample(ACTIONS, (one.name, str(outcome)), one.counts.get(outcome, 0))
+            if one.last_success is not None:
+                yield Sample(SUCCESS, (one.name,), one.last_success)
+
+
+def create(options: Options) -> ActionMetrics:
+    """Build the group."""
+    return ActionMetrics()

@@ -1,0 +1,47 @@
+"""How a channel proves by HTTP who it is: a token, or a user with a password. Both stand in files."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from mldebug_exporters.sending.http import problem_of
+from mldebug_exporters.sending.secrets import secret
+
+
+class Login(Protocol):
+    """The part of a channel's options that this reads."""
+
+    @property
+    def url(self) -> str:
+        """Where to."""
+
+    @property
+    def token_file(self) -> Path | None:
+        """A token, sent as "Authorization: Bearer …"."""
+
+    @property
+    def user(self) -> str:
+        """A name, with a password."""
+
+    @property
+    def password_file(self) -> Path | None:
+        """Its password."""
+
+
+def login_problems(options: Login) -> Iterator[tuple[str, str]]:
+    """What no type can say, as `problems` of a plugin has it."""
+    if wrong := problem_of(options.url):
+        yield "url", wrong
+    if options.user and options.token_file:
+        yield "user", "stands beside a token_file; give one of them"
+
+
+def credentials(options: Login) -> dict[str, str]:
+    """The header for one request; OSError where a file cannot be read."""
+    if options.token_file is not None:
+        return {"Authorization": f"Bearer {secret(options.token_file)}"}
+    if not options.user:
+        return {}
+    pair = f"{options.user}:{secret(options.password_file)}"
+    return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}

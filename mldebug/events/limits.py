@@ -1,0 +1,38 @@
+"""How often a step may run: not again for the same job within its cool-down, and so often in an hour. Pure, unix seconds."""
+
+import msgspec
+
+HOUR = 3600.0
+MOST = 2000  # runs that are remembered
+
+
+class Past(msgspec.Struct, frozen=True, array_like=True):
+    """One run of a step; `subject`: the run of the job, or the event where it is of none."""
+
+    step: str
+    subject: str
+    at: float
+
+
+class Limits:
+    """Remembers what has run; `past` is what must survive a restart."""
+
+    def __init__(self, past: tuple[Past, ...] = ()) -> None:
+        self.past = past
+
+    def refusal(self, step: str, subject: str, now: float, cooldown: float, hourly: int) -> str:
+        """Why it must not run now; "" where it may. What lies in the future, of a clock that was set back, counts as now."""
+        mine = [one for one in self.past if one.step == step]
+        ages = [max(0.0, now - one.at) for one in mine if one.subject == subject]
+        if ages and min(ages) < cooldown:
+            return f"it ran {min(ages):.0f} s ago for the same, and its cool-down is {cooldown:g} s"
+        lately = sum(now - one.at < HOUR for one in mine)
+        if lately >= hourly:
+            return f"it ran {lately} times in the last hour, and may {hourly} times"
+        return ""
+
+    def note(self, step: str, subject: str, now: float, cooldown: float) -> None:
+        """It runs now."""
+        longest = max(HOUR, cooldown)
+        kept = [one for one in self.past if now - one.at < longest]
+        self.past = (*kept, Past(step, subject, now))[-MOST:]

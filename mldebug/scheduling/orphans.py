@@ -1,0 +1,101 @@
+"""Which processes belong to a job that is gone, by their environment and their ancestors. Pure.
+
+Rather silence than a wrong name: where anything speaks for a job that is still there, its processes are no orphans.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+
+RANKS = ("RANK", "SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK")
+VARIABLES = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "TORCHELASTIC_RUN_ID", *RANKS)
+# below one of these it belongs to a job, a prolog or an allocation that is there
+KEEPERS = ("slurmstepd", "slurmd", "srun", "salloc", "sbatch", "slurmctld")
+_INITS = ("systemd", "init", "tini", "dumb-init", "pause", "s6-svscan", "catatonit", "docker-init", "runit", "launchd")  # fmt: skip
+_STEP = re.compile(r"slurmstepd: \[(\d{1,10})\.")
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, as far as orphans go."""
+
+    pid: int
+    start_ticks: int
+    name: str
+    ancestors: tuple[str, ...]  # names, the parent's first, process 1's last
+    variables: dict[str, str]  # those of `VARIABLES` that it has
+    holds_gpu: bool = False
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What speaks for jobs that are there."""
+
+    steps: frozenset[str] = frozenset()  # Slurm jobs that have a slurmstepd here
+    slurmd: bool = False  # this node's slurmd is seen: so would be its steps
+    alive: frozenset[str] | None = (
+        None  # Slurm jobs that are not over, by squeue; None: not known now
+    )
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a suspect is an orphan."""
+
+    job: str
+    why: str
+    rank: str = ""
+
+
+def step_job(title: str) -> str:
+    """The job of a slurmstepd by its command line: `slurmstepd: [17.batch]` -> 17, "" where it does not tell."""
+    match = _STEP.match(title)
+    return match[1] if match else ""
+
+
+def judge(suspects: Collection[Suspect], known: Known) -> Iterator[tuple[Suspect, Gone]]:
+    """Those whose job is gone."""
+    launched = {_launch(one) for one in suspects if not _left(one)}
+    for one in suspects:
+        gone = _of_slurm(one, known) if one.variables.get("SLURM_JOB_ID") else _of_launch(one, launched)  # fmt: skip
+        if gone is not None:
+            yield one, gone
+
+
+def _of_slurm(one: Suspect, known: Known) -> Gone | None:
+    job = one.variables["SLURM_JOB_ID"]
+    if not job.isdecimal() or not (rank_of(one.variables) or one.holds_gpu):
+        return None
+    if job in known.steps or any(name.startswith(KEEPERS) for name in one.ancestors):
+        return None
+    if known.alive is not None and job in known.alive:
+        return None
+    if known.alive is None and not known.slurmd:
+        return None
+    why = (
+        "squeue knows no such job that runs"
+        if known.alive is not None
+        else "no slurmstepd of it is here"
+    )
+    return Gone(job=f"Slurm job {job}", why=why, rank=rank_of(one.variables))
+
+
+def _of_launch(one: Suspect, launched: Collection[str]) -> Gone | None:
+    """A rank of torchrun that process 1 has taken over, and none of its launch has a launcher any more."""
+    run = _launch(one)
+    if not run or not one.variables.get("RANK") or not _left(one) or run in launched:
+        return None
+    why = "its launcher is gone, and so is that of all ranks of the launch here"
+    return Gone(job=f"torchrun launch {run}", why=why, rank=one.variables["RANK"])
+
+
+def rank_of(variables: Mapping[str, str]) -> str:
+    """The rank that it was, "" where it says none."""
+    return next((variables[name] for name in RANKS if variables.get(name, "").isdecimal()), "")
+
+
+def _launch(one: Suspect) -> str:
+    return one.variables.get("TORCHELASTIC_RUN_ID", "")
+
+
+def _left(one: Suspect) -> bool:
+    """Process 1 has it, or a user's own systemd."""
+    return bool(one.ancestors) and all(name in _INITS for name in one.ancestors)

@@ -1,0 +1,249 @@
+"""A real Slurm of two nodes: jobs that are watched, drained nodes, arrays, orphans, and a stall that everybody is told of."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mldebug.events.view import EventView
+from mldebug.scheduling.model import SchedulerState, Standing
+from mldebug_agents.schedulers import slurm as slurm_plugin
+from mldebug_agents.spawn import Spawner
+from processes.harness import wait_for
+from processes.test_alertmanager import receiver, running_alertmanager
+from processes.test_notices import mailbox, sink
+from processes.watching import RunningAgent, settings, watching
+from system.launching import SIZE, Launch, launched, need
+from system.slurm import PROGRAMS, Slurm, slurm
+
+pytestmark = [pytest.mark.scenario, pytest.mark.host, pytest.mark.timeout(300)]
+NAME = "my träining | 10b"
+ORPHAN = """
+import os, signal, sys, time
+if os.fork():
+    time.sleep(1000)
+os.setsid()
+if os.fork():
+    os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGCONT, signal.SIG_IGN)
+open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def both_nodes() -> Iterator[Slurm]:
+    """Two nodes."""
+    if os.geteuid() != 0:
+        pytest.skip("slurmd needs root")
+    need(*PROGRAMS, "squeue", "sbatch")
+    with slurm() as one:
+        yield one
+
+
+@pytest.fixture
+def cluster(both_nodes: Slurm) -> Iterator[Slurm]:
+    """The same, with nothing on it after the test."""
+    yield both_nodes
+    both_nodes.free()
+
+
+def submit(cluster: Slurm, folder: Path, *options: str, wrap: str = "sleep 600") -> str:
+    """The number of a new job."""
+    out = f"--output={folder}/slurm-%j.out"
+    return cluster.run("sbatch", "--parsable", f"--chdir={folder}", out, *options, f"--wrap={wrap}").strip()  # fmt: skip
+
+
+@contextmanager
+def asking(folder: Path, cluster: Slurm, expected: str, more: str = "") -> Iterator[RunningAgent]:
+    """An agent that asks this Slurm every five seconds."""
+    config = settings(folder, stall="{timeout: 8s, interval: 1s}") + (
+        "events: {pending: 0s}\n"
+        f"schedulers: {{main: {{kind: slurm, interval: 5s, node_events: ['*'], conf: {cluster.folder}/slurm.conf}}}}\n"
+        f"jobs: {{orphan_grace: 4s, before_limit: 15m, expected: {{{expected}}}}}\n{more}"
+    )
+    with watching(folder, config) as agent:
+        yield agent
+
+
+def state_of(agent: RunningAgent) -> SchedulerState | None:
+    seen = agent.snapshot()
+    found = seen.schedulers if seen else ()
+    return found[0] if found and found[0].success_at else None
+
+
+def sentences(agent: RunningAgent) -> dict[str, str]:
+    """Watch -> sentence."""
+    state = state_of(agent)
+    return {one.name: one.sentence for one in state.watched} if state else {}
+
+
+def events(agent: RunningAgent, kind: str, state: str = "firing") -> list[EventView]:
+    seen = agent.snapshot()
+    told = seen.events.events if seen else ()
+    return [one for one in told if (one.kind, one.state) == (kind, state)]
+
+
+def labels(agent: RunningAgent) -> set[tuple[str, str]]:
+    """Kind and what it is about, of each event of the scheduler that fires."""
+    names = {"node_out": "scheduler_node", "job_missing": "watch", "time_limit_near": "job_id", "job_blocked": "job_id"}  # fmt: skip
+    return {(kind, one.labels[name]) for kind, name in names.items() for one in events(agent, kind)}
+
+
+def test_watched_jobs_drained_nodes_and_arrays(cluster: Slurm, tmp_path: Path) -> None:
+    first = submit(cluster, tmp_path, f"--job-name={NAME}", "--time=10", "--nodelist=a1")
+    array = submit(cluster, tmp_path, "--job-name=arr", "--array=1-4%1", "--nodelist=a1")
+    cluster.run("scontrol", "update", "nodename=a2", "state=drain", "reason=bad disk, see ticket 7")
+    try:
+        big = submit(cluster, tmp_path, "--job-name=big", "--nodes=2")
+        held = submit(cluster, tmp_path, "--job-name=held", "--hold")
+        expected = f"mine: {{name: '{NAME}'}}, arr: {{id: '{array}'}}, big: {{name: big, user: root}}, held: {{id: {held}}}, no: {{name: absent}}"  # fmt: skip
+        with asking(tmp_path, cluster, expected) as agent:
+            wait_for("the array to begin", lambda: "running" in sentences(agent).get("arr", ""), 60)
+            told = sentences(agent)
+            assert told["mine"].startswith(f"{first} ({NAME}): running for ")
+            assert "its time limit ends it in " in told["mine"]
+            state = state_of(agent)
+            assert state is not None
+            counts = {one.name: one.counts for one in state.watched}
+            assert counts["arr"] == {"running": 1, "queued": 1}
+            assert state.by == "json"
+            assert told["big"].startswith(f"{big} (big): pending")
+            assert "DOWN, DRAINED" in told["big"]
+            assert "JobHeldUser" in told["held"]
+            assert [(one.name, one.state, one.reason) for one in state.nodes] == [("a2", "drained", "bad disk, see ticket 7")]  # fmt: skip
+            wait_for("the events", lambda: labels(agent) == {("node_out", "a2"), ("job_missing", "no"), ("time_limit_near", first), ("job_blocked", held)}, 30)  # fmt: skip
+
+            cluster.run("scancel", first)
+            wait_for("the cancelled job to be missed", lambda: len(events(agent, "job_missing")) == 2, 60)  # fmt: skip
+            (gone,) = [one for one in events(agent, "job_missing") if one.labels["watch"] == "mine"]
+            assert "is running or queued" in gone.sentence
+            again = submit(cluster, tmp_path, f"--job-name={NAME}", "--nodelist=a1")
+            wait_for("it to be back", lambda: events(agent, "job_missing", "resolved"), 60)
+            assert sentences(agent)["mine"].startswith(again)
+            cluster.run("scontrol", "update", "nodename=a2", "state=resume")
+            wait_for("the node to be back", lambda: events(agent, "node_out", "resolved"), 90)
+    finally:
+        with suppress(AssertionError):
+            cluster.run("scontrol", "update", "nodename=a2", "state=resume")
+
+
+def test_text_tells_what_json_tells(cluster: Slurm, tmp_path: Path) -> None:
+    for name in ("squeue", "sinfo"):
+        (tmp_path / name).write_text(f'#!/bin/sh\ncase "$*" in *--json*) exit 1;; esac\nexec {name} "$@"\n')  # fmt: skip
+        (tmp_path / name).chmod(0o755)
+    conf = cluster.folder / "slurm.conf"
+    first = submit(cluster, tmp_path, f"--job-name={NAME}\n @", "--time=10")
+    submit(cluster, tmp_path, "--job-name=arr", "--array=1-4%1")
+    submit(cluster, tmp_path, "--job-name=later", "--begin=now+1hour")
+    cluster.run("scontrol", "update", "nodename=a2", "state=drain", "reason=bürk | disk")
+    try:
+        wait_for("both to run", lambda: cluster.run("squeue", "--noheader", "--states=R").count("\n") >= 2, 60)  # fmt: skip
+        with Spawner() as starter:
+            new = slurm_plugin.create(slurm_plugin.Options(conf=conf)).ask(starter, nodes=True)
+            by_text = slurm_plugin.Options(conf=conf, squeue=str(tmp_path / "squeue"), sinfo=str(tmp_path / "sinfo"))  # fmt: skip
+            told = slurm_plugin.create(by_text).ask(starter, nodes=True)
+    finally:
+        cluster.run("scontrol", "update", "nodename=a2", "state=resume")
+    assert (new.by, told.by) == ("json", "text")
+    alive = {one.id: one for one in new.jobs if one.standing is not Standing.OVER}
+    assert {one.id: one for one in told.jobs} == alive
+    assert alive[first].name == f"{NAME}\n @"
+    assert alive[first].ends is not None
+    assert [(one.name, one.reason) for one in told.nodes or ()] == [("a2", "bürk | disk")]
+    assert told.nodes == new.nodes
+
+
+def test_a_process_that_scancel_did_not_end_is_told_and_left_alone(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    script, told = tmp_path / "stray.py", tmp_path / "pid"
+    script.write_text(ORPHAN)
+    job = submit(cluster, tmp_path, wrap=f"exec {sys.executable} {script} {told}")
+    with asking(tmp_path, cluster, f"it: {{id: {job}}}") as agent:
+        wait_for("the stray process", told.exists, 60)
+        pid = int(told.read_text())
+        try:
+            wait_for("the job to be seen", lambda: "running" in sentences(agent).get("it", ""), 60)
+            assert events(agent, "orphan_process") == []
+            cluster.run("scancel", job)
+            wait_for("the orphan", lambda: events(agent, "orphan_process"), 90)
+            mine = [one for one in events(agent, "orphan_process") if one.labels["pid"] == str(pid)]
+            assert len(mine) == 1, events(agent, "orphan_process")
+            assert "of root, started 2" in mine[0].sentence
+            assert f"outlived Slurm job {job}" in mine[0].sentence
+            os.kill(pid, 0)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for("its end", lambda: events(agent, "orphan_process", "resolved"), 60)
+
+
+def test_a_stall_under_slurm_is_one_mail_one_alert_and_one_payload_with_one_sentence(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    argv = ("srun", "--nodes=2", f"--ntasks={SIZE}")
+    launch = Launch("slurm", argv, cluster.environment, locals=(0, 0))
+    (tmp_path / "am").mkdir()
+    with (
+        receiver() as (passed_to, alerts),
+        running_alertmanager(tmp_path / "am", passed_to) as port,
+        sink() as (url, posts),
+        mailbox() as (smtp, mails),
+        launched(tmp_path / "job", launch) as job,
+        asking(tmp_path, cluster, "", _channels(url, port, smtp)) as agent,
+    ):
+        wait_for("the agent sees steps", lambda: _steps(agent, set(job.ranks.values())), 60)
+        for pid in job.ranks.values():
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_for("all channels", lambda: _told(posts, mails, alerts, 1), 90)
+        finally:
+            for pid in job.ranks.values():
+                os.kill(pid, signal.SIGCONT)
+        try:
+            wait_for("the end by all channels", lambda: _told(posts, mails, alerts, 2), 90)
+        except AssertionError as error:
+            pytest.fail(f"{error}\n{posts}\n{mails}\n{alerts}\n{agent.log}")
+        (report,) = [one for one in agent.reports() if one["kind"] == "stall"]
+
+    sentence = report["diagnosis"]["summary"]
+    hooks = [body for _, body in posts if body["kind"] == "stall"]
+    assert [(one["state"], one["sentence"]) for one in hooks] == [("firing", sentence), ("resolved", sentence)]  # fmt: skip
+    stalls = [one for one in alerts if one["labels"]["alertname"] == "MldebugStall"]
+    assert [one["status"] for one in stalls] == ["firing", "resolved"]
+    assert {one["annotations"]["summary"] for one in stalls} == {sentence}
+    subjects = [subject for kind, subject in mails if kind == "stall"]
+    assert [one.strip().partition("]")[0] for one in subjects] == ["[firing", "[resolved"]
+    assert all(sentence[:60] in one for one in subjects), (sentence, subjects)
+
+
+def _channels(url: str, port: int, smtp: int) -> str:
+    told = {
+        "ops": {"kind": "webhook", "url": f"{url}/hook"},
+        "am": {"kind": "alertmanager", "url": f"http://127.0.0.1:{port}"},
+        "mail": {"kind": "email", "server": "127.0.0.1", "port": smtp, "security": "none",
+                 "sender": "m@x.org", "to": ["ops@x.org"]},
+    }  # fmt: skip
+    return f"channels: {json.dumps(told)}\n"
+
+
+def _steps(agent: RunningAgent, pids: set[int]) -> bool:
+    seen = agent.snapshot()
+    mine = [run for run in (seen.runs if seen else ()) if pids & set(run.ranks.values())]
+    return bool(mine and mine[0].step)
+
+
+def _told(posts: list[tuple[str, Any]], mails: list[tuple[str, str]], alerts: list[Any], count: int) -> bool:  # fmt: skip
+    hooks = [1 for _, body in posts if body["kind"] == "stall"]
+    stalls = [1 for one in alerts if one["labels"]["alertname"] == "MldebugStall"]
+    subjects = [1 for kind, _ in mails if kind == "stall"]
+    return min(map(len, (hooks, stalls, subjects))) >= count

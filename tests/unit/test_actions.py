@@ -1,0 +1,500 @@
+"""Actions: what runs, what does not and why, once only, and every decision written down."""
+
+import json
+import os
+import queue
+import signal as signals
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from hung import wait_until
+from mldebug.config import Actions, Agent, Config
+from mldebug.errors import ConfigError
+from mldebug.events.actions import Decision, Facts, Outcome, UnfitError, environment
+from mldebug.events.book import EventBook
+from mldebug.events.limits import Limits
+from mldebug.events.model import Alarm, Severity
+from mldebug.events.telling import event_lines
+from mldebug.model import Culprit, Job, RankIdentity
+from mldebug.rooms import load, names
+from mldebug.settings.parse import parse
+from mldebug.settings.plugins import Plugin
+from mldebug.snapshot import Snapshot
+from mldebug_agents.acting import audit, desk
+from mldebug_agents.acting.desk import Acting
+from mldebug_agents.acting.work import Work
+from mldebug_agents.actions import command, signal
+from mldebug_agents.host import Host
+from mldebug_agents.runner import Result
+from mldebug_agents.spawn import Spawner
+from mldebug_exporters.metrics.actions import ActionMetrics
+from snapshots import snapshot
+
+NOW = 1_700_000_000.0
+RUN = "r1"
+
+
+class Memory:
+    """A ledger whose disk is as quick as the test says."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, bytes] = {}
+        self.opened = True
+        self.stored = True
+
+    def memo(self, name: str) -> bytes:
+        return self.rows.get(name, b"")
+
+    def remember(self, name: str, told: bytes) -> None:
+        self.rows = {**self.rows, name: told} if told else {**self.rows}
+        if not told:
+            self.rows.pop(name, None)
+
+    def is_stored(self, name: str) -> bool:
+        return self.stored
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        return tuple(name for name in self.rows if name.startswith(beginning))
+
+
+@pytest.fixture(scope="module")
+def spawner() -> Iterator[Spawner]:
+    with Spawner() as one:
+        yield one
+
+
+class Stand:
+    """The desk of one agent, and the turns of its loop."""
+
+    def __init__(
+        self, folder: Path, starter: Any, settings: Actions, memory: Memory | None = None
+    ) -> None:
+        self.folder, self.memory = folder, memory or Memory()
+        self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+        self.book = EventBook()
+        bench: Any = SimpleNamespace(node="node1", spawner=starter, host=Host())
+        config = Config(agent=Agent(state_dir=folder), actions=settings)
+        ledger: Any = self.memory
+        self.desk = Acting(config, bench, ledger, self.book, self.inbox, lambda: NOW)
+        self.jobs: dict[str, Job] = {}
+
+    def stalls(self, key: str = "incident/R1", kind: str = "stall", **more: Any) -> None:
+        alarm = Alarm(
+            key=key, kind=kind, severity=Severity.CRITICAL, sentence="rank 2 is stopped",
+            labels={"run": RUN, "job": 'evil "$(reboot)"; é'}, report="R1", confidence="high", **more,
+        )  # fmt: skip
+        self.book.raise_(alarm, NOW, at_once=True)
+
+    def turn(self) -> None:
+        self.desk.turn(self.jobs)
+        while not self.inbox.empty():
+            result = self.inbox.get()
+            assert result is not None
+            assert self.desk.told(result)
+
+    def until(self, count: int) -> list[Decision]:
+        """The audit log, once it has so many lines."""
+
+        def enough() -> bool:
+            self.turn()
+            return len(self.log()) >= count
+
+        wait_until(enough)
+        for _ in range(3):
+            self.turn()
+        return self.log()
+
+    def log(self) -> list[Decision]:
+        file = self.folder / audit.FILE
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        return [msgspec.json.decode(one, type=Decision) for one in lines]
+
+    def snapshot(self) -> Snapshot:
+        return self.desk.show(snapshot())
+
+
+def run(*argv: str, **more: Any) -> Plugin:
+    return Plugin("command", command.Options(argv=argv, **more))
+
+
+def script(folder: Path, text: str) -> str:
+    file = folder / "script"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def settings(**more: Any) -> Actions:
+    """One step that counts how often it runs."""
+    return Actions(**{"chains": {"stall": ("count",)}, "allow": ("command",)} | more)
+
+
+def counting(folder: Path) -> dict[str, Plugin]:
+    return {"count": run(script(folder, f"echo x >> {folder}/count"))}
+
+
+def counted(folder: Path) -> int:
+    file = folder / "count"
+    return len(file.read_text().split()) if file.exists() else 0
+
+
+# --- what runs, and what does not ----------------------------------------------------------------
+
+
+def test_a_program_gets_the_facts_in_its_environment_and_on_stdin_and_no_shell(
+    tmp_path: Path, spawner: Spawner
+) -> None:
+    told = script(
+        tmp_path, f'env > {tmp_path}/env; cat > {tmp_path}/in; echo "$1" > {tmp_path}/arg'
+    )
+    stand = Stand(tmp_path, spawner, settings(steps={"count": run(told, "$(id) ;")}))
+    stand.stalls(blamed=(Culprit(kind="rank", rank=2, node="node1", pid=7, reason="stopped"),))
+    (line,) = stand.until(1)
+    assert (line.outcome, line.code, line.run) == (Outcome.RAN, 0, RUN)
+    facts = json.loads((tmp_path / "in").read_text())
+    assert (facts["sentence"], facts["blamed"][0]["pid"]) == ("rank 2 is stopped", 7)
+    lines = (tmp_path / "env").read_text().splitlines()
+    assert "MLDEBUG_EVENT_KIND=stall" in lines
+    assert 'MLDEBUG_JOB=evil "$(reboot)"; é' in lines
+    assert f"MLDEBUG_EVENT_ID={line.event_id}" in lines
+    assert (tmp_path / "arg").read_text() == "$(id) ;\n"
+    (state,) = stand.snapshot().events.actions
+    assert (state.counts, state.last, bool(state.last_success)) == ({"ran": 1}, "ran", True)
+
+
+def test_nothing_that_may_harm_runs_unless_it_is_allowed(tmp_path: Path, spawner: Spawner) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), allow=()))
+    stand.stalls()
+    (line,) = stand.until(1)
+    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+    assert "actions.allow does not name command; it would: " in line.why
+    assert "script" in line.why
+
+
+def test_a_dry_run_says_what_it_would_do(tmp_path: Path, spawner: Spawner) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), dry_run=True))
+    stand.stalls()
+    (line,) = stand.until(1)
+    assert (line.outcome, counted(tmp_path)) == (Outcome.DRY_RUN, 0)
+    assert line.why.startswith("it would: /")
+    told = list(event_lines(stand.snapshot().events, {"R1"}))
+    assert any(
+        one.startswith("action count (command): dry run at 2023-11-14T22:13:20Z") for one in told
+    )
+
+
+def test_steps_follow_each_other_and_one_that_fails_keeps_those_that_may_harm_from_running(
+    tmp_path: Path, spawner: Spawner
+) -> None:
+    order = f"{tmp_path}/order"
+    steps = {
+        "one": run("/bin/sh", "-c", f"echo one >> {order}"),
+        "two": run("/bin/sh", "-c", f"echo two >> {order}; echo why >&2; exit 3"),
+        "three": run("/bin/sh", "-c", f"echo three >> {order}"),
+    }
+    chains = {"stall": ("one", "two", "three")}
+    stand = Stand(tmp_path, spawner, settings(steps=steps, chains=chains))
+    stand.stalls()
+    lines = stand.until(3)
+    assert [one.outcome for one in lines] == [Outcome.RAN, Outcome.FAILED, Outcome.REFUSED]
+    assert (lines[1].code, "ended with 3: why" in lines[1].why) == (3, True)
+    assert "two before it has failed" in lines[2].why
+    assert Path(order).read_text().split() == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (("/bin/sh", "-c", "sleep 600 & sleep 600"), "did not end in"),
+        (("/bin/sh", "-c", "exec head -c 1G /dev/zero"), "wrote more than it may"),
+        (("/nowhere/program",), "cannot be started"),
+    ],
+)
+def test_a_program_that_never_ends_or_floods_is_bounded_and_told(
+    tmp_path: Path, spawner: Spawner, argv: tuple[str, ...], why: str
+) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps={"count": run(*argv, timeout=1.0)}))
+    stand.stalls()
+    began = time.monotonic()
+    (line,) = stand.until(1)
+    assert (line.outcome, why in line.why) == (Outcome.FAILED, True), line.why
+    assert time.monotonic() - began < 25
+    samples = {
+        (one.family.name, one.labels): one.value
+        for one in ActionMetrics().samples(stand.snapshot())
+    }
+    assert samples["mldebug_actions", ("count", "failed")] == 1
+    assert samples["mldebug_actions", ("count", "ran")] == 0
+
+
+def test_an_event_without_a_chain_gets_the_one_of_all_others(
+    tmp_path: Path, spawner: Spawner
+) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), chains={"*": ("count",)}))
+    stand.stalls(kind="gpu_ecc")
+    assert [one.event_kind for one in stand.until(1)] == ["gpu_ecc"]
+
+
+def test_what_is_over_is_not_harmed(tmp_path: Path, spawner: Spawner) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
+    stand.memory.stored = False
+    stand.stalls()
+    stand.turn()
+    stand.book.clear("incident/R1", NOW + 1, "recovered")
+    stand.memory.stored = True
+    (line,) = stand.until(1)
+    assert (line.outcome, "the event is over" in line.why) == (Outcome.REFUSED, True)
+    assert counted(tmp_path) == 0
+
+
+# --- how often -----------------------------------------------------------------------------------
+
+
+def test_a_step_has_a_cool_down_for_each_run_and_a_limit_in_the_hour() -> None:
+    limits = Limits()
+    limits.note("stop", "r1", NOW, 600)
+    assert "cool-down" in limits.refusal("stop", "r1", NOW + 599, 600, 3)
+    assert limits.refusal("stop", "r1", NOW + 601, 600, 3) == ""
+    assert limits.refusal("stop", "r2", NOW + 1, 600, 3) == ""
+    assert limits.refusal("save", "r1", NOW + 1, 600, 3) == ""
+    limits.note("stop", "r2", NOW, 600)
+    limits.note("stop", "r3", NOW, 600)
+    assert "3 times in the last hour" in limits.refusal("stop", "r4", NOW + 60, 600, 3)
+    assert "cool-down" in limits.refusal("stop", "r1", NOW - 5, 600, 9)  # the clock was set back
+    assert limits.refusal("stop", "r4", NOW + 3601, 600, 3) == ""
+
+
+def test_a_cool_down_outlives_the_agent(tmp_path: Path, spawner: Spawner) -> None:
+    rules = settings(steps=counting(tmp_path))
+    first = Stand(tmp_path, spawner, rules)
+    first.stalls()
+    first.until(1)
+    second = Stand(tmp_path, spawner, rules, first.memory)
+    second.book.restore(first.book.all())
+    second.stalls(key="incident/R2")
+    lines = second.until(2)
+    assert [one.outcome for one in lines] == [Outcome.RAN, Outcome.REFUSED]
+    assert "cool-down" in lines[1].why
+    assert counted(tmp_path) == 1
+
+
+def test_a_thousand_events_at_once_run_no_more_often_than_they_may(
+    tmp_path: Path, spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), cooldown=0.0, hourly=3))
+    for number in range(1000):
+        stand.stalls(key=f"incident/{number}")
+
+    def decided() -> bool:
+        stand.turn()
+        (state,) = stand.snapshot().events.actions
+        return sum(state.counts.values()) == 1000
+
+    wait_until(decided)
+    (state,) = stand.snapshot().events.actions
+    assert state.counts == {"ran": 3, "refused": 997}
+    assert len(stand.until(1000)) == 1000
+    assert stand.snapshot().events.actions_trouble == ""
+    assert counted(tmp_path) == 3
+
+
+# --- once only -----------------------------------------------------------------------------------
+
+
+def test_it_is_on_disk_before_it_is_done_and_not_done_where_the_disk_never_answers(
+    tmp_path: Path, spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
+    stand.memory.stored = False
+    stand.stalls()
+    for _ in range(20):
+        stand.turn()
+    assert (counted(tmp_path), stand.log()) == (0, [])
+    monkeypatch.setattr(desk, "STORED_WITHIN", 0.0)
+    (line,) = stand.until(1)
+    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+    assert "could not be written down" in line.why
+
+
+def test_nothing_is_done_before_it_is_known_what_was_done(tmp_path: Path, spawner: Spawner) -> None:
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
+    stand.memory.opened = False
+    stand.stalls()
+    for _ in range(20):
+        stand.turn()
+    assert counted(tmp_path) == 0
+    assert "state dir" in stand.snapshot().events.actions_trouble
+    stand.memory.opened = True
+    assert [one.outcome for one in stand.until(1)] == [Outcome.RAN]
+
+
+@pytest.mark.parametrize("moment", ["before", "while", "after"])
+def test_an_agent_that_is_killed_does_nothing_twice(
+    tmp_path: Path, spawner: Spawner, moment: str
+) -> None:
+    """`before`: it is stored and not begun; `while`: done, and nobody was told; `after`: told, and all was stored."""
+    rules = settings(steps=counting(tmp_path))
+    first = Stand(tmp_path, spawner, rules)
+    first.stalls()
+    if moment == "before":
+        first.memory.stored = False
+        first.turn()
+        first.turn()
+    elif moment == "while":
+        first.desk.turn({})
+        first.desk.turn({})
+        wait_until(lambda: counted(tmp_path) == 1)  # and nobody reads its inbox any more
+    else:
+        first.until(1)
+    kept, memory = counted(tmp_path), first.memory
+    memory.stored = True
+    second = Stand(tmp_path, spawner, rules, memory)
+    second.book.restore(first.book.all())
+    lines = second.until(1)
+    assert [one.outcome for one in lines] == [
+        Outcome.RAN if moment == "after" else Outcome.INTERRUPTED
+    ]
+    assert counted(tmp_path) == kept
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def rank(pid: int, ticks: int | None = None, number: int = 2) -> RankIdentity:
+    known = Host().brief(pid)
+    assert known is not None
+    ticks = known.start_ticks if ticks is None else ticks
+    return RankIdentity(rank=number, world_size=4, pid=pid, start_ticks=ticks, node="node1")
+
+
+def blamed(pid: int, kind: Any = "rank", node: str = "node1") -> Culprit:
+    return Culprit(kind=kind, rank=2, node=node, pid=pid, reason="stopped")
+
+
+def work(*ranks: RankIdentity, starter: Any = None, **facts: Any) -> Work:
+    words = {"id": "i", "key": "incident/R1", "kind": "stall", "severity": "critical"}
+    words |= {"node": "node1", "sentence": "s", "subject": "s", "confidence": "high"}
+    told = Facts(state="firing", started="2026-01-01T00:00:00Z", **{**words, **facts})
+    job = Job(id=RUN, name="train.py", launcher="torchrun", ranks=ranks, uid=os.getuid())
+    return Work(told, job, "node1", starter, Host(), lambda _: "R1")
+
+
+def test_the_culprit_gets_the_signal(sleeper: "subprocess.Popen[bytes]") -> None:
+    plan = signal.create(signal.Options()).plan(
+        work(rank(sleeper.pid), blamed=(blamed(sleeper.pid),))
+    )
+    assert sleeper.poll() is None
+    did = plan.do()
+    assert sleeper.wait(30) == -signals.SIGTERM
+    assert did.words == f"sent SIGTERM to rank 2 (pid {sleeper.pid})"
+
+
+def test_a_pid_that_was_reused_is_not_hit(sleeper: "subprocess.Popen[bytes]") -> None:
+    old = rank(sleeper.pid, ticks=rank(sleeper.pid).start_ticks - 1)
+    plan = signal.create(signal.Options(to="ranks")).plan(work(old))
+    with pytest.raises(UnfitError, match="its number was reused"):
+        plan.do()
+    with pytest.raises(UnfitError, match="its number was reused"):
+        signal.held(rank(sleeper.pid, ticks=0), Host())
+    assert sleeper.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"confidence": "medium"}, "confidence is medium"),
+        ({"confidence": ""}, "confidence is unknown"),
+        ({"blamed": ()}, "0 ranks on this node are blamed"),
+        ({"blamed": (blamed(1),)}, "0 ranks"),  # none of the run's ranks
+        ({"node": "elsewhere"}, "0 ranks"),
+        ({"kind": "worker"}, "0 ranks"),
+    ],
+)
+def test_a_signal_goes_to_ranks_of_that_run_alone(
+    sleeper: "subprocess.Popen[bytes]", facts: Mapping[str, Any], why: str
+) -> None:
+    more = dict(facts)
+    if "node" in more or "kind" in more:
+        more = {"blamed": (blamed(sleeper.pid, **more),)}
+    told = {"blamed": (blamed(sleeper.pid),)} | more
+    with pytest.raises(UnfitError, match=why):
+        signal.create(signal.Options()).plan(work(rank(sleeper.pid), **told))
+
+
+# --- the log, the configuration ------------------------------------------------------------------
+
+
+def test_the_audit_log_is_bounded_and_closed_to_others(
+    tmp_path: Path, spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "MOST", 2000)
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path), cooldown=0.0, hourly=1))
+    for number in range(30):
+        stand.stalls(key=f"incident/{number}")
+        stand.turn()
+    wait_until(lambda: (tmp_path / audit.BEFORE).exists())
+    wait_until(lambda: not stand.desk.workers[1].busy)
+    for name in (audit.FILE, audit.BEFORE):
+        assert (tmp_path / name).stat().st_size <= 2000
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_audit_log_that_cannot_be_written_is_told(tmp_path: Path, spawner: Spawner) -> None:
+    (tmp_path / audit.FILE).symlink_to(tmp_path / "elsewhere")
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
+    stand.stalls()
+
+    def told() -> bool:
+        stand.turn()
+        return "cannot be written" in stand.snapshot().events.actions_trouble
+
+    wait_until(told)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("chains: {stall: [stop]}", "'stop', which is no step"),
+        ("steps: {a: {kind: capture}}\n  chains: {stall: [a, a]}", "twice"),
+        ("allow: [capture]", "allow"),
+        ("steps: {a: {kind: command, argv: [date]}}", "absolute path"),
+        ("steps: {a: {kind: webhook}}", "url"),
+        ("steps: {a: {kind: signal, signal: SIGSEGV}}", "SIGTERM"),
+        ("steps: {a: {kind: reboot}}", "scancel"),
+    ],
+)
+def test_a_config_that_cannot_work_is_named_at_once(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(f"actions:\n  {text}\n", "x.yaml", Config)
+
+
+def test_without_a_config_nothing_is_done() -> None:
+    assert Actions() == Config().actions
+    assert (Actions().chains, Actions().allow) == ({}, ())
+    harmful = {
+        name for name in names("actions")
+        if load("actions", name).create(load("actions", name).Options()).harms
+    }  # fmt: skip
+    assert harmful == {"command", "signal", "scancel", "drain"}
+
+
+def test_the_environment_holds_single_lines() -> None:
+    told = environment(work().facts)
+    assert all("\n" not in value and "\0" not in value for value in told.values())
+    assert told["MLDEBUG_CONFIDENCE"] == "high"

@@ -1,0 +1,274 @@
+"""Alertmanager's webhook asks for captures: who may, of which runs, and how often. The door is the agent's own, over TCP."""
+
+import http.client
+import json
+import queue
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hung import wait_until
+from mldebug.config import Agent
+from mldebug.errors import MldebugError
+from mldebug.model import Job, NodeCapture
+from mldebug_agents.acting import captures as module
+from mldebug_agents.acting.alerts import Alerts
+from mldebug_agents.acting.captures import Captures
+from mldebug_agents.runner import Result
+from mldebug_agents.server import Server
+from mldebug_agents.serving import alertdoor
+from mldebug_agents.sources.ranks import Discovery
+from processes.harness import free_port
+from snapshots import snapshot
+
+TOKEN = "0123456789abcdef-the-token"
+ONE = Job(id="aaaa1111", name="train.py", launcher="torchrun")
+TWO = Job(id="bbbb2222", name="eval.py", launcher="torchrun")
+JOBS = {job.id: job for job in (ONE, TWO)}
+
+
+class Bench:
+    """Captures nothing, and remembers of what."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def capturer(self, _: float) -> "Bench":
+        return self
+
+    def capture(self, job: Job, *_: Any, quiet: float | None) -> NodeCapture:
+        self.gate.wait(30)
+        self.taken.append(job.id)
+        return NodeCapture(node="node1", job=job, taken_at=0.0)
+
+
+class Stand:
+    """An agent's door with two runs behind it."""
+
+    def __init__(self, folder: Path, elsewhere: Any = None, token: str | None = TOKEN) -> None:
+        file = folder / "token"
+        file.write_text(f"{token}\n")
+        self.bench, self.now = Bench(), 1000.0
+        bench: Any = self.bench
+        inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+        self.captures = Captures(bench, inbox, lambda: self.now)
+        self.captures.write = lambda capture: f"report-of-{capture.job.id}"
+        self.captures.show(JOBS, Discovery())
+        self.port = free_port()
+        path = file if token is not None else None
+        self.server = Server(
+            Agent(state_dir=folder, listen=f"127.0.0.1:{self.port}", token_file=path)
+        )
+        self.server.publish(snapshot())
+        self.server.alerts.answer = Alerts(self.captures, "node1.example", elsewhere).answer
+        self.server.start()
+
+    def post(self, body: bytes, token: str = TOKEN) -> tuple[int, Any]:
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        link.request("POST", alertdoor.PATH, body, headers)
+        answer = link.getresponse()
+        told = json.loads(answer.read())
+        link.close()
+        return answer.status, told
+
+    def alert(self, *labels: dict[str, str], status: str = "firing") -> tuple[int, Any]:
+        return self.post(payload(*labels, status=status))
+
+    def taken(self, count: int) -> list[str]:
+        wait_until(lambda: len(self.bench.taken) >= count)
+        return sorted(self.bench.taken)
+
+
+def payload(*labels: dict[str, str], status: str = "firing", version: str = "4") -> bytes:
+    """As Alertmanager 0.28 sends it."""
+    alerts = [
+        {
+            "status": status, "labels": one, "annotations": {"summary": "it hangs"}, "fingerprint": "c0ffee",
+            "startsAt": "2026-01-01T00:00:00Z", "endsAt": "0001-01-01T00:00:00Z", "generatorURL": "http://p/graph",
+        }
+        for one in labels
+    ]  # fmt: skip
+    told = {"receiver": "r", "status": status, "alerts": alerts, "version": version, "groupKey": "{}",
+            "truncatedAlerts": 0, "groupLabels": {}, "commonLabels": {}, "externalURL": "http://am"}  # fmt: skip
+    return json.dumps(told).encode()
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    one = Stand(tmp_path)
+    yield one
+    one.server.stop(5)
+
+
+# --- who may -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], f"{TOKEN}x", "é"])
+def test_who_does_not_show_the_token_gets_nothing(stand: Stand, token: str) -> None:
+    status, told = stand.post(payload({"run": ONE.id}), token)
+    assert (status, "token" in told["error"]) == (401, True)
+    assert TOKEN not in str(told)
+    assert stand.bench.taken == []
+
+
+def test_without_a_token_file_the_door_is_shut(tmp_path: Path) -> None:
+    stand = Stand(tmp_path, token=None)
+    status, told = stand.post(payload({"run": ONE.id}), "None")
+    assert (status, "it has no token" in told["error"]) == (403, True)
+    stand.server.stop(5)
+
+
+def test_a_short_or_missing_token_file_opens_nothing(tmp_path: Path, stand: Stand) -> None:
+    (tmp_path / "token").write_text("short\n")
+    assert stand.post(payload({"run": ONE.id}), "short")[0] == 503
+    (tmp_path / "token").unlink()
+    status, told = stand.post(payload({"run": ONE.id}))
+    assert (status, str(tmp_path) in str(told)) == (503, False)
+    assert stand.bench.taken == []
+
+
+def test_a_token_that_is_rotated_counts_at_once(tmp_path: Path, stand: Stand) -> None:
+    (tmp_path / "token").write_text("another-token-of-16\n")
+    assert stand.alert({"run": ONE.id})[0] == 401
+    assert stand.post(payload({"run": ONE.id}), "another-token-of-16")[0] == 200
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"\xff", b'{"version": "4", "alerts": [{"status": 1}]}', b'{"alerts": []}',
+     payload({"run": "x"}, version="3"), b"[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_payload_is_refused_in_words(stand: Stand, body: bytes) -> None:
+    status, told = stand.post(body)
+    assert (status, bool(told["error"])) == (400, True)
+
+
+def test_a_body_without_end_is_cut(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alertdoor, "MAX_BODY", 10_000)
+    assert stand.post(b" " * 10_001)[0] == 413
+    monkeypatch.setattr(alertdoor, "PATIENCE", 0.2)
+    with socket.create_connection(("127.0.0.1", stand.port), 30) as link:
+        head = f"POST {alertdoor.PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        link.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert b" 408 " in link.recv(4096)
+
+
+# --- of which runs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "runs"),
+    [
+        ({"run": ONE.id}, [ONE.id]),
+        ({"run": "train.py"}, [ONE.id]),
+        ({"job": "eval.py"}, [TWO.id]),
+        ({"run": ONE.id, "job": "mldebug", "node": "node7"}, [ONE.id]),
+        ({"job": "mldebug", "node": "node1"}, [ONE.id, TWO.id]),  # Prometheus' own label `job`
+        ({"node": "node1:9753"}, [ONE.id, TWO.id]),
+    ],
+)
+def test_labels_choose_the_run(stand: Stand, labels: dict[str, str], runs: list[str]) -> None:
+    status, told = stand.alert({"alertname": "X", **labels})
+    assert (status, sorted(one["run"] for one in told["captures"])) == (200, runs)
+    assert stand.taken(len(runs)) == runs
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{}, {"run": "nope"}, {"run": "aaaa"}, {"job": "nope"}, {"node": "node2"},
+     {"run": "nope", "node": "node1"}, {"run": "\x1b[31m\nnope"}],
+)  # fmt: skip
+def test_an_unknown_run_is_answered_with_those_that_there_are(
+    stand: Stand, labels: dict[str, str]
+) -> None:
+    status, told = stand.alert(labels)
+    assert (status, told["captures"]) == (404, [])
+    assert "aaaa1111 (train.py), bbbb2222 (eval.py)" in told["error"]
+    assert "\x1b" not in told["error"]
+    assert stand.bench.taken == []
+
+
+def test_what_is_resolved_asks_for_nothing(stand: Stand) -> None:
+    assert stand.alert({"run": ONE.id}, status="resolved") == (200, {"captures": [], "error": ""})
+    assert stand.bench.taken == []
+
+
+# --- how often -----------------------------------------------------------------------------------
+
+
+def test_ten_thousand_alerts_of_one_run_are_one_capture(stand: Stand) -> None:
+    labels = [{"alertname": f"A{n}", "run": ONE.id, "instance": f"i{n}"} for n in range(10_000)]
+    status, told = stand.alert(*labels, {"run": "nope"})
+    assert (status, [one["run"] for one in told["captures"]]) == (200, [ONE.id])
+    assert stand.taken(1) == [ONE.id]
+
+
+def test_within_a_minute_one_capture_serves_all(stand: Stand) -> None:
+    stand.alert({"run": ONE.id})
+    stand.taken(1)
+    stand.now += module.PAUSE - 1
+    _, told = stand.alert({"run": ONE.id})
+    assert told["captures"] == [
+        {"run": ONE.id, "name": "train.py", "asked_seconds_ago": module.PAUSE - 1}
+    ]
+    stand.now += 2
+    (again,) = stand.alert({"run": ONE.id})[1]["captures"]
+    assert again["asked_seconds_ago"] == 0
+    assert stand.taken(2) == [ONE.id, ONE.id]
+
+
+def test_where_too_many_wait_alertmanager_is_asked_to_come_again(stand: Stand) -> None:
+    stand.bench.gate.clear()
+    many = {f"r{n}": Job(id=f"r{n}", name="many", launcher="x") for n in range(100)}
+    stand.captures.show(many, Discovery())
+    status, told = stand.alert({"run": "many"})
+    stand.bench.gate.set()
+    assert (status, "too many captures wait" in told["error"]) == (503, True)
+
+
+# --- other nodes ---------------------------------------------------------------------------------
+
+
+def test_all_nodes_are_asked_where_they_are_joined_and_this_one_else(stand: Stand) -> None:
+    asked: list[tuple[str, Job | None]] = []
+
+    def across(name: str, job: Job | None) -> str:
+        asked.append((name, job))
+        if job is TWO:
+            raise MldebugError("nobody coordinates")
+        return "report-of-all"
+
+    stand.captures.across = across
+    assert stand.captures.ask(ONE.id, ONE).report.result(30) == "report-of-all"
+    assert stand.captures.ask(TWO.id, TWO).report.result(30) == "report-of-bbbb2222"
+    assert (asked, stand.bench.taken) == ([(ONE.id, ONE), (TWO.id, TWO)], [TWO.id])
+
+
+def test_a_run_on_other_nodes_alone_is_captured_there(tmp_path: Path) -> None:
+    def elsewhere(names: Iterable[str]) -> Iterator[str]:
+        yield from (f"id-of-{one}" for one in names if one == "far.py")
+
+    stand = Stand(tmp_path, elsewhere)
+    stand.captures.across = lambda name, job: f"report-of-{name}"
+    status, told = stand.alert({"job": "far.py"}, {"job": "nope"})
+    assert (status, [one["run"] for one in told["captures"]]) == (200, ["id-of-far.py"])
+    asked = stand.captures.ask("id-of-far.py", None)
+    assert asked.report.result(30) == "report-of-id-of-far.py"
+    assert stand.alert({"job": "nope"})[0] == 404
+    stand.server.stop(5)
+
+
+def test_a_capture_that_fails_says_why(stand: Stand) -> None:
+    stand.captures.write = None
+    with pytest.raises(MldebugError, match="no rank of it is on this node"):
+        stand.captures.ask(ONE.id, ONE).report.result(30)
