@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from mldebug.probing.isolate import Isolation, Limits, isolate
 from mldebug.probing.trials import Outcome, Trial
-from mldebug_agents.probes.inside.schedule import tournament
+from mldebug_agents.probes import isolate as probe
+from mldebug_agents.probes.inside.schedule import Trial as Tried
+from mldebug_agents.probes.inside.schedule import again, plan, tournament
+from mldebug_agents.probing.child import Ended
 
 Fault = frozenset[str]  # one name: a member; two: a link
 
@@ -208,3 +211,37 @@ def test_what_fails_only_together_names_nobody() -> None:
 def test_nobody_and_nothing() -> None:
     assert isolate([], []).outcome == "unknown"
     assert isolate(["n0", "n1"], []).outcome == "unknown"
+
+
+def test_nothing_is_fine_where_not_all_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    told = probe.Told(names(3), [], world(names(3), []))
+    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 0
+    told.hear({"event": "untried", "groups": 2})
+    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 1
+    cancelled = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    assert probe._answer(told, Limits(), cancelled, as_json=False) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "no fault found: 3 of 3 pairs do equally well",
+        "not all was tried: --duration left no time for 2 tries",
+        "not all was tried: the training job x runs on this node",
+    ]
+
+
+def test_each_alone_all_together_and_every_pair_once() -> None:
+    steps = list(plan(5, at_once=1))
+    assert steps[0] == [[0], [1], [2], [3], [4]]
+    assert steps[1] == [[0, 1, 2, 3, 4]]
+    assert all(len(step) == 1 for step in steps[2:])
+    assert len(steps) == 2 + 10
+    assert len(list(plan(5, at_once=4))) == 2 + 5
+    assert list(plan(2, at_once=4)) == [[[0], [1]], [[0, 1]]]
+
+
+def test_doubtful_pairs_are_tried_again_beside_the_best_and_what_hangs_once_only() -> None:
+    tried = {}
+    for pair, bandwidth in (((0, 1), 9.0), ((0, 2), 10.0), ((1, 2), 3.0), ((1, 3), None)):
+        tried[pair] = Tried(list(pair))
+        tried[pair].bandwidth = bandwidth
+    steps = [step[0] for step in again(list(tried.values()), 0.8)]
+    assert steps == [[0, 2], [0, 1], [1, 2], [1, 3], [0, 2], [0, 1], [1, 2]]
+    assert list(again([tried[0, 1], tried[0, 2]], 0.8)) == []

@@ -47,12 +47,15 @@ class Told(msgspec.Struct):
     members: list[str]
     absent: list[int]
     trials: list[Trial]
+    untried: int = 0  # groups for which there was no time
 
     def hear(self, event: Event) -> None:
         """Take one event."""
         if event["event"] == "members":
             self.members, self.absent = event["names"], event["absent"]
             click.echo(clean(f"members: {', '.join(self.members)}", 2000), err=True)
+        if event["event"] == "untried":
+            self.untried += event["groups"]
         if event["event"] == "step":
             trials = msgspec.convert(event["trials"], list[Trial])
             self.trials += trials
@@ -195,10 +198,14 @@ def _answer(told: Told, limits: Limits, ended: Ended, as_json: bool) -> int:
         raise MldebugError(f"nothing was tried: {ended.reason or 'no node came'}", _way_out(ended))
     absent = {f"node {one}": f"it did not come within {JOIN:g} s" for one in told.absent}
     answer = isolate(told.members, told.trials, limits, absent)
-    if ended.outcome != "done" and answer.outcome == "fine":
-        answer = msgspec.structs.replace(answer, outcome="unknown", sentence=f"not all was tried: {ended.reason}")  # fmt: skip
+    cut = ended.reason or (
+        f"--duration left no time for {told.untried} tries" if told.untried else ""
+    )
+    if cut and answer.outcome == "fine":
+        sentence = f"not all was tried: {cut}"
+        answer = msgspec.structs.replace(answer, outcome="unknown", sentence=sentence)
     if as_json:
-        whole = Answer(members=told.members, answer=answer, ended=ended.reason, trials=told.trials)
+        whole = Answer(members=told.members, answer=answer, ended=cut, trials=told.trials)
         click.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
     else:
         for line in lines(answer):

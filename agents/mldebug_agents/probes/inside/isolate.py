@@ -4,7 +4,8 @@ One process for each node (a stand) stays; what is tried runs in forks of it, wh
 says what is to be tried through a store and hears there how it went. The order has `node`, `nodes`, `seats` (ranks of this
 node), `each` (a member is a `node` or a `seat`), `address`, `port`, `device`, `bytes`, `repeats`, `step` and `join` (seconds),
 `at_once` (pairs of one round at the same time), `slow` and `fine` (shares of the best), `rounds` (of numbers of members:
-see `plan`). Events: `members`, then a `step` with `trials` for each, `done`.
+see `plan`). Events: `members`, then a `step` with `trials` for each, `untried`
+where there is no time left for one, `done`.
 """
 
 from __future__ import annotations
@@ -189,6 +190,7 @@ class Head:
     def _try(self, groups: List[Group]) -> List[Trial]:
         """One step: all these groups at once, each to its end or the deadline."""
         if time.monotonic() + self._order["step"] > self._until:
+            say("untried", groups=len(groups))
             return []
         number, self._step = self._step, self._step + 1
         seats = [[seat for member in group for seat in self._seats[member]] for group in groups]
