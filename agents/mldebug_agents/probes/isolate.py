@@ -9,6 +9,7 @@ from mldebug.probing.isolatetext import lines, progress
 from mldebug.probing.trials import Trial
 from mldebug.redact import clean
 from mldebug_agents.probing.child import Ended, Event
+from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.measuring import free_port
 from mldebug_agents.probing.options import probe_options, seconds, size, wanted
 from mldebug_agents.probing.session import Session, Wanted, check_ranks, open_session
@@ -141,7 +142,12 @@ def command(
     longest = None if step is None else seconds(step, "--step")
     asked = wanted(python, device, duration, beside_jobs)
     told = Told([], [], [])
-    ended = _run(asked, place, payload, longest, limits, told)
+    try:
+        ended = _run(asked, place, payload, longest, limits, told)
+    except KeyboardInterrupt:
+        if told.trials and not node:
+            _answer(told, limits, Ended(outcome="cancelled", reason="it was interrupted"), as_json)
+        raise
     if node:
         return _aside(ended)
     return _answer(told, limits, ended, as_json)
@@ -155,6 +161,8 @@ def create(options: Options) -> click.Command:
 def _run(
     asked: Wanted, place: Place, payload: int | None, longest: float | None, limits: Limits, told: Told
 ) -> Ended:  # fmt: skip
+    for name, value in sane_variables().items():
+        click.echo(clean(f"  {name}={value}", 200), err=True)
     with open_session(asked) as session:
         seats = place.seats or (session.facts.gpus if session.device == "cuda" else 4)
         check_ranks(session, seats)
@@ -201,7 +209,7 @@ def _answer(told: Told, limits: Limits, ended: Ended, as_json: bool) -> int:
     cut = ended.reason or (
         f"--duration left no time for {told.untried} tries" if told.untried else ""
     )
-    if cut and answer.outcome == "fine":
+    if cut and not (answer.culprits or answer.suspects):
         sentence = f"not all was tried: {cut}"
         answer = msgspec.structs.replace(answer, outcome="unknown", sentence=sentence)
     if as_json:

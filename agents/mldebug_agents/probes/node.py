@@ -9,6 +9,7 @@ from mldebug.probing.baselines import shipped
 from mldebug.probing.checks import Check, accept
 from mldebug.probing.ports import check_wanted
 from mldebug.redact import clean
+from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.node import STAGES, WITHOUT_TORCH, NodeProbe
 from mldebug_agents.probing.node import Wanted as Shown
 from mldebug_agents.probing.options import probe_options, wanted
@@ -70,6 +71,7 @@ def _probe(probe: NodeProbe, shown: Shown, asked: Wanted) -> str:
         with Workbench(load_config(None)) as bench:
             probe.look(bench)
             return bench.node
+    sane_variables()
     with open_session(asked) as session:
         probe.look(session.bench)
         probe.load(session)
