@@ -14,7 +14,7 @@ from processes.harness import clean_environment
 from system.machine import need
 from system.networks import NetworkHost, network
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(400)]
 
 NAMES = ("n0", "n1", "n2", "n3", "n4")
 Hosts = dict[str, NetworkHost]

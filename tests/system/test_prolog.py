@@ -11,7 +11,7 @@ from processes.harness import SCRIPTS, wait_for
 from system.machine import need
 from system.slurm import PROGRAMS, Slurm, slurm
 
-pytestmark = [pytest.mark.system, pytest.mark.host, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.host, pytest.mark.timeout(300)]
 
 DEPLOY = Path(__file__).parents[2] / "deploy/slurm"
 REASON = "mldebug: driver: 0 of 8 GPUs answer"
