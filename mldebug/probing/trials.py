@@ -12,7 +12,7 @@ class Trial(Spoken, frozen=True, kw_only=True):
 
     members: tuple[str, ...]
     outcome: Outcome = "measured"
-    bandwidth: float | None = None  # bytes per second, the best of the repetitions
+    bandwidth: float | None = None  # bytes per second, the first quartile of the repetitions
     path: str = ""  # pairs are compared only where the way between them is of one kind
     reason: str = ""
     alone: bool = False  # nothing else was tried at that moment

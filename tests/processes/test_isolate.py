@@ -22,7 +22,7 @@ def burn():
     while os.environ["LOCAL_RANK"] == "2":
         pass
 def busy():
-    for _ in range(3):
+    for _ in range(6):
         threading.Thread(target=burn, daemon=True).start()
 os.register_at_fork(after_in_child=busy)
 """

@@ -60,15 +60,15 @@ def _adds(torch: Any, device: Any, order: dict[str, Any]) -> bool:
 
 
 def _time(torch: Any, device: Any, order: dict[str, Any]) -> float:
-    """Bytes per second on the bus, by the best repetition as this seat saw it: other work disturbs some, a fault all of them."""
+    """Bytes per second on the bus, by the first quartile of times as this seat saw it: other work disturbs some, a fault all of them."""
     world, count = order["world"], max(1, order["bytes"] // 4)
     buffer = torch.zeros(count, device=device)
     first = _once(torch, device, buffer)
     fitting = torch.tensor([order["step"] * SHARE / max(first, 1e-6)], device=device)
     torch.distributed.all_reduce(fitting, torch.distributed.ReduceOp.MIN)
     repeats = max(1, min(order["repeats"], int(fitting.item())))
-    times = [_once(torch, device, buffer) for _ in range(repeats)]
-    return float(2 * (world - 1) / world * count * 4 / max(min(times), 1e-9))
+    times = sorted(_once(torch, device, buffer) for _ in range(repeats))
+    return float(2 * (world - 1) / world * count * 4 / max(times[len(times) // 4], 1e-9))
 
 
 def _once(torch: Any, device: Any, buffer: Any) -> float:

@@ -8,7 +8,7 @@ Group = List[int]
 Step = List[Group]
 
 REFERENCES = 2  # of the best pairs, tried again beside the doubtful ones
-TRIES = 2
+TRIES = 4  # other work on the machine disturbs one of them, seldom all
 MOST = 32  # doubtful pairs that are tried again: more of them are no single fault
 
 
