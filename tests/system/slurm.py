@@ -92,7 +92,7 @@ class Slurm:
         )
 
 
-def _configure(folder: Path) -> None:
+def _configure(folder: Path, more: str) -> None:
     host = os.uname().nodename.partition(".")[0]
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()}"
@@ -100,7 +100,7 @@ def _configure(folder: Path) -> None:
         for name in NODES
     )
     text = _CONF.format(host=host, control=free_port(), folder=folder, nodes=nodes)
-    (folder / "slurm.conf").write_text(text)
+    (folder / "slurm.conf").write_text(f"{text}{more}\n")
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
     for name in ("state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir()
@@ -144,15 +144,15 @@ def _slurmd(node: str, folder: Path, apart: bool) -> list[str]:
 
 
 @contextmanager
-def slurm(*, apart: bool = False) -> Iterator[Slurm]:
+def slurm(*, apart: bool = False, more: str = "") -> Iterator[Slurm]:
     """The cluster, both nodes idle. At the end nothing of it is left, the steps it started included.
 
-    `apart`: each node has processes and a host name of its own, as two machines have.
+    `apart`: each node has processes and a host name of its own, as two machines have. `more`: lines of slurm.conf.
     """
     folder = Path(tempfile.mkdtemp(prefix="mldebug-slurm-"))
     folder.chmod(0o755)  # munge refuses a socket below a folder that others may not enter
     cluster = Slurm(folder)
-    _configure(folder)
+    _configure(folder, more)
     conf = str(folder / "slurm.conf")
     try:
         with ExitStack() as stack:

@@ -1,6 +1,5 @@
 """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +11,9 @@ import msgspec
 from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.folding import unfold_nodes
-from mldebug.probing.settings import nonsense
 from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
 from mldebug_agents.probing.child import Ended, events
-from mldebug_agents.probing.environment import prepare
+from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.lock import only_probe
 from mldebug_agents.probing.measuring import Measurement, Wish
 from mldebug_agents.probing.nodes import Nodes
@@ -74,7 +72,7 @@ def command(
     names = unfold_nodes(hosts) if hosts else ()
     if print_commands:
         return _printed(wish, names, frame)
-    kept = _variables()
+    kept = sane_variables()
     measurement = Measurement(wish, telling(output, kept))
     if told is not None:
         return _measured(measurement, output, kept, lambda: _read(measurement, told))
@@ -88,7 +86,7 @@ def command(
 def _over(nodes: Nodes, frame: Wanted, measurement: Measurement, output: Output) -> int:
     with Workbench(load_config(None)) as bench, only_probe(frame.lock):
         run = lambda: measurement.run_on(nodes, frame, bench.spawner)
-        return _measured(measurement, output, _variables(), run)
+        return _measured(measurement, output, sane_variables(), run)
 
 
 def _measured(
@@ -141,14 +139,6 @@ def _way_out(ended: Ended, kept: Mapping[str, str]) -> str:
         return "measure when the node is idle"
     told = ", ".join(f"{name}={value}" for name, value in kept.items())
     return f"is it one of these variables? {told}" if told else ""
-
-
-def _variables() -> dict[str, str]:
-    """Those that change what is measured; UsageError for what NCCL cannot obey: it would say so in a riddle."""
-    kept = prepare(os.environ).kept
-    if problems := tuple(nonsense(kept)):
-        raise UsageError("\n".join(problems), "unset it, or correct it")
-    return kept
 
 
 def create(options: Options) -> click.Command:
