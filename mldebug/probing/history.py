@@ -56,6 +56,12 @@ class Series(Noun, frozen=True, kw_only=True, omit_defaults=False):
     nccl_algo: str  # NCCL_ALGO; "" where NCCL chooses
     variables: str  # others that change what is measured: "NCCL_P2P_DISABLE=1"
 
+    @property
+    def settings(self) -> str:
+        """NCCL_ALGO and the others."""
+        algo = f"NCCL_ALGO={self.nccl_algo}" if self.nccl_algo else ""
+        return " ".join(filter(None, (algo, self.variables)))
+
 
 class Run(Noun, frozen=True, kw_only=True, omit_defaults=False):
     """One measurement. `at`: unix seconds; `seconds`: the median time; a barrier has no bandwidth (0)."""
@@ -171,6 +177,16 @@ def judge_all(told: Iterable[tuple[Series, Sequence[Run]]]) -> tuple[Judged, ...
     return tuple(
         sorted(judged, key=lambda one: (one.standing != Standing.SHIFTED, -one.last[-1].at))
     )
+
+
+def current(judged: Iterable[Judged]) -> tuple[Judged, ...]:
+    """Without those of which another version of PyTorch or NCCL was measured later; the order stays."""
+    told = tuple(judged)
+    newest: dict[Series, Judged] = {}
+    for one in sorted(told, key=lambda each: each.last[-1].at):
+        newest[msgspec.structs.replace(one.series, torch="", nccl="")] = one
+    kept = {one.series for one in newest.values()}
+    return tuple(one for one in told if one.series in kept)
 
 
 def sentence(one: Judged) -> str:

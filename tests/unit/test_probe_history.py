@@ -1,13 +1,22 @@
 """History of probes: noise and one bad run are nothing, a lasting change is found; what is stored survives what a disk does."""
 
+import contextlib
+import os
 import random
+import sqlite3
+import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mldebug.errors import EvidenceError
 from mldebug.probing.history import (
     ACCEPTED,
     LAST,
@@ -16,10 +25,13 @@ from mldebug.probing.history import (
     Series,
     Standing,
     Walk,
+    current,
     judge,
     judge_all,
     sentence,
 )
+from mldebug_agents.probing import past
+from mldebug_agents.probing.past import NAME, keep, load, unpack
 
 SERIES = Series(
     op="all_reduce", bytes=1 << 24, dtype="float32", ranks=8, device="NVIDIA H200", nodes="n1",
@@ -117,3 +129,136 @@ def test_shifted_ones_stand_first() -> None:
     other = msgspec.structs.replace(SERIES, op="broadcast")
     told = judge_all([(SERIES, runs(steady)), (other, runs(shifted)), (SERIES, [])])
     assert [one.standing for one in told] == [Standing.SHIFTED, Standing.STEADY]
+
+
+def test_a_series_of_an_older_version_is_not_current() -> None:
+    newer = msgspec.structs.replace(SERIES, torch="2.10.0")
+    ring = msgspec.structs.replace(SERIES, nccl_algo="Ring")
+    later = [Run(at=1000.0, seconds=1.0, busbw=USUAL)]
+    told = judge_all([(SERIES, runs([1.0] * 10 + [0.8] * 3)), (newer, later), (ring, later)])
+    assert told[0].standing is Standing.SHIFTED
+    assert {one.series for one in current(told)} == {newer, ring}
+
+
+# --- on disk -------------------------------------------------------------------------------------
+
+
+def measured(at: float, busbw: float = USUAL, **changes: object) -> tuple[Series, Run]:
+    series = msgspec.structs.replace(SERIES, **changes)
+    return series, Run(at=at, seconds=1.0, busbw=busbw)
+
+
+def test_what_is_kept_is_found_again_series_by_series(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    assert load(state_dir) == ()
+    keep(state_dir, [measured(1.0), measured(1.0, op="broadcast")])
+    told = keep(state_dir, [measured(2.0, 1e9), measured(3.0, nccl_algo="Ring")])
+    assert told == load(state_dir)
+    assert [(one.op, one.nccl_algo, [run.at for run in runs]) for one, runs in told] == [
+        ("all_reduce", "", [1.0, 2.0]),
+        ("broadcast", "", [1.0]),
+        ("all_reduce", "Ring", [3.0]),
+    ]
+    assert told[0][1][1].busbw == 1e9
+    assert unpack((state_dir / NAME).read_bytes()) == told
+    assert stat.S_IMODE((state_dir / NAME).stat().st_mode) == 0o600
+    assert [one.name for one in state_dir.iterdir()] == [NAME]
+
+
+def test_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past, "MOST_RUNS", 5)
+    monkeypatch.setattr(past, "MOST_SERIES", 3)
+    for at in range(8):
+        keep(tmp_path, [measured(float(at))])
+    told = keep(tmp_path, [measured(10.0 + size, bytes=size) for size in range(3)])
+    assert [one.bytes for one, _ in told] == [0, 1, 2]  # the oldest series has gone whole
+    told = keep(tmp_path, [measured(20.0 + at, bytes=2) for at in range(8)])
+    assert [run.at for run in told[-1][1]] == [23.0, 24.0, 25.0, 26.0, 27.0]
+
+
+def test_two_writers_lose_nothing(tmp_path: Path) -> None:
+    def write(begin: int) -> None:
+        for at in range(begin, begin + 10):
+            keep(tmp_path, [measured(float(at))])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(0, 40, 10)))
+    ((_, runs_),) = load(tmp_path)
+    assert [run.at for run in runs_] == [float(at) for at in range(40)]
+
+
+def test_a_writer_that_does_not_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past, "WAIT", 0.1)
+    before = keep(tmp_path, [measured(1.0)])
+    with contextlib.closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(EvidenceError, match="locked"):
+            keep(tmp_path, [measured(2.0)])
+        other.execute("ROLLBACK")
+    assert load(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", [b"no database at all " * 200, None], ids=["other", "torn"])
+def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: bytes | None) -> None:
+    keep(tmp_path, [measured(float(at), bytes=size) for at in range(20) for size in range(20)])
+    file = tmp_path / NAME
+    whole = file.read_bytes()
+    broken = damage or whole[:100] + b"\xff" * 4096 + whole[4196:]
+    file.write_bytes(broken)
+    with pytest.raises(EvidenceError):
+        load(tmp_path)
+    with pytest.raises(EvidenceError):
+        unpack(broken)
+    assert [runs for _, runs in keep(tmp_path, [measured(9.0)])] == [(measured(9.0)[1],)]
+    assert (tmp_path / f"{NAME}.broken").read_bytes() == broken
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
+    before = keep(tmp_path, [measured(1.0)])
+    limit = (tmp_path / NAME).stat().st_size + 2048
+    program = f"""
+import resource, signal
+from pathlib import Path
+from mldebug.errors import EvidenceError
+from unit.test_probe_history import keep, measured
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+try:
+    keep(Path({str(tmp_path)!r}), [measured(2.0, bytes=size) for size in range(2000)])
+except EvidenceError as error:
+    print("told:", error.message)
+"""
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": tests},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "told:" in done.stdout, done.stderr
+    assert load(tmp_path) == before
+
+
+def test_a_series_that_another_version_has_written_is_left_out(tmp_path: Path) -> None:
+    before = keep(tmp_path, [measured(1.0)])
+    with contextlib.closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as link:
+        link.execute("INSERT INTO series VALUES (99, '{}')")
+        link.execute("INSERT INTO runs VALUES (99, 1, 1, 1)")
+    assert load(tmp_path) == before
+
+
+def test_a_link_or_a_stranger_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("precious")
+    (tmp_path / NAME).symlink_to(other)
+    with pytest.raises(EvidenceError, match="not a file of its own"):
+        load(tmp_path)
+    with pytest.raises(EvidenceError, match="not a file of its own"):
+        keep(tmp_path, [measured(1.0)])
+    assert other.read_text() == "precious"
+    with pytest.raises(EvidenceError, match="File exists"):
+        keep(other, [measured(1.0)])
