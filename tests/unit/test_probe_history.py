@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+import queue
 import random
 import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from mldebug.errors import EvidenceError
+from mldebug.events.proberooms import of_probes
 from mldebug.probing.history import (
     ACCEPTED,
     LAST,
@@ -30,8 +33,14 @@ from mldebug.probing.history import (
     judge_all,
     sentence,
 )
-from mldebug_agents.probing import past
-from mldebug_agents.probing.past import NAME, keep, load, unpack
+from mldebug_agents.probed import board, past
+from mldebug_agents.probed.board import ProbeWatch
+from mldebug_agents.probed.past import NAME, keep, load, unpack
+from mldebug_agents.reader import Reader
+from mldebug_agents.runner import Result
+from mldebug_agents.spawn import Spawner
+from mldebug_exporters.prometheus import Prometheus
+from snapshots import snapshot
 
 SERIES = Series(
     op="all_reduce", bytes=1 << 24, dtype="float32", ranks=8, device="NVIDIA H200", nodes="n1",
@@ -222,6 +231,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
 import resource, signal
 from pathlib import Path
 from mldebug.errors import EvidenceError
+from mldebug.events.proberooms import of_probes
 from unit.test_probe_history import keep, measured
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
@@ -262,3 +272,74 @@ def test_a_link_or_a_stranger_is_refused(tmp_path: Path) -> None:
     assert other.read_text() == "precious"
     with pytest.raises(EvidenceError, match="File exists"):
         keep(other, [measured(1.0)])
+
+
+# --- in the agent --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with Spawner() as spawner, Reader(spawner) as one:
+        yield one
+
+
+def test_the_agent_reads_what_changed_and_says_what_it_cannot_read(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = ProbeWatch(tmp_path, reader)
+    assert watch.look(None) == ()
+    past_ = keep(tmp_path, [measured(float(at)) for at in range(12)])
+    assert watch.look(None) == judge_all(past_)
+    reads: list[bytes] = []
+    monkeypatch.setattr(board, "unpack", lambda content: reads.append(content) or unpack(content))
+    watch.look(None)
+    assert not reads
+    past_ = keep(tmp_path, [measured(100.0, op="broadcast")])
+    assert len(watch.look(None)) == 2
+    assert len(reads) == 1
+    (tmp_path / NAME).write_bytes(b"no database" * 100)
+    with pytest.raises(EvidenceError, match="not a database"):
+        watch.look(None)
+    (tmp_path / NAME).unlink()
+    assert watch.look(None) == ()
+
+
+def test_a_board_forgets_what_it_cannot_read(tmp_path: Path, reader: Reader) -> None:
+    inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+    keep(tmp_path, [measured(1.0)])
+    told = board.ProbeBoard(tmp_path, reader, inbox)
+    told.turn()
+    result = inbox.get(timeout=60)
+    assert result is not None
+    assert told.told(result)
+    assert [one.runs for one in told.show(snapshot()).probes or ()] == [1]
+    assert told.told(result._replace(value=None, error=EvidenceError("torn")))
+    assert told.show(snapshot()).probes is None
+    assert not told.told(result._replace(worker="memory"))
+
+
+def test_a_shift_is_a_metric_and_an_event_until_it_is_over() -> None:
+    slow = judge(SERIES, runs([1.0] * 10 + [0.8] * 3))
+    few = judge(msgspec.structs.replace(SERIES, op="barrier", bytes=0, nccl_algo="Ring"), [Run(at=5.0, seconds=1e-5, busbw=0.0)])  # fmt: skip
+    text = Prometheus().render(snapshot(probes=(slow, few)))[0].decode()
+    found = {
+        (one.name, one.labels["op"], one.labels["settings"]): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if one.name.startswith("mldebug_probe_")
+    }
+    assert found == {
+        ("mldebug_probe_busbw_bytes_per_second", "all_reduce", ""): 0.8 * USUAL,
+        ("mldebug_probe_last_run_timestamp_seconds", "all_reduce", ""): 12.0,
+        ("mldebug_probe_shifted", "all_reduce", ""): 1.0,
+        ("mldebug_probe_last_run_timestamp_seconds", "barrier", "NCCL_ALGO=Ring"): 5.0,
+    }
+    assert not list(of_probes(None))
+    (word,) = of_probes((slow, few))
+    (alarm,) = word.alarms
+    assert (alarm.kind, alarm.severity) == ("probe_shift", "warning")
+    assert alarm.sentence.startswith(
+        "probe: all_reduce of 16777216 bytes, 8 ranks on n1: 20% slower"
+    )
+    (well,) = of_probes((few,))
+    assert well.is_over(alarm.key)

@@ -12,7 +12,7 @@ from mldebug.errors import ExitCode
 from mldebug.probing.history import CHANGED, Judged, Series, Standing, current, figures, judge_all
 from mldebug.redact import clean
 from mldebug.settings.units import format_size
-from mldebug_agents.probing.past import NAME, load
+from mldebug_agents.probed.past import NAME, load
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,8 +10,8 @@ from mldebug.errors import MldebugError
 from mldebug.folding import fold_nodes
 from mldebug.probing.history import Judged, Series, judge_all, runs_of, sentence
 from mldebug.redact import clean
+from mldebug_agents.probed.past import keep
 from mldebug_agents.probing.measuring import Measurement
-from mldebug_agents.probing.past import keep
 
 CHOSEN = "NCCL_ALGO"
 SILENT = ("NCCL_DEBUG",)  # what NCCL writes changes no figure
