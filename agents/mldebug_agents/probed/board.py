@@ -16,7 +16,7 @@ from mldebug_agents.reader import Reader
 from mldebug_agents.runner import Result, Worker
 
 WORKER = "probes"
-EVERY, DEADLINE = 30.0, 20.0
+EVERY, DEADLINE = 10.0, 20.0
 MOST = 200  # series that are shown: shifted ones, then those that were measured last
 
 
