@@ -253,6 +253,16 @@ except EvidenceError as error:
     assert load(tmp_path) == before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root probes for another user's agent")
+def test_what_root_has_measured_belongs_to_whom_the_state_dir_belongs_to(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir()
+    os.chown(state_dir, 65534, 65534)
+    keep(state_dir, [measured(1.0)])
+    facts = (state_dir / NAME).stat()
+    assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (65534, 65534, 0o600)
+
+
 def test_a_series_that_another_version_has_written_is_left_out(tmp_path: Path) -> None:
     before = keep(tmp_path, [measured(1.0)])
     with contextlib.closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as link:
