@@ -27,7 +27,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def command(as_json: bool, state_dir: Path | None) -> int:
     """Earlier figures of the collectives probe, series by series, and which have shifted.
 
-    A series has shifted when its last three runs are all slower than the runs before them ever were by chance. Exit
+    A series has shifted when its last three runs are all slower than the spread of the runs before explains. Exit
     code 1: one has.
     """
     folder = state_dir or load_config(None).agent.state_dir
