@@ -73,7 +73,7 @@ class Boards:
         self.acting.captures.show(seen.jobs, seen.found)
         self.acting.turn(seen.jobs)
         if seen.looked:
-            self._storage.turn(list(seen.jobs.values()))
+            self._storage.turn(list(seen.jobs.values()), self._saves.places(seen.runs))
         self._saves.turn(seen.runs, seen.found, seen.config.checkpoints)
         self._memory.turn(seen.runs, seen.config.memory)
         self._queues.turn()

@@ -11,12 +11,11 @@ UNITS = f"{'':<14} {'':>8} {'':>5} {'':>9} {'':>9} {'':>9} {'':>9} {'GB/s':>8} {
 
 
 def row(one: Collective) -> str:
-    """One result; GB are 10^9 bytes."""
+    """One result; GB are 10^9 bytes. Of one rank nothing travels: what looks like a bandwidth is left out."""
     time = one.time_seconds
     times = " ".join(f"{_time(each):>9}" for each in (time.median, time.min, time.max, time.p99))
-    speeds = " ".join(
-        f"{each / 1e9:>8.2f}" for each in (one.algbw_bytes_per_second, one.busbw_bytes_per_second)
-    )
+    found = (one.algbw_bytes_per_second, one.busbw_bytes_per_second)
+    speeds = " ".join(f"{each / 1e9:>8.2f}" if one.ranks > 1 else f"{'-':>8}" for each in found)
     return (
         f"{one.op:<14} {format_size(one.bytes):>8} {one.ranks:>5} {times} {speeds}  {_values(one)}"
     )

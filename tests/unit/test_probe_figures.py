@@ -3,6 +3,7 @@
 import csv
 import io
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -150,6 +151,11 @@ def test_a_picture_needs_matplotlib_before_anything_runs(
     monkeypatch.setattr("mldebug_agents.probing.plotting.find_spec", lambda _: None)
     assert main(["probe", "collectives", "--plot", "x.png"]) == 3
     assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+def test_of_one_rank_there_is_no_bandwidth() -> None:
+    alone = msgspec.structs.replace(measured("broadcast"), ranks=1)
+    assert row(alone).split()[-3:] == ["-", "-", "ok"]
 
 
 def test_every_op_has_a_formula_and_a_row() -> None:

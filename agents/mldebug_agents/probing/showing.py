@@ -62,7 +62,9 @@ def title(event: Event) -> str:
     if not event:
         return ""
     gpu = f" on {event['gpu']}, NCCL {event['nccl']}" if event["gpu"] else ""
-    return clean(f"{event['ranks']} ranks, {event['backend']}{gpu}", 200)
+    alone = "; nothing travels, so there is no bandwidth" if event["ranks"] == 1 else ""
+    ranks = "1 rank" if event["ranks"] == 1 else f"{event['ranks']} ranks"
+    return clean(f"{ranks}, {event['backend']}{gpu}{alone}", 200)
 
 
 def _replace(path: Path, text: str) -> None:
