@@ -19,6 +19,7 @@ from mldebug_agents.probing.measuring import Measurement, Wish
 from mldebug_agents.probing.nodes import Nodes
 from mldebug_agents.probing.options import probe_options, size, wanted
 from mldebug_agents.probing.plotting import check_matplotlib
+from mldebug_agents.probing.recording import record
 from mldebug_agents.probing.session import Wanted, open_session
 from mldebug_agents.probing.showing import Output, telling, write
 from mldebug_agents.workbench import Workbench
@@ -50,6 +51,7 @@ def command(
     device: str,
     duration: str,
     beside_jobs: bool,
+    state_dir: Path | None,
     **rest: Any,
 ) -> int:
     """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values.
@@ -78,9 +80,13 @@ def command(
         return _measured(measurement, output, kept, lambda: _read(measurement, told))
     if names:
         nodes = Nodes(names, through, python or sys.executable, {**kept, **measurement.variables()})
-        return _over(nodes, frame, measurement, output)
-    with open_session(frame) as session:
-        return _measured(measurement, output, kept, lambda: measurement.run(session))
+        code = _over(nodes, frame, measurement, output)
+    else:
+        with open_session(frame) as session:
+            code = _measured(measurement, output, kept, lambda: measurement.run(session))
+    if not beside_jobs:  # else the figures are of two
+        record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
+    return code
 
 
 def _over(nodes: Nodes, frame: Wanted, measurement: Measurement, output: Output) -> int:
