@@ -75,12 +75,17 @@ class Stand:
     """The desk of one agent, and the turns of its loop."""
 
     def __init__(
-        self, folder: Path, starter: Any, settings: Actions, memory: Memory | None = None
+        self,
+        folder: Path,
+        starter: Any,
+        settings: Actions,
+        memory: Memory | None = None,
+        node: str = "node1",
     ) -> None:
         self.folder, self.memory = folder, memory or Memory()
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.book = EventBook()
-        bench: Any = SimpleNamespace(node="node1", spawner=starter, host=Host())
+        bench: Any = SimpleNamespace(node=node, spawner=starter, host=Host())
         config = Config(agent=Agent(state_dir=folder), actions=settings)
         ledger: Any = self.memory
         self.desk = Acting(config, bench, ledger, self.book, self.inbox, lambda: NOW)
@@ -513,8 +518,12 @@ def test_the_audit_log_is_bounded_and_closed_to_others(
     for number in range(30):
         stand.stalls(key=f"incident/{number}")
         stand.turn()
-    wait_until(lambda: (tmp_path / audit.BEFORE).exists())
-    wait_until(lambda: not stand.desk.workers[1].busy)
+
+    def rolled() -> bool:
+        stand.turn()
+        return (tmp_path / audit.BEFORE).exists() and not stand.desk.workers[1].busy
+
+    wait_until(rolled)
     for name in (audit.FILE, audit.BEFORE):
         assert (tmp_path / name).stat().st_size <= 2000
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600

@@ -156,7 +156,8 @@ class Acting:
             self._decide(chain, None, told, facts)
             return
         job, harms = jobs.get(facts.labels.get("run", "")), action_of(plugin).harms
-        work = self._work(facts, as_it_was(job, event) if harms else job)
+        others = tuple(one for one in jobs.values() if one is not job)
+        work = self._work(facts, as_it_was(job, event) if harms else job, others)
         order = Step(chain, plugin, work, since=lambda: self._since(chain))
         against = refusal(chain, event, self._settings) if harms else ""
         if against or self._settings.dry_run:
@@ -199,9 +200,9 @@ class Acting:
             step, subject_of(facts), self._now(), rules.cooldown, rules.hourly
         )
 
-    def _work(self, facts: Facts, job: Job | None) -> Work:
+    def _work(self, facts: Facts, job: Job | None, others: tuple[Job, ...]) -> Work:
         bench = self._bench
-        return Work(facts, job, bench.node, bench.spawner, bench.host, self._capture)
+        return Work(facts, job, bench.node, bench.spawner, bench.host, self._capture, others)
 
     def _capture(self, job: Job) -> str:
         """In a worker."""
