@@ -24,6 +24,7 @@ ClusterName=mldebug
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmctldPort={control}
+SlurmdPort={port}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CryptoType=crypto/munge
@@ -94,12 +95,14 @@ class Slurm:
 
 def _configure(folder: Path, more: str) -> None:
     host = os.uname().nodename.partition(".")[0]
+    ports = {name: free_port() for name in NODES}
     nodes = "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()}"
-        " CPUs=4 State=UNKNOWN"
-        for name in NODES
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 State=UNKNOWN"
+        for name, port in ports.items()
     )
-    text = _CONF.format(host=host, control=free_port(), folder=folder, nodes=nodes)
+    # `scontrol pidinfo` asks the slurmd of this port: that of the first node
+    own = ports[NODES[0]]
+    text = _CONF.format(host=host, control=free_port(), port=own, folder=folder, nodes=nodes)
     (folder / "slurm.conf").write_text(f"{text}{more}\n")
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
     for name in ("state", *(f"spool-{node}" for node in NODES)):

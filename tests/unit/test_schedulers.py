@@ -124,6 +124,58 @@ def test_jobs_are_told_where_nodes_are_not() -> None:
     assert "exit code 1" in told.trouble
 
 
+@pytest.mark.parametrize(
+    ("private", "uid", "jobs", "only_of"),
+    [
+        ("jobs,usage", 1, "", True),
+        ("all", 1, "", True),
+        ("none", 1, "", False),
+        ("usage", 1, "", False),
+        ("jobs", 0, "", False),  # root sees all
+        ("jobs", 1, LINE, False),  # so does an operator: there is somebody else's
+        (None, 1, "", False),
+    ],
+)
+def test_jobs_that_slurm_hides_are_known_to_be_hidden(
+    monkeypatch: pytest.MonkeyPatch, private: str | None, uid: int, jobs: str, only_of: bool
+) -> None:
+    asked = []
+
+    def answer(argv: Sequence[str]) -> Completed:
+        asked.append(argv[0])
+        if argv[0] == "scontrol":
+            config = f"PrioritySiteFactorPlugin= (null)\nPrivateData             = {private}\n"
+            return Completed(returncode=1 if private is None else 0, stdout=config.encode())
+        if "--json" in argv:
+            return Completed(returncode=1)
+        mark = argv[-1].removeprefix("--format=").partition("%A")[0]
+        return Completed(returncode=0, stdout=(jobs.replace("%s", mark, 1)).encode())
+
+    monkeypatch.setattr(slurm.os, "geteuid", lambda: uid)
+    one, starter = slurm.create(slurm.Options()), FakeSpawner(answer)
+    for _ in range(2):
+        told = one.ask(starter, nodes=False)  # type: ignore[arg-type]
+        assert bool(told.only_of) == only_of
+    assert asked.count("scontrol") <= 1
+
+
+def test_what_slurm_hides_is_not_called_missing_and_ends_no_event() -> None:
+    clocked = Clocked({"w": ExpectedJob(name="a"), "mine": ExpectedJob(user="agent")})
+    clocked.tell(Queue(by="json"))
+    assert "scheduler/main/w#missing" in {one.key for one in clocked.book.firing()}
+    state = clocked.tell(Queue(by="json", only_of="agent"))
+    watched = {one.name: one for one in state.watched}
+    assert (watched["w"].missing, watched["w"].hidden) == (False, True)
+    assert "PrivateData" in watched["w"].sentence
+    assert (watched["mine"].missing, watched["mine"].hidden) == (True, False)
+    assert "scheduler/main/w#missing" in {one.key for one in clocked.book.firing()}
+    assert clocked.asked.alive() is None
+
+    fresh = Clocked({"w": ExpectedJob(name="a")})
+    fresh.tell(Queue(by="json", only_of="agent"))
+    assert fresh.book.firing() == []
+
+
 # --- when it is asked, and what that becomes ------------------------------------------------------
 
 
