@@ -2,7 +2,8 @@
 
 A member that took part in a good pair is cleared. A member is named where it was never in a good pair, and its pairs
 are bad with all others (or with at least three), of whom at least two are cleared. A link is named where its pair is
-bad and both ends are cleared. What neither explains is told, with no name.
+bad and both ends are cleared, unless it is merely slow where good pairs were slow in some of their tries, too, so that chance may
+have made all of its tries slow. What neither explains is told, with no name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from mldebug.probing.trials import Pair, Trial
 ENOUGH = 3  # bad pairs that name a member when not all were tried
 CLEARED = 2  # of them with members that are cleared
 FEW = 2  # names in a small world; more of them mean that something else is the matter
+CHANCE = 0.01  # that all tries of a pair are slow like some of good pairs: from here on nobody is named for it
 _WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carried wrong values"}
 
 
@@ -57,6 +59,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     unsure: frozenset[Pair]
     why: dict[Pair, str]
     best: dict[str, float]
+    chance: frozenset[Pair] = frozenset()  # bad ones that chance alone may have slowed
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
         """Those of these pairs that it took part in, sorted."""
@@ -107,7 +110,35 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
         sorts[sort].add(pair)
     tops = {path: max(speed for (other, _), speed in best.items() if other == path) for path, _ in best}  # fmt: skip
     fixed = {name: frozenset(pairs) for name, pairs in sorts.items()}
-    return Judged(good=fixed["good"], bad=fixed["bad"], unsure=fixed["unsure"], why=why, best=tops)
+    chance = _by_chance(fixed["bad"], fixed["good"], tries, best, limits)
+    return Judged(
+        good=fixed["good"],
+        bad=fixed["bad"],
+        unsure=fixed["unsure"],
+        why=why,
+        best=tops,
+        chance=chance,
+    )
+
+
+def _by_chance(
+    bad: frozenset[Pair],
+    good: frozenset[Pair],
+    tries: Mapping[Pair, Sequence[Trial]],
+    best: Mapping[tuple[str, bool], float],
+    limits: Limits,
+) -> frozenset[Pair]:
+    """Slow pairs, where other work also slows so many tries of good ones that all of theirs may be slow for it."""
+    usual = [_compared(one, best)[0] < limits.slow for pair in good for one in tries[pair]]
+    if not any(usual):
+        return frozenset()
+    share = (sum(usual) + 1) / (len(usual) + 2)
+    return frozenset(
+        pair
+        for pair in bad
+        if all(one.outcome == "measured" for one in tries[pair])
+        and share ** len(tries[pair]) >= CHANCE
+    )
 
 
 def rate(bandwidth: float) -> str:
@@ -193,7 +224,7 @@ def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
             evidence=f"the pair {judged.why[pair]}; both do well with others",
         )
         for pair in sorted(judged.bad, key=sorted)
-        if pair <= cleared
+        if pair <= cleared and pair not in judged.chance
     ]
 
 

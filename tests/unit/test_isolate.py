@@ -128,6 +128,18 @@ def test_a_link_and_a_member_at_once() -> None:
     assert answer.sentence == "bad: n0, the link n1 - n3"
 
 
+def test_a_slow_link_is_not_named_where_good_pairs_are_slow_at_times() -> None:
+    link = frozenset({"n0", "n1"})
+    busy = [Trial(members=("n2", "n3"), bandwidth=2e8), Trial(members=("n0", "n2"), bandwidth=3e8)]
+    answer = isolate(names(4), world(names(4), [link]) + busy)
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    assert answer.sentence == "cannot tell who is bad: n0 - n1 has 200 MB/s, the best 1 GB/s"
+    more = [Trial(members=("n0", "n1"), bandwidth=2e8)] * 4
+    assert named(isolate(names(4), world(names(4), [link]) + busy + more)) == {link}
+    failed = world(names(4), [link], how="failed")
+    assert named(isolate(names(4), failed + busy)) == {link}
+
+
 @pytest.mark.parametrize("faults", [{"n0"}, {"n1"}, {"n0", "n1"}])
 def test_of_two_members_nobody_is_named(faults: set[str]) -> None:
     answer = isolate(names(2), world(names(2), [frozenset(faults)], how="failed"))
