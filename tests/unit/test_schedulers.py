@@ -185,7 +185,7 @@ class Clocked:
     def __init__(self, expected: dict[str, ExpectedJob], **options: Any) -> None:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.jobs = Jobs(expected=expected)
-        plugin = Plugin("slurm", slurm.Options(**options))
+        plugin = Plugin("slurm", slurm.Options(**{"only_on": ("*",), **options}))
         self.asked = Asked("main", plugin, "node1", FakeSpawner(lambda _: Completed()), self.inbox)  # type: ignore[arg-type]
         self.book = EventBook(pending=0.0)
 
@@ -237,7 +237,9 @@ def test_a_missing_job_fires_survives_an_outage_and_ends_when_it_is_back() -> No
 def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     sleeps = program(tmp_path, f"echo x >> {tmp_path}/asked; exec sleep 30")
-    plugin = Plugin("slurm", slurm.Options(squeue=sleeps, timeout=2.0, interval=0.01))
+    plugin = Plugin(
+        "slurm", slurm.Options(only_on=("*",), squeue=sleeps, timeout=2.0, interval=0.01)
+    )
     asked = Asked("main", plugin, "node1", spawner, inbox)
     deadline = time.monotonic() + 60
     while inbox.empty():  # each turn is one of the main loop's
@@ -279,7 +281,7 @@ def test_only_named_nodes_ask() -> None:
 
 
 def test_a_config_of_schedulers_is_read(tmp_path: Path) -> None:
-    text = "schedulers:\n  k: {kind: kubernetes, server: 'http://example.org'}\n"
+    text = "schedulers:\n  k: {kind: kubernetes, only_on: ['*'], server: 'http://example.org'}\n"
     with pytest.raises(Exception, match="clear text"):
         parse(text, "c.yaml", Config)
     good = "schedulers: {main: {kind: slurm, only_on: [h1]}}\njobs: {expected: {a: {name: x, id: 12}}}\n"
@@ -290,13 +292,18 @@ def test_a_config_of_schedulers_is_read(tmp_path: Path) -> None:
     ("schedulers", "expected", "problem"),
     [
         ("{}", "{name: x}", "there is no scheduler to ask"),
-        ("{a: {kind: slurm}}", "{name: x, scheduler: b}", "b is no scheduler; choose from: a"),
         (
-            "{a: {kind: slurm}, b: {kind: slurm}}",
+            "{a: {kind: slurm, only_on: [h]}}",
+            "{name: x, scheduler: b}",
+            "b is no scheduler; choose from: a",
+        ),
+        (
+            "{a: {kind: slurm, only_on: [h]}, b: {kind: slurm, only_on: [h]}}",
             "{name: x}",
             "has no scheduler; choose from: a, b",
         ),
-        ("{a: {kind: slurm}}", "{}", "fits every job"),
+        ("{a: {kind: slurm, only_on: [h]}}", "{}", "fits every job"),
+        ("{a: {kind: slurm}}", "{name: x}", "a.only_on: name the one node whose agent asks"),
     ],
 )
 def test_a_watch_of_which_nobody_would_be_asked_is_refused(

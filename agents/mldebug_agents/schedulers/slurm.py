@@ -36,8 +36,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     interval: Annotated[Duration, msgspec.Meta(ge=5)] = 60.0
     # for one question
     timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
-    # names of the nodes whose agents ask, * stands for anything; the same file can be on all nodes
-    only_on: tuple[str, ...] = ("*",)
+    # name of the node whose agent asks, * stands for anything; needed: the same file can be on all nodes
+    only_on: tuple[str, ...] = ()
     # nodes that take no jobs of which somebody is told: names, * stands for anything; own: the agent's
     node_events: tuple[str, ...] = ("own",)
     # slurm.conf, where it is not at its usual place
