@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 
+from mldebug_training.interrupted import pass_on
 from mldebug_training.signals import taken
 
 TYPE_CHECKING = False
@@ -45,7 +46,8 @@ def on_signal(number: int, call: Callable[[], None]) -> str:
         return f"the job uses signal {number} itself"
     try:
         _signal.signal(number, _arrived)
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return "only the main thread can wait for a signal"
     _calls[number] = call
     return ""
