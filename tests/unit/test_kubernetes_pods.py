@@ -20,7 +20,7 @@ from manifests import (
     render,
     stored,
 )
-from mldebug.config import Agent
+from mldebug.config import SYSTEM_STATE_DIR, Agent, default_state_dir
 from mldebug.settings.units import parse_size
 from mldebug_agents.server import Server
 from processes.harness import free_port
@@ -275,3 +275,17 @@ def test_the_image_is_made_of_files_that_exist_and_pinned_packages() -> None:
             ]
         )
     ]
+
+
+@pytest.mark.parametrize("uid", [0, 65532])
+def test_commands_in_the_image_find_the_reports_of_the_agent(uid: int) -> None:
+    """An ordinary user's go to his home, which a container does not have: `dump` could not store what it found."""
+    text = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
+    environ = dict(
+        word.split("=", 1) for word in re.findall(r"(?<=^ENV ).*", text, re.MULTILINE)[-1].split()
+    )
+    _, container = agent()
+    assert default_state_dir(environ, uid).as_posix() in {
+        each["mountPath"] for each in container["volumeMounts"]
+    }
+    assert default_state_dir(environ, uid) == SYSTEM_STATE_DIR
