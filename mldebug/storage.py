@@ -106,11 +106,15 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def give(folder: Path, owner_uid: int | None) -> None:
-    """Hand the files over, the outermost folder last: until then nobody else can get in."""
+    """Hand the files over, the outermost folder last: until then nobody else can get in.
+
+    Root of a container may have no CAP_CHOWN: then they stay its own.
+    """
     if owner_uid is None or os.geteuid() != 0:
         return
-    for path in (*folder.glob("evidence/*"), *folder.glob("*"), folder):
-        os.chown(path, owner_uid, -1, follow_symlinks=False)
+    with contextlib.suppress(PermissionError):
+        for path in (*folder.glob("evidence/*"), *folder.glob("*"), folder):
+            os.chown(path, owner_uid, -1, follow_symlinks=False)
 
 
 def add_folder(temporary: Path, target: Path) -> bool:

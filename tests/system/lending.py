@@ -14,11 +14,11 @@ class Column(NamedTuple):
 
 
 def lent(column: Column) -> list[str]:
-    """Root as it is, or another user with exactly these capabilities, as systemd lends them.
+    """Root as it is, or any user with exactly these capabilities, as systemd lends them, and containers to root.
 
     Closing with `env`, since setpriv itself still starts its program with root's rights.
     """
-    if column.uid == 0:
+    if column == Column(0):
         return ["env"]
     lent = ",".join(["-all", *(f"+{name}" for name in column.capabilities)])
     user = [f"--reuid={column.uid}", f"--regid={column.uid}", "--clear-groups", "--no-new-privs"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from mldebug_agents.jobstart import hook_folder
-from system.lending import OWNER, VISITOR, Column, lent
+from system.lending import OWNER, UNIT, VISITOR, Column, lent
 from system.machine import need, wait_for
 from system.page import COLUMNS, ROWS, documented, expected
 
@@ -114,6 +114,13 @@ def test_the_table_is_what_the_kernel_does(place: Place, name: str) -> None:
     if _setting("/proc/sys/kernel/dmesg_restrict") != "1":
         page["kmsg"] = measured["kmsg"]  # the page is about nodes that restrict it
     assert measured == page
+
+
+def test_root_of_a_container_with_the_capabilities_of_the_unit_reads_what_the_unit_reads(
+    place: Place,
+) -> None:
+    """The DaemonSet: Kubernetes lends capabilities to no other user."""
+    assert climb(place, Column(0, UNIT)) == climb(place, Column(VISITOR, UNIT))
 
 
 def _setting(path: str) -> str:

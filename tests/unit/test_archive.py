@@ -1,5 +1,6 @@
 """Incidents on disk."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_root_gives_the_report_to_the_owner_of_the_job(archive: Archive) -> None
     assert owners == {12345}
     assert archive.folder.stat().st_uid == 0
     assert archive.folder.stat().st_mode & 0o777 == 0o711
+
+
+def test_root_that_may_give_nothing_away_keeps_the_report(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's root without CAP_CHOWN: this ended in an error, and the report was lost."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.chown", refused)
+    folder = archive.save(made(), "<html>", evidence(), owner_uid=12345)
+    assert archive.load("latest").id == made().id
+    assert {path.stat().st_uid for path in (folder, *folder.rglob("*"))} == {os.getuid()}
 
 
 def test_the_same_id_replaces(archive: Archive) -> None:

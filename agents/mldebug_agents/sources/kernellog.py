@@ -240,7 +240,10 @@ def sees_kernel_pids(host: Host) -> bool:
 def _gap(path: str, error: OSError) -> Gap:
     """Name what is missing, and how to get it."""
     ways = {
-        errno.EPERM: "give the agent CAP_SYSLOG: AmbientCapabilities=CAP_SYSLOG in its unit, or --cap-add SYSLOG",
+        errno.EPERM: (
+            "give the agent CAP_SYSLOG: AmbientCapabilities=CAP_SYSLOG in its unit, or --cap-add SYSLOG;"
+            " a container's device rules have to let it in as well"
+        ),
         errno.EACCES: f"let the agent's user read {path}, and set ProtectKernelLogs=no in its unit",
         errno.ENOENT: f"hand the node's {path} to the container: --device {path}",
     }
