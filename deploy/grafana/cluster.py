@@ -55,18 +55,17 @@ def _wrong() -> tuple[Panel, ...]:
              "s", (f"({SINCE}) * on (instance, run) group_right () mldebug_incident_open_info", "Open for"),
              instance="Node").data_links([report, link("Job", job)]),
         rows("Alerts that fire", "Rules of mldebug that fire now, and for how long they have been true. A row leads to what to do.",
-             "s", (f"(time() - ALERTS_FOR_STATE) and ignoring (alertstate) {FIRING}", "True for"),
-             alertname="Alert").data_links([book]),
+             "s", (f"(time() - ALERTS_FOR_STATE) and ignoring (alertstate) {FIRING}", "True for")).data_links([book]),
         rows("What to do about hardware", "Suggested actions: of how many GPUs (1 where it is the node itself).",
-             "none", ("count by (instance, component, action, reason_code) (mldebug_suggested_action_info)", "GPUs"),
-             instance="Node").data_links([link("Node", to_board("mldebug-node", "instance", "node"))])
+             "none", ("count by (instance, component, action, reason_code) (mldebug_suggested_action_info)", "GPUs"))
+        .data_links([link("Node", to_board("mldebug-node", "instance", "node"))])
         .links([page("How GPUs are judged", "gpus")]),
     )  # fmt: skip
 
 
 def _runs() -> tuple[Panel, ...]:
     return (
-        plain(rows("Runs", "Who trains, and how it goes: a run that does not move has no steps and a growing silence.",
+        plain(rows("Each run", "Who trains, and how it goes: a run that does not move has no steps and a growing silence.",
              "s", (f"{RUNS} * on (run) group_left () mldebug:run_progress_age:seconds", "No progress for"),
              (f"{RUNS} * on (run) group_left () mldebug:run_steps:rate5m", "Steps/s"),
              (f"{RUNS} * on (run) group_left () max by (run) (mldebug_run_step)", "Step")), "Steps/s", "Step")

@@ -55,7 +55,7 @@ def _incident() -> tuple[Panel, ...]:
              "s", (f"({SINCE}) * on (instance, run) group_right () mldebug_incident_open_info{{{MINE}}}", "Open for"),
              instance="Node").data_links([report]).links([runbook("MldebugRunStalled")]),
         rows("Ranks of the open incident", "What the last stack sample shows each rank in. Those in `collective` wait for one that is not.",
-             "s", (f"mldebug_rank_class_info{{{MINE}}} {stands}", "Stands for"), instance="Node", rank="Rank")
+             "s", (f"mldebug_rank_class_info{{{MINE}}} {stands}", "Stands for"), rank="Rank")
         .data_links([link("Node", to_board("mldebug-node", "instance", "node"))]),
         lines("Silence, of the stall timeout", "An incident opens at 100 %. The timeout follows the run's own pace.", "percentunit",
               (f"({SILENCE}) / max by (run) (mldebug_run_stall_timeout_seconds{{{MINE}}})", "silence"),
