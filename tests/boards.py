@@ -19,6 +19,7 @@ class Asking:
     name: str
     expression: str
     legend: str
+    annotation: bool = False
 
 
 def titled(board: Any, panel: Any) -> str:
@@ -30,7 +31,7 @@ def queries() -> Iterator[Asking]:
     """Of all panels and annotations."""
     for board in BOARDS.values():
         for one in board["annotations"]["list"]:
-            yield Asking(f"{board['uid']}: {one['name']}", one["expr"], one["textFormat"])
+            yield Asking(f"{board['uid']}: {one['name']}", one["expr"], one["textFormat"], True)
         for panel in board["panels"]:
             for target in panel["targets"]:
                 name = f"{titled(board, panel)} {target['refId']}"

@@ -6,6 +6,7 @@ usage: evaluating.py FOLDER: every 40 steps each rank evaluates for a second and
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,11 +30,20 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
     return float(loss.detach())
 
 
+class Slow(checkpoint.FileSystemWriter):
+    """As on a slow disk: rank after rank is done."""
+
+    def write_data(self, *args: Any) -> Any:
+        """A second later for each rank."""
+        time.sleep(dist.get_rank())
+        return super().write_data(*args)
+
+
 def save(folder: Path) -> None:
     """A shard of each rank."""
     folder.mkdir(exist_ok=True)
     state = {f"w{dist.get_rank()}": torch.ones(1 << 20)}
-    checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(folder))
+    checkpoint.save(state, storage_writer=Slow(folder))
 
 
 def main() -> None:
