@@ -81,7 +81,7 @@ class Scene:
             next((run for run in seen.runs if run.name == "evaluating.py"), None) if seen else None
         )
 
-    def has(self, query: str, seconds: float = 60.0) -> None:
+    def has(self, query: str, seconds: float = 150.0) -> None:
         """Wait until a query gives anything."""
         try:
             wait_for(query, lambda: self.server.samples(query), seconds)
