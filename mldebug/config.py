@@ -296,7 +296,7 @@ class Config(Section, frozen=True, kw_only=True):
     channels: Annotated[
         dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
     ] = {}
-    # who is asked whether jobs run: {main: {kind: slurm}}
+    # who is asked whether jobs run: {main: {kind: slurm, only_on: [head01]}}
     schedulers: Annotated[
         dict[str, Plugin], Room(lambda: names("schedulers"), lambda kind: load("schedulers", kind))
     ] = {}
@@ -323,12 +323,15 @@ def load_config(path: Path | None) -> Config:
 
 
 def _unwatched(config: Config) -> Iterator[str]:
-    """Jobs that nobody would be asked about: silence would look like all is well."""
+    """Jobs that nobody would be asked about: silence would look like all is well; schedulers that every node would ask."""
     known = ", ".join(config.schedulers)
+    for name, plugin in config.schedulers.items():
+        if not plugin.options.only_on:
+            yield f"schedulers.{name}.only_on: name the one node whose agent asks (by its host name): 1,000 agents would overload the controller"
     for name, one in config.jobs.expected.items():
         where = f"jobs.expected.{name}"
         if not config.schedulers:
-            yield f"{where}: there is no scheduler to ask; write `schedulers: {{main: {{kind: slurm}}}}`"
+            yield f"{where}: there is no scheduler to ask; write `schedulers: {{main: {{kind: slurm, only_on: [HOST]}}}}`"
         elif one.scheduler and one.scheduler not in config.schedulers:
             yield f"{where}.scheduler: {one.scheduler} is no scheduler; choose from: {known}"
         elif not one.scheduler and len(config.schedulers) > 1:

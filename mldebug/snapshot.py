@@ -11,6 +11,7 @@ from mldebug.hostmemory.telling import NodeMemory
 from mldebug.kernellog.counts import KernelCounts
 from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Noun, RankDevice, Remark, Said
+from mldebug.probing.history import Judged
 from mldebug.records import LogCounts, StepTimes
 from mldebug.saves.telling import SaveState
 from mldebug.scheduling.model import Orphan, SchedulerState
@@ -118,6 +119,7 @@ class Snapshot(Noun, frozen=True, kw_only=True):
     storage: StorageState | None = None  # None: not looked at yet
     schedulers: tuple[SchedulerState, ...] = ()  # of the configuration
     orphans: tuple[Orphan, ...] | None = None  # None: not looked at
+    probes: tuple[Judged, ...] | None = None  # None: not looked at yet, or the look failed
     cluster: str = (
         ""  # who coordinates, or that nobody else answers; "": this agent knows no others
     )

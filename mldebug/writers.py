@@ -2,9 +2,12 @@
 
 What a rank has written is what the kernel charges to it and its children, less what was cancelled before it reached a disk
 (a file removed before that). What it writes to which filesystem follows from the files that it holds open: their offset grows.
+An offset grows by reading and seeking, too: a file grows by no more than its process has handed to write(2), and one that is
+open for both by no more than reading cannot have moved it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,6 +16,9 @@ from mldebug.redact import clean
 from mldebug.trees import approximate
 
 TOP = 5  # growing files that are named for each rank
+
+
+Process = tuple[int, int]  # pid and start
 
 
 class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +34,20 @@ class OpenOutput(msgspec.Struct, frozen=True, kw_only=True):
     appends: bool = (
         False  # opened with O_APPEND, or "a": its first position is not what was written
     )
+    reads: bool = False  # open for both: reading moves it as well
+
+
+class Calls(NamedTuple):
+    """What a process has read and written by system calls so far, bytes; to a cache, a tmpfs or a pipe as well."""
+
+    read: int
+    written: int
+    disk: int = 0  # what came to a disk, which not all calls tell before
+
+    def since(self, before: "Calls") -> "Calls":
+        """What was done in between; written is what either of the counters tells."""
+        wrote = max(self.written - before.written, self.disk - before.disk)
+        return Calls(self.read - before.read, wrote)
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +56,9 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     rank: int
     at: float
-    bytes: Mapping[tuple[int, int], int]
+    bytes: Mapping[Process, int]
     files: tuple[OpenOutput, ...] = ()
+    calls: Mapping[Process, Calls] = {}
 
 
 class Growing(Noun, frozen=True, kw_only=True):
@@ -72,20 +93,46 @@ def compare(before: Written, now: Written, total: int) -> Writer:
         rank=now.rank,
         total=total + grown + young,
         rate=(grown + young) / seconds,
-        growing=_growing(before.files, now.files, seconds),
+        growing=_growing(before, now, seconds),
     )
 
 
-def _growing(before: Sequence[OpenOutput], now: Sequence[OpenOutput], seconds: float) -> tuple[Growing, ...]:  # fmt: skip
+def _growing(before: Written, now: Written, seconds: float) -> tuple[Growing, ...]:
     """Each file once: a child inherits what its parent has open, and both show the same position."""
-    starts = _Starts(before)
+    starts = _Starts(before.files)
+    moved = sorted(((one.position - starts.of(one), one) for one in now.files), key=_surest_first)
+    left = _Left(before.calls, now.calls)
     found: dict[tuple[str, str], Growing] = {}
-    for one in now:
-        rate = (one.position - starts.of(one)) / seconds
+    for far, one in moved:
+        rate = left.take(one, far) / seconds
         key = one.path, one.device
         if rate > 0 and (key not in found or rate > found[key].rate):
             found[key] = Growing(path=one.path, mount=one.mount, device=one.device, rate=rate, size=one.position)  # fmt: skip
     return tuple(sorted(found.values(), key=lambda one: -one.rate))
+
+
+def _surest_first(moved: tuple[int, OpenOutput]) -> tuple[bool, int]:
+    return moved[1].reads, -moved[0]
+
+
+class _Left:
+    """What of the calls of each process is not yet ascribed to one of its files."""
+
+    def __init__(self, before: Mapping[Process, Calls], now: Mapping[Process, Calls]) -> None:
+        none = Calls(0, 0)
+        done = {key: one.since(before.get(key, none)) for key, one in now.items()}
+        self._read = {key: one.read for key, one in done.items()}
+        self._written = {key: one.written for key, one in done.items()}
+
+    def take(self, one: OpenOutput, far: int) -> int:
+        """By how much that file has grown at most; `far`: by how much its offset has."""
+        key = one.pid, one.start_ticks
+        if key not in self._written:
+            return 0 if one.reads else far
+        sure = far - self._read[key] if one.reads else far
+        grown = max(0, min(sure, self._written[key]))
+        self._written[key] -= grown
+        return grown
 
 
 class _Starts:
@@ -129,11 +176,17 @@ def who_fills(writers: Iterable[Writer], device: str, names: Mapping[str, str]) 
     rate, writer = found[0]
     fastest = next(one for one in writer.growing if one.device == device)
     name = clean(names.get(writer.job, writer.job), 40)
-    others = f"; {len(found) - 1} other ranks write there too" if len(found) > 1 else ""
+    others = _others(len(found) - 1)
     return (
         f"rank {writer.rank} of {name} writes {approximate(int(rate))}/s to it,"
         f" most to {clean(fastest.path, 120)}{others}"
     )
+
+
+def _others(count: int) -> str:
+    if not count:
+        return ""
+    return f"; {count} other {'rank writes' if count == 1 else 'ranks write'} there too"
 
 
 def writer_line(writer: Writer, name: str) -> str:

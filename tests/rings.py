@@ -43,6 +43,7 @@ def header(
     start: int = 99,
     boot: bytes = b"",
     rank: int = 0,
+    child: int = 0,
     wall: int = WALL,
     monotonic: int = MONOTONIC,
 ) -> bytearray:
@@ -51,7 +52,7 @@ def header(
     data[:8] = b"mltrace\x01"
     size = CHUNKS_AT + chunks * CHUNK
     struct.pack_into("<IIQQQQII", data, 8, 4096, 24, size, 4096, NAMES, CHUNKS_AT, CHUNK, chunks)
-    struct.pack_into("<QQ40siiiI", data, 56, pid, start, boot, rank, 2, rank, 0)
+    struct.pack_into("<QQ40siiiI", data, 56, pid, start, boot, rank, 2, rank, child)
     struct.pack_into("<QQqQQIIQQ", data, 128, wall, monotonic, 3, monotonic, 0, 1, 3, monotonic, 2)
     struct.pack_into("64s32s64s", data, 192, b"monitoring, python", b"CPython 3.11.7", b"gpu-17")
     return data
@@ -114,9 +115,11 @@ def ring(
     start: int = 99,
     boot: bytes = b"",
     rank: int = 0,
+    child: int = 0,
+    wall: int = WALL,
 ) -> bytes:
     """A whole file."""
-    head = header(len(chunks), pid=pid, start=start, boot=boot, rank=rank)
+    head = header(len(chunks), pid=pid, start=start, boot=boot, rank=rank, child=child, wall=wall)
     return bytes(head) + names(functions) + b"".join(map(chunk, chunks))
 
 

@@ -1,4 +1,4 @@
-"""What one node knows beside the progress of its runs: hardware, storage, saves, memory, queues; and who is told, and acts.
+"""What one node knows beside the progress of its runs: hardware, storage, saves, memory, queues, probes; and who is told, and acts.
 
 All of it belongs to the thread of the loop. Each board has workers of its own and puts what they found on its board.
 """
@@ -16,6 +16,7 @@ from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.hostmemory.board import MemoryBoard
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.notices.desk import Notices
+from mldebug_agents.probed.board import ProbeBoard
 from mldebug_agents.queues.board import QueueBoard
 from mldebug_agents.runner import Result
 from mldebug_agents.runs import Run
@@ -57,6 +58,7 @@ class Boards:
         self._saves = SaveBoard(bench, ledger, inbox, config.checkpoints)
         self._memory = MemoryBoard(bench, inbox)
         self._queues = QueueBoard(config, bench, inbox)
+        self._probes = ProbeBoard(config.agent.state_dir, bench.reader, inbox)
 
     def reload(self, config: Config) -> None:
         """Go on under another configuration."""
@@ -71,10 +73,11 @@ class Boards:
         self.acting.captures.show(seen.jobs, seen.found)
         self.acting.turn(seen.jobs)
         if seen.looked:
-            self._storage.turn(list(seen.jobs.values()))
+            self._storage.turn(list(seen.jobs.values()), self._saves.places(seen.runs))
         self._saves.turn(seen.runs, seen.found, seen.config.checkpoints)
         self._memory.turn(seen.runs, seen.config.memory)
         self._queues.turn()
+        self._probes.turn()
 
     def told(self, result: Result, seen: Seen) -> bool:
         """Take what a worker found; false where it is nobody's here."""
@@ -87,7 +90,7 @@ class Boards:
         elif result.worker == self._memory.worker.name:
             self._memory.told(result)
         else:
-            tellers = (self.notices, self.acting, self._queues)
+            tellers = (self.notices, self.acting, self._queues, self._probes)
             return any(one.told(result) for one in tellers)
         return True
 
@@ -111,6 +114,7 @@ class Boards:
             self.hardware,
             self._storage,
             self._queues,
+            self._probes,
             self.notices,
             self.acting,
         ):

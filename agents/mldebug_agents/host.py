@@ -5,8 +5,10 @@ path that a descriptor points to) goes through a `Paths`, the reader child.
 """
 
 import contextlib
+import errno
 import math
 import os
+import stat
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,7 @@ MAX_FILES = 4096  # descriptors looked at per process
 MAX_BYTES = 1 << 20
 JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
 _MAIN_GONE = "ZX"
+_GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
 
 
 class Failure(Protocol):
@@ -83,8 +86,8 @@ class Host:
     def children(self) -> dict[int, list[int]]:
         """Parent pid -> its children, in ascending order."""
         family: dict[int, list[int]] = defaultdict(list)
-        for pid, stat in self.briefs().items():
-            family[stat.ppid].append(pid)
+        for pid, brief in self.briefs().items():
+            family[brief.ppid].append(pid)
         return dict(family)
 
     # --- the node ----------------------------------------------------------------------------------
@@ -136,12 +139,28 @@ class Host:
         """The text of a file of the kernel's below /sys, "" where it is gone or not for us."""
         return _read(path)
 
+    def denied(self, path: str) -> str:
+        """Why such a file, though it is there, cannot be opened: "Permission denied"; else ""."""
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            return "" if error.errno in _GONE else error.strerror or str(error)
+        return ""
+
     def link(self, pid: int, name: str) -> str:
         """Where the link /proc/PID/NAME (exe, ns/net) points to, "" where it is gone or not for us."""
         try:
             return os.readlink(f"{self.proc}/{pid}/{name}")
         except OSError:
             return ""
+
+    def writes_to(self, pid: int, fd: int | str) -> bool:
+        """Is it open for writing? The mode of the link says so, for a third of the cost of `fdinfo`; True where nobody knows."""
+        try:
+            mode = os.lstat(f"{self.proc}/{pid}/fd/{fd}").st_mode
+        except OSError:
+            return True
+        return not stat.S_ISLNK(mode) or bool(mode & stat.S_IWUSR)
 
     def open_names(self, pid: int) -> frozenset[str]:
         """What the kernel calls the files it has open, as it sees them; one that has lost its name ends in ` (deleted)`."""

@@ -186,6 +186,9 @@ def parse_fdinfo(text: str) -> tuple[str, int]:
     return mode, _integer(values.get("mnt_id", "0"))
 
 
+_UNREAL = ("/proc/", "/sys/", "/memfd:", "/anon_hugepage", "/dmabuf:", "/[", "/SYSV")
+
+
 def fd_kind(target: str) -> str:
     """Tell from the link alone: the file itself must not be touched. A FIFO with a name looks like a file here."""
     for prefix, kind in (("pipe:[", "pipe"), ("socket:[", "socket"), ("anon_inode:", "anon")):
@@ -196,6 +199,13 @@ def fd_kind(target: str) -> str:
     if _DEVICE.match(target):
         return "tty" if _TTY.match(target) else "gpu" if _GPU.match(target) else "device"
     return "deleted" if target.endswith(" (deleted)") else "file"
+
+
+def is_stored(target: str) -> bool:
+    """Does a link lead to a file that takes space on a filesystem? Of /dev only what lies in shared memory does."""
+    if target.startswith("/dev/"):
+        return target.startswith("/dev/shm/")  # noqa: S108 - only told apart
+    return target.startswith("/") and not target.startswith(_UNREAL)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:

@@ -8,7 +8,7 @@ A part may wait, for a bounded time, for a child of ours that touches what may h
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -110,9 +110,12 @@ class Storage:
         """The names under which results come."""
         return tuple(worker.name for worker in self._workers.values())
 
-    def turn(self, jobs: Sequence[Job]) -> None:
-        """Have those parts look that are due. Waits for nothing."""
+    def turn(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
+        """Have those parts look that are due. Waits for nothing. `places`: by job, where it saves and logs, as its ranks see it."""
         self._recall()
+        part = self._parts.get(Filesystems.name)
+        if isinstance(part, Filesystems) and not self._workers[part.name].busy:
+            part.places = places
         now = time.monotonic()
         for name, worker in self._workers.items():
             if now >= self._due[name] and not worker.busy:

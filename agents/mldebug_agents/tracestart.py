@@ -3,18 +3,22 @@
 What is wanted travels to every Python below by one variable, `MLDEBUG_TRACE`, which the hook reads (`mldebug_training.tracestart`).
 """
 
+import fcntl
 import json
 import os
+import stat
 from pathlib import Path
 
 import click
 import msgspec
 
 from mldebug.errors import UsageError
+from mldebug.ring.opening import BEFORE
 from mldebug.settings.units import parse_size
 from mldebug_agents.jobstart import become, callers_environment, environment, hook_folder
 
 VARIABLE = "MLDEBUG_TRACE"
+PROGRAM = "MLDEBUG_TRACE_PID"  # it keeps our pid
 MAGIC = b"mltrace"  # of a ring of any version
 SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
 
@@ -25,6 +29,7 @@ class Wanted(msgspec.Struct, frozen=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     start: str = ""
+    stop: str = ""
     what: str = "calls"
     ring: Path | None = None
     size: str = "64MiB"
@@ -48,7 +53,13 @@ class Wanted(msgspec.Struct, frozen=True):
     "--start",
     default="",
     metavar="FUNCTION",
-    help="Begin when this function is called first: train_step, module:function; or at a step: step:118.",
+    help="Begin when this function is called first: train_step, module:function; or at a step: step:118; or at a signal: signal:USR2.",
+)
+@click.option(
+    "--stop",
+    default="",
+    metavar="FUNCTION",
+    help="Write nothing more from then on: a function, step or signal.",
 )
 @click.option(
     "--what",
@@ -64,6 +75,7 @@ def run(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     start: str,
+    stop: str,
     what: str,
     words: tuple[str, ...],
 ) -> None:  # fmt: skip
@@ -75,10 +87,10 @@ def run(
     if not words or not words[0]:
         raise UsageError("no program was named", "mldebug trace run --ring FILE -- python train.py")
     told = callers_environment(os.environ)
-    traced = variables(Wanted(include, exclude, start, what, ring, size))
+    traced = variables(Wanted(include, exclude, start, stop, what, ring, size))
     folder = hook_folder()
     make_way(ring)
-    become(words, {**told, **environment(told, folder), **traced})
+    become(words, {**told, **environment(told, folder), **traced, PROGRAM: str(os.getpid())})
 
 
 def variables(wanted: Wanted) -> dict[str, str]:
@@ -88,6 +100,7 @@ def variables(wanted: Wanted) -> dict[str, str]:
         "include": wanted.include,
         "exclude": wanted.exclude,
         "start": wanted.start,
+        "stop": wanted.stop,
         "calls": wanted.what != "lines",
         "lines": wanted.what != "calls",
         "ring": str(wanted.ring.absolute()) if wanted.ring else None,
@@ -97,20 +110,33 @@ def variables(wanted: Wanted) -> dict[str, str]:
 
 
 def make_way(ring: Path | None) -> None:
-    """Take an older ring of this name away. Raises UsageError where something else lies there."""
+    """Put an older ring of this name aside, unless a process writes it: then the new one gets a pid behind its name.
+
+    Raises UsageError where something else lies there.
+    """
     if ring is None or not os.path.lexists(ring):
         return
     try:
-        with ring.open("rb") as file:
-            is_ring = file.read(len(MAGIC)) == MAGIC
-        if is_ring:
-            ring.unlink()
+        if _may_move(ring):
+            ring.rename(f"{ring}{BEFORE}")
     except OSError as error:
         raise UsageError(
             f"{ring}: {(error.strerror or str(error)).lower()}", "name another file"
         ) from None
-    if not is_ring:
-        raise UsageError(f"{ring} is there and is no ring", "name another file")
+
+
+def _may_move(ring: Path) -> bool:
+    """Has nobody its lock? Raises UsageError for what is no ring."""
+    descriptor = os.open(ring, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, 7) != MAGIC:
+            raise UsageError(f"{ring} is there and is no ring", "name another file")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _check(wanted: Wanted) -> None:
@@ -120,6 +146,18 @@ def _check(wanted: Wanted) -> None:
                 f"{word!r} names no package, module, function or folder",
                 "a package is named as it is imported: --include torch.nn",
             )
+    for word in (wanted.start, wanted.stop):
+        _check_moment(word)
+
+
+def _check_moment(word: str) -> None:
+    kind, colon, told = word.partition(":")
+    no_step = kind == "step" and colon and not (told.isascii() and told.isdigit())
+    no_signal = kind == "signal" and colon and told not in ("USR1", "USR2")
+    if no_step or no_signal or word.strip() != word:
+        raise UsageError(
+            f"{word!r} is no function, step or signal", "write train_step, step:118 or signal:USR2"
+        )
 
 
 def _bytes(size: str) -> int:

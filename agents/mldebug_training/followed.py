@@ -66,10 +66,13 @@ class Followed:
 
     def begins(self, code: Code) -> bool:
         """Is it the function that tracing starts with?"""
-        module, colon, name = self._start.rpartition(":")
-        if colon and not _below(code.module, module):
-            return False
-        return _is_function(code, name)
+        return is_called(self._start, code)
+
+
+def is_called(word: str, code: Code) -> bool:
+    """Is it this `function` or `module:function`, or inside it?"""
+    module, colon, name = word.rpartition(":")
+    return not (colon and not _below(code.module, module)) and _is_function(code, name)
 
 
 def globals_of(code: CodeType) -> dict[str, Any] | None:

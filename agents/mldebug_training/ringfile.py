@@ -6,6 +6,7 @@ processes in the default place stay for a day, and no more than a few of them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import platform
@@ -31,7 +32,11 @@ KEEP_SECONDS, KEEP_RINGS = (
 )  # of dead processes, in the default place; 16 of children, too
 CHILD_AT, CHILD = 124, (1).to_bytes(4, "little")  # in the header
 SMALLEST = 1 << 20  # bytes; below that a default ring is not worth its name
+OF_FREE = 8  # a default ring takes that part of what is free at most: NCCL and DataLoader live in /dev/shm, too
 _made: set[str] = set()  # in the default place, by this program
+_left: dict[
+    Place, tuple[str, int, int]
+] = {}  # rings that have ended, by their place: path, inode, pid
 ENGINE, PYTHON, NODE, WHY, FOLLOWED, COMMAND = ring.TEXTS
 
 
@@ -55,7 +60,9 @@ class RingFile:
         self, place: Place, size: int, engine: str, mode: int, followed: str, child: bool = False
     ) -> None:
         self.default = place is None
+        self._place = place
         start = start_ticks()
+        _take_back(place)
         if self.default:
             sweep()
         self.path, self._file, self.size = _reserved(place, size)
@@ -88,6 +95,8 @@ class RingFile:
         """No record comes any more; the memory goes when its last user has let go of it."""
         if not keep:
             remove(self.path)
+        elif self._file.mine():
+            _left[self._place] = self.path, os.fstat(self._file.fd).st_ino, os.getpid()
         self._file.close()
 
     def forget(self) -> None:
@@ -192,7 +201,7 @@ def _reserved(place: Place, size: int) -> tuple[str, OwnFile, int]:
     if place is not None:
         path, file = _named(place, size)
         return path, file, size
-    path = _default()
+    path, size = _default(), _fitting(size)
     while True:
         try:
             path, file = _named(path, size)
@@ -203,6 +212,27 @@ def _reserved(place: Place, size: int) -> tuple[str, OwnFile, int]:
             if size // 4 < SMALLEST:
                 raise
             size //= 4
+
+
+def _fitting(size: int) -> int:
+    """As much of it as may be taken of the default place. Raises OSError where that is not worth its name."""
+    found = os.statvfs(FOLDER)
+    free = found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize  # 0: it has no limit
+    while size > free // OF_FREE:
+        if size // 4 < SMALLEST:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        size //= 4
+    return size
+
+
+def _take_back(place: Place) -> None:
+    """Remove what this process has left here by a trace that ended: one that begins in a loop has one ring, not thousands."""
+    path, inode, pid = _left.pop(place, ("", 0, 0))
+    try:
+        if pid == os.getpid() and os.lstat(path).st_ino == inode:
+            remove(path)
+    except OSError as error:  # somebody has taken it away
+        pass_on(error)
 
 
 def _default() -> str:

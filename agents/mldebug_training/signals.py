@@ -155,6 +155,11 @@ def _mask(path: str, *names: bytes) -> int:
     return sum(found[name] for name in names)  # nothing is caught and ignored at once
 
 
+def taken(number: int) -> bool:
+    """Does this process catch or ignore it, by Python or by C code?"""
+    return bool(_taken() >> (number - 1) & 1)
+
+
 def _taken() -> int:
     try:
         return _mask("/proc/self/status", b"SigCgt", b"SigIgn")

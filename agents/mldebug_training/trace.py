@@ -16,8 +16,9 @@ from _thread import RLock
 
 from mldebug_training import ring as layout
 from mldebug_training.childend import at_end, is_worker
-from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of
+from mldebug_training.followed import UNINSTALLED, Code, Followed, globals_of, is_called
 from mldebug_training.interrupted import pass_on
+from mldebug_training.moments import on_signal, signal_of, step_of
 from mldebug_training.process import own
 from mldebug_training.ringfile import RingFile, leave_behind
 from mldebug_training.ringwriter import Writer
@@ -42,9 +43,10 @@ __all__ = ["DEFAULT_SIZE", "NicerTrace", "trace"]
 class trace:  # noqa: N801 - it is used as a function
     """`with trace("mypkg", "torch.nn", exclude=[...], start="train_step"):`, or `begin()` and `end()`.
 
-    Without a word everything is followed that is not installed. `start`: a function, or `step:118`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in
-    it are filled in; without it the ring lies in /dev/shm, and goes when the process ends well. `size` in bytes. One trace at
-    a time: a second one inside of the first does nothing. Raises ValueError for what cannot be meant.
+    Without a word everything is followed that is not installed. `start` and `stop`: a function that is called, `step:118`, or
+    `signal:USR2`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in it are filled in; without it the ring lies in /dev/shm,
+    and goes when the process ends well. `size` in bytes. One trace at a time: a second one inside of the first does nothing.
+    Raises ValueError for what cannot be meant.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class trace:  # noqa: N801 - it is used as a function
         *include: str,
         exclude: Sequence[str] = (),
         start: str = "",
+        stop: str = "",
         calls: bool = True,
         lines: bool = False,
         ring: str | None = None,
@@ -61,7 +64,10 @@ class trace:  # noqa: N801 - it is used as a function
         if not (calls or lines):
             raise ValueError("neither calls nor lines are to be traced")
         self._followed = Followed(include or (UNINSTALLED,), exclude, start)
-        self._first = _first_step(start)
+        self._first, self._last = step_of(start), step_of(stop)
+        self._signals = tuple({one for one in map(signal_of, (start, stop)) if one is not None})
+        self._start, self._stop = start, stop
+        self._over = self._ended = False
         self._place = ring
         self._size, self._waits = size, bool(start)
         self._child = False
@@ -86,6 +92,11 @@ class trace:  # noqa: N801 - it is used as a function
         return self._why
 
     @property
+    def followed(self) -> str:
+        """What is to be followed, in words."""
+        return self._followed.told
+
+    @property
     def engine(self) -> str:
         """Which one runs: "monitoring, native" or the like; empty: none."""
         return str(self._engine.name) if self._engine is not None else ""
@@ -108,11 +119,11 @@ class trace:  # noqa: N801 - it is used as a function
         _running.append(self)
         own.after_beat = stepped
         closed(leave_behind)
-        self._off = False
+        self._off = self._over = self._ended = False
         native = native_module() if self._native else None
         self._engine = engine_for(self.decide, self._aside, self._mode, native)
         try:
-            why = self._engine.begin()
+            why = self._wait() or self._engine.begin()
         except Exception as error:
             pass_on(error)
             why = f"it cannot begin: {error}"
@@ -121,26 +132,27 @@ class trace:  # noqa: N801 - it is used as a function
             self._refuse(why)
 
     def end(self, keep: bool = True) -> None:
-        """No more. `keep` False: the ring goes as well, if it lies in the default place."""
+        """No more. `keep` False: the ring goes as well, if it lies in the default place or is a child's."""
         if self not in _running:
             return
         _running.clear()
         self._off = True
-        try:
-            self._engine.end()
-        except Exception as error:
-            pass_on(error)
+        self._end_engine()
         if self._file is not None:
             self._file.tell(layout.ENDED, self._why)
-            self._file.close(keep or not self._file.default)
+            self._file.close(keep or not (self._file.default or self._child))
             self._writer = None
 
     def step(self, number: int) -> None:
         """Say that this step was reached; the hook does so by itself."""
         try:
-            if self._waits and self._first is not None and number >= self._first:
-                self._waits = False
-                self._engine.again()
+            if self._last is not None and number >= self._last:
+                self._finish()
+            if self._over:
+                self._end_engine()
+                return
+            if self._first is not None and number >= self._first:
+                self._go()
             self._engine.step(number)
         except Exception as error:
             pass_on(error)
@@ -160,15 +172,56 @@ class trace:  # noqa: N801 - it is used as a function
             pass_on(error)
             return UNTRACED
 
+    def _wait(self) -> str:
+        """For its signals. Returns why it cannot, or nothing."""
+        whys = [on_signal(one, lambda one=one: self._signalled(one)) for one in self._signals]  # type: ignore[misc]
+        return next(filter(None, whys), "")
+
+    def _signalled(self, number: int) -> None:
+        if self not in _running:
+            return
+        if self._waits and signal_of(self._start) == number:
+            self._go()
+        elif signal_of(self._stop) == number:
+            self._finish()
+
+    def _go(self) -> None:
+        """Where it waited to begin: now."""
+        if self._waits:
+            self._waits = False
+            self._engine.again()
+
+    def _finish(self) -> None:
+        """Write nothing more. The ring stays this process's, so that it tells it when the rank dies later."""
+        if self._over or self._off:
+            return
+        self._over = self._off = True
+        self._engine.pause(True)
+        self._why = self._why or f"{self._stop} was reached"
+        if self._file is not None:
+            self._file.tell(layout.ENDED, self._why)
+
+    def _end_engine(self) -> None:
+        """Once; never while it asks about code."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._engine.end()
+        except Exception as error:
+            pass_on(error)
+
     def _decide(self, code: CodeType, known: Code) -> int:
+        if self._stop and not self._waits and is_called(self._stop, known):
+            self._finish()
+            return UNTRACED
         begins = self._waits and self._followed.begins(known)
         if self._waits and not begins:
             return UNTRACED
         if not begins and not self._followed.follows(known):
             return UNTRACED
         if begins:
-            self._waits = False
-            self._engine.again()
+            self._go()
         with self._making:
             if self._writer is None:
                 closed(self._make)
@@ -200,6 +253,8 @@ class trace:  # noqa: N801 - it is used as a function
     def _new_file(self, place: str | None) -> RingFile:
         if not self._child and is_worker():
             self._become_child()
+        if place and self._child and "{pid}" not in (self._place or ""):
+            place += f".{os.getpid()}"  # the name alone is the parent's, whoever comes first
         told = self._followed.told
         return RingFile(place, self._size, self._engine.name, self._mode, told, self._child)
 
@@ -231,7 +286,7 @@ class trace:  # noqa: N801 - it is used as a function
         self._engine.forked()
         self._become_child()
         self._engine.again()
-        self._engine.pause(False)
+        self._engine.pause(self._over)
 
 
 class NicerTrace:
@@ -261,6 +316,7 @@ class NicerTrace:
         ring: str | None = None,
         size: int = DEFAULT_SIZE,
         start: str = "",
+        stop: str = "",
     ) -> None:
         if countfuncs or countcallers or infile:
             raise ValueError("nothing is counted here; use trace.Trace of the standard library")
@@ -269,7 +325,7 @@ class NicerTrace:
         exclude = [*ignoremods, *(os.path.join(one, "") for one in ignoredirs or ())]
         place = ring or outfile or _usual_name()
         self.trace = _trace(
-            *_packages(packages_to_include), exclude=exclude, start=start,
+            *_packages(packages_to_include), exclude=exclude, start=start, stop=stop,
             lines=bool(trace), ring=place, size=size,
         )  # fmt: skip
 
@@ -314,12 +370,6 @@ def stepped(number: int) -> None:
     """A step was reached: the ring in use says so."""
     for one in _running:
         one.step(number)
-
-
-def _first_step(start: str) -> int | None:
-    """Of `step:118`; None of a function, whose name is no number."""
-    word, _, number = start.partition(":")
-    return int(number) if word == "step" and number.isascii() and number.isdigit() else None
 
 
 def _packages(told: Sequence[str] | str | None) -> Sequence[str]:

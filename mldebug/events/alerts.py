@@ -47,7 +47,7 @@ def wanted(body: bytes) -> tuple[Wanted, ...]:
     """What the alerts that fire ask for, each once; `UsageError` where this is no such payload."""
     try:
         told = msgspec.json.decode(body, type=Payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UsageError("this is no payload of Alertmanager's webhook", _HOW) from None
     if told.version != VERSION:
         raise UsageError(f"its version is {safe_line(told.version, 20)!r} and not '4'", _HOW)

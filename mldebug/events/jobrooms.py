@@ -23,7 +23,8 @@ def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[Word
         if not one.asks or (one.success_at is None and one.failing < FAILURES):
             continue
         alarms = (*_watched(one, begin, now), *_nodes(one, begin), *_trouble(one, begin))
-        unsure = () if not one.trouble else (begin,)
+        hidden = tuple(f"{begin}{it.name}{end}" for it in one.watched if it.hidden for end in "#/")
+        unsure = hidden if not one.trouble else (begin,)
         yield Word(alarms=alarms, watched=(begin,), unsure=unsure)
 
 

@@ -10,9 +10,12 @@ OF_RANKS = "mldebug_rank_"  # metrics whose first label is the run
 UIDS = "uids"  # of a row: who may see it, as "1000 1001"; absent or empty: everyone
 
 
-def of_user(told: StorageState, uid: int, runs: Collection[str]) -> StorageState:
-    """Left out: what only jobs of others use, what their ranks write (`runs` are his), and who fills a filesystem."""
-    return StorageState(parts=tuple(_part(one, uid, runs) for one in told.parts))
+def of_user(told: StorageState, uid: int, runs: Collection[str], pids: Collection[int] = ()) -> StorageState:  # fmt: skip
+    """Left out: what only jobs of others use, what their ranks write, and who fills a filesystem.
+
+    `runs` are his, `pids` those of their ranks: what could not be had of them is for him to know.
+    """
+    return StorageState(parts=tuple(_part(one, uid, runs, pids) for one in told.parts))
 
 
 def uids_cell(uids: tuple[int, ...]) -> str:
@@ -20,7 +23,7 @@ def uids_cell(uids: tuple[int, ...]) -> str:
     return " ".join(str(uid) for uid in uids)
 
 
-def _part(told: PartState, uid: int, runs: Collection[str]) -> PartState:
+def _part(told: PartState, uid: int, runs: Collection[str], pids: Collection[int]) -> PartState:
     alarms = [one for one in told.alarms if _may(one.uids, uid)]
     rows = {
         heading: tuple(row for row in rows if _row(row, uid, runs))
@@ -31,7 +34,7 @@ def _part(told: PartState, uid: int, runs: Collection[str]) -> PartState:
         measures=tuple(one for one in told.measures if _measure(one, uid, runs)),
         rows={heading: kept for heading, kept in rows.items() if kept},
         alarms=tuple(msgspec.structs.replace(one, aside="") for one in alarms),
-        gaps=tuple(one for one in told.gaps if one.pid is None),
+        gaps=tuple(one for one in told.gaps if one.pid is None or one.pid in pids),
     )
 
 

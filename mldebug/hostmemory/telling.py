@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from mldebug.hostmemory.parsing import Level, RankMemory
-from mldebug.model import Noun
+from mldebug.model import Gap, Noun
 from mldebug.saves.telling import size_words
 from mldebug.settings.units import format_duration
 
@@ -29,11 +29,12 @@ class NodeMemory(Noun, frozen=True, kw_only=True):
     levels: tuple[LevelState, ...] = ()
     ranks: tuple[RankMemory, ...] = ()
     unread: int = 0  # ranks of which nothing could be read
+    gaps: tuple[Gap, ...] = ()  # control groups whose limit may not be read: there may be one
 
 
 def judged(level: Level, growth: float | None, horizon: float) -> LevelState:
     """`horizon`: seconds before the end at which an alarm is due."""
-    left = (level.limit - level.used) / growth if growth and growth > FLAT else None
+    left = max(0, level.limit - level.used) / growth if growth and growth > FLAT else None
     soon = left is not None and left <= horizon
     return LevelState(level=level, growth=growth, seconds_left=left, alarm=soon or level.used >= FULL * level.limit)  # fmt: skip
 

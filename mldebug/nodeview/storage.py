@@ -9,13 +9,18 @@ from mldebug.nodeview.lines import Said
 from mldebug.redact import clean
 
 WIDEST = 300
+NOTHING = "No filesystem is looked at: no job is seen here, and storage.paths names none."
 
 
 def storage_lines(told: StorageState) -> Iterator[Said]:
     """Alarms first, then what was measured by heading, then what could not be had."""
     for alarm in told.alarms:
         yield Said(clean(f"! {alarm.whole}", WIDEST), True)
+    if told.rows.get("filesystems") == ():
+        yield Said(NOTHING)
     for heading, rows in told.rows.items():
+        if not rows:
+            continue
         yield Said(f"{heading.replace('_', ' ').capitalize()}:")
         for row in rows:
             yield Said(f"  {clean(str(row.get('line', '')), WIDEST)}")

@@ -26,9 +26,10 @@ def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
 
 
 def process_name(header: Header) -> str:
-    """`rank 3 (pid 41003 on gpu-17)`."""
+    """`rank 3 (pid 41003 on gpu-17)`; a worker has the rank of its parent, and is not it."""
     place = f"pid {header.pid}" + (f" on {safe_line(header.node, 60)}" if header.node else "")
-    return place if header.rank is None else f"rank {header.rank} ({place})"
+    who = "child of rank" if header.child else "rank"
+    return place if header.rank is None else f"{who} {header.rank} ({place})"
 
 
 def _of_ring(ring: Ring, number: int) -> Iterator[bytes]:

@@ -1,12 +1,13 @@
 """What `trace merge` says: how far each rank got, where they parted, as lines and as JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mldebug.folding import fold_ranks
 from mldebug.redact import safe_line
+from mldebug.ring.chrome import process_name
 from mldebug.ring.lines import frame_words
 from mldebug.ring.merge import Branch, Merged, Parting, Standing, Stop
-from mldebug.ring.records import Event
+from mldebug.ring.records import Event, Ring
 
 MAX_RANKS = 64  # rows of the table
 MAX_BRANCHES = 8
@@ -43,7 +44,7 @@ def _standing_line(one: Standing) -> str:
     step = "before a step" if one.step is None else f"step {one.step:,}"
     place = event_words(one.last) if one.last else "nothing was traced"
     where = f" on {safe_line(one.node, 60)}" if one.node else ""
-    return f"rank {one.rank} (pid {one.pid}{where}): {step}, {one.silent_seconds:.3f} s silent: {place}"
+    return f"rank {one.rank} (pid {one.pid}{where}): {step}, {one.silent_seconds:.3f} s silent: {place}{one.stopped}"
 
 
 def event_words(event: Event) -> str:
@@ -81,6 +82,14 @@ def _branch_words(branch: Branch) -> str:
     return f"{who}: {'go' if many else 'goes'} on with {stop_words(branch.stop)}"
 
 
+def left_out(rings: Sequence[Ring], merged: Merged) -> Iterator[str]:
+    """Whose rings were not compared: two of one rank would be two ranks."""
+    compared = {(one.node, one.pid) for one in merged.standings}
+    for header in (ring.header for ring in rings):
+        if (header.node, header.pid) not in compared:
+            yield f"left out: {process_name(header)}, which is not the newest that trains as this rank"
+
+
 def merged_object(merged: Merged) -> dict[str, object]:
     """For scripts."""
     return {
@@ -99,6 +108,7 @@ def _standing_object(one: Standing) -> dict[str, object]:
         "step": one.step,
         "silent_seconds": one.silent_seconds,
         "last": event_object(one.last) if one.last else None,
+        "stopped": one.stopped.strip(),
     }
 
 

@@ -29,7 +29,7 @@ def trace_tail(ring: Ring, now: float, path: str, source: Source) -> TraceTail |
     written = (ring.newest + ring.header.offset_ns) / 1e9
     return TraceTail(
         lines=tuple(lines(ring, shown, source)),
-        last=event_words(own[-1]),
+        last=event_words(own[-1]) + ring.header.stopped,
         written_at=round(written, 3),
         age=round(max(0.0, now - written), 3),
         step=own[-1].step,

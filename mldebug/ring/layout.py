@@ -85,7 +85,7 @@ def parse_header(data: bytes) -> Header:
             f"its layout is version {data[7]}, and this mldebug reads version {VERSION}"
         )
     size, names_at, names_size, chunks_at, chunk_size, chunks = _division(data)
-    pid, start, boot, rank, world, *_ = _WHO.unpack_from(data, 56)
+    pid, start, boot, rank, world, _, child = _WHO.unpack_from(data, 56)
     wall, now, step, step_at, lost, state, traced, changed, _ = _FACTS.unpack_from(data, 128)
     texts = {name: _text(data, *where) for name, where in _TEXTS.items()}
     long = {name: safe_line(_raw(data, *where), 1024) for name, where in _LONG.items()}
@@ -101,6 +101,7 @@ def parse_header(data: bytes) -> Header:
         boot_id=clean(boot.partition(b"\0")[0].decode("utf-8", "replace"), 40),
         rank=rank if rank >= 0 else None,
         world_size=world if world > 0 else None,
+        child=child == 1,
         wall_ns=min(wall, MAX_NS),
         monotonic_ns=min(now, MAX_NS),
         step=_step(step),

@@ -27,6 +27,7 @@ class Standing(Noun, frozen=True, kw_only=True):
     step: int | None
     last: Event | None
     silent_seconds: float
+    stopped: str = ""  # why it may have gone on since
 
 
 class Branch(NamedTuple):
@@ -55,18 +56,17 @@ class Merged(Noun, frozen=True, kw_only=True):
 
 
 def numbered(rings: Sequence[Ring]) -> dict[int, Ring]:
-    """By rank. Rings without one, and second ones of a rank, get the next free numbers."""
-    found: dict[int, Ring] = {}
-    others = []
-    for ring in rings:
-        rank = ring.header.rank
-        if rank is None or rank in found:
-            others.append(ring)
-        else:
-            found[rank] = ring
-    for ring in others:
-        found[max(found, default=-1) + 1] = ring
-    return dict(sorted(found.items()))
+    """One ring of each rank: never that of a child of it, else one that knows steps, else the newest. Where no ring tells a
+    rank, they are numbered as they come.
+    """
+    some = [ring for ring in rings if not ring.header.child] or rings
+    found = {ring.header.rank: ring for ring in sorted(some, key=_worth)}
+    ranked = {rank: ring for rank, ring in found.items() if rank is not None}
+    return dict(sorted(ranked.items())) or dict(enumerate(some))
+
+
+def _worth(ring: Ring) -> tuple[bool, int]:
+    return ring.header.step is not None, ring.header.wall_ns
 
 
 def merge(rings: Mapping[int, Ring]) -> Merged:
@@ -104,6 +104,7 @@ def _standings(rings: Mapping[int, Ring]) -> Iterable[Standing]:
             step=last.step if last else None,
             last=last,
             silent_seconds=round((end - ends.get(rank, end)) / 1e9, 3),
+            stopped=ring.header.stopped,
         )
 
 

@@ -17,6 +17,7 @@ WHERE = (
     "a traced process keeps its ring where `mldebug trace run --ring` says, else in /dev/shm as "
     f"{PREFIX}PID-START"
 )
+BEFORE = ".before"  # behind the name of a ring that an earlier launch has left, as `trace run` puts it aside
 MAX_SOURCE = 4 << 20  # bytes of a source file
 MAX_FILES = 65_536  # of a folder
 
@@ -59,13 +60,16 @@ def _in_folder(folder: Path) -> list[Path]:
         names = sorted(os.listdir(folder))[:MAX_FILES]
     except OSError as error:
         raise _unreadable(folder, error) from error
-    rings = [folder / name for name in names if _is_ring(folder / name)]
+    rings = [
+        folder / name for name in names if not name.endswith(BEFORE) and is_ring(folder / name)
+    ]
     if not rings:
         raise EvidenceError(f"there is no trace ring in {folder}", WHERE)
     return rings
 
 
-def _is_ring(file: Path) -> bool:
+def is_ring(file: Path) -> bool:
+    """Does one lie there that this user may read?"""
     try:
         with open_ring(file) as read:
             return read(0, len(MAGIC)) == MAGIC

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from mldebug.model import Noun
+from mldebug.redact import safe_line
 
 
 class Kind(StrEnum):
@@ -63,6 +64,7 @@ class Header(Noun, frozen=True, kw_only=True):
     boot_id: str = ""
     rank: int | None = None
     world_size: int | None = None
+    child: bool = False  # forked, or a worker: it has the rank of its parent
     wall_ns: int = 0  # both clocks at one moment
     monotonic_ns: int = 0
     step: int | None = None  # reached last
@@ -82,6 +84,13 @@ class Header(Noun, frozen=True, kw_only=True):
     def offset_ns(self) -> int:
         """What to add to a time of the monotonic clock to get unix time."""
         return self.wall_ns - self.monotonic_ns
+
+    @property
+    def stopped(self) -> str:
+        """Said behind its last record where the process went on untraced: that is not the last that it did."""
+        if self.state not in ("ended", "stepped aside") or not self.why:
+            return ""
+        return f" (and then tracing {self.state}: {safe_line(self.why, 100)})"
 
 
 class Thread(NamedTuple):

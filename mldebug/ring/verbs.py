@@ -14,11 +14,11 @@ import msgspec
 
 from mldebug.errors import EvidenceError, MldebugError, UsageError
 from mldebug.ring.chrome import chrome, process_name
-from mldebug.ring.comparing import event_object, merged_lines, merged_object
+from mldebug.ring.comparing import event_object, left_out, merged_lines, merged_object
 from mldebug.ring.lines import lines, no_source
 from mldebug.ring.merge import merge as merge_rings
 from mldebug.ring.merge import numbered
-from mldebug.ring.opening import open_ring, ring_files, source_here
+from mldebug.ring.opening import is_ring, open_ring, ring_files, source_here
 from mldebug.ring.reading import read_last, read_whole
 from mldebug.ring.records import Header, Ring
 from mldebug.ring.speedscope import speedscope
@@ -97,10 +97,11 @@ def merge(files: tuple[Path, ...], as_json: bool) -> None:
     """
     with _without_collector(), loaded(ring_files(files), None) as rings:
         merged = merge_rings(numbered(rings))
+        left = list(left_out(rings, merged))
     if as_json:
-        click.echo(msgspec.json.encode(merged_object(merged)).decode())
+        click.echo(msgspec.json.encode({**merged_object(merged), "left_out": left}).decode())
         return
-    _print(merged_lines(merged))
+    _print(chain(merged_lines(merged), left))
 
 
 @contextmanager
@@ -137,6 +138,8 @@ def _write(output: Path, pieces: Iterator[bytes], force: bool) -> None:
     if str(output) == "-":
         sys.stdout.buffer.writelines(pieces)
         return
+    if force and is_ring(output):  # whoever empties it kills the process that writes it, by SIGBUS
+        raise UsageError(f"{output} is itself a trace ring", "name another file")
     try:
         with output.open("wb" if force else "xb") as stream:
             stream.writelines(pieces)

@@ -55,6 +55,7 @@ class Queue(Noun, frozen=True, kw_only=True):
     nodes: tuple[QueueNode, ...] | None = None
     by: str = ""  # json, text, api
     trouble: str = ""  # what was missing in an answer that is good otherwise
+    only_of: str = ""  # the user whose jobs alone are told; "": everybody's are
 
 
 class WatchedState(Noun, frozen=True, kw_only=True):
@@ -62,6 +63,9 @@ class WatchedState(Noun, frozen=True, kw_only=True):
 
     name: str
     missing: bool = False
+    hidden: bool = (
+        False  # none was told, but others' jobs are not shown: whether one is there is not known
+    )
     jobs: tuple[QueueJob, ...] = ()  # that match, at most `MOST`, those over included
     counts: dict[str, int] = {}  # standing -> how many
     near: tuple[QueueJob, ...] = ()  # run, and are ended by their time limit soon

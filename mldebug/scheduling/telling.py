@@ -23,7 +23,8 @@ def scheduler_lines(states: Iterable[SchedulerState], now: float) -> Iterator[tu
                 True,
             )
         for one in state.watched:
-            yield f"{one.name}: {one.sentence}", one.missing or bool(one.blocked or one.near)
+            bad = one.missing or one.hidden or bool(one.blocked or one.near)
+            yield f"{one.name}: {one.sentence}", bad
         if state.nodes:
             yield f"{state.name}: {_nodes(state)}", False
 

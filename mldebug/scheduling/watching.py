@@ -41,17 +41,21 @@ def watch(name: str, pattern: Pattern, queue: Queue, now: float, warn: float) ->
     running = [one for one in jobs if one.standing is Standing.RUNNING]
     queued = [one for one in jobs if one.standing is Standing.QUEUED]
     present = [one for one in jobs if one.standing in PRESENT]
+    hidden = not present and queue.only_of not in ("", pattern.user)
     near = tuple(one for one in running if one.ends is not None and one.ends - now <= warn)
     return WatchedState(
         name=name,
-        missing=not present,
+        missing=not present and not hidden,
+        hidden=hidden,
         jobs=tuple(jobs[:MOST]),
         counts=dict(Counter(str(one.standing) for one in jobs)),
         near=near[:MOST],
         blocked=tuple(one for one in queued if blocked(one.reason))[:MOST],
         ends=min((one.ends for one in running if one.ends is not None), default=None),
         waits_since=min((one.submitted for one in queued if one.submitted), default=None),
-        sentence=_sentence(pattern, jobs, present, now),
+        sentence=hidden_words(pattern, queue.only_of)
+        if hidden
+        else _sentence(pattern, jobs, present, now),
     )
 
 
@@ -66,6 +70,14 @@ def missing_words(pattern: Pattern) -> str:
     parts += [f"of user {safe_line(pattern.user, 40)}"] if pattern.user else []
     parts += [f"with id {safe_line(pattern.id, 40)}"] if pattern.id else []
     return " ".join(["no job", *parts])
+
+
+def hidden_words(pattern: Pattern, user: str) -> str:
+    """`no job named a is shown, but the scheduler shows those of mldebug alone: …`."""
+    return (
+        f"{missing_words(pattern)} is shown, but the scheduler shows those of {safe_line(user, 40)} alone"
+        " (PrivateData): whether one runs is not known"
+    )
 
 
 def _sentence(pattern: Pattern, jobs: list[QueueJob], present: list[QueueJob], now: float) -> str:

@@ -13,10 +13,11 @@ from leaving import leave
 
 
 def main() -> None:
-    """Train, and save every `--every` seconds a model of 4 MiB into the current folder."""
+    """Train, and save every `--every` seconds a model of 4 MiB into the current folder, or that of `--save-dir`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--every", type=float, default=1.5)
+    parser.add_argument("--save-dir", type=Path, default=Path())
     options = parser.parse_args()
     dist.init_process_group("gloo")
     model, number, due = torch.randn(1 << 20), 0, time.monotonic()
@@ -28,7 +29,7 @@ def main() -> None:
         if dist.get_rank() == 0 and time.monotonic() >= due:
             number, due = number + 1, due + options.every
             try:
-                save(model, f"checkpoint-{number}.pt")
+                save(model, options.save_dir / f"checkpoint-{number}.pt")
             except (OSError, RuntimeError):
                 (options.events / "failed").write_text(str(time.time()))
                 time.sleep(600)
@@ -36,8 +37,8 @@ def main() -> None:
     leave()
 
 
-def save(model: torch.Tensor, name: str) -> None:
-    """Into the current folder; what a trace of this job tells last where that does not return."""
+def save(model: torch.Tensor, name: Path) -> None:
+    """Into that file; what a trace of this job tells last where that does not return."""
     torch.save(model, name)
 
 

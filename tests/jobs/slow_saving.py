@@ -1,15 +1,18 @@
-"""A job whose rank 0 saves for long, sleeping between its writes, while the others wait.
+"""A job whose rank 0 saves for long through a mapping, sleeping in between, while the others wait.
 
-usage: slow_saving.py FOLDER SECONDS: after some steps rank 0 writes FOLDER/step_20.pt for so long, a piece each half second, then
-makes FOLDER/stopped and sleeps with the file open.
+usage: slow_saving.py FOLDER SECONDS: after some steps rank 0 makes FOLDER/step_20.pt longer for so long, a piece each half second,
+then makes FOLDER/stopped and sleeps with the file open. It calls no write(2): only the file says that the save goes on.
 """
 
+import mmap
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+PIECE = 1 << 16  # bytes
 
 
 def train(steps: int) -> None:
@@ -23,10 +26,13 @@ def train(steps: int) -> None:
 
 def save(folder: Path, seconds: float) -> None:
     """A piece now and then, and no end."""
-    until = time.monotonic() + seconds
-    with (folder / "step_20.pt").open("wb", buffering=0) as file:
+    until, size = time.monotonic() + seconds, 0
+    with (folder / "step_20.pt").open("w+b", buffering=0) as file:
         while time.monotonic() < until:
-            file.write(bytes(1 << 16))
+            file.truncate(size + PIECE)
+            with mmap.mmap(file.fileno(), PIECE, offset=size) as mapped:
+                mapped.write(b"w" * PIECE)
+            size += PIECE
             time.sleep(0.5)
         (folder / "stopped").touch()
         time.sleep(3600)

@@ -19,13 +19,14 @@ STORAGE = "storage: {interval: 500ms, limits: {/: '1'}}\n"
 class SavingJob(RunningJob):
     """Two ranks in a mount namespace of their own, which goes with them."""
 
-    def start(self) -> None:
-        """Mount 48 MiB where only the job sees them, and train there."""
+    def start(self, size: str = "48m", words: str = "") -> None:
+        """Mount so much where only the job sees it, and train there; with `words` in / and save there."""
         disk = self.folder / "disk"
         disk.mkdir()
         torchrun = f"{SCRIPTS / 'torchrun'} --standalone --nproc-per-node 2"
         train = f"{torchrun} {JOBS / 'filling.py'} --events {self.events}"
-        mount = f"mount -t tmpfs -o size=48m tmpfs {disk} && cd {disk} && exec {train}"
+        words = words.format(disk=disk)
+        mount = f"mount -t tmpfs -o size={size} tmpfs {disk} && cd {'/' if words else disk} && exec {train} {words}"
         self._spawn(["unshare", "--mount", "sh", "-c", mount], {})
 
 
@@ -40,12 +41,19 @@ def foretold(agent: RunningAgent, disk: Path) -> str:
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare"), reason="nobody may mount here"
 )
-def test_a_filesystem_that_a_job_fills_is_foretold_before_its_save_fails() -> None:
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [("48m", ""), ("96m", "--save-dir {disk}")],
+    ids=["where it works", "open for less than a look"],
+)
+def test_a_filesystem_that_a_job_fills_is_foretold_before_its_save_fails(
+    size: str, words: str
+) -> None:
     with folder_for(User()) as folder:
         job = SavingJob(Plan(world_size=2), folder)
         with watching(folder, settings(folder) + STORAGE) as agent:
             try:
-                job.start()
+                job.start(size, words)
                 said = wait_for("the forecast", lambda: foretold(agent, folder / "disk"), 90)
                 at = time.time()
                 assert "full in" in said or "will not fit" in said

@@ -13,8 +13,10 @@ from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from mldebug_agents.probed.past import keep, load
 from processes.harness import clean_environment, wait_for
 from processes.light import light_job
 
@@ -74,6 +76,7 @@ class Probe:
                 "--device",
                 "cpu",
                 *beside,
+                *(() if "--state-dir" in words else ("--state-dir", str(folder / "state"))),
                 *words,
             ],
             stdout=subprocess.PIPE,
@@ -355,3 +358,50 @@ def test_printed_lines_work_when_typed_and_are_read_again(tmp_path: Path) -> Non
     assert [(one["op"], one["bytes"], one["correct"]) for one in json.loads(out)] == [
         ("reduce", 1024, True)
     ]
+
+
+def history(folder: Path, *words: str) -> tuple[int, str]:
+    argv = [sys.executable, "-m", "mldebug", "probe", "history", "--state-dir", str(folder), *words]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+@alone
+def test_a_finished_probe_is_kept_and_a_shift_is_told(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    words = ("--sizes", "1KiB", "--ops", "all_reduce,barrier", "--repeats", "3", "--state-dir", str(state_dir))  # fmt: skip
+    assert history(state_dir)[0] == 0  # there is none yet
+    code, _, err = Probe(tmp_path, *words).end()
+    assert (code, "shifted" in err) == (0, False), err
+    code, told = history(state_dir)
+    assert code == 0
+    assert "all_reduce" in told
+    assert "few_runs" in told
+    for series, (run,) in load(state_dir):  # that it was 100 times as fast, and twice no longer
+        assert (series.ranks, series.device, series.dtype) == (2, "cpu", "float32")
+        fast = msgspec.structs.replace(run, seconds=run.seconds / 100, busbw=run.busbw * 100)
+        earlier = [(series, msgspec.structs.replace(fast, at=run.at - 100 + n)) for n in range(10)]
+        keep(state_dir, [*earlier, (series, msgspec.structs.replace(run, at=run.at - 1))])
+    code, out, err = Probe(tmp_path, *words, "--json").end()
+    assert code == 0, err
+    assert {one["op"] for one in json.loads(out)} == {"all_reduce", "barrier"}
+    assert "shifted: all_reduce of 1024 bytes, 2 ranks on " in err
+    code, told = history(state_dir, "--json")
+    assert (code, {one["standing"] for one in json.loads(told)}) == (1, {"shifted"})
+
+
+@alone
+def test_a_history_that_cannot_be_written_is_told_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ("--sizes", "1KiB", "--ops", "all_reduce", "--state-dir", str(tmp_path / "file"))
+    code, out, err = Probe(tmp_path, *words).end()
+    assert code == 0, err
+    assert "all_reduce" in out
+    assert "not kept in the history: " in err
+
+
+def test_beside_jobs_nothing_is_kept(tmp_path: Path) -> None:
+    words = ("--sizes", "1KiB", "--ops", "barrier", "--state-dir", str(tmp_path / "state"))
+    code, _, err = Probe(tmp_path, *words, "--beside-jobs").end()
+    assert code == 0, err
+    assert not (tmp_path / "state").exists()

@@ -24,6 +24,7 @@ ClusterName=mldebug
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmctldPort={control}
+SlurmdPort={port}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CryptoType=crypto/munge
@@ -92,15 +93,17 @@ class Slurm:
         )
 
 
-def _configure(folder: Path) -> None:
+def _configure(folder: Path, more: str) -> None:
     host = os.uname().nodename.partition(".")[0]
+    ports = {name: free_port() for name in NODES}
     nodes = "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()}"
-        " CPUs=4 State=UNKNOWN"
-        for name in NODES
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 State=UNKNOWN"
+        for name, port in ports.items()
     )
-    text = _CONF.format(host=host, control=free_port(), folder=folder, nodes=nodes)
-    (folder / "slurm.conf").write_text(text)
+    # `scontrol pidinfo` asks the slurmd of this port: that of the first node
+    own = ports[NODES[0]]
+    text = _CONF.format(host=host, control=free_port(), port=own, folder=folder, nodes=nodes)
+    (folder / "slurm.conf").write_text(f"{text}{more}\n")
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
     for name in ("state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir()
@@ -144,15 +147,15 @@ def _slurmd(node: str, folder: Path, apart: bool) -> list[str]:
 
 
 @contextmanager
-def slurm(*, apart: bool = False) -> Iterator[Slurm]:
+def slurm(*, apart: bool = False, more: str = "") -> Iterator[Slurm]:
     """The cluster, both nodes idle. At the end nothing of it is left, the steps it started included.
 
-    `apart`: each node has processes and a host name of its own, as two machines have.
+    `apart`: each node has processes and a host name of its own, as two machines have. `more`: lines of slurm.conf.
     """
     folder = Path(tempfile.mkdtemp(prefix="mldebug-slurm-"))
     folder.chmod(0o755)  # munge refuses a socket below a folder that others may not enter
     cluster = Slurm(folder)
-    _configure(folder)
+    _configure(folder, more)
     conf = str(folder / "slurm.conf")
     try:
         with ExitStack() as stack:

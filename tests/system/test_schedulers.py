@@ -67,7 +67,7 @@ def asking(folder: Path, cluster: Slurm, expected: str, more: str = "") -> Itera
     """An agent that asks this Slurm every five seconds."""
     config = settings(folder, stall="{timeout: 8s, interval: 1s}") + (
         "events: {pending: 0s}\n"
-        f"schedulers: {{main: {{kind: slurm, interval: 5s, node_events: ['*'], conf: {cluster.folder}/slurm.conf}}}}\n"
+        f"schedulers: {{main: {{kind: slurm, only_on: ['*'], interval: 5s, node_events: ['*'], conf: {cluster.folder}/slurm.conf}}}}\n"
         f"jobs: {{orphan_grace: 4s, before_limit: 15m, expected: {{{expected}}}}}\n{more}"
     )
     with watching(folder, config) as agent:

@@ -75,12 +75,17 @@ class Stand:
     """The desk of one agent, and the turns of its loop."""
 
     def __init__(
-        self, folder: Path, starter: Any, settings: Actions, memory: Memory | None = None
+        self,
+        folder: Path,
+        starter: Any,
+        settings: Actions,
+        memory: Memory | None = None,
+        node: str = "node1",
     ) -> None:
         self.folder, self.memory = folder, memory or Memory()
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.book = EventBook()
-        bench: Any = SimpleNamespace(node="node1", spawner=starter, host=Host())
+        bench: Any = SimpleNamespace(node=node, spawner=starter, host=Host())
         config = Config(agent=Agent(state_dir=folder), actions=settings)
         ledger: Any = self.memory
         self.desk = Acting(config, bench, ledger, self.book, self.inbox, lambda: NOW)
@@ -255,6 +260,71 @@ def test_what_is_over_is_not_harmed(tmp_path: Path, spawner: Spawner) -> None:
     assert counted(tmp_path) == 0
 
 
+def test_an_order_that_waited_is_not_carried_out_for_what_is_over_by_then(
+    tmp_path: Path, spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All hands were busy with other programs for minutes, or Slurm answered late; meanwhile the job moves again."""
+    stand = Stand(tmp_path, spawner, settings(steps=counting(tmp_path)))
+    real = command.Command.plan
+
+    def late(self: command.Command, work: Work) -> Any:
+        stand.book.clear("incident/R1", NOW + 1, "recovered")
+        return real(self, work)
+
+    monkeypatch.setattr(command.Command, "plan", late)
+    stand.stalls()
+    (line,) = stand.until(1)
+    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+    assert "by now the event is over" in line.why
+
+
+@pytest.mark.parametrize("rules", [{"allow": ()}, {"dry_run": True}])
+def test_an_order_that_waited_obeys_the_settings_of_now(
+    tmp_path: Path, spawner: Spawner, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    steps = counting(tmp_path)
+    stand = Stand(tmp_path, spawner, settings(steps=steps))
+    real = command.Command.plan
+
+    def late(self: command.Command, work: Work) -> Any:
+        stand.desk.reload(Config(actions=settings(steps=steps, **rules)))
+        return real(self, work)
+
+    monkeypatch.setattr(command.Command, "plan", late)
+    stand.stalls()
+    (line,) = stand.until(1)
+    assert (line.outcome, counted(tmp_path)) == (Outcome.REFUSED, 0)
+
+
+@pytest.mark.parametrize(("outcome", "ran"), [("ended", 1), ("recovered", 0)])
+def test_the_end_of_a_job_which_is_over_as_it_begins_has_its_chain(
+    tmp_path: Path, spawner: Spawner, outcome: str, ran: int
+) -> None:
+    rules = settings(steps=counting(tmp_path), chains={"abnormal_end": ("count",)})
+    stand = Stand(tmp_path, spawner, rules)
+    stand.stalls(kind="abnormal_end", stands=600.0)
+    stand.book.clear("incident/R1", NOW, outcome)
+    if ran:
+        assert [one.outcome for one in stand.until(1)] == [Outcome.RAN]
+    for _ in range(5):
+        stand.turn()
+    assert counted(tmp_path) == ran
+
+
+def test_ranks_that_came_after_the_event_are_not_its_run(
+    tmp_path: Path, spawner: Spawner, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """A launch that began anew under the same id, with the same pids even."""
+    steps = {"stop": Plugin("signal", signal.Options(to="ranks"))}
+    rules = settings(steps=steps, chains={"stall": ("stop",)}, allow=("signal",))
+    stand = Stand(tmp_path, spawner, rules)
+    later = msgspec.structs.replace(rank(sleeper.pid), started_at=NOW + 10)
+    stand.jobs = {RUN: Job(id=RUN, name="t", launcher="srun", ranks=(later,))}
+    stand.stalls()
+    (line,) = stand.until(1)
+    assert (line.outcome, sleeper.poll()) == (Outcome.REFUSED, None), line.why
+
+
 # --- how often -----------------------------------------------------------------------------------
 
 
@@ -382,8 +452,8 @@ def rank(pid: int, ticks: int | None = None, number: int = 2) -> RankIdentity:
     return RankIdentity(rank=number, world_size=4, pid=pid, start_ticks=ticks, node="node1")
 
 
-def blamed(pid: int, kind: Any = "rank", node: str = "node1") -> Culprit:
-    return Culprit(kind=kind, rank=2, node=node, pid=pid, reason="stopped")
+def blamed(pid: int, kind: Any = "rank", node: str = "node1", rank: int = 2) -> Culprit:
+    return Culprit(kind=kind, rank=rank, node=node, pid=pid, reason="stopped")
 
 
 def work(*ranks: RankIdentity, starter: Any = None, **facts: Any) -> Work:
@@ -421,6 +491,7 @@ def test_a_pid_that_was_reused_is_not_hit(sleeper: "subprocess.Popen[bytes]") ->
         ({"confidence": ""}, "confidence is unknown"),
         ({"blamed": ()}, "0 ranks on this node are blamed"),
         ({"blamed": (blamed(1),)}, "0 ranks"),  # none of the run's ranks
+        ({"rank": 3}, "0 ranks"),  # the pid was reused by another rank of the next attempt
         ({"node": "elsewhere"}, "0 ranks"),
         ({"kind": "worker"}, "0 ranks"),
     ],
@@ -429,7 +500,7 @@ def test_a_signal_goes_to_ranks_of_that_run_alone(
     sleeper: "subprocess.Popen[bytes]", facts: Mapping[str, Any], why: str
 ) -> None:
     more = dict(facts)
-    if "node" in more or "kind" in more:
+    if {"node", "kind", "rank"} & more.keys():
         more = {"blamed": (blamed(sleeper.pid, **more),)}
     told = {"blamed": (blamed(sleeper.pid),)} | more
     with pytest.raises(UnfitError, match=why):
@@ -447,8 +518,12 @@ def test_the_audit_log_is_bounded_and_closed_to_others(
     for number in range(30):
         stand.stalls(key=f"incident/{number}")
         stand.turn()
-    wait_until(lambda: (tmp_path / audit.BEFORE).exists())
-    wait_until(lambda: not stand.desk.workers[1].busy)
+
+    def rolled() -> bool:
+        stand.turn()
+        return (tmp_path / audit.BEFORE).exists() and not stand.desk.workers[1].busy
+
+    wait_until(rolled)
     for name in (audit.FILE, audit.BEFORE):
         assert (tmp_path / name).stat().st_size <= 2000
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600

@@ -146,7 +146,7 @@ def test_a_token_that_is_rotated_counts_at_once(tmp_path: Path, stand: Stand) ->
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"\xff", b'{"version": "4", "alerts": [{"status": 1}]}', b'{"alerts": []}',
-     payload({"run": "x"}, version="3"), b"[" * 100_000],
+     payload({"run": "x"}, version="3"), b"[" * 100_000, b'{"version": "4", "groupLabels": ' + b"[" * 100_000],
 )  # fmt: skip
 def test_what_is_no_payload_is_refused_in_words(stand: Stand, body: bytes) -> None:
     status, told = stand.post(body)

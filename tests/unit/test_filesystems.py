@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config import Config, Storage
+from mldebug.config import Canary, Config, Storage
 from mldebug.model import Job, RankIdentity
 from mldebug.nodeview.storage import storage_json
 from mldebug_agents.filesystems import part as filesystems
+from mldebug_agents.filesystems.canary import Canary as Writing
 from mldebug_agents.filesystems.mounts import Used, mount_table, used_mounts
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.fsprobe import child
@@ -154,6 +155,18 @@ def test_a_mount_that_another_covers_is_not_judged_by_it(bench: Workbench, tmp_p
         ]
 
 
+def test_where_a_job_saves_is_watched_though_nothing_is_open_there(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "data", "size=8m") as folder:
+        desk = part(bench)
+        desk.look(1.0, [job()])
+        assert str(folder) not in {row["mount"] for row in desk.status()["filesystems"]}
+        desk.places = {job().id: (f"{folder}/run/ckpt",)}
+        desk.look(2.0, [job()])
+        assert row(desk, folder)["ranks"] == 1
+
+
 def test_a_mount_that_is_gone_is_forgotten(bench: Workbench, tmp_path: Path) -> None:
     desk = part(bench, paths=(str(tmp_path / "data"),))
     with mounted(tmp_path / "data", "size=8m") as folder:
@@ -272,6 +285,24 @@ def test_a_configured_folder_is_found_over_links(bench: Workbench, tmp_path: Pat
         desk.look(1.0, [])
         assert kinds(desk, folder) == {"too_full"}
         assert not desk.gaps()
+
+
+def test_below_another_root_a_link_means_what_it_means_on_the_node(tmp_path: Path) -> None:
+    (tmp_path / "proc").symlink_to("/proc")
+    (tmp_path / "scratch").symlink_to("/data/team")
+    with (
+        mounted(tmp_path / "data", "size=64m") as folder,
+        Workbench(Config(), root=str(tmp_path)) as there,
+    ):
+        (folder / "team").mkdir()
+        limited = {"limits": {"/scratch": "1GiB left"}, "canary": Canary(paths=("/scratch",))}
+        desk = part(there, **limited)
+        desk.look(1.0, [])
+        assert kinds(desk, folder) == {"too_full"}
+        assert not desk.gaps()
+        writing = Writing(there)
+        writing.look(1.0, [])
+        assert [row["outcome"] for row in writing.status()["test_writes"]] == ["ok"]
 
 
 def test_a_configured_folder_that_is_not_there_is_a_gap(bench: Workbench, tmp_path: Path) -> None:

@@ -21,10 +21,12 @@ from mldebug.hostmemory.parsing import (
 from mldebug.hostmemory.telling import NodeMemory, alarms, judged
 from mldebug.hostmemory.trend import Trend
 from mldebug.model import Job, RankIdentity
+from mldebug.snapshot import Snapshot
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.host import Host
 from mldebug_agents.hostmemory.groups import Group, groups_of
 from mldebug_agents.hostmemory.watch import MemoryOrder, MemoryWatch
+from mldebug_exporters.metrics.memory import UNREADABLE, MemoryMetrics
 
 GIB, MIB = 1 << 30, 1 << 20
 STATUS = "Name:\tpython\nVmRSS:\t 9000 kB\nRssAnon:\t 1000 kB\nRssFile:\t 7000 kB\nRssShmem:\t 1000 kB\nVmSwap:\t 24 kB\n"
@@ -124,6 +126,27 @@ def test_the_limit_of_the_agents_own_container_is_not_that_of_a_neighbour(
         f"30 23 0:26 {base} /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
     )
     assert groups_of(host, [7]) == []
+
+
+def test_a_limit_that_may_not_be_read_is_not_the_same_as_none(tmp_path: Path) -> None:
+    host = node(tmp_path, "0::/slurm/job_5\n")
+    folder = tmp_path / "sys/fs/cgroup/slurm/job_5"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").symlink_to("memory.max")  # whoever opens it fails, root as well
+    rank = RankIdentity(rank=0, world_size=1, pid=7)
+    job = Job(id="j", name="gpt", launcher="single", ranks=(rank,))
+    told = MemoryWatch(host, FakeReader({})).look(MemoryOrder(jobs=(job,)))
+    assert [one.level.scope for one in told.levels] == ["host"]
+    [gap] = told.gaps  # /slurm and / have no such file, and no limit
+    assert gap.what == "memory of cgroup /slurm/job_5"
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, memory=told)
+    unread = [one for one in MemoryMetrics().samples(snapshot) if one.family is UNREADABLE]
+    assert [(one.labels, one.value) for one in unread] == [(("rank",), 0), (("cgroup",), 1)]
+
+
+def test_what_is_over_its_limit_has_no_time_left() -> None:
+    state = judged(Level(scope="cgroup", name="/job", limit=GIB, used=2 * GIB), MIB, 60.0)
+    assert state.seconds_left == 0
 
 
 # --- foretelling -----------------------------------------------------------------------------------

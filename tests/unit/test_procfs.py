@@ -135,6 +135,24 @@ def test_kinds_of_descriptors(target: str, kind: str) -> None:
     assert procfs.fd_kind(target) == kind
 
 
+@pytest.mark.parametrize(
+    ("target", "stored"),
+    [
+        ("/data/step_3.pt", True),
+        ("/dev/shm/step_3.pt", True),
+        ("/devices/a", True),
+        ("/dev/shm", False),
+        ("/dev/nvidia0", False),
+        ("/proc/7/fd", False),
+        ("/memfd:x (deleted)", False),
+        ("pipe:[7]", False),
+        ("", False),
+    ],
+)
+def test_files_in_shared_memory_take_space_and_devices_do_not(target: str, stored: bool) -> None:
+    assert procfs.is_stored(target) is stored
+
+
 def test_environments() -> None:
     data = b"RANK=1\0EMPTY=\0RANK=2\0novalue\0=x\0BAD=\xff\0A=b=c\0"
     assert procfs.parse_environ(data) == {"RANK": "1", "EMPTY": "", "BAD": "\ufffd", "A": "b=c"}

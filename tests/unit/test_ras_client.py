@@ -339,7 +339,8 @@ def test_own_addresses() -> None:
     assert is_own("127.0.0.1")
     found = own_addresses()
     assert "127.0.0.1" in found
-    assert all(map(is_own, found[:4]))
+    reachable = [one for one in found if not one.startswith("fe80:")]  # those need their interface
+    assert all(map(is_own, reachable[:4]))
 
 
 def test_whose_process_is_at_the_other_end() -> None:

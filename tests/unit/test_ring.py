@@ -405,6 +405,30 @@ def test_merge_names_the_rank_that_went_another_way() -> None:
     assert "rank 2: has not come further" in told
 
 
+def test_a_worker_and_an_earlier_attempt_are_no_ranks_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have the rank of the trainer, and their names may come first in the folder."""
+    some = {
+        "a": rings.ring(
+            rings.steps(1, 5, stuck_in=2), rank=1, pid=10, child=1, wall=rings.WALL + 9
+        ),
+        "b": rings.ring(rings.steps(1, 4), rank=0, pid=11),
+        "c": rings.ring(rings.steps(1, 2, stuck_in=2), rank=1, pid=12, wall=rings.WALL - 9),
+        "d": rings.ring(rings.steps(1, 4), rank=1, pid=13),
+    }
+    for name, data in some.items():
+        (tmp_path / name).write_bytes(data)
+    assert main(["trace", "merge", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["rank"], one["pid"]) for one in told["ranks"]] == [(0, 11), (1, 13)]
+    assert told["parting"] is None
+    assert main(["trace", "merge", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "left out: child of rank 1 (pid 10 on gpu-17)" in out
+    assert "left out: rank 1 (pid 12 on gpu-17)" in out
+
+
 def test_merge_says_that_nobody_parted_and_that_nothing_can_be_compared() -> None:
     same = [read(rings.ring(rings.steps(2, 5), rank=rank)) for rank in (0, 1)]
     assert "No rank parted" in "\n".join(merged_lines(merge(numbered(same))))
@@ -474,11 +498,20 @@ def test_export_writes_once_and_by_the_name(file: Path, tmp_path: Path) -> None:
     assert "traceEvents" in json.loads(out.read_text())
 
 
+def test_export_never_empties_a_ring(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its process may still write it, and would die of SIGBUS."""
+    before = file.read_bytes()
+    assert main(["trace", "export", str(file), "-o", str(file), "--force"]) == 2
+    assert "is itself a trace ring" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
 def test_merge_reads_a_folder_and_skips_what_is_no_ring(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "note.txt").write_text("no ring")
     (tmp_path / "other").write_bytes(rings.ring(rings.steps(1, 3, stuck_in=2), rank=1))
+    (tmp_path / "ring.before").write_bytes(rings.ring(rings.steps(1, 2, stuck_in=1)))
     assert main(["trace", "merge", str(tmp_path)]) == 0
     assert "They parted in step 3" in capsys.readouterr().out
     assert main(["trace", "merge", str(tmp_path), "--json"]) == 0

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -302,6 +303,26 @@ def test_an_empty_ring_has_no_tail() -> None:
     empty = rings.ring([None, None])
     ring = read_whole(lambda at, size: empty[at : at + size])
     assert trace_tail(ring, 0.0, "/x", lambda *_: "") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "told"),
+    [
+        (1, b"", ""),
+        (4, b"", ""),  # with its process
+        (4, b"step:3 was reached", " (and then tracing ended: step:3 was reached)"),
+        (3, b"a profiler", " (and then tracing stepped aside: a profiler)"),
+    ],
+)
+def test_a_rank_that_went_on_untraced_is_not_said_to_be_at_its_last_record(
+    state: int, why: bytes, told: str
+) -> None:
+    data = bytearray(rings.ring(rings.steps(1, 3)))
+    struct.pack_into("<I", data, 168, state)
+    struct.pack_into("256s", data, 352, why)
+    tail = trace_tail(read_whole(lambda at, size: data[at : at + size]), 0.0, "/x", lambda *_: "")
+    assert tail is not None
+    assert tail.last == "line 9 of data:7 load" + told
 
 
 def test_the_age_of_each_ring_is_exported() -> None:

@@ -124,6 +124,58 @@ def test_jobs_are_told_where_nodes_are_not() -> None:
     assert "exit code 1" in told.trouble
 
 
+@pytest.mark.parametrize(
+    ("private", "uid", "jobs", "only_of"),
+    [
+        ("jobs,usage", 1, "", True),
+        ("all", 1, "", True),
+        ("none", 1, "", False),
+        ("usage", 1, "", False),
+        ("jobs", 0, "", False),  # root sees all
+        ("jobs", 1, LINE, False),  # so does an operator: there is somebody else's
+        (None, 1, "", False),
+    ],
+)
+def test_jobs_that_slurm_hides_are_known_to_be_hidden(
+    monkeypatch: pytest.MonkeyPatch, private: str | None, uid: int, jobs: str, only_of: bool
+) -> None:
+    asked = []
+
+    def answer(argv: Sequence[str]) -> Completed:
+        asked.append(argv[0])
+        if argv[0] == "scontrol":
+            config = f"PrioritySiteFactorPlugin= (null)\nPrivateData             = {private}\n"
+            return Completed(returncode=1 if private is None else 0, stdout=config.encode())
+        if "--json" in argv:
+            return Completed(returncode=1)
+        mark = argv[-1].removeprefix("--format=").partition("%A")[0]
+        return Completed(returncode=0, stdout=(jobs.replace("%s", mark, 1)).encode())
+
+    monkeypatch.setattr(slurm.os, "geteuid", lambda: uid)
+    one, starter = slurm.create(slurm.Options()), FakeSpawner(answer)
+    for _ in range(2):
+        told = one.ask(starter, nodes=False)  # type: ignore[arg-type]
+        assert bool(told.only_of) == only_of
+    assert asked.count("scontrol") <= 1
+
+
+def test_what_slurm_hides_is_not_called_missing_and_ends_no_event() -> None:
+    clocked = Clocked({"w": ExpectedJob(name="a"), "mine": ExpectedJob(user="agent")})
+    clocked.tell(Queue(by="json"))
+    assert "scheduler/main/w#missing" in {one.key for one in clocked.book.firing()}
+    state = clocked.tell(Queue(by="json", only_of="agent"))
+    watched = {one.name: one for one in state.watched}
+    assert (watched["w"].missing, watched["w"].hidden) == (False, True)
+    assert "PrivateData" in watched["w"].sentence
+    assert (watched["mine"].missing, watched["mine"].hidden) == (True, False)
+    assert "scheduler/main/w#missing" in {one.key for one in clocked.book.firing()}
+    assert clocked.asked.alive() is None
+
+    fresh = Clocked({"w": ExpectedJob(name="a")})
+    fresh.tell(Queue(by="json", only_of="agent"))
+    assert fresh.book.firing() == []
+
+
 # --- when it is asked, and what that becomes ------------------------------------------------------
 
 
@@ -133,7 +185,7 @@ class Clocked:
     def __init__(self, expected: dict[str, ExpectedJob], **options: Any) -> None:
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self.jobs = Jobs(expected=expected)
-        plugin = Plugin("slurm", slurm.Options(**options))
+        plugin = Plugin("slurm", slurm.Options(**{"only_on": ("*",), **options}))
         self.asked = Asked("main", plugin, "node1", FakeSpawner(lambda _: Completed()), self.inbox)  # type: ignore[arg-type]
         self.book = EventBook(pending=0.0)
 
@@ -185,7 +237,9 @@ def test_a_missing_job_fires_survives_an_outage_and_ends_when_it_is_back() -> No
 def test_a_squeue_that_hangs_holds_up_no_turn(spawner: Spawner, tmp_path: Path) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     sleeps = program(tmp_path, f"echo x >> {tmp_path}/asked; exec sleep 30")
-    plugin = Plugin("slurm", slurm.Options(squeue=sleeps, timeout=2.0, interval=0.01))
+    plugin = Plugin(
+        "slurm", slurm.Options(only_on=("*",), squeue=sleeps, timeout=2.0, interval=0.01)
+    )
     asked = Asked("main", plugin, "node1", spawner, inbox)
     deadline = time.monotonic() + 60
     while inbox.empty():  # each turn is one of the main loop's
@@ -227,7 +281,7 @@ def test_only_named_nodes_ask() -> None:
 
 
 def test_a_config_of_schedulers_is_read(tmp_path: Path) -> None:
-    text = "schedulers:\n  k: {kind: kubernetes, server: 'http://example.org'}\n"
+    text = "schedulers:\n  k: {kind: kubernetes, only_on: ['*'], server: 'http://example.org'}\n"
     with pytest.raises(Exception, match="clear text"):
         parse(text, "c.yaml", Config)
     good = "schedulers: {main: {kind: slurm, only_on: [h1]}}\njobs: {expected: {a: {name: x, id: 12}}}\n"
@@ -238,13 +292,18 @@ def test_a_config_of_schedulers_is_read(tmp_path: Path) -> None:
     ("schedulers", "expected", "problem"),
     [
         ("{}", "{name: x}", "there is no scheduler to ask"),
-        ("{a: {kind: slurm}}", "{name: x, scheduler: b}", "b is no scheduler; choose from: a"),
         (
-            "{a: {kind: slurm}, b: {kind: slurm}}",
+            "{a: {kind: slurm, only_on: [h]}}",
+            "{name: x, scheduler: b}",
+            "b is no scheduler; choose from: a",
+        ),
+        (
+            "{a: {kind: slurm, only_on: [h]}, b: {kind: slurm, only_on: [h]}}",
             "{name: x}",
             "has no scheduler; choose from: a, b",
         ),
-        ("{a: {kind: slurm}}", "{}", "fits every job"),
+        ("{a: {kind: slurm, only_on: [h]}}", "{}", "fits every job"),
+        ("{a: {kind: slurm}}", "{name: x}", "a.only_on: name the one node whose agent asks"),
     ],
 )
 def test_a_watch_of_which_nobody_would_be_asked_is_refused(

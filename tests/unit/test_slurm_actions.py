@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mldebug.events.actions import UnfitError
@@ -28,6 +29,7 @@ answers = json.loads((folder / "answers").read_text())
 if name == "scontrol" and "." in sys.argv[-1]:
     sys.exit("Node not found")
 key = name if name != "scontrol" else "scontrol " + asked.strip("-")
+key += " on" if any(one.startswith("--nodelist=") for one in sys.argv) else ""
 print(answers.get(key, ""), end="")
 sys.exit(answers.get(key + " code", 0))
 """
@@ -164,6 +166,28 @@ def test_a_verdict_that_is_not_sure_cancels_nothing_unless_told(
     assert cancel(asked(spawner, confidence="medium"), confidence="low") == "scancel 1234"
 
 
+def test_a_slurm_job_that_holds_another_run_is_not_cancelled_unless_told(
+    slurm: Slurm, spawner: Spawner
+) -> None:
+    told = asked(spawner)
+    assert told.job is not None
+    told = told._replace(others=(msgspec.structs.replace(told.job, id="healthy"),))
+    with pytest.raises(UnfitError, match="holds run healthy, too"):
+        cancel(told)
+    assert "scancel" not in [name for name, *_ in slurm.calls]
+    assert cancel(told, with_others=True) == "scancel 1234"
+
+
+def test_runs_that_have_ended_or_are_of_no_slurm_job_hold_up_nothing(
+    slurm: Slurm, spawner: Spawner
+) -> None:
+    told = asked(spawner, "0::/system.slice/slurmstepd.scope/job_1234/step_0/user/task_0\n")
+    assert told.job is not None
+    gone = msgspec.structs.replace(told.job, id="gone", ranks=(rank(os.getpid(), ticks=1),))
+    empty = msgspec.structs.replace(told.job, id="empty", ranks=())
+    assert cancel(told._replace(others=(gone, empty))) == "scancel 1234"
+
+
 def test_a_plan_cancels_nothing(slurm: Slurm, spawner: Spawner) -> None:
     assert scancel.create(scancel.Options()).plan(asked(spawner)).words == "scancel 1234"
     assert "scancel" not in [name for name, *_ in slurm.calls]
@@ -201,6 +225,31 @@ def test_the_node_of_a_sick_gpu_is_drained_for_a_reason_of_our_own_words(
     drained(asked(spawner, blamed=(culprit("gpu"),), verdict="gpu_fault"))
     update = ["update", "nodename=node1", "state=drain", "reason=mldebug:gpu_fault"]
     assert slurm.calls[-1] == ["scontrol", *update]
+
+
+@pytest.mark.parametrize(("answer", "drains"), [("1234\n", True), ("", False), ("99\n", False)])
+def test_a_silent_node_is_drained_only_where_slurm_says_that_the_job_has_it(
+    slurm: Slurm, spawner: Spawner, answer: str, drains: bool
+) -> None:
+    """A job may put any names into its list of nodes."""
+    slurm.answer(squeue_on=answer, scontrol_oneliner="NodeName=node2 State=ALLOCATED\n")
+    told = asked(spawner, blamed=(culprit("node", "node2"),), verdict="node_unreachable")
+    if drains:
+        assert "nodename=node2" in drained(told)
+    else:
+        with pytest.raises(UnfitError, match="does not say that job 1234 has node2"):
+            drained(told)
+        with pytest.raises(UnfitError, match="no rank of the run is here"):
+            drained(told._replace(job=None))
+    assert (["update"] in [call[1:2] for call in slurm.calls]) == drains
+
+
+def test_the_node_of_a_gpu_elsewhere_is_drained_after_its_job_has_ended(
+    slurm: Slurm, spawner: Spawner
+) -> None:
+    slurm.answer(scontrol_oneliner="NodeName=node2 State=IDLE\n")
+    told = asked(spawner, blamed=(culprit("gpu", "node2"),), verdict="gpu_fault")
+    assert "nodename=node2" in drained(told._replace(job=None))
 
 
 def test_a_component_that_is_not_well_drains_its_own_node(slurm: Slurm, spawner: Spawner) -> None:

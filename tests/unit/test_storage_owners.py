@@ -10,7 +10,8 @@ from mldebug.config import Config, Storage
 from mldebug.filling.owners import of_user
 from mldebug.filling.state import Alarm, Measure, PartState, StorageState
 from mldebug.model import Gap, Job, RankIdentity
-from mldebug.snapshot import Snapshot
+from mldebug.nodeview.storage import NOTHING, storage_lines
+from mldebug.snapshot import RunState, Snapshot
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.serving.peers import Peer, view
 from mldebug_agents.workbench import Workbench
@@ -66,6 +67,15 @@ def test_the_socket_hides_them_from_a_plain_user_and_from_nobody_known() -> None
     assert view(snapshot, Peer(pid=1, uid=0, groups=frozenset()), None).storage == TOLD
 
 
+def test_the_owner_of_a_job_is_told_what_could_not_be_seen_of_it() -> None:
+    run = RunState(id="j", name="gpt", launcher="single", uid=BOB, ranks={0: 7})
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, runs=(run,), storage=TOLD)
+    for uid, wanted in ((BOB, ["filesystem /home/bob/x", "/"]), (ALICE, ["/"])):
+        seen = view(snapshot, Peer(pid=1, uid=uid, groups=frozenset()), None).storage
+        assert seen is not None
+        assert [one.what for one in seen.gaps] == wanted
+
+
 @pytest.fixture
 def bench() -> Iterator[Workbench]:
     with Workbench(Config()) as one:
@@ -88,3 +98,15 @@ def test_a_real_mount_is_its_users_until_it_is_configured(bench: Workbench, tmp_
         desk.look(2.0, [job])
         rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
         assert rows[str(folder)]["uids"] == ""
+
+
+def test_whoever_sees_no_job_is_told_so_and_why() -> None:
+    unseen = PartState(name="jobs", at=1.0, gaps=(Gap(what="1 Python process", reason="denied"),))
+    told = StorageState(
+        parts=(PartState(name="filesystems", at=1.0, rows={"filesystems": ()}), unseen)
+    )
+    assert [one.text for one in storage_lines(told)] == [
+        NOTHING,
+        "Not seen:",
+        "  1 Python process: denied",
+    ]

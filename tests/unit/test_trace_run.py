@@ -1,5 +1,6 @@
 """`mldebug trace run` and `mldebug run --trace`: what reaches the processes below, and what they leave."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -188,26 +189,56 @@ def test_who_calls_nothing_that_is_followed_leaves_nothing(tmp_path: Path) -> No
     assert not rings_of_the_dead(before)
 
 
+def test_a_program_says_that_a_misspelt_name_was_never_called(tmp_path: Path) -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    words = ["--start", "train_stap", "--ring", str(tmp_path / "a.ring")]
+    done = mldebug(tmp_path, "trace", "run", *words, "--", sys.executable, "-c", code)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "mldebug: there is no ring: nothing was called of include=uninstalled exclude=- start=train_stap\n"
+    )
+
+
 def test_an_older_ring_makes_way_and_nothing_else_does(tmp_path: Path) -> None:
     ring, other = tmp_path / "a.ring", tmp_path / "notes.txt"
     ring.write_bytes(b"mltrace\x01 and the rest")
     other.write_text("mine")
     make_way(ring)
     assert not ring.exists()
+    assert (tmp_path / "a.ring.before").read_bytes().startswith(b"mltrace")
     with pytest.raises(UsageError, match="is no ring"):
         make_way(other)
     with pytest.raises(UsageError):
         make_way(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no ring"):
+        make_way(tmp_path / "pipe")
     assert other.read_text() == "mine"
+
+
+def test_a_ring_in_use_stays_where_it_is(tmp_path: Path) -> None:
+    """Two ranks of srun have one command line: the second one never takes the ring of the first away."""
+    ring = tmp_path / "a.ring"
+    ring.write_bytes(b"mltrace\x01 and the rest")
+    with ring.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        make_way(ring)
+    assert [one.name for one in tmp_path.iterdir()] == ["a.ring"]
 
 
 def test_what_travels_is_checked_first(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(variables(Wanted(("mypkg",), what="both", size="1MiB"))["MLDEBUG_TRACE"])
     assert told == {
-        "include": ["mypkg"], "exclude": [], "start": "", "calls": True, "lines": True,
+        "include": ["mypkg"], "exclude": [], "start": "", "stop": "", "calls": True, "lines": True,
         "ring": None, "size": 1 << 20,
     }  # fmt: skip
-    for words in (["--size", "1KiB"], ["--size", "much"], ["--include", ""]):
+    for words in (
+        ["--size", "1KiB"],
+        ["--size", "much"],
+        ["--include", ""],
+        ["--stop", "step:x"],
+        ["--start", "signal:TERM"],
+    ):
         assert main(["trace", "run", *words, "--", "true"]) == 2
     assert main(["trace", "run"]) == 2
     assert "way out" in capsys.readouterr().err

@@ -295,6 +295,26 @@ def test_a_worker_that_ends_well_leaves_no_ring(tmp_path: Path, version: str, wr
     assert (done.stdout, done.stderr) == (f"[] [{1 << 20}] []\n", "")
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_workers_that_end_well_do_not_fill_the_disk(tmp_path: Path, writer: str) -> None:
+    """A DataLoader has new ones in each epoch: of a named ring each would leave another file."""
+    code = """
+        import multiprocessing, os, sys
+        def work(fails):
+            if fails: sys.exit(1)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE):
+            for fails in (False, True, False):
+                one = multiprocessing.get_context("fork").Process(target=work, args=(fails,), daemon=True)
+                one.start()
+                one.join()
+    """
+    done = run(tmp_path, code, "", writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    (left,) = tmp_path.glob("out.ring*")  # and its name is never the parent's
+    assert left.name == f"out.ring.{Words(left).pid}"
+    assert Words(left).told("MainThread", "unwind") == ["unwind work"]
+
+
 def test_rings_of_workers_never_push_out_that_of_a_rank(tmp_path: Path) -> None:
     for number in range(2 * KEEP_RINGS):
         path = tmp_path / f"{ring.PREFIX}999999{number}-1"
@@ -357,6 +377,39 @@ def test_a_tracer_that_was_there_before_is_left_alone(
         )
 
 
+@pytest.mark.parametrize(("version", "writer"), [one for one in BOTH if modern(one[0])])
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_tool_that_switches_lines_off_as_coverage_does_sees_each_of_them(
+    tmp_path: Path, version: str, writer: str, lines: bool
+) -> None:
+    """Each tool of sys.monitoring has its own switches, and ours turns all of them on again when it begins."""
+    code = f"""
+        import sys
+        seen = set()
+        def line(code, number):
+            seen.add((code.co_name, number))
+            return sys.monitoring.DISABLE
+        def works(one):
+            if one:
+                return 1
+            return 2
+        sys.monitoring.use_tool_id(sys.monitoring.COVERAGE_ID, "coverage")
+        sys.monitoring.register_callback(sys.monitoring.COVERAGE_ID, sys.monitoring.events.LINE, line)
+        sys.monitoring.set_events(sys.monitoring.COVERAGE_ID, sys.monitoring.events.LINE)
+        works(0)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, lines={lines}):
+            works(1)
+            works(0)
+        assert {{number for name, number in seen if name == "works"}} == {{10, 11, 12}}, seen
+        assert sys.monitoring.get_tool(sys.monitoring.COVERAGE_ID) == "coverage"
+        assert not any(map(sys.monitoring.get_tool, (3, 4)))
+    """
+    found = words(tmp_path, code, version, writer)
+    assert found.told("MainThread", "call") == ["call works", "call works"]
+    mine = [one.line for one in found.events if one.kind == "line" and one.function == "works"]
+    assert mine == ([10, 11, 10, 12] if lines else [])
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("place", ["/nosuch/folder/out.ring", "/proc/out.ring", "full"])
 def test_without_a_place_tracing_is_off_and_the_job_goes_on(
@@ -377,6 +430,44 @@ def test_without_a_place_tracing_is_off_and_the_job_goes_on(
     assert done.stderr.startswith("mldebug: tracing is off: ")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.glob("*.ring*"))
+
+
+@pytest.mark.parametrize("place", [None, "out.ring"])
+def test_a_trace_that_begins_again_takes_the_place_of_its_own_ring(
+    tmp_path: Path, place: str | None
+) -> None:
+    """Around each step of a training it would fill the disk, or what NCCL and DataLoader need of /dev/shm."""
+    code = f"""
+        import glob, os
+        def works(turn): return turn
+        for turn in range(5):
+            with trace("uninstalled", ring={place!r}, size=1 << 20) as tracer:
+                works(turn)
+        rings = glob.glob(f"/dev/shm/mldebug_trace-{{os.getpid()}}-*") + glob.glob("out.ring*")
+        print(len(rings))
+        for one in rings:
+            assert one == {place!r} or os.unlink(one) is None
+    """
+    done = run(tmp_path, code)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize(("free", "size"), [(64, 4), (8, 1), (7, 0)])
+def test_shared_memory_is_left_to_nccl_and_dataloader(tmp_path: Path, free: int, size: int) -> None:
+    """A container has 64 MiB of it by default: a job must not fail for want of what its trace has taken."""
+    code = f"""
+        import os, types
+        found = types.SimpleNamespace(f_blocks=1 << 14, f_bavail={free} << 8, f_frsize=4096)
+        os.statvfs = lambda place: found
+        def works(): return 1
+        with trace("uninstalled") as tracer:
+            works()
+        print(os.stat(tracer.path).st_size >> 20 if tracer.path else 0)
+        if tracer.path: os.unlink(tracer.path)
+    """
+    done = run(tmp_path, code)
+    assert done.stdout == f"{size}\n"
+    assert ("tracing is off: /dev/shm: no space left on device" in done.stderr) is (size == 0)
 
 
 KILLED = """
@@ -467,8 +558,8 @@ def test_a_handler_of_the_job_may_raise_anywhere(tmp_path: Path) -> None:
         tracer.begin()
         for _ in range(100):
             until = time.monotonic() + 10
-            signal.setitimer(signal.ITIMER_REAL, 0.001)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
                 while time.monotonic() < until:
                     exec("def fresh(): return 1\\nfresh()", {"__name__": "job", "__file__": __file__})
                     leaf()
@@ -547,6 +638,79 @@ def test_it_begins_at_a_step(tmp_path: Path, version: str, writer: str) -> None:
         "step 4",
     ]
     assert found.first_steps == [2]
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+@pytest.mark.parametrize("stop", ["step:2", "validate", "job:validate"])
+def test_it_stops_at_a_step_or_a_function(
+    tmp_path: Path, version: str, writer: str, stop: str
+) -> None:
+    """The ring is open until the process ends: a rank that dies later has it still."""
+    code = f"""
+        import os, sys
+        sys.modules["job"] = sys.modules["__main__"]
+        __name__ = "job"
+        from mldebug_training import heartbeat
+        def train_step(): return 1
+        def validate(): return 2
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE, stop="{stop}") as tracer:
+            for step in range(1, 5):
+                train_step()
+                heartbeat(step)
+                if step == 2: validate()
+            opened = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd") if fd != "9999" and os.path.exists(f"/proc/self/fd/{{fd}}")]
+            assert os.path.abspath("out.ring") in opened
+            if not os.fork():
+                train_step()
+                os._exit(0)
+            os.wait()
+    """
+    found = words(tmp_path, code, version, writer)
+    wanted = ["call train_step", "step 1", "call train_step", "step 2"]
+    assert found.told("MainThread", "call", "step") == wanted[: 3 if stop == "step:2" else 4]
+    assert (found.state, found.why) == (4, f"{stop} was reached")
+    assert len(list(tmp_path.glob("out.ring*"))) == 1
+
+
+@pytest.mark.parametrize(("version", "writer"), BOTH)
+def test_a_signal_begins_and_ends_it(tmp_path: Path, version: str, writer: str) -> None:
+    """The one that comes too often does nothing: by its default action it would end the job."""
+    code = """
+        import os, signal
+        def works(turn): return turn
+        def before(): return works(0)
+        def after(): return works(2)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, native=NATIVE,
+                   start="signal:USR2", stop="signal:USR2") as tracer:
+            before()
+            assert tracer.path is None
+            os.kill(os.getpid(), signal.SIGUSR2)
+            works(1)
+            os.kill(os.getpid(), signal.SIGUSR2)
+            after()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            after()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        after()
+    """
+    assert words(tmp_path, code, version, writer).told("MainThread", "call") == ["call works"]
+
+
+def test_a_signal_that_the_job_uses_is_left_alone(tmp_path: Path) -> None:
+    code = """
+        import faulthandler, os, signal
+        def works(): return 1
+        faulthandler.register(signal.SIGUSR2)
+        with trace("uninstalled", ring="out.ring", size=1 << 20, start="signal:USR2") as tracer:
+            works()
+        with open("/proc/self/status") as file:
+            caught = int(next(one for one in file if one.startswith("SigCgt")).split()[1], 16)
+        assert caught >> (signal.SIGUSR2 - 1) & 1 and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+        print(tracer.path, tracer.engine)
+    """
+    done = run(tmp_path, code)
+    assert done.stdout.startswith("None ")
+    assert done.stderr == "mldebug: tracing is off: the job uses signal 12 itself\n"
 
 
 @pytest.mark.parametrize("writer", WRITERS)

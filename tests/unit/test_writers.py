@@ -9,12 +9,28 @@ import msgspec
 
 from mldebug.filling.state import Alarm
 from mldebug.model import Job, RankIdentity
-from mldebug.writers import OpenOutput, Written, by_mount, compare, who_fills, writer_line
+from mldebug.writers import (
+    Calls,
+    OpenOutput,
+    Writer,
+    Written,
+    by_mount,
+    compare,
+    who_fills,
+    writer_line,
+)
 from mldebug_agents.filesystems.part import _with as with_writer
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner
-from mldebug_agents.writers.reading import Readings, appends, family, net_bytes, position
+from mldebug_agents.writers.reading import (
+    Readings,
+    appends,
+    calls_of,
+    family,
+    net_bytes,
+    position,
+)
 
 WRITES = """
 import os, sys
@@ -22,6 +38,14 @@ out = open(sys.argv[1], "wb", buffering=0)
 for line in sys.stdin:
     out.write(b"x" * 1_000_000)
     os.fsync(out.fileno())
+    print("done", flush=True)
+"""
+READS = """
+import sys
+data, log = open(sys.argv[1], "r+b", buffering=0), open(sys.argv[2], "wb", buffering=0)
+for line in sys.stdin:
+    data.read(1_000_000)
+    log.write(b"x" * 1000)
     print("done", flush=True)
 """
 
@@ -69,6 +93,8 @@ def test_an_inherited_file_counts_once_and_a_log_that_is_appended_to_is_not_its_
 def test_texts_of_the_kernel() -> None:
     assert net_bytes(b"rchar: 1\nwrite_bytes: 8192\ncancelled_write_bytes: 4096\n") == 4096
     assert net_bytes(b"") == 0
+    assert calls_of(b"rchar: 5\nwchar: 7\nwrite_bytes: 9\n") == Calls(5, 7, 9)
+    assert calls_of(b"rchar: 5\n") is None
     assert position("pos:\t77\nflags:\t0100001\n") == 77
     assert position("") == 0
     assert appends("pos:\t77\nflags:\t0102001\nmnt_id:\t29\n")
@@ -78,9 +104,8 @@ def test_texts_of_the_kernel() -> None:
     assert family(1, {1: [2, 3], 3: [4], 4: [1]}) == [1, 2, 3, 4]
 
 
-def test_a_real_process_is_seen_to_write_and_where(tmp_path: Path) -> None:
-    target = tmp_path / "two\nlines.pt"
-    job = [sys.executable, "-c", WRITES, str(target)]
+def two_looks(job: list[str]) -> Writer:
+    """What is told of a real process that does its work once before each look."""
     with (
         Spawner() as spawner,
         Reader(spawner) as reader,
@@ -101,12 +126,68 @@ def test_a_real_process_is_seen_to_write_and_where(tmp_path: Path) -> None:
                 looks.append(look)
         finally:
             writing.kill()
-    writer = compare(looks[0], looks[1], 0)
+    return compare(looks[0], looks[1], 0)
+
+
+def test_a_real_process_is_seen_to_write_and_where(tmp_path: Path) -> None:
+    target = tmp_path / "two\nlines.pt"
+    writer = two_looks([sys.executable, "-c", WRITES, str(target)])
     [growing] = writer.growing
     assert (growing.path, growing.size) == (str(target), 2_000_000)
     device = os.stat(tmp_path).st_dev
     assert growing.device == f"{os.major(device)}:{os.minor(device)}"
     assert os.path.ismount(growing.mount)
+
+
+def test_whoever_reads_a_file_that_is_open_for_both_does_not_fill_a_filesystem(
+    tmp_path: Path,
+) -> None:
+    data, log = tmp_path / "data.bin", tmp_path / "log"
+    data.write_bytes(bytes(4_000_000))
+    writer = two_looks([sys.executable, "-c", READS, str(data), str(log)])
+    assert [one.path for one in writer.growing] == [str(log)]
+
+
+def test_whoever_has_the_pid_of_a_rank_that_ended_is_not_that_rank() -> None:
+    host = Host()
+    brief = host.brief(os.getpid())
+    assert brief is not None
+    other = RankIdentity(rank=0, world_size=1, pid=os.getpid(), start_ticks=brief.start_ticks - 1)
+    same = msgspec.structs.replace(other, start_ticks=brief.start_ticks)
+    with Spawner() as spawner, Reader(spawner) as reader:
+        readings = Readings(host, reader)
+        for rank, seen in ((other, False), (same, True)):
+            [told] = readings.read([Job(id="j", name="gpt", launcher="single", ranks=(rank,))])
+            assert bool(told.bytes) is seen
+
+
+def test_the_mode_of_a_link_tells_what_is_open_for_writing(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    host, pid = Host(), os.getpid()
+    with (tmp_path / "a").open("rb") as read, (tmp_path / "a").open("r+b") as both:
+        assert not host.writes_to(pid, read.fileno())
+        assert host.writes_to(pid, both.fileno())
+    with (tmp_path / "a").open("ab") as added:
+        assert host.writes_to(pid, added.fileno())
+    assert host.writes_to(pid, 1 << 20)  # nobody knows
+
+
+def test_an_offset_counts_as_far_as_the_process_has_written() -> None:
+    def look(at: float, position: int, calls: Calls, *, reads: bool = False) -> Written:
+        one = reading(at, 0, position)
+        [file] = one.files
+        files = (msgspec.structs.replace(file, reads=reads),)
+        return msgspec.structs.replace(one, files=files, calls={(7, 1): calls})
+
+    none = look(10.0, 0, Calls(0, 0))
+    sought = compare(none, look(20.0, 9_000_000, Calls(0, 1000)), 0)
+    assert by_mount(sought) == {"/data": 100.0}
+    both = look(10.0, 0, Calls(0, 0), reads=True)
+    written = compare(both, look(20.0, 5000, Calls(2000, 9000), reads=True), 0)
+    assert by_mount(written) == {"/data": 300.0}
+    assert not compare(both, look(20.0, 5000, Calls(5000, 9000), reads=True), 0).growing
+    untold = msgspec.structs.replace(look(20.0, 5000, Calls(0, 0), reads=True), calls={})
+    assert not compare(both, untold, 0).growing
 
 
 def test_an_alarm_about_space_says_who_writes_and_one_about_inodes_does_not() -> None:

@@ -4,10 +4,13 @@ import msgspec
 
 from mldebug.config import Actions
 from mldebug.events.model import Event, State
-from mldebug.model import Noun
+from mldebug.model import Job, Noun
 from mldebug.rooms import load
 from mldebug.settings.plugins import Plugin
 from mldebug_agents.acting.work import Action
+
+RECOVERED = "recovered"  # an outcome of an event
+SLACK = 2.0  # seconds, between the clock and the kernel's count of time since the boot
 
 
 class Chain(Noun, frozen=True, kw_only=True):
@@ -52,11 +55,27 @@ def action_of(plugin: Plugin) -> Action:
     return made
 
 
-def refusal(chain: Chain, event: Event, settings: Actions) -> str:
+def is_over(event: Event) -> bool:
+    """Is nothing to be done about it any more? The end of a job is over as it begins, and stands for a while."""
+    stands = event.alarm.stands > 0 and event.outcome != RECOVERED
+    return event.state is not State.FIRING or (event.ended is not None and not stands)
+
+
+def refusal(chain: Chain, event: Event | None, settings: Actions) -> str:
     """Why a step that may harm must not run, as the event and the chain stand; "" where it may."""
-    if event.state is not State.FIRING or event.ended is not None:
+    if event is None or event.started != chain.started or is_over(event):
         return "the event is over"
     if chain.failed:
         return f"the step {chain.failed} before it has failed"
-    kind = settings.steps[chain.step].kind
-    return "" if kind in settings.allow else f"actions.allow does not name {kind}"
+    plugin = settings.steps.get(chain.step)
+    if plugin is None:
+        return "the config does not name it any more"
+    return "" if plugin.kind in settings.allow else f"actions.allow does not name {plugin.kind}"
+
+
+def as_it_was(job: Job | None, event: Event) -> Job | None:
+    """The run, where all its ranks here are as old as the event: processes that came since are not what it is about."""
+    fired = event.fired
+    if job is None or event.ended is not None or fired is None:
+        return None
+    return job if all(one.started_at <= fired + SLACK for one in job.ranks) else None

@@ -26,7 +26,7 @@ from mldebug.settings.plugins import Plugin
 from mldebug.snapshot import Snapshot
 from mldebug_agents.acting.audit import Audit
 from mldebug_agents.acting.captures import Captures
-from mldebug_agents.acting.chains import Chain, action_of, chain_of, refusal
+from mldebug_agents.acting.chains import Chain, action_of, as_it_was, chain_of, is_over, refusal
 from mldebug_agents.acting.tally import Tally
 from mldebug_agents.acting.work import Did, ProgramError, Work
 from mldebug_agents.runner import Result, Worker
@@ -51,6 +51,7 @@ class Step(NamedTuple):
     work: Work
     against: str = ""
     dry: bool = False
+    since: Callable[[], str] = str  # what is against it by now; "": nothing
 
 
 class Told(NamedTuple):
@@ -103,7 +104,7 @@ class Acting:
         self._forget()
         for event in self._book.firing():
             known = self._chains.get(event.key)
-            if event.ended is None and (known is None or known.started != event.started):
+            if not is_over(event) and (known is None or known.started != event.started):
                 self._begin(event)
         for key, chain in list(self._chains.items()):
             known_event = self._book.get(key)
@@ -154,9 +155,10 @@ class Acting:
             told = Told(Outcome.REFUSED, "the config does not name it any more")
             self._decide(chain, None, told, facts)
             return
-        job = jobs.get(facts.labels.get("run", ""))
-        order = Step(chain, plugin, self._work(facts, job))
-        harms = action_of(plugin).harms
+        job, harms = jobs.get(facts.labels.get("run", "")), action_of(plugin).harms
+        others = tuple(one for one in jobs.values() if one is not job)
+        work = self._work(facts, as_it_was(job, event) if harms else job, others)
+        order = Step(chain, plugin, work, since=lambda: self._since(chain))
         against = refusal(chain, event, self._settings) if harms else ""
         if against or self._settings.dry_run:
             self._order(order._replace(against=against, dry=self._settings.dry_run))
@@ -186,15 +188,21 @@ class Acting:
         if self._worker.order(step):  # else at the next turn
             self._under_way.add(step.chain.key)
 
+    def _since(self, chain: Chain) -> str:
+        """Asked in the worker, just before it is done: an order may have waited for minutes. Reads what is only ever replaced."""
+        settings = self._settings
+        against = refusal(chain, self._book.get(chain.key), settings)
+        return against or ("actions.dry_run is on by now" if settings.dry_run else "")
+
     def _limited(self, step: str, facts: Facts) -> str:
         rules = self._settings
         return self._limits.refusal(
             step, subject_of(facts), self._now(), rules.cooldown, rules.hourly
         )
 
-    def _work(self, facts: Facts, job: Job | None) -> Work:
+    def _work(self, facts: Facts, job: Job | None, others: tuple[Job, ...]) -> Work:
         bench = self._bench
-        return Work(facts, job, bench.node, bench.spawner, bench.host, self._capture)
+        return Work(facts, job, bench.node, bench.spawner, bench.host, self._capture, others)
 
     def _capture(self, job: Job) -> str:
         """In a worker."""
@@ -262,11 +270,14 @@ def carry_out(step: Step) -> Told:
     began = time.monotonic()
     code = None
     try:
-        plan = action_of(step.plugin).plan(step.work)
+        action = action_of(step.plugin)
+        plan = action.plan(step.work)
         if step.against or step.dry:
             why = f"{step.against}; it would" if step.against else "it would"
             outcome = Outcome.REFUSED if step.against else Outcome.DRY_RUN
             return Told(outcome, f"{why}: {plan.words}", None, time.monotonic() - began)
+        if action.harms and (why := step.since()):
+            raise UnfitError(f"it waited, and by now {why}: {plan.words}")
         did: Did = plan.do()
         outcome, words, code = Outcome.RAN, did.words, did.code
     except UnfitError as error:

@@ -6,6 +6,8 @@ Sources: the layouts of `cgroup/v1` and `cgroup/v2` of Slurm 20.11 to 25.05; squ
 
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from mldebug.events.actions import UnfitError
 from mldebug.model import Job, RankIdentity
@@ -25,12 +27,36 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DRAINED = re.compile(r" State=\S*DRAIN")
 
 
-def job_of(job: Job, host: Host, starter: Starter) -> str:
-    """The number by which scancel takes this job, and of an array this task alone. `UnfitError` where that is not sure."""
+def raw_of(job: Job, host: Host, starter: Starter) -> str:
+    """What SLURM_JOB_ID should be in its ranks here, which are of one job; `UnfitError` where that is not sure."""
     raws = {_raw(one, host, starter) for one in job.ranks}
     if len(raws) != 1:
         raise UnfitError(f"the ranks here are of {len(raws)} Slurm jobs")
-    raw = raws.pop()
+    return raws.pop()
+
+
+def holding(raw: str, jobs: Iterable[Job], host: Host, starter: Starter) -> Iterator[Job]:
+    """Those of them that are of that Slurm job, too; what ended meanwhile, or is of no Slurm job, is none."""
+    for job in jobs:
+        with suppress(UnfitError):
+            try:
+                found = raw_of(job, host, starter)
+            except ProgramError as error:
+                if error.code is None:
+                    raise
+                continue  # scontrol ends with 1 where the process is of no job
+            if found == raw:
+                yield job
+
+
+def is_on(raw: str, node: str, starter: Starter) -> bool:
+    """Does Slurm say that the job has that node?"""
+    said = ask(starter, "squeue", "--noheader", f"--jobs={raw}", f"--nodelist={node}", "--format=%A")  # fmt: skip
+    return raw in said.stdout.decode("utf-8", "replace").split()
+
+
+def number_of(raw: str, job: Job, starter: Starter) -> str:
+    """The number by which scancel takes this job, and of an array this task alone. `UnfitError` where that is not sure."""
     said = ask(
         starter, "squeue", "--noheader", f"--jobs={raw}", "--states=all", "--format=%A|%i|%U|%T"
     )

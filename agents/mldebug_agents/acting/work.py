@@ -19,6 +19,7 @@ class Work(NamedTuple):
     starter: Starter
     host: Host
     capture: Callable[[Job], str]  # has all its ranks captured; returns the id of the report
+    others: tuple[Job, ...] = ()  # the other runs that are here
 
 
 class Did(NamedTuple):

@@ -5,7 +5,7 @@ import re
 import msgspec
 
 from mldebug.events.actions import Facts, Sure, UnfitError, sure_enough
-from mldebug_agents.acting.slurm import ask, node_of
+from mldebug_agents.acting.slurm import ask, is_on, node_of, raw_of
 from mldebug_agents.acting.work import Did, Plan, Work
 
 OF_NODES = ("node", "gpu", "link")  # culprits that leave with their node
@@ -30,6 +30,7 @@ class Drain:
         """The reason is made of our own words alone."""
         sure_enough(work.facts, self._options.confidence)
         name = node_of(_blamed(work), work.starter)
+        _of_the_job(name, work)
         argv = ("update", f"nodename={name}", "state=drain", f"reason={_reason(work.facts)}")
 
         def drain() -> Did:
@@ -49,6 +50,18 @@ def _blamed(work: Work) -> str:
         told = ", ".join(f"{one.kind} on {one.node}" for one in facts.blamed) or "nobody"
         raise UnfitError(f"no single node is blamed, but {told}")
     return nodes.pop()
+
+
+def _of_the_job(name: str, work: Work) -> None:
+    """What a GPU did, its node's own kernel says. Of a node that is silent only names are known, and those a job may choose."""
+    kinds = {one.kind for one in work.facts.blamed}
+    if name.partition(".")[0] == work.node.partition(".")[0] or kinds == {"gpu"}:
+        return
+    if work.job is None:
+        raise UnfitError(f"no rank of the run is here by whom Slurm could say that {name} is its")
+    raw = raw_of(work.job, work.host, work.starter)
+    if not is_on(raw, name, work.starter):
+        raise UnfitError(f"Slurm does not say that job {raw} has {name}")
 
 
 def _reason(facts: Facts) -> str:

@@ -3,14 +3,16 @@
 import msgspec
 
 from mldebug.events.actions import Sure, UnfitError, sure_enough
-from mldebug_agents.acting.slurm import ask, job_of
+from mldebug.model import Job
+from mldebug_agents.acting.slurm import ask, holding, number_of, raw_of
 from mldebug_agents.acting.work import Did, Plan, Work
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How sure the verdict has to be."""
+    """How sure the verdict has to be, and whether other runs may end with it."""
 
     confidence: Sure = "high"
+    with_others: bool = False  # also where other runs on this node are of the same Slurm job
 
 
 class Scancel:
@@ -26,12 +28,19 @@ class Scancel:
         if work.job is None:
             raise UnfitError("the event is of no run that is on this node now")
         sure_enough(work.facts, self._options.confidence)
-        number = job_of(work.job, work.host, work.starter)
+        number = self._number(work.job, work)
 
         def cancel() -> Did:
             return Did(f"scancel {number}", ask(work.starter, "scancel", number).returncode)
 
         return Plan(f"scancel {number}", cancel)
+
+    def _number(self, job: Job, work: Work) -> str:
+        raw = raw_of(job, work.host, work.starter)
+        if not self._options.with_others:
+            for other in holding(raw, work.others, work.host, work.starter):
+                raise UnfitError(f"Slurm job {raw} holds run {other.id}, too")
+        return number_of(raw, job, work.starter)
 
 
 def create(options: Options) -> Scancel:

@@ -77,9 +77,10 @@ def _chosen(
         if not ranks:
             raise UnfitError("no rank of the run is on this node")
         return ranks
-    blamed = {one.pid for one in facts.blamed if one.kind == "rank"}
-    blamed &= {one.pid for one in facts.blamed if one.node == node}
-    chosen = tuple(one for one in ranks if one.pid in blamed)
+    blamed = {
+        (one.rank, one.pid) for one in facts.blamed if one.kind == "rank" and one.node == node
+    }
+    chosen = tuple(one for one in ranks if (one.rank, one.pid) in blamed)
     if len(chosen) != 1:
         raise UnfitError(f"{len(chosen)} ranks on this node are blamed: it hits one alone")
     return chosen

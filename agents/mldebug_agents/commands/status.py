@@ -15,7 +15,7 @@ from mldebug.config import Config, load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode
 from mldebug.events.telling import event_lines
-from mldebug.filling.state import StorageState
+from mldebug.filling.state import PartState, StorageState
 from mldebug.folding import fold_ranks
 from mldebug.hostmemory.telling import alarms
 from mldebug.kernellog.joining import RankEvent
@@ -86,7 +86,7 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
         asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
         if storage:
             told = asked.snapshot.storage if asked.snapshot else None
-            told = told or look_once(bench, found.jobs)
+            told = told or _seen_now(bench, found)
             parts = (saves_part(asked.snapshot),) if asked.snapshot else ()
             sys.exit(_storage(StorageState(parts=(*told.parts, *parts)), as_json))
         seen = Seen(
@@ -107,6 +107,12 @@ def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None)
             print_line(console, line)
     hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
     sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def _seen_now(bench: Workbench, found: Discovery) -> StorageState:
+    """One look; whoever may not see the jobs does not see what they use: that is told, too."""
+    unseen = PartState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
+    return StorageState(parts=(*look_once(bench, found.jobs).parts, unseen))
 
 
 def _storage(told: StorageState, as_json: bool) -> ExitCode:
@@ -182,7 +188,8 @@ def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
         yield from _watched(run, config, events, seen.now)
         yield from _traps(seen.traps.get(job.id, ()))
     yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
-    yield from _listed("Not seen", _gaps(seen.gaps))
+    memory = seen.agent.memory if seen.agent else None
+    yield from _listed("Not seen", _gaps((*seen.gaps, *(memory.gaps if memory else ()))))
     if seen.agent is not None and seen.agent.replay:
         return
     if seen.jobs:

@@ -32,7 +32,8 @@ class Canary:
         """Write to all folders at once. Raises OSError where the probe child is gone."""
         paths = self._bench.config.storage.canary.paths
         trial = Trial(self._file, self._size)
-        places = [Place(0, os.fsencode(path), trial) for path in paths]
+        root = os.fsencode(self._bench.host.root)
+        places = [Place(0, os.fsencode(path), trial, root=root) for path in paths]
         answers = self._bench.filesystems.ask(places, SECONDS)
         found = list(zip(paths, answers, strict=True))
         self._written = [_written(path, one) for path, one in found if one.wrote or one.stuck]

@@ -85,11 +85,13 @@ def used_mounts(
     paths: Sequence[str],
     before: Mapping[int, Collection[Key]] = {},
     where: Mapping[str, int] = {},
+    places: Mapping[str, Sequence[str]] = {},
 ) -> dict[Key, Used]:
     """By filesystem and folder. Nothing here touches a filesystem but /proc.
 
     `before`: what each pid was seen to use; that stays its own while it is mounted there. A checkpoint is open for seconds.
     `where`: the mount ids of those `paths` of which they are known; of others their names tell.
+    `places`: by job, where it saves and logs, as its ranks see it: what is open for less than one look.
     """
     found: dict[Key, Used] = {}
     tables: dict[str, tuple[procfs.Mount, ...]] = {}
@@ -98,12 +100,13 @@ def used_mounts(
             space = host.link(rank.pid, "ns/mnt") + host.link(rank.pid, "root") or str(rank.pid)
             if space not in tables:
                 tables[space] = mount_table(host, str(rank.pid))
-            for mount in _of_rank(host, rank.pid, tables[space], before.get(rank.pid, ())):
+            named = places.get(job.id, ())
+            for mount in _of_rank(host, rank.pid, tables[space], before.get(rank.pid, ()), named):
                 _note(found, mount, host.root_of(rank.pid), rank)
     own = mount_table(host, "self")
     by_id = {mount.id: mount for mount in own}
     for path in (*NEEDED, *paths):
-        holder = by_id.get(where.get(path, 0)) or procfs.mount_of(own, path)
+        holder = by_id.get(where.get(path, 0)) or procfs.mount_of(own, f"{host.root}{path}")
         if holder and path in paths:
             _note(found, holder, "", None)
         if holder and (used := found.get((holder.device, holder.root))):
@@ -145,11 +148,15 @@ def _denied(folder: str) -> bool:
 
 
 def _of_rank(
-    host: Host, pid: int, table: tuple[procfs.Mount, ...], before: Collection[Key]
+    host: Host,
+    pid: int,
+    table: tuple[procfs.Mount, ...],
+    before: Collection[Key],
+    named: Sequence[str],
 ) -> Iterator[procfs.Mount]:
     yield from (mount for mount in table if (mount.device, mount.root) in before)
     by_id = {mount.id: mount for mount in table}
-    for path in (*NEEDED, host.link(pid, "cwd")):
+    for path in (*NEEDED, host.link(pid, "cwd"), *named):
         if path.startswith("/") and (mount := procfs.mount_of(table, path)):
             yield mount
     for number in _open_on(host, pid):

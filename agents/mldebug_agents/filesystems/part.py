@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -44,6 +44,7 @@ class Filesystems:
         self._gaps: dict[str, Gap] = {}
         self._before: dict[int, set[Key]] = {}  # what each rank used when we looked last
         self._where: dict[str, int] = {}  # mount ids of what is configured
+        self.places: Mapping[str, Sequence[str]] = {}  # by job: where it saves and logs
         self.who_fills: Callable[[str], str] = lambda device: ""  # by major:minor, in a clause
 
     @property
@@ -56,7 +57,7 @@ class Filesystems:
         self._gaps = {}
         paths = self._configured()
         self._find(paths)
-        found = used_mounts(self._bench.host, jobs, paths, self._before, self._where)
+        found = used_mounts(self._bench.host, jobs, paths, self._before, self._where, self.places)
         self._before = used_by(found)
         self._note_denied(jobs)
         places = [Place(one.mount.id, one.path) for one in found.values()]
@@ -132,7 +133,10 @@ class Filesystems:
         hanging = {one.used.mount.id for one in self._seen if one.asked.stuck}
         self._where = {path: at for path, at in self._where.items() if path in paths}
         free = [one for one in paths if self._where.get(one) not in hanging]
-        answers = self._bench.filesystems.ask([Place(0, os.fsencode(one)) for one in free])
+        root = os.fsencode(self._bench.host.root)
+        answers = self._bench.filesystems.ask(
+            [Place(0, os.fsencode(one), root=root) for one in free]
+        )
         for path, asked in zip(free, answers, strict=True):
             if not asked.reason:
                 self._where[path] = asked.mount

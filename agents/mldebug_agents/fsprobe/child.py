@@ -16,6 +16,7 @@ import msgspec
 from mldebug_agents.fsprobe.quota import read_blocks
 from mldebug_agents.fsprobe.trial import write
 from mldebug_agents.fsprobe.wire import Asked, Place, Reply, Round, Space, receive, send
+from mldebug_agents.starting.reading import open_inside
 
 Key = tuple[int, str, bytes]  # Place.key
 
@@ -102,8 +103,7 @@ class Asking:
 def ask(place: Place) -> Asked:
     """Ask one mount. A mount point that is covered by another mount is that other mount: it is not judged."""
     try:
-        how = os.O_PATH if not (place.trial or place.owners) else os.O_RDONLY | os.O_DIRECTORY
-        fd = os.open(place.path, how | os.O_CLOEXEC)
+        fd = _open(place)
         try:
             with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
                 found = _MOUNT_ID.search(file.read())
@@ -115,6 +115,24 @@ def ask(place: Place) -> Asked:
             os.close(fd)
     except OSError as error:
         return Asked(mount=place.mount, reason=error.strerror or str(error))
+
+
+def _open(place: Place) -> int:
+    """Raises OSError."""
+    how = os.O_PATH if not (place.trial or place.owners) else os.O_RDONLY | os.O_DIRECTORY
+    if not place.root:
+        return os.open(place.path, how | os.O_CLOEXEC)
+    top = os.open(place.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = open_inside(top, place.path.lstrip(b"/"), os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(top)
+    if how == os.O_PATH:
+        return found
+    try:
+        return os.open(f"/proc/self/fd/{found}", how | os.O_CLOEXEC)
+    finally:
+        os.close(found)
 
 
 def _of(place: Place, fd: int) -> Asked:

@@ -32,6 +32,7 @@ class Place(msgspec.Struct, frozen=True):
     path: bytes
     trial: Trial | None = None
     owners: Owners | None = None
+    root: bytes = b""  # of the node, where that is not the agent's own: the path and its links mean what they mean there
 
     @property
     def key(self) -> tuple[int, str, bytes]:

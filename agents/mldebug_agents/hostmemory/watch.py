@@ -5,7 +5,7 @@ through the reader child, seldom, and only where it is asked for.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import msgspec
@@ -20,7 +20,7 @@ from mldebug.hostmemory.parsing import (
 )
 from mldebug.hostmemory.telling import LevelState, NodeMemory, judged
 from mldebug.hostmemory.trend import LEAST, NOISE, SPACING, Trend
-from mldebug.model import Job
+from mldebug.model import Gap, Job
 from mldebug_agents.host import Host, Paths
 from mldebug_agents.hostmemory.groups import FILES, Group, groups_of
 
@@ -28,6 +28,7 @@ PSS_EVERY = 60.0
 PSS_BYTES = 4096
 PSS_TIMEOUT = 1.0
 MAX_RANKS = 1024
+WAY_OUT = "let the agent's user read /sys/fs/cgroup"
 
 
 class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,18 +58,27 @@ class MemoryWatch:
         pids = [rank.pid for job in order.jobs for rank in job.ranks][:MAX_RANKS]
         self._share(pids, order, now)
         ranks = tuple(one for job in order.jobs for one in self._of(job, now))
-        levels = self._limits(pids)
+        groups = groups_of(self._host, pids)
+        levels = self._limits(groups)
         states = tuple(self._state(one, order.horizon, now) for one in levels)
         wanted = {(one.scope, one.name, one.limit) for one in levels}
         self._levels = {key: trend for key, trend in self._levels.items() if key in wanted}
         known = {(rank.pid, rank.start_ticks) for job in order.jobs for rank in job.ranks}
         self._ranks = {key: trend for key, trend in self._ranks.items() if key in known}
-        return NodeMemory(at=self._host.clock(), levels=states, ranks=ranks, unread=len(pids) - len(ranks))  # fmt: skip
+        gaps = tuple(self._closed(groups))
+        return NodeMemory(at=self._host.clock(), levels=states, ranks=ranks, unread=len(pids) - len(ranks), gaps=gaps)  # fmt: skip
 
-    def _limits(self, pids: Iterable[int]) -> list[Level]:
+    def _limits(self, groups: Iterable[Group]) -> list[Level]:
         found = [parse_host(self._host.node_text("meminfo"))]
-        found += [self._group(one) for one in groups_of(self._host, pids)]
+        found += [self._group(one) for one in groups]
         return [one for one in found if one is not None]
+
+    def _closed(self, groups: Iterable[Group]) -> Iterator[Gap]:
+        """A limit that may not be read is not the same as none."""
+        for group in groups:
+            paths = (f"{group.folder}/{name}" for name in FILES[group.version][:2])
+            if why := next((why for path in paths if (why := self._host.denied(path))), ""):
+                yield Gap(what=f"memory of cgroup {group.name}", reason=why, way_out=WAY_OUT)
 
     def _group(self, group: Group) -> Level | None:
         files = {name: self._host.kernel_text(f"{group.folder}/{name}") for name in FILES[group.version]}  # fmt: skip

@@ -18,6 +18,7 @@ from mldebug.events.jobrooms import of_orphans, of_schedulers
 from mldebug.events.message import alive, cleaned, message_of
 from mldebug.events.model import Alarm, Event, RefusedError, State
 from mldebug.events.noderooms import Word, of_memory, of_saves, of_storage, together
+from mldebug.events.proberooms import of_probes
 from mldebug.events.rooms import health_alarms, health_key, healthy_keys
 from mldebug.events.view import ChannelState, Events, EventView
 from mldebug.health.telling import GpuName
@@ -228,6 +229,7 @@ def _rooms(snapshot: Snapshot) -> Iterator[Word]:
     yield from of_memory(snapshot.memory)
     yield from of_schedulers(snapshot.schedulers, snapshot.at)
     yield from of_orphans(snapshot.orphans)
+    yield from of_probes(snapshot.probes)
     yield from of_saves("", -1, snapshot.saves)
     for run in snapshot.runs:
         yield from of_saves(run.id, run.uid, run.saves)

@@ -1,6 +1,5 @@
 """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,15 +11,15 @@ import msgspec
 from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.folding import unfold_nodes
-from mldebug.probing.settings import nonsense
 from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
 from mldebug_agents.probing.child import Ended, events
-from mldebug_agents.probing.environment import prepare
+from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.lock import only_probe
 from mldebug_agents.probing.measuring import Measurement, Wish
 from mldebug_agents.probing.nodes import Nodes
 from mldebug_agents.probing.options import probe_options, size, wanted
 from mldebug_agents.probing.plotting import check_matplotlib
+from mldebug_agents.probing.recording import record
 from mldebug_agents.probing.session import Wanted, open_session
 from mldebug_agents.probing.showing import Output, telling, write
 from mldebug_agents.workbench import Workbench
@@ -52,6 +51,7 @@ def command(
     device: str,
     duration: str,
     beside_jobs: bool,
+    state_dir: Path | None,
     **rest: Any,
 ) -> int:
     """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values.
@@ -74,21 +74,25 @@ def command(
     names = unfold_nodes(hosts) if hosts else ()
     if print_commands:
         return _printed(wish, names, frame)
-    kept = _variables()
+    kept = sane_variables()
     measurement = Measurement(wish, telling(output, kept))
     if told is not None:
         return _measured(measurement, output, kept, lambda: _read(measurement, told))
     if names:
         nodes = Nodes(names, through, python or sys.executable, {**kept, **measurement.variables()})
-        return _over(nodes, frame, measurement, output)
-    with open_session(frame) as session:
-        return _measured(measurement, output, kept, lambda: measurement.run(session))
+        code = _over(nodes, frame, measurement, output)
+    else:
+        with open_session(frame) as session:
+            code = _measured(measurement, output, kept, lambda: measurement.run(session))
+    if not beside_jobs:  # else the figures are of two
+        record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
+    return code
 
 
 def _over(nodes: Nodes, frame: Wanted, measurement: Measurement, output: Output) -> int:
     with Workbench(load_config(None)) as bench, only_probe(frame.lock):
         run = lambda: measurement.run_on(nodes, frame, bench.spawner)
-        return _measured(measurement, output, _variables(), run)
+        return _measured(measurement, output, sane_variables(), run)
 
 
 def _measured(
@@ -141,14 +145,6 @@ def _way_out(ended: Ended, kept: Mapping[str, str]) -> str:
         return "measure when the node is idle"
     told = ", ".join(f"{name}={value}" for name, value in kept.items())
     return f"is it one of these variables? {told}" if told else ""
-
-
-def _variables() -> dict[str, str]:
-    """Those that change what is measured; UsageError for what NCCL cannot obey: it would say so in a riddle."""
-    kept = prepare(os.environ).kept
-    if problems := tuple(nonsense(kept)):
-        raise UsageError("\n".join(problems), "unset it, or correct it")
-    return kept
 
 
 def create(options: Options) -> click.Command:

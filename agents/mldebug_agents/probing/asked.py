@@ -33,6 +33,7 @@ _OPTIONS = (
     click.option("--csv", type=_FILE, help="Write a table there, too."),
     click.option("--plot", "picture", type=_FILE, help="Draw bus bandwidths there (needs matplotlib)."),
     click.option("--textfile", type=_FILE, help="Write metrics for node_exporter there."),
+    click.option("--state-dir", type=click.Path(path_type=Path), help="Whose history it joins. Default: the agent's of this user."),
 )  # fmt: skip
 
 

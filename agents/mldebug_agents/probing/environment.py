@@ -1,8 +1,12 @@
 """The environment of a probe's child: ours without the traces of a job that we may run in ourselves."""
 
+import os
 from collections.abc import Mapping
 
 import msgspec
+
+from mldebug.errors import UsageError
+from mldebug.probing.settings import nonsense
 
 JOB = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "PET_"),
@@ -27,3 +31,11 @@ def prepare(own: Mapping[str, str]) -> Environment:
     kept = {name: variables[name] for name in sorted(variables) if name.startswith(TOLD)}
     variables.setdefault("OMP_NUM_THREADS", "1")
     return Environment(variables=variables, kept=kept, dropped=tuple(sorted(dropped)))
+
+
+def sane_variables(own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those that change what is measured; UsageError for what NCCL cannot obey: it would say so in a riddle."""
+    kept = prepare(os.environ if own is None else own).kept
+    if problems := tuple(nonsense(kept)):
+        raise UsageError("\n".join(problems), "unset it, or correct it")
+    return kept

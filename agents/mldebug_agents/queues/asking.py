@@ -112,6 +112,8 @@ class Asked:
         old = time.monotonic() - self._steady > STALE * self._interval
         if self.plugin.kind != "slurm" or self._answer is None or self._trouble or old:
             return None
+        if self._answer.only_of:
+            return None
         jobs = self._answer.jobs
         return frozenset(one.number for one in jobs if one.standing is not Standing.OVER)
 

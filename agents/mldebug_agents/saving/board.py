@@ -173,6 +173,15 @@ class SaveBoard:
             return look.trouble or f"not looked at for {format_duration(float(round(quiet)))}"
         return look.trouble
 
+    def places(self, runs: Mapping[str, Run]) -> dict[str, tuple[str, ...]]:
+        """By run: the folders into which it saves, and its log, as its ranks see them."""
+        logs = {id: run.seen.log for id, run in runs.items() if run.seen}
+        return {
+            id: tuple({folder: None for of, folder, _ in self._series if of == id})
+            + tuple(one for one in [logs.get(id, "")] if one.startswith("/"))
+            for id in runs
+        }
+
     # --- what it tells -------------------------------------------------------------------------------
 
     def states(self) -> tuple[SaveState, ...]:

@@ -7,7 +7,7 @@ Only links below /proc/PID/fd are read here, which the kernel answers from memor
 import os
 import time
 from collections.abc import Iterable, Iterator
-from posixpath import basename, dirname, isabs, join, normpath
+from posixpath import basename, dirname, join, normpath
 
 import msgspec
 
@@ -21,7 +21,6 @@ MAX_PROCESSES = 256  # of one job
 MAX_FILES = 4096  # descriptors of one process
 MAX_HINTS = 8
 WRITING = ("w", "rw")
-_ANONYMOUS = ("pipe:", "socket:", "anon_inode:", "/dev/", "/proc/", "/sys/", "/memfd:")
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -60,7 +59,7 @@ class Descriptors:
     def _of(self, pid: int) -> Iterator[Open]:
         for fd in self._numbers(pid):
             path = self._host.link(pid, f"fd/{fd}")
-            if path.startswith(_ANONYMOUS) or not path.startswith("/") or not is_part(basename(path)):  # fmt: skip
+            if not procfs.is_stored(path) or not is_part(basename(path)):
                 continue
             mode, _ = procfs.parse_fdinfo(self._host.text(pid, f"fdinfo/{fd}"))
             place = place_of(path)
@@ -98,4 +97,4 @@ def _paths(argv: tuple[str, ...]) -> Iterator[str]:
 
 
 def _usable(path: str) -> bool:
-    return isabs(path) and path != "/" and not path.startswith(("/proc/", "/sys/", "/dev/")) and dirname(path) != path  # fmt: skip
+    return procfs.is_stored(path) and dirname(path) != path

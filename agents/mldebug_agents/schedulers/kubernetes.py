@@ -35,8 +35,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     interval: Annotated[Duration, msgspec.Meta(ge=5)] = 60.0
     # for one page; a question may take four times as long
     timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
-    # names of the nodes whose agents ask, * stands for anything
-    only_on: tuple[str, ...] = ("*",)
+    # name of the node whose agent asks, * stands for anything; needed
+    only_on: tuple[str, ...] = ()
     # none: that of the agent's own pod
     namespaces: tuple[str, ...] = ()
     # "": as the variables of the pod say

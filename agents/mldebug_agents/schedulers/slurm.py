@@ -5,6 +5,8 @@ that change what they print is passed on. JSON that failed is tried again after 
 """
 
 import os
+import pwd
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -21,7 +23,9 @@ from mldebug_agents.spawn import Completed, Starter
 
 MAX_OUTPUT = 16 << 20  # bytes; JSON has about 4 KiB for a job, text 150 bytes
 JSON_AGAIN = 3600.0  # seconds
+CONFIG_AGAIN = 3600.0
 T = TypeVar("T")
+_PRIVATE = re.compile(rb"^PrivateData\s*=\s*\S*\b(?:jobs|all)\b", re.MULTILINE)
 FALLS_BACK = ("failed", "unreadable", "too_large")  # what text may still mend
 
 
@@ -32,14 +36,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     interval: Annotated[Duration, msgspec.Meta(ge=5)] = 60.0
     # for one question
     timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
-    # names of the nodes whose agents ask, * stands for anything; the same file can be on all nodes
-    only_on: tuple[str, ...] = ("*",)
+    # name of the node whose agent asks, * stands for anything; needed: the same file can be on all nodes
+    only_on: tuple[str, ...] = ()
     # nodes that take no jobs of which somebody is told: names, * stands for anything; own: the agent's
     node_events: tuple[str, ...] = ("own",)
     # slurm.conf, where it is not at its usual place
     conf: Path | None = None
     squeue: str = "squeue"
     sinfo: str = "sinfo"
+    scontrol: str = "scontrol"
 
 
 class Slurm:
@@ -48,10 +53,13 @@ class Slurm:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._no_json: dict[str, float] = {}  # program -> until when; monotonic
+        self._private = False
+        self._private_due = 0.0  # monotonic
 
     def ask(self, starter: Starter, *, nodes: bool) -> Queue:
         """Its jobs, and with `nodes` those that take none; `QueueError` where no jobs were told."""
         queue = self._jobs(starter)
+        queue = msgspec.structs.replace(queue, only_of=self._only_of(queue, starter))
         if not nodes:
             return queue
         try:
@@ -71,6 +79,22 @@ class Slurm:
         return self._either(
             program, lambda: slurmjson.answer(self._run(starter, (program, "--all", "--json"))), by_text
         )  # fmt: skip
+
+    def _only_of(self, queue: Queue, starter: Starter) -> str:
+        """The user whose jobs alone squeue shows, which it does without a word; one foreign job shows that it is not so."""
+        me = _user(os.geteuid())
+        if os.geteuid() == 0 or any(one.user not in ("", me) for one in queue.jobs):
+            return ""
+        if time.monotonic() >= self._private_due:
+            self._private_due = time.monotonic() + CONFIG_AGAIN
+            self._private = self._is_private(starter)
+        return me if self._private else ""
+
+    def _is_private(self, starter: Starter) -> bool:
+        try:
+            return bool(_PRIVATE.search(self._run(starter, (self._options.scontrol, "show", "config"))))  # fmt: skip
+        except QueueError:
+            return False  # as nearly everywhere
 
     def _nodes(self, starter: Starter) -> tuple[QueueNode, ...]:
         program = self._options.sinfo
@@ -108,6 +132,13 @@ class Slurm:
         told = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TZ": "UTC"}
         conf = str(self._options.conf) if self._options.conf else os.environ.get("SLURM_CONF", "")
         return told | ({"SLURM_CONF": conf} if conf else {})
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _mark() -> str:

@@ -122,6 +122,7 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         return snapshot
     runs = tuple(run for run in snapshot.runs if peer is not None and run.uid == peer.uid)
     mine = {"", *(run.id for run in runs)}
+    pids = {pid for run in runs for pid in run.ranks.values()}
     uid = peer.uid if peer is not None else -1
     return msgspec.structs.replace(
         snapshot,
@@ -133,7 +134,7 @@ def view(snapshot: Snapshot, peer: Peer | None, group: int | None) -> Snapshot:
         last_report={},
         memory=of_runs(snapshot.memory, mine) if snapshot.memory else None,
         saves=(),  # of the places of the configuration: whoever owns them
-        storage=of_user(snapshot.storage, uid, mine) if snapshot.storage else None,
+        storage=of_user(snapshot.storage, uid, mine, pids) if snapshot.storage else None,
         orphans=tuple(one for one in snapshot.orphans if one.uid == uid)
         if snapshot.orphans is not None
         else None,

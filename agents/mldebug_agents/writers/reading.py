@@ -6,14 +6,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from mldebug.model import Job, RankIdentity
-from mldebug.writers import OpenOutput, Written
+from mldebug.writers import Calls, OpenOutput, Process, Written
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 
 MAX_PROCESSES = 64  # of one rank: itself and its children, DataLoader workers mostly
 MAX_FILES = 256  # descriptors of one process
-_UNREAL = ("/dev/", "/proc/", "/sys/", "/memfd:", "/anon_hugepage")
 
 
 class Readings:
@@ -33,11 +32,12 @@ class Readings:
                 yield self._rank(job, rank, children)
 
     def _rank(self, job: Job, rank: RankIdentity, children: Mapping[int, list[int]]) -> Written:
-        pids = family(rank.pid, children)[:MAX_PROCESSES]
+        pids = family(rank.pid, children)[:MAX_PROCESSES] if self._lives(rank) else []
         paths = [f"{self._host.proc}/{pid}/io" for pid in pids]
         told = self._reader.read_many(paths, max_bytes=4096)
         at = time.monotonic()
-        sizes: dict[tuple[int, int], int] = {}
+        sizes: dict[Process, int] = {}
+        calls: dict[Process, Calls] = {}
         files: list[OpenOutput] = []
         for pid, path in zip(pids, paths, strict=True):
             data = told.get(path)
@@ -45,14 +45,23 @@ class Readings:
             if stat is None or not isinstance(data, bytes):
                 continue
             sizes[pid, stat.start_ticks] = net_bytes(data)
+            if (called := calls_of(data)) is not None:
+                calls[pid, stat.start_ticks] = called
             files += self._files(pid, stat.start_ticks)
-        return Written(job=job.id, rank=rank.rank, at=at, bytes=sizes, files=tuple(files))
+        return Written(
+            job=job.id, rank=rank.rank, at=at, bytes=sizes, files=tuple(files), calls=calls
+        )
+
+    def _lives(self, rank: RankIdentity) -> bool:
+        """Is its pid not somebody else's by now?"""
+        stat = self._host.brief(rank.pid)
+        return stat is not None and rank.start_ticks in (0, stat.start_ticks)
 
     def _files(self, pid: int, start_ticks: int) -> Iterator[OpenOutput]:
         mounts: dict[int, tuple[str, str]] | None = None
         for fd in self._host.descriptors(pid)[:MAX_FILES]:
-            path = self._host.link(pid, f"fd/{fd}")
-            if not path.startswith("/") or path.startswith(_UNREAL):
+            path = self._host.link(pid, f"fd/{fd}") if self._host.writes_to(pid, fd) else ""
+            if not procfs.is_stored(path):
                 continue
             told = self._host.text(pid, f"fdinfo/{fd}")
             mode, mount = procfs.parse_fdinfo(told)
@@ -70,6 +79,7 @@ class Readings:
                 mount=point,
                 device=device,
                 appends=appends(told),
+                reads="r" in mode,
             )
 
 
@@ -83,12 +93,21 @@ def family(pid: int, children: Mapping[int, list[int]]) -> list[int]:
 
 def net_bytes(io: bytes) -> int:
     """Of /proc/PID/io: written, less what was cancelled before it came to a disk."""
-    values = dict.fromkeys((b"write_bytes", b"cancelled_write_bytes"), 0)
-    for line in io.split(b"\n"):
-        key, _, value = line.partition(b":")
-        if key in values and value.strip().isdigit():
-            values[key] = int(value)
-    return max(0, values[b"write_bytes"] - values[b"cancelled_write_bytes"])
+    values = _values(io)
+    return max(0, values.get(b"write_bytes", 0) - values.get(b"cancelled_write_bytes", 0))
+
+
+def calls_of(io: bytes) -> Calls | None:
+    """Of /proc/PID/io; None where a kernel does not count them."""
+    values = _values(io)
+    if not {b"rchar", b"wchar"} <= values.keys():
+        return None
+    return Calls(values[b"rchar"], values[b"wchar"], values.get(b"write_bytes", 0))
+
+
+def _values(io: bytes) -> dict[bytes, int]:
+    pairs = (line.partition(b":") for line in io.split(b"\n"))
+    return {key: int(value) for key, _, value in pairs if value.strip().isdigit()}
 
 
 def position(fdinfo: str) -> int:

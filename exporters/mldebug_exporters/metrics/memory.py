@@ -55,6 +55,14 @@ RANK_GROWTH = Family(
     absent="in the first 2 minutes of a rank",
     importance=Importance.RANK,
 )
+UNREADABLE = Family(
+    name="mldebug_memory_unread",
+    kind="gauge",
+    help="Ranks and control groups (kind rank, cgroup) whose memory could not be read: a limit there is not known.",
+    labels=("kind",),
+    absent="where memory.watch is off",
+    importance=Importance.RUN,
+)
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,12 +72,26 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MemoryMetrics:
     """Limits first, then ranks."""
 
-    families = (LIMIT, USED, CACHED, HIGH, GROWTH, LEFT, ALARM, KILLS, RANK, RANK_GROWTH)
+    families = (
+        LIMIT,
+        USED,
+        CACHED,
+        HIGH,
+        GROWTH,
+        LEFT,
+        ALARM,
+        KILLS,
+        RANK,
+        RANK_GROWTH,
+        UNREADABLE,
+    )
 
     def samples(self, snapshot: Snapshot) -> Iterator[Sample]:
         """What was read at the last look."""
         if snapshot.memory is None:
             return
+        yield Sample(UNREADABLE, ("rank",), snapshot.memory.unread)
+        yield Sample(UNREADABLE, ("cgroup",), len(snapshot.memory.gaps))
         for one in snapshot.memory.levels:
             yield from _level(one)
         runs = {run.id for run in snapshot.runs}

@@ -45,6 +45,7 @@ def about(torch: Any, order: dict[str, Any], bench: Bench) -> dict[str, Any]:
         "backend": "nccl" if cuda else "gloo",
         "gpu": torch.cuda.get_device_name() if cuda else "",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
+        "torch": str(torch.__version__),
         "memory": bench.memory,
     }
 

@@ -1,0 +1,1 @@
+"""What probes have measured on this node, on disk and in the agent."""

@@ -1,0 +1,157 @@
+"""The history of probes on disk: `STATE_DIR/probes.sqlite`, bounded, written by whoever has probed.
+
+Two writers wait for each other. A damaged file is set aside as `probes.sqlite.broken`, and begun anew. The agent reads the
+file's bytes, without opening the database: it holds up no writer, and half a change is only unreadable for a moment.
+"""
+
+import contextlib
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mldebug.errors import AccessError, EvidenceError
+from mldebug.probing.history import Run, Series
+
+NAME = "probes.sqlite"
+MOST_RUNS = 100  # of one series
+MOST_SERIES = 500  # those that were measured last
+MAX_BYTES = 16 << 20  # of the file, when it is read: more than that many rows take
+WAIT = 5.0  # seconds for another writer
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, told BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS runs (series INTEGER NOT NULL, at REAL NOT NULL, seconds REAL NOT NULL, busbw REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS runs_of ON runs (series, at);
+"""
+_FORGET = (
+    """DELETE FROM runs WHERE series = :series AND rowid NOT IN
+    (SELECT rowid FROM runs WHERE series = :series ORDER BY at DESC, rowid DESC LIMIT :most)""",
+    """DELETE FROM runs WHERE series NOT IN
+    (SELECT series FROM runs GROUP BY series ORDER BY max(at) DESC LIMIT :most)""",
+    "DELETE FROM series WHERE id NOT IN (SELECT series FROM runs)",
+)
+_ALL = """SELECT CAST(told AS BLOB), at, seconds, busbw FROM runs JOIN series ON series.id = runs.series
+ORDER BY series.id, at, runs.rowid"""
+_OTHER = "name another folder with --state-dir"
+
+Past = tuple[tuple[Series, tuple[Run, ...]], ...]
+
+
+def keep(state_dir: Path, measured: Sequence[tuple[Series, Run]]) -> Past:
+    """Add runs, all or none, and return all that is known then. AccessError or EvidenceError: nothing was kept."""
+    path = state_dir / NAME
+    with _told(path):
+        _make(path)
+        try:
+            return _add(path, measured)
+        except sqlite3.OperationalError:
+            raise  # a full or ailing disk, or another writer: nothing is wrong with the file
+        except sqlite3.DatabaseError:
+            os.replace(path, path.with_name(f"{NAME}.broken"))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path.with_name(f"{NAME}-journal"))
+            _make(path)
+            return _add(path, measured)
+
+
+def load(state_dir: Path) -> Past:
+    """All that is known; nothing where there is no file. AccessError or EvidenceError where it cannot be read."""
+    path = state_dir / NAME
+    with _told(path):
+        try:
+            _check(path)
+        except FileNotFoundError:
+            return ()
+        with contextlib.closing(_open(path)) as link:
+            return _read(link)
+
+
+def unpack(content: bytes) -> Past:
+    """From the bytes of the file; EvidenceError where they are damaged, or half a change was read."""
+    with _told(Path(NAME)), contextlib.closing(sqlite3.connect(":memory:")) as link:
+        link.deserialize(content)
+        return _read(link)
+
+
+# --- inside --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise AccessError(f"{path}: {error.strerror}", f"ask as its owner, or {_OTHER}") from error
+    except OSError as error:
+        raise EvidenceError(f"{path}: {error.strerror}", _OTHER) from error
+    except sqlite3.Error as error:
+        raise EvidenceError(f"{path}: {error}", _OTHER) from error
+
+
+def _make(path: Path) -> None:
+    """The file, of the folder's owner: the agent reads what root has measured."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, flags, 0o600)
+        try:
+            owner = os.stat(path.parent)
+            if os.geteuid() == 0:
+                os.fchown(handle, owner.st_uid, owner.st_gid)
+        finally:
+            os.close(handle)
+    _check(path)
+
+
+def _check(path: Path) -> None:
+    """Raise EvidenceError for what is no file of its own: SQLite would follow a link."""
+    facts = os.lstat(path)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+        raise EvidenceError(f"{path} is not a file of its own", "remove it: it is none of ours")
+    if facts.st_size > MAX_BYTES:
+        raise EvidenceError(f"{path} has {facts.st_size:,} bytes", "remove it: it is none of ours")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=WAIT, isolation_level=None)
+
+
+def _add(path: Path, measured: Sequence[tuple[Series, Run]]) -> Past:
+    with contextlib.closing(_open(path)) as link:
+        link.execute("BEGIN IMMEDIATE")  # waits for another writer here, not in the middle
+        for statement in filter(str.strip, _SCHEMA.split(";")):
+            link.execute(statement)
+        for series, run in measured:
+            _insert(link, series, run)
+        link.execute(_FORGET[1], {"most": MOST_SERIES})
+        link.execute(_FORGET[2])
+        link.execute("COMMIT")
+        return _read(link)
+
+
+def _insert(link: sqlite3.Connection, series: Series, run: Run) -> None:
+    told = msgspec.json.encode(series)
+    link.execute("INSERT OR IGNORE INTO series (told) VALUES (?)", (told,))
+    ((number,),) = link.execute("SELECT id FROM series WHERE told = ?", (told,)).fetchall()
+    link.execute("INSERT INTO runs VALUES (?, ?, ?, ?)", (number, run.at, run.seconds, run.busbw))
+    link.execute(_FORGET[0], {"series": number, "most": MOST_RUNS})
+
+
+def _read(link: sqlite3.Connection) -> Past:
+    if not link.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchall():
+        return ()
+    found: dict[bytes, list[Run]] = {}
+    for told, at, seconds, busbw in link.execute(_ALL):
+        found.setdefault(told, []).append(Run(at=at, seconds=seconds, busbw=busbw))
+    return tuple((series, tuple(runs)) for told, runs in found.items() if (series := _series(told)))
+
+
+def _series(told: bytes) -> Series | None:
+    """None for one of another version."""
+    try:
+        return msgspec.json.decode(told, type=Series)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,106 @@
+"""Pieces of work in forks of one process that has imported torch and made no GPU context: one that hangs costs only itself."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+import traceback
+from typing import Any, Callable, Dict, Tuple
+
+from .ranks import BEAT, LOOK, say
+
+Result = Dict[str, Any]  # what the work returned, or one of: error, died (an exit code), late
+
+KILLED = 2.0  # seconds in which whoever was killed is gone, unless it sits in the kernel
+LONGEST = 60000  # bytes of a result: it must fit into a pipe that nobody reads meanwhile
+_PR_SET_PDEATHSIG = 1
+
+
+class Crew:
+    """Start pieces of work, then `wait` once. Each has a label."""
+
+    def __init__(self) -> None:
+        self._running: Dict[int, Tuple[str, int]] = {}  # pid -> label, where its result comes
+        self._results: Dict[str, Result] = {}
+
+    def start(self, label: str, work: Callable[[], Result]) -> int:
+        """Fork it; it dies with us. Returns its pid."""
+        ours, theirs = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            os.close(ours)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os._exit(1 if os.getppid() != parent else _do(work, theirs))
+        os.close(theirs)
+        self._running[pid] = (label, ours)
+        return pid
+
+    def wait(self, seconds: float) -> Dict[str, Result]:
+        """Results by label when all have ended; after so many seconds the rest is ended. Beats meanwhile."""
+        deadline, beaten = time.monotonic() + seconds, 0.0
+        while self._running:
+            self._reap(os.WNOHANG)
+            now = time.monotonic()
+            if now >= deadline:
+                self._end()
+            if now - beaten >= BEAT:
+                say("beat")
+                beaten = now
+            time.sleep(LOOK)
+        return self._results
+
+    def _reap(self, flags: int) -> None:
+        for pid in list(self._running):
+            seen, status = os.waitpid(pid, flags)
+            if seen:
+                label, pipe = self._running.pop(pid)
+                self._results[label] = _read(pipe, status)
+
+    def _end(self) -> None:
+        """Whoever is left is late."""
+        for pid, (label, pipe) in self._running.items():
+            os.kill(pid, signal.SIGKILL)
+            os.close(pipe)
+            self._results[label] = {"late": True}
+        until = time.monotonic() + KILLED
+        while self._running and time.monotonic() < until:
+            for pid in list(self._running):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del self._running[pid]
+            time.sleep(LOOK)
+        self._running.clear()  # it sits in the kernel, and dies when it comes back
+
+
+def failure(result: Result) -> str:
+    """Why it gave nothing, as a few words; "" where it did."""
+    if result.get("late"):
+        return "it did not end in time"
+    if "died" in result:
+        code = result["died"]
+        return f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}"
+    return str(result.get("error", ""))
+
+
+def _do(work: Callable[[], Result], pipe: int) -> int:
+    try:
+        result = work()
+    except BaseException as error:
+        traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0]
+        result = {"error": f"{type(error).__name__}: {first}"[:500]}
+    os.write(pipe, json.dumps(result).encode()[:LONGEST])
+    return 0
+
+
+def _read(pipe: int, status: int) -> Result:
+    text = os.read(pipe, LONGEST)
+    os.close(pipe)
+    if text:
+        result: Result = json.loads(text)
+        return result
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+    return {"died": code}

@@ -1,0 +1,134 @@
+"""What one GPU, or all of a node, are put through. Figures are per second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from importlib import import_module
+from typing import Any, Callable
+
+MARGIN = 2 << 30  # bytes of free memory that are left: the context grows, and comparing takes some
+CHUNK = 1 << 30
+SIDE = 8192  # of the matrices
+ROWS = 32  # of the product that the CPU computes, too
+MATMUL_SECONDS = 5.0  # until clocks and power have settled
+CALLS = 24  # of one round
+COPY = 256 << 20  # bytes
+REPEATS = 8
+
+
+def memory(gpu: int) -> dict[str, Any]:
+    """Take nearly all that is free, on the device itself, write it and read it back."""
+    torch = _on(gpu)
+    free, total = torch.cuda.mem_get_info()
+    chunks = []
+    for number in range(max(0, free - max(MARGIN, total // 50)) // CHUNK):
+        chunks.append(torch.full((CHUNK,), number % 251, dtype=torch.uint8, device="cuda"))
+    wrong = 0
+    for number, chunk in enumerate(chunks):
+        wrong += sum(int((part != number % 251).sum().item()) for part in chunk.chunk(8))
+    name = torch.cuda.get_device_name()
+    taken = len(chunks) * CHUNK
+    return {"name": name, "free": free, "total": total, "taken": taken, "wrong": wrong}
+
+
+def matmul(gpu: int) -> dict[str, Any]:
+    """Multiply for some seconds. All numbers are small and whole, so that each product has one right value, bit for bit."""
+    torch = _on(gpu)
+    kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    seed = torch.Generator().manual_seed(20)
+    left, right = (
+        torch.randint(-1, 2, (SIDE, SIDE), generator=seed, dtype=torch.int8) for _ in "lr"
+    )
+    expected = (left[:ROWS].float() @ right.float()).to(kind)
+    a, b = left.to("cuda").to(kind), right.to("cuda").to(kind)
+    product = a @ b
+    wrong = int((product[:ROWS].cpu() != expected).sum().item())
+    first = _checksum(torch, product)
+    times: list[float] = []
+    differing = 0
+    until = time.monotonic() + MATMUL_SECONDS
+    while len(times) < 3 or time.monotonic() < until:
+        times.append(_seconds(torch, lambda: torch.matmul(a, b, out=product), CALLS))
+        differing += _checksum(torch, product) != first
+    rate = 2 * SIDE**3 / statistics.median(times[1:])
+    name = torch.cuda.get_device_name()
+    return {"flops": rate, "wrong": wrong, "differing": differing, "checksum": first, "name": name, "dtype": str(kind)}  # fmt: skip
+
+
+def copies(gpu: int) -> dict[str, Any]:
+    """Bytes per second from pinned host memory, to it, and within the device (read and written)."""
+    torch = _on(gpu)
+    host = torch.empty(COPY, dtype=torch.uint8, pin_memory=True)
+    here, there = (torch.empty(COPY, dtype=torch.uint8, device="cuda") for _ in "ab")
+    told: dict[str, Any] = {"name": torch.cuda.get_device_name()}
+    for figure, target, source, moved in (
+        ("host_to_device", here, host, COPY),
+        ("device_to_host", host, here, COPY),
+        ("device_to_device", there, here, 2 * COPY),
+    ):
+        copy = _copying(target, source)
+        _seconds(torch, copy, 2)
+        told[figure] = moved / statistics.median(_seconds(torch, copy, 4) for _ in range(REPEATS))
+    return told
+
+
+def peers(gpus: int) -> dict[str, Any]:
+    """Each pair: peer access, and bytes per second of the slower direction."""
+    torch = import_module("torch")
+    pairs = []
+    buffers = [torch.empty(COPY, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in range(gpus)]
+    for a in range(gpus):
+        for b in range(a + 1, gpus):
+            speeds = [
+                _copied(torch, buffers[a], buffers[b]),
+                _copied(torch, buffers[b], buffers[a]),
+            ]
+            access = all(torch.cuda.can_device_access_peer(*pair) for pair in ((a, b), (b, a)))
+            pairs.append({"pair": [a, b], "access": access, "bandwidth": min(speeds)})
+    return {"pairs": pairs}
+
+
+def _copied(torch: Any, target: Any, source: Any) -> float:
+    source.fill_(7)
+    target.fill_(0)
+    copy = _copying(target, source)
+    with torch.cuda.device(source.device):
+        _seconds(torch, copy, 2)
+        speed = COPY / statistics.median(_seconds(torch, copy, 4) for _ in range(REPEATS))
+    if int((target != 7).sum().item()):
+        raise ValueError(f"bytes copied from {source.device} to {target.device} are wrong")
+    return float(speed)
+
+
+def _copying(target: Any, source: Any) -> Callable[[], Any]:
+    return lambda: target.copy_(source, non_blocking=True)
+
+
+def _on(gpu: int) -> Any:
+    torch = import_module("torch")
+    torch.set_num_threads(2)
+    torch.cuda.set_device(gpu)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    return torch
+
+
+def _seconds(torch: Any, call: Callable[[], Any], calls: int) -> float:
+    """Of one call, by events around so many."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end) / 1000 / calls)
+
+
+def _checksum(torch: Any, product: Any) -> int:
+    """Of all bits, with their places."""
+    places = torch.arange(1, product.shape[1] + 1, device=product.device, dtype=torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=product.device)
+    for rows in product.view(torch.int16).split(1024):
+        total += (rows.to(torch.int64) * places).sum()
+    return int(total.item())

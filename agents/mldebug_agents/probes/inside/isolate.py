@@ -1,0 +1,237 @@
+"""Tries members alone, all together, and each pair: first in rounds of disjoint pairs, then each doubtful pair by itself.
+
+One process for each node (a stand) stays; what is tried runs in forks of it, which a deadline ends. The stand of node 0
+says what is to be tried through a store and hears there how it went. The order has `node`, `nodes`, `seats` (ranks of this
+node), `each` (a member is a `node` or a `seat`), `address`, `port`, `device`, `bytes`, `repeats`, `step` and `join` (seconds),
+`at_once` (pairs of one round at the same time), `slow` and `fine` (shares of the best), `rounds` (of numbers of members:
+see `plan`). Events: `members`, then a `step` with `trials` for each, `untried`
+where there is no time left for one, `done`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from functools import partial
+from importlib import import_module
+from typing import Any, Dict, List
+
+from .crew import Crew, Result, failure
+from .joining import check_interfaces
+from .meeting import meet
+from .ranks import BEAT, keep_stdout, say
+from .schedule import Trial, again, plan
+from .topology import paths
+
+GRACE = 5.0  # seconds in which other stands may tell after the deadline of a step
+LOOK = 0.02
+CONSEQUENCES = (
+    "onnection",
+    "closed by peer",
+    "Broken pipe",
+    "remote process exited",
+    "not end in time",
+)
+Group = List[int]  # numbers of members
+
+
+def main(order: dict[str, Any]) -> None:
+    """Be the stand of this node."""
+    keep_stdout()
+    try:
+        check_interfaces()
+        torch = import_module("torch")
+        keeper = Crew()
+        if order["node"] == 0:
+            keeper.start("store", lambda: _keep_store(order))
+        stand = Stand(order, _store(torch, order, order["join"]))
+        stand.arrive()
+        if order["node"] == 0:
+            Head(order, stand).lead()
+        else:
+            stand.follow()
+    except BaseException as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        say("failed", rank=-1, kind=type(error).__name__, error=first[:2000])
+        os._exit(1)
+    say("done")
+    os._exit(0)
+
+
+def _keep_store(order: dict[str, Any]) -> Result:
+    """Serve the store from a process of its own: whoever forks must have no threads."""
+    store = _store(import_module("torch"), order, order["join"], serve=True)
+    while store is not None:
+        time.sleep(3600)
+    return {}
+
+
+def _store(torch: Any, order: dict[str, Any], seconds: float, serve: bool = False) -> Any:
+    delta = import_module("datetime").timedelta(seconds=seconds)
+    return torch.distributed.TCPStore(
+        order["address"],
+        order["port"],
+        is_master=serve,
+        timeout=delta,
+        wait_for_workers=False,
+    )
+
+
+class Stand:
+    """One node's part."""
+
+    def __init__(self, order: dict[str, Any], store: Any) -> None:
+        self._order, self.store = order, store
+        self.node: int = order["node"]
+
+    def arrive(self) -> None:
+        """Tell that this node is here."""
+        told = {"name": socket.gethostname(), "seats": self._order["seats"]}
+        self.tell(f"node/{self.node}", told)
+
+    def tell(self, key: str, value: Any) -> None:
+        """Write into the store."""
+        self.store.set(key, json.dumps(value))
+
+    def heard(self, key: str, until: float) -> Any:
+        """What stands there; None where nothing does by then. Beats meanwhile."""
+        beaten = time.monotonic()
+        while not self.store.check([key]):
+            now = time.monotonic()
+            if now > until:
+                return None
+            if now - beaten >= BEAT:
+                say("beat")
+                beaten = now
+            time.sleep(LOOK)
+        return json.loads(self.store.get(key))
+
+    def follow(self) -> None:
+        """Do one step after the other until there are no more."""
+        until = time.monotonic() + self._order["seconds"]
+        number = 0
+        while True:
+            step = self.heard(f"step/{number}", until)
+            if step is None:
+                raise TimeoutError("node 0 said nothing more")
+            if step["end"]:
+                self.tell(f"bye/{self.node}", True)
+                return
+            self.work(number, step["groups"])
+            number += 1
+
+    def work(self, number: int, groups: list[list[list[int]]]) -> None:
+        """Fork the seats of this node that take part in a step, and tell how it went. A group is a list of seats."""
+        crew = Crew()
+        for place, seats in enumerate(groups):
+            for position, (node, local) in enumerate(seats):
+                if node == self.node:
+                    wanted = {**self._order, "local": local, "world": len(seats)}
+                    wanted.update(position=position, prefix=f"{number}/{place}")
+                    crew.start(f"{place}.{position}", partial(meet, wanted))
+        self.tell(f"done/{number}/{self.node}", crew.wait(self._order["step"]))
+
+
+class Head:
+    """Node 0 also says what is tried."""
+
+    def __init__(self, order: dict[str, Any], stand: Stand) -> None:
+        self._order, self._stand = order, stand
+        self._until = time.monotonic() + order["seconds"]
+        self._seats: List[List[List[int]]] = []  # of each member: node, local
+        self._names: List[str] = []
+        self._paths: Dict[str, str] = {}
+        self._step = 0
+
+    def lead(self) -> None:
+        """Try everything, then let all go."""
+        here = self._gather()
+        if self._order["device"] == "cuda" and len(here) == 1 and self._order["each"] == "seat":
+            self._paths = paths(self._order["seats"])
+        tried: List[Trial] = []
+        for groups in plan(len(self._names), self._order["at_once"]):
+            tried += self._try(groups)
+        for groups in again(tried, self._order["fine"]):
+            self._try(groups)
+        self._stand.tell(f"step/{self._step}", {"end": True})
+        until = time.monotonic() + GRACE
+        for node in here:
+            if node:
+                self._stand.heard(f"bye/{node}", until)
+
+    def _gather(self) -> List[int]:
+        """Wait for all nodes; those that come make the members. Returns their numbers."""
+        until = time.monotonic() + self._order["join"]
+        told = {
+            node: self._stand.heard(f"node/{node}", until) for node in range(self._order["nodes"])
+        }
+        here = [node for node, one in told.items() if one is not None]
+        hosts = [told[node]["name"] for node in here]
+        for node in here:
+            host = told[node]["name"] + (f"#{node}" if hosts.count(told[node]["name"]) > 1 else "")
+            self._add(node, host, told[node]["seats"], len(here) == 1)
+        absent = [node for node, one in told.items() if one is None]
+        say("members", names=self._names, absent=absent, hosts=hosts)
+        return here
+
+    def _add(self, node: int, host: str, seats: int, only: bool) -> None:
+        every = [[node, local] for local in range(seats)]
+        if self._order["each"] == "node":
+            self._names.append(host)
+            self._seats.append(every)
+            return
+        word = "GPU" if self._order["device"] == "cuda" else "rank"
+        for seat in every:
+            self._names.append(f"{word} {seat[1]}" if only else f"{host} {word} {seat[1]}")
+            self._seats.append([seat])
+
+    def _try(self, groups: List[Group]) -> List[Trial]:
+        """One step: all these groups at once, each to its end or the deadline."""
+        if time.monotonic() + self._order["step"] > self._until:
+            say("untried", groups=len(groups))
+            return []
+        number, self._step = self._step, self._step + 1
+        seats = [[seat for member in group for seat in self._seats[member]] for group in groups]
+        self._stand.tell(f"step/{number}", {"end": False, "groups": seats})
+        self._stand.work(number, seats)
+        until = time.monotonic() + GRACE + 1.0
+        told: Dict[int, Any] = {}
+        for node in sorted({seat[0] for group in seats for seat in group}):
+            told[node] = self._stand.heard(f"done/{number}/{node}", until)
+        trials = [
+            self._trial(group, [_of(told[node], place, position) for position, (node, _) in enumerate(seats[place])], len(groups) == 1)
+            for place, group in enumerate(groups)
+        ]  # fmt: skip
+        say("step", number=number, trials=[one.told(self._names) for one in trials])
+        return trials
+
+    def _trial(self, group: Group, results: List[Result], alone: bool) -> Trial:
+        path = self._paths.get(",".join(map(str, sorted(group))), "")
+        reasons = [failure(one) for one in results]
+        failed = [one for one in reasons if one]
+        made = Trial(group=group, path=path, alone=alone)
+        if any(one.get("wrong") for one in results):
+            made.outcome = "wrong"
+        elif failed:
+            late = all(one.get("late") for one in results if failure(one))
+            made.outcome, made.reason = ("timed_out", "") if late else ("failed", _telling(failed))
+        elif len(group) > 1:
+            made.bandwidth = min(one["bandwidth"] for one in results)
+        return made
+
+
+def _of(told: Any, place: int, position: int) -> Result:
+    if told is None:
+        return {"late": True}
+    result: Result = told.get(f"{place}.{position}", {"late": True})
+    return result
+
+
+def _telling(reasons: List[str]) -> str:
+    """The reason that is no consequence of another's end."""
+    for one in reasons:
+        if not any(word in one for word in CONSEQUENCES):
+            return one
+    return reasons[0]

@@ -1,0 +1,60 @@
+"""Measures one node: its GPUs, the ways between them, its memory and a disk. Each piece in a fork, with a deadline.
+
+The order has `stages` (of STAGES), `gpus` (how many), `seconds`, and `disk` (a folder, or ""). Events: `stage` with
+`stage`, `seconds` and `results` by label (`GPU 0`, `node`), each a dictionary of figures or a failure (see `crew`); `done`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from importlib import import_module
+from typing import Any, Callable, Dict
+
+from .crew import Crew, Result
+from .gpuwork import copies, matmul, memory, peers
+from .hostwork import disk, dram
+from .ranks import keep_stdout, say
+
+Work = Callable[..., Result]
+EACH_GPU: Dict[str, Work] = {"memory": memory, "matmul": matmul}  # all GPUs at the same time
+IN_TURNS: Dict[str, Work] = {"copy": copies}  # or they would share the way to the host
+ONCE: Dict[str, Work] = {"peers": peers}
+HOST: Dict[str, Work] = {"dram": dram, "disk": disk}
+SECONDS = {"memory": 120.0, "matmul": 60.0, "copy": 60.0, "peers": 120.0, "dram": 60.0, "disk": 60.0}  # fmt: skip
+
+
+def main(order: dict[str, Any]) -> None:
+    """One stage after the other; what hangs or dies costs only its own."""
+    keep_stdout()
+    until = time.monotonic() + order["seconds"]
+    import_module("torch")
+    for stage in order["stages"]:
+        begin = time.monotonic()
+        longest = min(SECONDS[stage], until - begin)
+        results = _stage(stage, order, longest)
+        say("stage", stage=stage, seconds=round(time.monotonic() - begin, 3), results=results)
+    say("done")
+    os._exit(0)
+
+
+def _stage(stage: str, order: dict[str, Any], seconds: float) -> dict[str, Result]:
+    gpus = range(order["gpus"])
+    if stage in EACH_GPU:
+        return _crew({f"GPU {gpu}": partial(EACH_GPU[stage], gpu) for gpu in gpus}, seconds)
+    if stage in IN_TURNS:
+        results: dict[str, Result] = {}
+        for gpu in gpus:
+            results.update(_crew({f"GPU {gpu}": partial(IN_TURNS[stage], gpu)}, seconds))
+        return results
+    if stage in ONCE:
+        return _crew({"node": partial(ONCE[stage], order["gpus"])}, seconds)
+    return _crew({"node": partial(HOST[stage], order)}, seconds)
+
+
+def _crew(work: Dict[str, Callable[[], Result]], seconds: float) -> dict[str, Result]:
+    crew = Crew()
+    for label, one in work.items():
+        crew.start(label, one)
+    return crew.wait(seconds)

@@ -1,0 +1,74 @@
+"""What is tried, in which order. A step is a list of groups that are tried at once; a group is a list of numbers of members."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List
+
+Group = List[int]
+Step = List[Group]
+
+REFERENCES = 2  # of the best pairs, tried again beside the doubtful ones
+TRIES = 4  # other work on the machine disturbs one of them, seldom all
+MOST = 32  # doubtful pairs that are tried again: more of them are no single fault
+
+
+class Trial:
+    """How one group did."""
+
+    def __init__(self, group: Group, path: str = "", alone: bool = False) -> None:
+        self.group, self.path, self.alone = group, path, alone
+        self.outcome, self.reason = "measured", ""
+        self.bandwidth: float | None = None
+
+    def told(self, names: List[str]) -> Dict[str, Any]:
+        """As it is said, with the names of members."""
+        return {
+            "members": [names[one] for one in self.group],
+            "outcome": self.outcome,
+            "bandwidth": self.bandwidth,
+            "path": self.path,
+            "reason": self.reason,
+            "alone": self.alone,
+        }
+
+
+def plan(members: int, at_once: int) -> Iterator[Step]:
+    """Each alone, all together, and each pair once: in rounds of disjoint pairs, `at_once` of them at a time."""
+    yield [[one] for one in range(members)]
+    if members > 2:
+        yield [list(range(members))]
+    for pairs in tournament(members):
+        for first in range(0, len(pairs), at_once):
+            yield pairs[first : first + at_once]
+
+
+def tournament(members: int) -> Iterator[Step]:
+    """Rounds in which each meets each other once, and nobody is in two pairs of a round (the circle method)."""
+    ring = list(range(members + members % 2))
+    for _ in range(len(ring) - 1):
+        facing = [(ring[at], ring[-1 - at]) for at in range(len(ring) // 2)]
+        yield [[a, b] for a, b in facing if a < members and b < members]
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+
+
+def again(trials: List[Trial], fine: float) -> Iterator[Step]:
+    """Doubtful pairs once more, each with nothing beside it, and some of the best to compare them with."""
+    pairs = [one for one in trials if len(one.group) == 2]
+    best: Dict[str, float] = {}
+    for one in pairs:
+        best[one.path] = max(best.get(one.path, 0.0), one.bandwidth or 0.0)
+    doubtful = [one for one in pairs if not (one.bandwidth or 0.0) > fine * best[one.path]]
+    if not doubtful or len(doubtful) > MOST:
+        return
+    good = sorted((one for one in pairs if one.bandwidth), key=_bandwidth, reverse=True)
+    paths = {one.path for one in doubtful}
+    references = [one for path in sorted(paths) for one in [two for two in good if two.path == path][:REFERENCES]]  # fmt: skip
+    tried = {id(trial): trial for trial in (*references, *doubtful)}.values()
+    for number in range(TRIES):
+        for one in tried:
+            if number == 0 or one.bandwidth:  # what fails twice has used up two deadlines
+                yield [one.group]
+
+
+def _bandwidth(trial: Trial) -> float:
+    return trial.bandwidth or 0.0

@@ -1,0 +1,174 @@
+"""The stages of `probe node`, one after the other, each made into checks as soon as it has ended."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mldebug.gpus.readings import NodeGpus
+from mldebug.health.components import State
+from mldebug.health.telling import GpuName, complaints
+from mldebug.probing.baselines import Baselines
+from mldebug.probing.checks import Check
+from mldebug.probing.nodechecks import stage_checks
+from mldebug.probing.ports import Port, ports_check, read_port
+from mldebug_agents.hardware.once import OnceLooked
+from mldebug_agents.host import Host
+from mldebug_agents.probing.child import Event
+from mldebug_agents.probing.measuring import Measurement, Telling, Wish
+from mldebug_agents.probing.session import Session
+from mldebug_agents.workbench import Workbench
+
+STAGES = ("driver", "ib", "memory", "matmul", "copy", "peers", "nccl", "dram", "disk")
+OF_GPUS = ("memory", "matmul", "copy", "peers", "nccl")
+WITHOUT_TORCH = ("driver", "ib")
+DRIVER_SECONDS = 30.0  # a driver that no process uses loads firmware first
+LARGE, USUAL = 8 << 30, 1 << 30  # bytes: what was published of NCCL holds for large payloads
+ROOM = 4  # times the payload that must be free for it
+
+Tell = Callable[[Check], None]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node has to show."""
+
+    stages: tuple[str, ...] = STAGES
+    gpus: int | None = None  # so many at least
+    ports: str | None = None  # see `ports_check`
+    disk: str = ""
+
+
+class NodeProbe:
+    """Keep one for each run; `checks` grows meanwhile."""
+
+    def __init__(self, wanted: Wanted, baselines: Baselines, tell: Tell) -> None:
+        self._wanted, self._baselines, self._tell = wanted, baselines, tell
+        self.checks: list[Check] = []
+        self._models: dict[str, str] = {}
+        self._free = 0
+
+    def look(self, bench: Workbench) -> None:
+        """The stages that only look."""
+        if "driver" in self._wanted.stages:
+            self._driver(bench)
+        if "ib" in self._wanted.stages:
+            self._add(ports_check(list(read_ports(bench.host)), self._wanted.ports))
+
+    def load(self, session: Session) -> None:
+        """The stages that load the node, in children."""
+        gpus = session.facts.gpus if session.device == "cuda" else 0
+        skipped = self._skipped(gpus)
+        for stage, why in skipped.items():
+            self._add(Check(stage=stage, state="skipped", sentence=f"{stage}: {why}"))
+        stages = [one for one in self._wanted.stages if one not in (*skipped, *WITHOUT_TORCH)]
+        self._children(session, [one for one in stages if one != "nccl"], gpus)
+        if "nccl" in stages:
+            self._nccl(session, gpus)
+
+    def _skipped(self, gpus: int) -> dict[str, str]:
+        """Stages that cannot be done here, with the reason."""
+        found = {}
+        for stage in self._wanted.stages:
+            if stage in OF_GPUS and not gpus:
+                found[stage] = "PyTorch sees no GPU here"
+            elif stage in ("peers", "nccl") and gpus < 2:
+                found[stage] = "there is only one GPU"
+            elif stage == "disk" and not self._wanted.disk:
+                found[stage] = "no --disk was named"
+        return found
+
+    def _driver(self, bench: Workbench) -> None:
+        begin = time.monotonic()
+        seen = OnceLooked(bench, bench.finder.find(), DRIVER_SECONDS, alone=True).take()
+        seconds = time.monotonic() - begin
+        count = len(seen.gpus.gpus) if seen.gpus else 0
+        wrong = [seen.gpu_gap.reason] if seen.gpu_gap and not seen.no_library else []
+        wrong += [f"GPU {one.index} does not answer: {one.reason}" for one in (seen.gpus.lost if seen.gpus else ())]  # fmt: skip
+        if self._wanted.gpus is not None and count < self._wanted.gpus:
+            wrong.append(f"{count} of {self._wanted.gpus} GPUs answer")
+        unfit = [one for one in seen.health if one.state is State.UNHEALTHY]
+        wrong += complaints(unfit, _names(seen.gpus))
+        if wrong:
+            self._add(Check(stage="driver", state="failed", sentence=f"driver: {'; '.join(wrong)}", seconds=seconds))  # fmt: skip
+        elif not count:
+            self._add(Check(stage="driver", state="skipped", sentence="driver: there is no GPU library here"))  # fmt: skip
+        else:
+            version = seen.gpus.driver_version if seen.gpus else ""
+            self._add(Check(stage="driver", state="fine", sentence=f"driver: {count} GPUs answer, version {version}", seconds=seconds))  # fmt: skip
+
+    def _children(self, session: Session, stages: Sequence[str], gpus: int) -> None:
+        order = {"stages": stages, "gpus": gpus, "disk": self._wanted.disk}
+        left = list(stages)
+
+        def hear(event: Event) -> None:
+            if event["event"] == "stage":
+                left.remove(event["stage"])
+                self._stage(event)
+
+        if stages:
+            ended = session.run("node", order, hear, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+            if left:
+                why = ended.reason or "it was not done"
+                self._add(Check(stage=left[0], state="failed", sentence=f"{left[0]}: {why}"))
+
+    def _stage(self, event: Event) -> None:
+        for who, one in event["results"].items():
+            if "name" in one:
+                self._models[who] = one["name"]
+            self._free = (
+                min(self._free or one["free"], one["free"]) if "free" in one else self._free
+            )
+            self._models.setdefault(who, "")
+        for check in stage_checks(
+            event["stage"], event["results"], event["seconds"], self._models, self._baselines
+        ):
+            self._add(check)
+
+    def _nccl(self, session: Session, gpus: int) -> None:
+        begin = time.monotonic()
+        payload = LARGE if self._free >= ROOM * LARGE else USUAL
+        wish = Wish(nproc=gpus, ops=("all_reduce",), sizes=(payload,))
+        quiet = Telling(result=lambda _: None, skipped=lambda _: None, joined=lambda _: None)
+        measurement = Measurement(wish, quiet)
+        ended = measurement.run(session)
+        seconds = time.monotonic() - begin
+        if not measurement.results:
+            why = ended.reason or (measurement.skipped or ["nothing was measured"])[0]
+            self._add(Check(stage="nccl", state="failed", sentence=f"nccl: {why}", seconds=seconds))
+            return
+        found = measurement.results[0]
+        if not found.correct:
+            self._add(Check(stage="nccl", state="failed", sentence="nccl: all_reduce gave wrong values", seconds=seconds))  # fmt: skip
+        self._judge_nccl(found.busbw_bytes_per_second or 0.0, payload, gpus, seconds)
+
+    def _judge_nccl(self, speed: float, payload: int, gpus: int, seconds: float) -> None:
+        names = set(self._models.values()) - {""}
+        limit = self._baselines.limit(names.pop(), "all_reduce", gpus) if len(names) == 1 else None
+        low = limit is not None and payload >= LARGE and speed < limit[0]
+        sentence = f"nccl: all_reduce of {payload >> 30} GiB has {speed / 1e9:.3g} GB/s on the bus"
+        if limit is not None and low:
+            sentence += f", at least {limit[0] / 1e9:.3g} are expected"
+        self._add(Check(stage="nccl", state="failed" if low else "fine", sentence=sentence, seconds=seconds, figures={"node": speed}))  # fmt: skip
+
+    def _add(self, check: Check) -> None:
+        self.checks.append(check)
+        self._tell(check)
+
+
+def read_ports(host: Host) -> Iterator[Port]:
+    """Every RDMA port of this node."""
+    for folder in sorted(Path(f"{host.root}/sys/class/infiniband").glob("*/ports/*"))[:256]:
+        state, physical, speed = (_text(folder / name) for name in ("state", "phys_state", "rate"))
+        yield read_port(f"{folder.parent.parent.name}/{folder.name}", state, physical, speed)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[:100]
+    except OSError:
+        return ""
+
+
+def _names(gpus: NodeGpus | None) -> dict[str, GpuName]:
+    return {one.uuid: GpuName(index=one.index, bus_id=one.bus_id) for one in (gpus.gpus if gpus else ())}  # fmt: skip

@@ -1,0 +1,52 @@
+"""What a GPU model should reach: `baselines.yaml` beside this file, which names the source of each figure."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+FILE = Path(__file__).with_name("baselines.yaml")
+
+
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One figure: `best` or `least`, per second. `gpus`: it holds for so many together; 0: for each."""
+
+    source: str
+    best: float | None = None
+    least: float | None = None
+    gpus: int = 0
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was published of one model."""
+
+    match: str
+    matmul_bf16: Expected | None = None
+    host_to_device: Expected | None = None
+    peer_copy: Expected | None = None
+    all_reduce: Expected | None = None
+
+
+class Baselines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    share: float
+    models: tuple[Model, ...]
+
+    def limit(self, name: str, figure: str, gpus: int = 0) -> tuple[float, str] | None:
+        """What a GPU of this name must reach at least, and whose figure that is; None where nobody has published one."""
+        for model in self.models:
+            found: Expected | None = getattr(model, figure, None)
+            if re.search(model.match, name) and found is not None and found.gpus in (0, gpus):
+                if found.least is not None:
+                    return found.least, found.source
+                return self.share * (found.best or 0.0), found.source
+        return None
+
+
+def shipped() -> Baselines:
+    """Those that come with mldebug."""
+    told: Any = yaml.safe_load(FILE.read_bytes())
+    return msgspec.convert(told, Baselines)

@@ -1,0 +1,300 @@
+"""From the trials of pairs to the member or link that is bad. Pure; rather nobody than a wrong name.
+
+A member that took part in a good pair is cleared. A member is named where it was never in a good pair, and its pairs
+are bad with all others (or with at least three), of whom at least two are cleared. A link is named where its pair is
+bad and both ends are cleared, unless it is merely slow where good pairs were slow in some of their tries, too, so that chance may
+have made all of its tries slow. What neither explains is told, with no name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from mldebug.model import Spoken
+from mldebug.probing.trials import Pair, Trial
+
+ENOUGH = 3  # bad pairs that name a member when not all were tried
+CLEARED = 2  # of them with members that are cleared
+FEW = 2  # names in a small world; more of them mean that something else is the matter
+CHANCE = 0.01  # that all tries of a pair are slow like some of good pairs: from here on nobody is named for it
+_WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carried wrong values"}
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the best pair of the same path; `floor` is a bandwidth in bytes per second that each pair must reach."""
+
+    slow: float = 0.5  # below it a pair is bad
+    fine: float = 0.8  # from it on a pair is good; between them it is unsure
+    floor: float | None = None
+
+
+USUAL = Limits()
+
+
+class Culprit(Spoken, frozen=True, kw_only=True):
+    """Who is bad, and why that is known."""
+
+    kind: Literal["member", "link"]
+    members: tuple[str, ...]
+    evidence: str
+
+
+class Isolation(Spoken, frozen=True, kw_only=True):
+    """The answer. `suspects` may be bad, and cannot be told apart: they are no names."""
+
+    outcome: Literal["fine", "found", "unknown"]
+    sentence: str
+    culprits: tuple[Culprit, ...] = ()
+    suspects: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()  # pairs that are neither good nor bad
+    best: dict[str, float] = {}  # by path, bytes per second
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """Every pair, sorted. `why` says of each that is not good how it did."""
+
+    good: frozenset[Pair]
+    bad: frozenset[Pair]
+    unsure: frozenset[Pair]
+    why: dict[Pair, str]
+    best: dict[str, float]
+    chance: frozenset[Pair] = frozenset()  # bad ones that chance alone may have slowed
+
+    def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
+        """Those of these pairs that it took part in, sorted."""
+        return sorted((one for one in pairs if member in one), key=sorted)
+
+
+def isolate(
+    members: Sequence[str],
+    trials: Iterable[Trial],
+    limits: Limits = USUAL,
+    absent: Mapping[str, str] = {},
+) -> Isolation:
+    """Name who is bad among `members`. `absent`: who never took part -> why."""
+    all_ = list(trials)
+    told = [Culprit(kind="member", members=(name,), evidence=why) for name, why in absent.items()]
+    told += _alone(all_)
+    out = {name for one in told for name in one.members}
+    left = [name for name in members if name not in out]
+    judged = judge_pairs([one for one in all_ if not out & set(one.members)], limits)
+    named = _few(_members(left, judged), _links(left, judged), max(FEW, len(left) // 4))
+    explained = _explained(judged, named)
+    rest = sorted((one for one in judged.bad if one not in explained), key=sorted)
+    return _answer(left, judged, [*told, *named], rest, _together(all_, out))
+
+
+def _few(members: list[Culprit], links: list[Culprit], most: int) -> list[Culprit]:
+    """Names stand for single faults: many links at once are two racks, or noise; many members are a wrong comparison."""
+    if len(members) > most:
+        return []
+    return members + links if len(members) + len(links) <= most else members
+
+
+def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
+    """Sort pairs by their best try: what disturbs one try does not disturb all; wrong values are never excused.
+
+    A try beside others is compared with tries beside others, one by itself with those by themselves.
+    """
+    tries: dict[Pair, list[Trial]] = {}
+    best: dict[tuple[str, bool], float] = {}
+    for one in trials:
+        if len(one.members) == 2:
+            tries.setdefault(frozenset(one.members), []).append(one)
+            best[one.path, one.alone] = max(best.get((one.path, one.alone), 0.0), _speed(one))
+    sorts: dict[str, set[Pair]] = {"good": set(), "bad": set(), "unsure": set()}
+    why = {}
+    for pair, some in tries.items():
+        sort, why[pair] = _sort(some, best, limits)
+        sorts[sort].add(pair)
+    tops = {path: max(speed for (other, _), speed in best.items() if other == path) for path, _ in best}  # fmt: skip
+    fixed = {name: frozenset(pairs) for name, pairs in sorts.items()}
+    chance = _by_chance(fixed["bad"], fixed["good"], tries, best, limits)
+    return Judged(
+        good=fixed["good"],
+        bad=fixed["bad"],
+        unsure=fixed["unsure"],
+        why=why,
+        best=tops,
+        chance=chance,
+    )
+
+
+def _by_chance(
+    bad: frozenset[Pair],
+    good: frozenset[Pair],
+    tries: Mapping[Pair, Sequence[Trial]],
+    best: Mapping[tuple[str, bool], float],
+    limits: Limits,
+) -> frozenset[Pair]:
+    """Slow pairs, where other work also slows so many tries of good ones that all of theirs may be slow for it."""
+    usual = [_compared(one, best)[0] < limits.slow for pair in good for one in tries[pair]]
+    if not any(usual):
+        return frozenset()
+    share = (sum(usual) + 1) / (len(usual) + 2)
+    return frozenset(
+        pair
+        for pair in bad
+        if all(one.outcome == "measured" for one in tries[pair])
+        and share ** len(tries[pair]) >= CHANCE
+    )
+
+
+def rate(bandwidth: float) -> str:
+    """`12.3 GB/s`, in powers of ten as networks have it."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bandwidth >= size:
+            return f"{bandwidth / size:.3g} {unit}"
+    return f"{bandwidth:.3g} B/s"
+
+
+def _speed(trial: Trial) -> float:
+    return trial.bandwidth or 0.0 if trial.outcome == "measured" else 0.0
+
+
+def _sort(
+    tries: Sequence[Trial], best: Mapping[tuple[str, bool], float], limits: Limits
+) -> tuple[str, str]:
+    failed = [one for one in tries if one.outcome != "measured"]
+    wrong = [one for one in failed if one.outcome == "wrong"]
+    if wrong or len(failed) == len(tries):
+        return "bad", _how((wrong or failed)[0])
+    share, speed, top = max(_compared(one, best) for one in tries)
+    told = f"has {rate(speed)}, the best {rate(top)}"
+    if limits.floor is not None and speed < limits.floor:
+        return "bad", f"has {rate(speed)}, expected are {rate(limits.floor)}"
+    if share < limits.slow:
+        return "bad", told
+    if failed:
+        return "unsure", f"{_WORDS[failed[0].outcome]} in one try and worked in another"
+    return ("good" if share >= limits.fine else "unsure"), told
+
+
+def _compared(trial: Trial, best: Mapping[tuple[str, bool], float]) -> tuple[float, float, float]:
+    """Its share of the best of its kind, its bandwidth, the best."""
+    speed, top = _speed(trial), best[trial.path, trial.alone]
+    return speed / max(top, 1e-9), speed, top
+
+
+def _alone(trials: Iterable[Trial]) -> list[Culprit]:
+    """Who could not even work alone, in any of its tries."""
+    tries: dict[str, list[Trial]] = {}
+    for one in trials:
+        if len(one.members) == 1:
+            tries.setdefault(one.members[0], []).append(one)
+    return [
+        Culprit(kind="member", members=(name,), evidence=f"alone it {_how(some[0])}")
+        for name, some in tries.items()
+        if all(one.outcome != "measured" for one in some)
+    ]
+
+
+def _how(trial: Trial) -> str:
+    return _WORDS[trial.outcome] + (f": {trial.reason}" if trial.reason else "")
+
+
+def _cleared(judged: Judged) -> frozenset[str]:
+    return frozenset(name for pair in judged.good for name in pair)
+
+
+def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
+    cleared, found = _cleared(judged), []
+    for name in left:
+        bad = judged.of(name, judged.bad)
+        if name in cleared or judged.of(name, judged.unsure):
+            continue
+        partners = [next(iter(pair - {name})) for pair in bad]
+        enough = len(bad) in range(min(ENOUGH, len(left) - 1), len(left))
+        if enough and len(cleared.intersection(partners)) >= CLEARED:
+            told = (
+                f"all of its {len(bad)} pairs are bad: with {partners[0]} it {judged.why[bad[0]]}"
+            )
+            found.append(Culprit(kind="member", members=(name,), evidence=told))
+    return found
+
+
+def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
+    """A pair that is bad while both ends do well with others."""
+    cleared, order = _cleared(judged), {name: number for number, name in enumerate(left)}
+    return [
+        Culprit(
+            kind="link",
+            members=tuple(sorted(pair, key=order.__getitem__)),
+            evidence=f"the pair {judged.why[pair]}; both do well with others",
+        )
+        for pair in sorted(judged.bad, key=sorted)
+        if pair <= cleared and pair not in judged.chance
+    ]
+
+
+def _explained(judged: Judged, named: Iterable[Culprit]) -> set[Pair]:
+    explained: set[Pair] = set()
+    for one in named:
+        if one.kind == "link":
+            explained.add(frozenset(one.members))
+        else:
+            explained.update(judged.of(one.members[0], judged.bad))
+    return explained
+
+
+def _together(trials: Iterable[Trial], out: set[str]) -> str:
+    """What is wrong with larger groups in which nobody took part who is named already."""
+    for one in trials:
+        if len(one.members) > 2 and one.outcome != "measured" and not out & set(one.members):
+            return f"all {len(one.members)} together: it {_how(one)}"
+    return ""
+
+
+def _answer(
+    left: Sequence[str],
+    judged: Judged,
+    named: list[Culprit],
+    rest: Sequence[Pair],
+    together: str,
+) -> Isolation:
+    suspects = [f"{_words(pair, left)} {judged.why[pair]}" for pair in rest]
+    suspects += [together] if together and not named else []
+    uncleared = [] if named or suspects else sorted(set(left) - _cleared(judged), key=left.index)
+    unsure = [f"{_words(pair, left)} {judged.why[pair]}" for pair in _doubts(judged, named)]
+    told: Literal["fine", "found", "unknown"] = "fine"
+    if named:
+        told, sentence = "found", _found(named, rest)
+    elif suspects:
+        told, sentence = "unknown", _unknown(suspects)
+    elif uncleared or not left:
+        who = f"{', '.join(uncleared[:4])} did well with nobody" if left else "nobody took part"
+        told, sentence = "unknown", f"cannot tell who is bad: {who}"
+    else:
+        sentence = f"no fault found: {len(judged.good)} of {len(judged.why)} pairs do equally well"
+    return Isolation(
+        outcome=told,
+        sentence=sentence,
+        culprits=tuple(named),
+        suspects=tuple(suspects),
+        unsure=tuple(unsure),
+        best=judged.best,
+    )
+
+
+def _doubts(judged: Judged, named: Sequence[Culprit]) -> list[Pair]:
+    out = {one.members[0] for one in named if one.kind == "member"}
+    return sorted((pair for pair in judged.unsure if not out & pair), key=sorted)
+
+
+def _words(pair: Pair, order: Sequence[str]) -> str:
+    return " - ".join(sorted(pair, key=order.index))
+
+
+def _found(named: Sequence[Culprit], rest: Sequence[Pair]) -> str:
+    names = [
+        f"the link {' - '.join(one.members)}" if one.kind == "link" else one.members[0]
+        for one in named
+    ]
+    more = "; what else is bad cannot be told" if rest else ""
+    return f"bad: {', '.join(names)}{more}"
+
+
+def _unknown(suspects: Sequence[str]) -> str:
+    more = f", and {len(suspects) - 1} more" if len(suspects) > 1 else ""
+    return f"cannot tell who is bad: {suspects[0]}{more}"

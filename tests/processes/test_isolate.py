@@ -1,0 +1,108 @@
+"""`mldebug probe isolate` on real gloo ranks of this machine: one that is slowed, stopped or broken is named, nobody else."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes.harness import MARK, SCRIPTS, clean_environment, marked, wait_for
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
+
+SLOWED = """
+import os, threading, time
+def burn():
+    while os.environ.get("LOCAL_RANK") is None:
+        time.sleep(0.002)
+    while os.environ["LOCAL_RANK"] == "2":
+        pass
+def busy():
+    for _ in range(6):
+        threading.Thread(target=burn, daemon=True).start()
+os.register_at_fork(after_in_child=busy)
+"""
+STOPPED = """
+import os, signal, threading, time
+def stop():
+    while os.environ.get("LOCAL_RANK") is None:
+        time.sleep(0.002)
+    if os.environ["LOCAL_RANK"] in {ranks!r}:
+        os.kill(os.getpid(), signal.{signal})
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=stop, daemon=True).start())
+"""
+
+
+def python_with(folder: Path, fault: str) -> Path:
+    """A training environment whose processes have this fault."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(textwrap.dedent(fault))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def isolate(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    """Type it; what it printed, and that it left nothing."""
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", "--beside-jobs", "--json", *words],
+        check=False, capture_output=True, text=True, timeout=360,
+        env=clean_environment(folder) | {MARK: mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")},
+    )  # fmt: skip
+    wait_for("all processes to end", lambda: not marked(mark), 20)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def named(told: dict[str, Any]) -> list[list[str]]:
+    return [one["members"] for one in told["answer"].get("culprits", [])]
+
+
+def test_a_rank_slowed_by_a_busy_loop_is_named(tmp_path: Path) -> None:
+    python = python_with(tmp_path, SLOWED)
+    code, told, _ = isolate(tmp_path, "--nproc", "4", "--size", "1MiB", "--python", str(python))
+    assert named(told) == [["rank 2"]], told
+    assert (code, told["answer"]["sentence"]) == (1, "bad: rank 2")
+
+
+def test_ranks_of_which_none_is_bad_are_fine(tmp_path: Path) -> None:
+    code, told, progress = isolate(tmp_path, "--nproc", "3")
+    assert named(told) == [], told
+    assert (code, told["answer"]["outcome"]) == (0, "fine"), told
+    assert "members: rank 0, rank 1, rank 2" in progress
+
+
+@pytest.mark.parametrize(("signal", "how"), [("SIGSTOP", "timed_out"), ("SIGKILL", "failed")])
+def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, how: str) -> None:
+    python = python_with(tmp_path, STOPPED.format(ranks=("1", "3"), signal=signal))
+    words = ("--nproc", "5", "--size", "4MiB", "--step", "6s", "--python", str(python))
+    code, told, _ = isolate(tmp_path, *words)
+    assert sorted(named(told)) == [["rank 1"], ["rank 3"]], told
+    assert code == 1
+    pairs = [
+        one for one in told["trials"] if "rank 1" in one["members"] and len(one["members"]) == 2
+    ]
+    assert {one["outcome"] for one in pairs} == {how}
+
+
+def test_what_cannot_be_asked_is_told(tmp_path: Path) -> None:
+    for words, sentence in (
+        (("--nproc", "1"), "there is nobody to compare with"),
+        (("--nodes", "2"), "2 nodes must meet somewhere"),
+        (("--nodes", "2", "--node", "2", "--rendezvous", "a:1"), "nodes are numbered from 0 to 1"),
+        (("--rendezvous", "a"), "is no HOST:PORT"),
+    ):
+        done = subprocess.run(
+            [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", *words],
+            check=False, capture_output=True, text=True, timeout=120,
+            env=clean_environment(tmp_path) | {"MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")},
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert sentence in done.stderr

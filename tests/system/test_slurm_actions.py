@@ -1,0 +1,144 @@
+"""scancel and drain meet a real Slurm: only the stalled job ends, only the sick node is drained, once, and only where it is allowed."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mldebug.config import Actions
+from mldebug.events.actions import Decision, Outcome
+from mldebug.model import Culprit
+from mldebug.settings.plugins import Plugin
+from mldebug_agents.actions import drain
+from mldebug_agents.spawn import Spawner
+from processes.harness import wait_for
+from processes.watching import RunningAgent, settings, watching
+from system.launching import SIZE, Launch, LaunchedJob, launched
+from system.slurm import Slurm
+from system.test_schedulers import both_nodes, cluster, submit
+from unit.test_actions import Stand
+
+pytestmark = [pytest.mark.scenario, pytest.mark.host, pytest.mark.timeout(300)]
+__all__ = ["both_nodes", "cluster"]  # fixtures
+
+
+@contextmanager
+def acting(folder: Path, slurm: Slurm, allow: str) -> Iterator[RunningAgent]:
+    """An agent that would cancel what stalls."""
+    actions = {
+        "steps": {"stop": {"kind": "scancel", "confidence": "low"}},
+        "chains": {"stall": ["stop"]},
+    }
+    config = settings(folder, stall="{timeout: 6s, interval: 1s}")
+    config += f"actions: {json.dumps(actions | {'allow': [allow] if allow else []})}\n"
+    with watching(folder, config, more=slurm.environment) as agent:
+        yield agent
+
+
+def decisions(agent: RunningAgent) -> list[Any]:
+    """What the audit log says of stalls."""
+    file = agent.state / "actions.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [one for one in map(json.loads, lines) if one["event_kind"] == "stall"]
+
+
+def stalls(agent: RunningAgent, job: LaunchedJob) -> None:
+    """Stop the ranks once the agent has seen steps, and wait for what is done about it."""
+    pids = set(job.ranks.values())
+
+    def steps() -> bool:
+        seen = agent.snapshot()
+        mine = [run for run in (seen.runs if seen else ()) if pids & set(run.ranks.values())]
+        return bool(mine and mine[0].step)
+
+    wait_for("the agent sees steps", steps, 60)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for("a decision", lambda: decisions(agent), 90)
+    except AssertionError as error:
+        pytest.fail(f"{error}\n{agent.log}")
+
+
+def running(slurm: Slurm) -> set[str]:
+    """Numbers of jobs."""
+    return set(slurm.run("squeue", "--noheader", "--states=R", "--format=%A").split())
+
+
+@pytest.mark.parametrize("allow", ["", "scancel"])
+def test_the_job_that_stalls_is_cancelled_once_where_that_is_allowed(
+    cluster: Slurm, tmp_path: Path, allow: str
+) -> None:
+    argv = ("srun", "--nodes=1", "--nodelist=a1", f"--ntasks={SIZE}")
+    launch = Launch("slurm", argv, cluster.environment)
+    with launched(tmp_path / "job", launch) as job:
+        (mine,) = running(cluster)
+        other = submit(cluster, tmp_path, "--nodelist=a1", "--ntasks=1")
+        wait_for("the other job", lambda: other in running(cluster), 60)
+        try:
+            with acting(tmp_path, cluster, allow) as agent:
+                stalls(agent, job)
+                if allow:
+                    wait_for("its end", lambda: mine not in running(cluster), 60)
+                (told,) = decisions(agent)
+        finally:
+            for pid in job.ranks.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        if allow:
+            assert (told["outcome"], told["why"]) == ("ran", f"scancel {mine}"), told
+            assert running(cluster) == {other}
+        else:
+            assert told["outcome"] == "refused"
+            assert f"actions.allow does not name scancel; it would: scancel {mine}" in told["why"]
+            assert running(cluster) == {mine, other}
+
+
+def _drains(folder: Path, starter: Spawner, **rules: Any) -> list[Decision]:
+    """What becomes of a GPU of node a2 that is sick, and of the next one."""
+    chains = {"stall": ("away",), "gpu_ecc": ("away",)}
+    away = Plugin("drain", drain.Options())
+    actions = Actions(steps={"away": away}, chains=chains, cooldown=0.0, **rules)
+    stand = Stand(folder, starter, actions, node="a2")
+    gpu = Culprit(kind="gpu", rank=2, node="a2.example.org", pid=None, reason="Xid 79")
+    stand.stalls(verdict="gpu_fault", blamed=(gpu,))
+    stand.until(1)
+    stand.stalls(key="health/gpu_ecc/GPU-1", kind="gpu_ecc", verdict="ecc_uncorrected")
+    return stand.until(2)
+
+
+def test_the_node_of_a_sick_gpu_is_drained_once_where_that_is_allowed(
+    cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+    stays = submit(cluster, tmp_path, "--nodelist=a2")
+    wait_for("a job on it", lambda: stays in running(cluster), 60)
+    states = ("sinfo", "--noheader", "--Node", "--format=%N %T %E")
+    folders = [tmp_path / name for name in ("without", "with")]
+    for folder in folders:
+        folder.mkdir()
+    try:
+        with Spawner() as starter:
+            first = _drains(folders[0], starter)
+            before = cluster.run(*states).splitlines()
+            second = _drains(folders[1], starter, allow=("drain",))
+        after = cluster.run(*states).splitlines()
+        kept = stays in running(cluster)
+    finally:
+        with suppress(AssertionError):
+            cluster.run("scontrol", "update", "nodename=a2", "state=resume")
+    assert [one.outcome for one in first] == [Outcome.REFUSED, Outcome.REFUSED]
+    assert (
+        "it would: scontrol update nodename=a2 state=drain reason=mldebug:gpu_fault" in first[0].why
+    )
+    assert [one.split()[:2] for one in before] == [["a1", "idle"], ["a2", "mixed"]]
+    assert [one.outcome for one in second] == [Outcome.RAN, Outcome.REFUSED], second
+    assert "a2 is drained already" in second[1].why
+    assert [one.split()[:3] for one in after][1] == ["a2", "draining", "mldebug:gpu_fault"]
+    assert after[0].split()[1] == "idle"
+    assert kept  # what runs there goes on

@@ -1,0 +1,260 @@
+"""Who is bad, from trials of pairs: never a wrong name, whatever is broken and however noisy it is."""
+
+from collections.abc import Iterable
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mldebug.probing.isolate import Isolation, Limits, isolate
+from mldebug.probing.trials import Outcome, Trial
+from mldebug_agents.probes import isolate as probe
+from mldebug_agents.probes.inside.schedule import Trial as Tried
+from mldebug_agents.probes.inside.schedule import again, plan, tournament
+from mldebug_agents.probing.child import Ended
+
+Fault = frozenset[str]  # one name: a member; two: a link
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number}" for number in range(count)]
+
+
+def world(
+    members: list[str],
+    faults: Iterable[Fault],
+    noise: dict[Fault, float] | None = None,
+    how: Outcome | float = 0.2,
+) -> list[Trial]:
+    """Every pair once; one that a fault touches fails, or has that share of the bandwidth."""
+    trials = []
+    for pair in combinations(members, 2):
+        speed = 1e9 * (noise or {}).get(frozenset(pair), 1.0)
+        broken = any(fault <= frozenset(pair) for fault in faults)
+        if broken and isinstance(how, str):
+            trials.append(Trial(members=pair, outcome=how))
+        else:
+            share = how if broken and isinstance(how, float) else 1.0
+            trials.append(Trial(members=pair, bandwidth=speed * share))
+    return trials
+
+
+def named(answer: Isolation) -> set[Fault]:
+    return {frozenset(one.members) for one in answer.culprits}
+
+
+@given(count=st.integers(1, 40))
+def test_in_a_tournament_each_meets_each_other_once_and_nobody_plays_twice_in_a_round(
+    count: int,
+) -> None:
+    rounds = list(tournament(count))
+    played = [frozenset(pair) for some in rounds for pair in some]
+    assert len(played) == len(set(played)) == count * (count - 1) // 2
+    for some in rounds:
+        assert len({one for pair in some for one in pair}) == 2 * len(some)
+    assert len(rounds) <= count
+
+
+@st.composite
+def broken_worlds(draw: st.DrawFn, least: int = 4) -> tuple[list[str], set[Fault], list[Trial]]:
+    """Up to two faults of any kind, noise of a fifth."""
+    members = names(draw(st.integers(least, 10)))
+    member = st.sampled_from(members).map(lambda one: frozenset({one}))
+    link = st.sampled_from([frozenset(pair) for pair in combinations(members, 2)])
+    faults = draw(st.sets(st.one_of(member, link), max_size=2))
+    noise = {frozenset(pair): draw(st.floats(0.85, 1.0)) for pair in combinations(members, 2)}
+    how: Outcome | float = draw(
+        st.one_of(st.sampled_from(["failed", "timed_out", "wrong"]), st.floats(0.01, 0.35))
+    )
+    return members, faults, world(members, faults, noise, how)
+
+
+@given(broken_worlds())
+def test_never_a_wrong_name_with_up_to_two_faults(
+    broken: tuple[list[str], set[Fault], list[Trial]],
+) -> None:
+    members, faults, trials = broken
+    answer = isolate(members, trials)
+    assert named(answer) <= faults
+    assert (answer.outcome == "fine") == (not faults)
+
+
+@given(broken_worlds(least=5))
+def test_with_five_members_every_fault_is_named(
+    broken: tuple[list[str], set[Fault], list[Trial]],
+) -> None:
+    members, faults, trials = broken
+    seen = {one for one in faults if not any(other < one for other in faults)}
+    assert named(isolate(members, trials)) == seen
+
+
+@given(broken_worlds(), st.data())
+def test_never_a_wrong_name_where_pairs_are_missing_or_were_disturbed(
+    broken: tuple[list[str], set[Fault], list[Trial]], data: st.DataObject
+) -> None:
+    members, faults, trials = broken
+    left = data.draw(st.lists(st.sampled_from(trials), unique_by=id))
+    disturbed = [
+        Trial(members=one.members, bandwidth=(one.bandwidth or 1e9) * 0.3) for one in left[::3]
+    ]
+    assert named(isolate(members, left + disturbed)) <= faults
+
+
+@given(
+    count=st.integers(2, 10),
+    shares=st.lists(st.floats(0.55, 1.0), min_size=45, max_size=45),
+)
+def test_noise_alone_is_nobodys_fault(count: int, shares: list[float]) -> None:
+    pairs = [frozenset(pair) for pair in combinations(names(count), 2)]
+    noise = dict(zip(pairs, shares, strict=False))
+    assert not isolate(names(count), world(names(count), [], noise)).culprits
+
+
+def test_one_slow_member_is_named_with_the_evidence() -> None:
+    answer = isolate(names(4), world(names(4), [frozenset({"n2"})]))
+    assert answer.outcome == "found"
+    assert answer.sentence == "bad: n2"
+    assert answer.culprits[0].kind == "member"
+    assert (
+        answer.culprits[0].evidence
+        == "all of its 3 pairs are bad: with n0 it has 200 MB/s, the best 1 GB/s"
+    )
+
+
+def test_a_link_and_a_member_at_once() -> None:
+    faults = [frozenset({"n0"}), frozenset({"n1", "n3"})]
+    answer = isolate(names(5), world(names(5), faults, how="timed_out"))
+    assert answer.sentence == "bad: n0, the link n1 - n3"
+
+
+def test_a_slow_link_is_not_named_where_good_pairs_are_slow_at_times() -> None:
+    link = frozenset({"n0", "n1"})
+    busy = [Trial(members=("n2", "n3"), bandwidth=2e8), Trial(members=("n0", "n2"), bandwidth=3e8)]
+    answer = isolate(names(4), world(names(4), [link]) + busy)
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    assert answer.sentence == "cannot tell who is bad: n0 - n1 has 200 MB/s, the best 1 GB/s"
+    more = [Trial(members=("n0", "n1"), bandwidth=2e8)] * 4
+    assert named(isolate(names(4), world(names(4), [link]) + busy + more)) == {link}
+    failed = world(names(4), [link], how="failed")
+    assert named(isolate(names(4), failed + busy)) == {link}
+
+
+@pytest.mark.parametrize("faults", [{"n0"}, {"n1"}, {"n0", "n1"}])
+def test_of_two_members_nobody_is_named(faults: set[str]) -> None:
+    answer = isolate(names(2), world(names(2), [frozenset(faults)], how="failed"))
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    assert answer.sentence == "cannot tell who is bad: n0 - n1 failed"
+
+
+def test_two_racks_with_a_slow_way_between_them_are_no_broken_links() -> None:
+    between = [frozenset({a, b}) for a in ("n0", "n1") for b in ("n2", "n3")]
+    answer = isolate(names(4), world(names(4), between))
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    assert len(answer.suspects) == 4
+
+
+def test_pairs_of_another_path_are_not_compared() -> None:
+    fast = {frozenset({"n0", "n1"}): 50.0}
+    trials = [
+        Trial(members=one.members, bandwidth=one.bandwidth, path="NVLink" if one.bandwidth == 5e10 else "")
+        for one in world(names(4), [], fast)
+    ]  # fmt: skip
+    assert isolate(names(4), trials).outcome == "fine"
+
+
+def test_a_bandwidth_that_all_miss_is_seen_only_with_a_floor() -> None:
+    trials = world(names(3), [])
+    assert isolate(names(3), trials).outcome == "fine"
+    answer = isolate(names(3), trials, Limits(floor=5e9))
+    assert answer.outcome == "unknown"
+    assert "expected are 5 GB/s" in answer.sentence
+
+
+def test_a_member_that_fails_alone_is_named_by_that() -> None:
+    alone = Trial(members=("n1",), outcome="failed", reason="CUDA error: device lost")
+    answer = isolate(names(2), [alone, *world(names(2), [])])
+    assert named(answer) == {frozenset({"n1"})}
+    assert answer.culprits[0].evidence == "alone it failed: CUDA error: device lost"
+
+
+def test_a_member_that_never_came_is_named_by_that() -> None:
+    trials = world(["n0", "n2"], [])
+    answer = isolate(names(3), trials, absent={"n1": "it did not join within 60 s"})
+    assert answer.sentence == "bad: n1"
+
+
+def test_a_pair_that_failed_once_and_worked_again_is_unsure() -> None:
+    trials = [*world(names(3), []), Trial(members=("n0", "n1"), outcome="timed_out")]
+    answer = isolate(names(3), trials)
+    assert answer.outcome == "fine"
+    assert answer.unsure == ("n0 - n1 did not end in time in one try and worked in another",)
+
+
+def test_what_was_measured_beside_others_is_compared_with_its_like() -> None:
+    """Two pairs at once share the processors: the retried ones are faster than all the others."""
+    trials = world(names(4), [frozenset({"n1"})])
+    alone = [
+        Trial(members=one.members, bandwidth=4 * (one.bandwidth or 0.0), alone=True)
+        for one in trials
+        if "n1" in one.members or one.members == ("n0", "n2")
+    ]
+    assert named(isolate(names(4), trials + alone)) == {frozenset({"n1"})}
+
+
+def test_a_pair_that_is_slow_or_late_in_every_try_is_bad() -> None:
+    late = [Trial(members=("n0", "n2"), outcome="timed_out")]
+    trials = [*world(names(4), [frozenset({"n2"})]), *late]
+    assert named(isolate(names(4), trials)) == {frozenset({"n2"})}
+
+
+def test_wrong_values_are_never_excused_by_a_good_try() -> None:
+    trials = [*world(names(4), []), Trial(members=("n0", "n1"), outcome="wrong")]
+    assert named(isolate(names(4), trials)) == {frozenset({"n0", "n1"})}
+
+
+def test_what_fails_only_together_names_nobody() -> None:
+    together = Trial(members=tuple(names(4)), outcome="timed_out")
+    answer = isolate(names(4), [together, *world(names(4), [])])
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    assert "all 4 together" in answer.sentence
+
+
+def test_nobody_and_nothing() -> None:
+    assert isolate([], []).outcome == "unknown"
+    assert isolate(["n0", "n1"], []).outcome == "unknown"
+
+
+def test_nothing_is_fine_where_not_all_was_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    told = probe.Told(names(3), [], world(names(3), []))
+    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 0
+    told.hear({"event": "untried", "groups": 2})
+    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 1
+    cancelled = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    assert probe._answer(told, Limits(), cancelled, as_json=False) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "no fault found: 3 of 3 pairs do equally well",
+        "not all was tried: --duration left no time for 2 tries",
+        "not all was tried: the training job x runs on this node",
+    ]
+
+
+def test_each_alone_all_together_and_every_pair_once() -> None:
+    steps = list(plan(5, at_once=1))
+    assert steps[0] == [[0], [1], [2], [3], [4]]
+    assert steps[1] == [[0, 1, 2, 3, 4]]
+    assert all(len(step) == 1 for step in steps[2:])
+    assert len(steps) == 2 + 10
+    assert len(list(plan(5, at_once=4))) == 2 + 5
+    assert list(plan(2, at_once=4)) == [[[0], [1]], [[0, 1]]]
+
+
+def test_doubtful_pairs_are_tried_again_beside_the_best_and_what_hangs_once_only() -> None:
+    tried = {}
+    for pair, bandwidth in (((0, 1), 9.0), ((0, 2), 10.0), ((1, 2), 3.0), ((1, 3), None)):
+        tried[pair] = Tried(list(pair))
+        tried[pair].bandwidth = bandwidth
+    steps = [step[0] for step in again(list(tried.values()), 0.8)]
+    again_and_again = [[0, 2], [0, 1], [1, 2]] * 3
+    assert steps == [[0, 2], [0, 1], [1, 2], [1, 3], *again_and_again]
+    assert list(again([tried[0, 1], tried[0, 2]], 0.8)) == []

@@ -1,0 +1,210 @@
+"""What the figures of a node come to: wrong values, slow GPUs, ports that are down, and one line for the scheduler."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mldebug.probing.baselines import shipped
+from mldebug.probing.checks import Check, accept, below_others, drain_reason
+from mldebug.probing.nodechecks import stage_checks
+from mldebug.probing.ports import Port, ports_check, read_port
+from mldebug_agents.host import Host
+from mldebug_agents.probes.inside import crew, hostwork
+from mldebug_agents.probes.node import Options, create
+from mldebug_agents.probing.node import NodeProbe, Wanted, read_ports
+
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+BASELINES = shipped()
+
+
+def checks(stage: str, results: dict[str, dict[str, Any]], model: str = H200) -> list[Check]:
+    models = dict.fromkeys(results, model)
+    if stage == "peers":
+        models = {f"GPU {gpu}": model for gpu in range(8)}
+    return list(stage_checks(stage, results, 1.0, models, BASELINES))
+
+
+def matmul(*tflops: float, **more: Any) -> dict[str, dict[str, Any]]:
+    return {
+        f"GPU {gpu}": {"flops": one * 1e12, "wrong": 0, "differing": 0, "checksum": 7, **more}
+        for gpu, one in enumerate(tflops)
+    }
+
+
+def test_equal_gpus_are_fine() -> None:
+    (told,) = checks("matmul", matmul(700, 705, 698, 702))
+    assert told.state == "fine"
+    assert told.sentence == "matmul: 698 TFLOPS or more"
+    assert told.figures["GPU 1"] == 705e12
+
+
+@pytest.mark.parametrize(("slow", "state"), [(670.0, "fine"), (664.9, "failed"), (400.0, "failed")])
+def test_a_gpu_five_percent_below_the_median_is_a_finding(slow: float, state: str) -> None:
+    (told,) = checks("matmul", matmul(700, 700, slow, 700))
+    assert told.state == state
+    assert ("GPU 2 is" in told.sentence) == (state == "failed")
+
+
+def test_gpus_of_different_models_are_not_compared() -> None:
+    rates = {"GPU 0": 700.0, "GPU 1": 150.0, "GPU 2": 140.0}
+    models = {"GPU 0": H100, "GPU 1": "NVIDIA A10", "GPU 2": "NVIDIA A10"}
+    assert below_others(rates, models, 0.05) == []
+    assert below_others(rates, dict.fromkeys(rates, H100), 0.05) == ["GPU 2 is 7% below the median of its neighbours"]  # fmt: skip
+
+
+def test_all_gpus_far_below_what_was_published_are_a_finding() -> None:
+    (told,) = checks("matmul", matmul(300, 300), H100)
+    assert told.state == "failed"
+    assert "GPU 0 has 300 TFLOPS, at least 556 TFLOPS are expected" in told.sentence
+
+
+def test_silent_corruption_is_a_finding_whatever_the_speed() -> None:
+    results = matmul(700, 700, 700)
+    results["GPU 1"] |= {"checksum": 8}
+    assert checks("matmul", results)[0].sentence == "matmul: GPU 1 has another product than the others"  # fmt: skip
+    results = matmul(700, 700)
+    results["GPU 1"] |= {"differing": 3}
+    assert checks("matmul", results)[0].sentence == "matmul: GPU 1: 3 products differ from the first one"  # fmt: skip
+    results["GPU 1"] |= {"wrong": 2}
+    assert checks("matmul", results)[0].sentence == "matmul: GPU 1: 2 wrong products"
+
+
+def test_of_two_gpus_with_different_products_neither_is_named() -> None:
+    results = matmul(700, 700)
+    results["GPU 1"] |= {"checksum": 8}
+    assert checks("matmul", results)[0].sentence == "matmul: the GPUs have different products"
+
+
+def test_a_gpu_that_hangs_dies_or_raises_costs_only_its_own_figures() -> None:
+    results = matmul(700, 700, 700, 700)
+    results |= {"GPU 1": {"late": True}, "GPU 2": {"error": "AcceleratorError: device lost"}}
+    failed, fine = checks("matmul", results)
+    assert failed.sentence == "matmul: GPU 1: did not end in time; GPU 2: AcceleratorError: device lost"  # fmt: skip
+    assert fine.state == "fine"
+    assert sorted(fine.figures) == ["GPU 0", "GPU 3"]
+
+
+def test_memory_that_nobody_holds_and_memory_that_somebody_holds() -> None:
+    full = {"GPU 0": {"free": 140 << 30, "total": 141 << 30, "taken": 138 << 30, "wrong": 0}}
+    assert checks("memory", full)[0].sentence == "memory: 138 GiB or more written and read back"
+    full["GPU 0"]["free"] = 100 << 30
+    assert checks("memory", full)[0].state == "failed"
+    full["GPU 0"] |= {"wrong": 4}
+    assert checks("memory", full)[0].sentence == "memory: GPU 0: 4 wrong bytes"
+
+
+def test_a_bad_link_between_two_gpus_is_named() -> None:
+    pairs = [
+        {"pair": [a, b], "access": True, "bandwidth": 20e9 if (a, b) == (1, 3) else 380e9}
+        for a in range(4)
+        for b in range(a + 1, 4)
+    ]
+    (told,) = checks("peers", {"node": {"pairs": pairs}})
+    assert told.state == "failed"
+    assert told.sentence.startswith("peers: GPU 1 - GPU 3: the pair has 20 GB/s, the best 380 GB/s")
+    slow = [{**one, "bandwidth": 200e9} for one in pairs]
+    assert "GPU 0 - GPU 1 has 200 GB/s" in checks("peers", {"node": {"pairs": slow}}, H100)[0].sentence  # fmt: skip
+
+
+def test_copies_below_what_was_published() -> None:
+    figures = {"host_to_device": 30e9, "device_to_host": 30e9, "device_to_device": 3e12}
+    told = checks("copy", {"GPU 0": figures}, H100)
+    assert [one.state for one in told] == ["failed", "fine", "fine"]
+    assert "GPU 0 has 30 GB/s, at least 48 GB/s are expected" in told[0].sentence
+
+
+def test_every_published_figure_has_a_source_and_every_pattern_is_one() -> None:
+    for model in BASELINES.models:
+        re.compile(model.match)
+        figures = [model.matmul_bf16, model.host_to_device, model.peer_copy, model.all_reduce]
+        for one in figures:
+            assert one is None or (one.source and (one.best or one.least))
+    assert BASELINES.limit("NVIDIA H100 PCIe", "matmul_bf16") is None
+    assert BASELINES.limit(H100, "all_reduce", gpus=4) is None
+    assert BASELINES.limit(H100, "all_reduce", gpus=8) is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "words"),
+    [
+        (None, "fine", "ib: 2 of 3 ports are active"),
+        ("2", "fine", "2 of 3"),
+        ("2x400", "failed", "ib: 1 of 2 ports of 400 Gb/s are active"),
+        ("3", "failed", "ib: 2 of 3 ports are active"),
+    ],
+)
+def test_ports(wanted: str | None, state: str, words: str) -> None:
+    ports = [
+        read_port("mlx5_0/1", "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)"),
+        read_port("mlx5_1/1", "4: ACTIVE\n", "5: LinkUp\n", "200 Gb/sec (4X HDR)\n"),
+        read_port("mlx5_2/1", "1: DOWN", "3: Disabled", "10 Gb/sec (4X SDR)"),
+    ]
+    told = ports_check(ports, wanted)
+    assert (told.state, words in told.sentence) == (state, True), told
+
+
+def test_a_port_with_a_link_that_the_subnet_manager_has_not_seen() -> None:
+    told = ports_check([Port(name="mlx5_0/1", state="INIT", physical="LinkUp", gigabits=400)])
+    assert (told.state, told.sentence) == ("failed", "ib: mlx5_0/1 has a link and is INIT")
+
+
+def test_ports_are_read_where_the_kernel_has_them(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    folder.mkdir(parents=True)
+    (folder / "state").write_text("4: ACTIVE\n")
+    (folder / "rate").write_text("nonsense\n")
+    (only,) = read_ports(Host(str(tmp_path)))
+    assert only == Port(name="mlx5_0/1", state="ACTIVE", physical="", gigabits=None)
+
+
+def test_the_reason_for_the_scheduler_is_one_short_line_without_quotes() -> None:
+    failed = [
+        Check(stage="x", state="failed", sentence='GPU 3 "is"\nslow$(reboot)' + "x" * 200)
+    ] * 3
+    reason = drain_reason(failed)
+    assert len(reason) == 100
+    assert reason.startswith("mldebug: GPU 3 isslow(reboot)x")
+    assert reason.endswith("… (+2 more)")
+    assert drain_reason([]) == ""
+
+
+def test_the_verdict_names_what_was_skipped() -> None:
+    skipped = Check(stage="nccl", state="skipped", sentence="nccl: there is only one GPU")
+    fine = Check(stage="dram", state="fine", sentence="dram: 9 GB/s")
+    told = accept("n1", [skipped, fine])
+    assert (told.fit, told.verdict) == (True, "fit: checked dram; skipped nccl")
+    bad = Check(stage="disk", state="failed", sentence="disk: OSError: full")
+    assert accept("n1", [fine, bad]).verdict == "unfit: disk: OSError: full"
+
+
+def test_a_missing_gpu_is_a_reason_to_drain() -> None:
+    told = CliRunner().invoke(
+        create(Options()), ["--stages", "driver", "--require-gpus", "8", "--drain-reason"], standalone_mode=False
+    )  # fmt: skip
+    assert told.return_value == 1
+    assert told.stdout == "mldebug: driver: 0 of 8 GPUs answer\n"
+
+
+def test_a_figure_of_nccl_counts_only_for_the_payload_that_was_published() -> None:
+    probe = NodeProbe(Wanted(), BASELINES, lambda _: None)
+    probe._models = {f"GPU {gpu}": H100 for gpu in range(8)}
+    probe._judge_nccl(400e9, 1 << 30, 8, 1.0)
+    probe._judge_nccl(400e9, 8 << 30, 8, 1.0)
+    assert [one.state for one in probe.checks] == ["fine", "failed"]
+
+
+def test_a_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
+    told = hostwork.disk({"disk": str(tmp_path)})
+    assert told["bandwidth"] > 0
+    assert told["bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failures_of_forks_in_words() -> None:
+    assert crew.failure({"late": True}) == "it did not end in time"
+    assert crew.failure({"died": -9}) == "it was killed by signal 9"
+    assert crew.failure({"died": 3}) == "it ended with code 3"
+    assert crew.failure({"figure": 1}) == ""
