@@ -20,7 +20,6 @@ from parts import (
 HERE = 'instance=~"$node"'
 MOUNT = "{{instance}} {{mount}}"
 SAVE = "{{run}} {{folder}} {{series}}"
-PROBE = "mldebug_probe_collective"
 RATE = "[$__rate_interval]"
 
 
@@ -34,17 +33,16 @@ def build() -> Dashboard:
 
 
 def _figures() -> tuple[Panel, ...]:
-    wrong = f"count({PROBE}_correct{{{HERE}}} == 0) or vector(0)"
     return (
         number("Longest without an answer", "Since when a call to the worst filesystem has not come back. Jobs that use it hang.", "s",
                f"max(mldebug_filesystem_stuck_seconds{{{HERE}}})", (0.0, GOOD), (10.0, BAD)).links([runbook("MldebugMountStuck")]),
         number("Fullest", "Used share of the fullest filesystem that jobs use, of what can really be used.", "percentunit",
                f"max(mldebug_filesystem_used_ratio{{{HERE}}})", (0.0, GOOD), (0.85, ODD), (0.95, BAD))
         .links([runbook("MldebugStorageFillsUp")]),
-        number("Collectives with wrong values", "Operations and sizes whose result was wrong in the last probe of a node.", "none",
-               wrong, (0.0, GOOD), (1.0, BAD)).links([page("Probes", "probes")]),
-        number("Last probe", "Since the newest `mldebug probe collectives --textfile` of the chosen nodes.", "s",
-               f"time() - max({PROBE}_timestamp_seconds{{{HERE}}})"),
+        number("Collectives that got slower", "Operations and sizes whose last three probes are all slower than their own history allows.", "none",
+               f"count(mldebug_probe_shifted{{{HERE}}} == 1) or vector(0)", (0.0, GOOD), (1.0, ODD)).links([page("Probes", "probes")]),
+        number("Last probe", "Since the newest `mldebug probe collectives` on the chosen nodes.", "s",
+               f"time() - max(mldebug_probe_last_run_timestamp_seconds{{{HERE}}})"),
     )  # fmt: skip
 
 
@@ -88,9 +86,9 @@ def _saves() -> tuple[Panel, ...]:
 
 def _probes() -> tuple[Panel, ...]:
     return (
-        lines("Bus bandwidth of collectives", "The best size of each probe. Hold it against earlier ones of the same node.", "Bps",
-              (f"max by (instance, op) ({PROBE}_bus_bandwidth_bytes_per_second{{{HERE}}})", "{{instance}} {{op}}"))
+        lines("Bus bandwidth of collectives", "The best size of the last probe of each. Hold it against earlier ones of the same node.", "Bps",
+              (f"max by (instance, op) (mldebug_probe_busbw_bytes_per_second{{{HERE}}})", "{{instance}} {{op}}"))
         .links([page("Probes", "probes")]),
-        lines("Tail of collectives", "99th percentile by median, the worst size: far above 1 on one node is noise on that node.", "none",
-              (f"max by (instance, op) ({PROBE}_p99_seconds{{{HERE}}} / {PROBE}_median_seconds{{{HERE}}})", "{{instance}} {{op}}")),
+        lines("Sizes that got slower", "Of each operation. One operation: a setting; all operations on one node: a link of that node.", "none",
+              (f"sum by (instance, op) (mldebug_probe_shifted{{{HERE}}})", "{{instance}} {{op}}")).links([page("Probes", "probes")]),
     )  # fmt: skip

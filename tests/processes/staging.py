@@ -1,7 +1,7 @@
 """A node where much happens: all that the dashboards show something of, scraped by a real Prometheus with the shipped rules.
 
 What is real: the agent, a job of three ranks with gloo under `mldebug run`, its checkpoints, a FUSE filesystem whose server can be
-stopped, a directory that grows, test writes, runs of `mldebug probe collectives`. The agent's GPUs are the fake libnvidia-ml, which serves
+stopped, a directory that grows, test writes. The history of probes has made-up figures. The agent's GPUs are the fake libnvidia-ml, which serves
 recordings of two H200s. MADE, and nothing else, comes from an exposition that our own renderer makes of made-up facts: nobody may
 write into the kernel's log here or set quotas of the kernel, and the agent asks a quota tool every five minutes.
 """
@@ -9,8 +9,6 @@ write into the kernel's log here or set quotas of the kernel, and the agent asks
 import http.server
 import json
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +21,9 @@ from fakenvml.library import FakeNvml
 from mldebug.filling.state import Measure, PartState, StorageState
 from mldebug.kernellog.counts import KernelCounts, KindCount
 from mldebug.kernellog.facts import Kind
+from mldebug.probing.history import Run, Series
 from mldebug.snapshot import RunState
+from mldebug_agents.probed.past import keep
 from mldebug_exporters.prometheus import Prometheus as Renderer
 from processes.harness import (
     JOBS,
@@ -31,7 +31,6 @@ from processes.harness import (
     Plan,
     RunningJob,
     User,
-    clean_environment,
     free_port,
     fuse_mount,
     wait_for,
@@ -128,15 +127,14 @@ def made(used: float) -> str:
     return "".join(line + "\n" for line in text.splitlines() if set(re.findall(r"mldebug_\w+", line)) & MADE)  # fmt: skip
 
 
-def probed(folder: Path) -> str:
-    """What a real probe of two ranks with gloo writes for node_exporter."""
-    file = folder / "probe.prom"
-    subprocess.run(
-        [str(SCRIPTS / "mldebug"), "probe", "collectives", "--device", "cpu", "--nproc", "2", "--sizes", "1KiB,64KiB",
-         "--ops", "all_reduce,broadcast", "--beside-jobs", "--textfile", str(file), "--python", sys.executable],
-        check=True, capture_output=True, timeout=200, env=clean_environment(folder),
+def probed(state: Path, runs: int, speed: float) -> None:
+    """So many runs of a probe of that bus bandwidth, in bytes a second, more."""
+    series = Series(
+        op="all_reduce", bytes=1 << 24, dtype="float32", ranks=8, device="NVIDIA H200", nodes="n1",
+        torch="2.11.0", nccl="2.28.9", nccl_algo="", variables="",
     )  # fmt: skip
-    return file.read_text(encoding="utf-8")
+    now = time.time()
+    keep(state, [(series, Run(at=now + number / 1000, seconds=1e-3, busbw=speed)) for number in range(runs)])  # fmt: skip
 
 
 @contextmanager
@@ -150,7 +148,7 @@ def prometheus(folder: Path, agent: int, pages: int) -> Iterator[Prometheus]:
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "rule_files": rules_at_once(folder),
-        "scrape_configs": [job("mldebug", agent, "/metrics"), job("made", pages, "/made"), job("node", pages, "/probe")],
+        "scrape_configs": [job("mldebug", agent, "/metrics"), job("made", pages, "/made")],
     }  # fmt: skip
     (folder / "prometheus.yaml").write_text(json.dumps(config))
     file = f"--config.file={folder / 'prometheus.yaml'}"

@@ -12,13 +12,11 @@ import pytest
 
 from boards import BOARDS, FOLDER, Asking, queries, titled
 from mldebug.health.components import State
-from mldebug.probing.textfile import as_textfile
-from series import JOINED, RECORDED, SCRAPED, SERIES, asked, labels_of, rules
+from series import JOINED, RECORDED, SERIES, asked, labels_of, rules
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"stat", "timeseries", "table", "state-timeline"}
 GRAFANA = {"__rate_interval", "__data", "__url_time_range", "1"}  # what Grafana itself fills in
-PROBED = set(re.findall(r"^# TYPE (\w+)", as_textfile((), 0.0), re.MULTILINE))
 ALERTS = {"ALERTS", "ALERTS_FOR_STATE"}
 ALERT_LABELS = {"alertname", "alertstate"}
 COUNTED = 24  # columns of Grafana's grid
@@ -68,22 +66,15 @@ def every_query() -> list[Any]:
     return [pytest.param(one, id=one.name) for one in queries()]
 
 
-def known(name: str) -> set[str]:
-    """Labels of a series; of a probe's textfile those that it is written with."""
-    if name in PROBED:
-        return {"op", "bytes", "ranks"} | SCRAPED
-    return labels_of(name)
-
-
 @pytest.mark.parametrize("query", every_query())
 def test_a_query_asks_for_what_a_scrape_has(query: Asking) -> None:
     allowed = ALERT_LABELS if "ALERTS" in query.expression else set[str]()
     found = dict(asked(query.expression))
     assert found or allowed
     for name, chosen in asked(query.expression):
-        assert name in SERIES or name in RECORDED or name in PROBED, name
-        assert set(chosen) <= known(name), f"{name} has no such label"
-        allowed |= known(name)
+        assert name in SERIES or name in RECORDED, name
+        assert set(chosen) <= labels_of(name), f"{name} has no such label"
+        allowed |= labels_of(name)
         if name == "mldebug_component_health":
             assert chosen["state"] in {state.value for state in State}
     for joined in JOINED.findall(query.expression):
@@ -131,7 +122,7 @@ def test_links_lead_somewhere(board: Any) -> None:
 @pytest.mark.parametrize(("board", "panel"), panels())
 def test_a_row_s_link_names_columns_that_it_has(board: Any, panel: Any) -> None:
     """A column that has another name in the table is found by nobody."""
-    labels = ALERT_LABELS.union(*(known(name) for one in panel["targets"] for name, _ in asked(one["expr"])))  # fmt: skip
+    labels = ALERT_LABELS.union(*(labels_of(name) for one in panel["targets"] for name, _ in asked(one["expr"])))  # fmt: skip
     named = [one["options"].get("renameByName", {}) for one in panel.get("transformations", [])]
     for label in re.findall(r"\$\{__data\.fields\.(\w+)\}", json.dumps(panel)):
         assert label in labels
