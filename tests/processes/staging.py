@@ -73,12 +73,19 @@ class Scene:
     mount: int  # the pid of the FUSE filesystem's server
 
     @property
-    def run(self) -> RunState | None:
-        """The job as the agent knows it."""
-        seen = self.agent.snapshot()
-        return (
-            next((run for run in seen.runs if run.name == "evaluating.py"), None) if seen else None
-        )
+    def run(self) -> RunState:
+        """The job as the agent knows it; a busy agent may not answer at once."""
+
+        def told() -> RunState | None:
+            seen = self.agent.snapshot()
+            return (
+                next((run for run in seen.runs if run.name == "evaluating.py"), None)
+                if seen
+                else None
+            )
+
+        found: RunState = wait_for("the agent tells of the job", told)
+        return found
 
     def has(self, query: str, seconds: float = 150.0) -> None:
         """Wait until a query gives anything."""

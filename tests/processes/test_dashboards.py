@@ -42,7 +42,6 @@ def all_is_well(scene: Scene) -> str:
     scene.has('sum(mldebug_checkpoint_saves{state="complete"}) > 2')
     scene.has("mldebug_gpu_memory_bytes and on (gpu) mldebug_gpu_tensor_active_ratio > 0")
     run = scene.run
-    assert run is not None
     scene.has("mldebug_probe_shifted == 0")
     scene.has(f'mldebug:run_step_duration_seconds:p99_5m{{run="{run.id}"}} > 0')
     return run.id
@@ -66,7 +65,6 @@ def something_hangs(scene: Scene, run: str) -> None:
 def stop(scene: Scene, *ranks: int) -> None:
     """As a debugger or a batch system does."""
     known = scene.run
-    assert known is not None
     for rank in ranks:
         send_signal(known.ranks[rank], signal.SIGSTOP)
 
@@ -74,7 +72,6 @@ def stop(scene: Scene, *ranks: int) -> None:
 def go_on(scene: Scene, run: str) -> None:
     """Whoever was stopped; the run has no incident any more."""
     known = scene.run
-    assert known is not None
     for pid in known.ranks.values():
         send_signal(pid, signal.SIGCONT)
     scene.has(f'mldebug_run_up{{run="{run}"}} == 1')
