@@ -39,6 +39,7 @@ check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	MYPYPATH=deploy/grafana $(RUN) -m mypy deploy/grafana/*.py
 	$(VENV)/bin/lint-imports
 
 bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table (ARGS="watch scrape": only those)

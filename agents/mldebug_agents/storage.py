@@ -142,9 +142,11 @@ class Storage:
             part.recall(self._store.memo(MEMO))
 
     def _keep(self, name: str) -> None:
-        """Now and then, when the part has just looked and waits for the next order."""
+        """Now and then, when the part has just looked and waits for the next order: it may have had one before its result was seen."""
         part, now = self._parts[name], time.monotonic()
-        if isinstance(part, Filesystems) and self._recalled and now >= self._store_due:
+        if not isinstance(part, Filesystems) or self._workers[name].busy:
+            return
+        if self._recalled and now >= self._store_due:
             self._store_due = now + STORE_EVERY
             self._store.remember(MEMO, part.memory())
 

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,32 @@ def test_the_desk_keeps_it_once_the_state_dir_is_open(bench: Workbench) -> None:
         desk.told(result)
         assert bool(drawer.told[MEMO]) == opened
     assert restored(drawer.told[MEMO])
+
+
+def test_the_desk_asks_nothing_of_a_part_that_looks_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look had begun before the result of the last one was seen: `deque mutated during iteration` ended the agent."""
+    inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
+    drawer, part, go = Drawer(), Filesystems(bench), threading.Event()
+    drawer.opened_now = True
+    monkeypatch.setattr(part, "look", lambda now, jobs: go.wait(30))
+    monkeypatch.setattr(part, "memory", lambda: b"told")
+    desk = Storage([part], drawer, inbox)
+    go.set()
+    desk.turn([])
+    first = inbox.get(timeout=30)
+    go.clear()
+    desk._due["filesystems"] = 0.0
+    desk.turn([])
+    assert first is not None
+    desk.told(first)
+    assert drawer.told[MEMO] == b""
+    go.set()
+    second = inbox.get(timeout=30)
+    assert second is not None
+    desk.told(second)
+    assert drawer.told[MEMO] == b"told"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become nobody")
