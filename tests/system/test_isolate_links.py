@@ -54,12 +54,14 @@ def named(told: dict[str, Any]) -> set[frozenset[str]]:
     return {frozenset(one["members"]) for one in told["answer"]["culprits"]}
 
 
+@pytest.mark.long
 def test_a_host_behind_a_shaped_link_is_named(hosts: Hosts, tmp_path: Path) -> None:
     hosts["n3"].shape("40mbit")
     told = isolate(hosts, tmp_path, "--size", "2MiB")
     assert named(told) == {frozenset({"n3"})}, told
 
 
+@pytest.mark.long
 def test_a_way_that_is_cut_is_named_and_not_its_ends(hosts: Hosts, tmp_path: Path) -> None:
     hosts["n1"].part(hosts["n4"])
     told = isolate(hosts, tmp_path, "--size", "2MiB")
