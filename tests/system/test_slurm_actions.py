@@ -40,29 +40,31 @@ def acting(folder: Path, slurm: Slurm, allow: str) -> Iterator[RunningAgent]:
         yield agent
 
 
-def decisions(agent: RunningAgent) -> list[Any]:
-    """What the audit log says of stalls."""
+def decisions(agent: RunningAgent, run: str) -> list[Any]:
+    """What the audit log says of stalls of this run: jobs of other tests may stall on this machine."""
     file = agent.state / "actions.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    return [one for one in map(json.loads, lines) if one["event_kind"] == "stall"]
+    told = map(json.loads, lines)
+    return [one for one in told if (one["event_kind"], one["run"]) == ("stall", run)]
 
 
-def stalls(agent: RunningAgent, job: LaunchedJob) -> None:
-    """Stop the ranks once the agent has seen steps, and wait for what is done about it."""
+def stalls(agent: RunningAgent, job: LaunchedJob) -> str:
+    """Stop the ranks once the agent has seen steps, and wait for what is done about it; the run's id."""
     pids = set(job.ranks.values())
 
-    def steps() -> bool:
+    def stepping() -> str:
         seen = agent.snapshot()
         mine = [run for run in (seen.runs if seen else ()) if pids & set(run.ranks.values())]
-        return bool(mine and mine[0].step)
+        return mine[0].id if mine and mine[0].step else ""
 
-    wait_for("the agent sees steps", steps, 60)
+    run: str = wait_for("the agent sees steps", stepping, 60)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for("a decision", lambda: decisions(agent), 90)
+        wait_for("a decision", lambda: decisions(agent, run), 90)
     except AssertionError as error:
         pytest.fail(f"{error}\n{agent.log}")
+    return run
 
 
 def running(slurm: Slurm) -> set[str]:
@@ -82,10 +84,10 @@ def test_the_job_that_stalls_is_cancelled_once_where_that_is_allowed(
         wait_for("the other job", lambda: other in running(cluster), 60)
         try:
             with acting(tmp_path, cluster, allow) as agent:
-                stalls(agent, job)
+                run = stalls(agent, job)
                 if allow:
                     wait_for("its end", lambda: mine not in running(cluster), 60)
-                (told,) = decisions(agent)
+                (told,) = decisions(agent, run)
         finally:
             for pid in job.ranks.values():
                 with suppress(ProcessLookupError):
