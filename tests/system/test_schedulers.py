@@ -6,13 +6,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mldebug.events.view import EventView
-from mldebug.scheduling.model import SchedulerState, Standing
+from mldebug.scheduling.model import Queue, SchedulerState, Standing
 from mldebug_agents.schedulers import slurm as slurm_plugin
 from mldebug_agents.spawn import Spawner
 from processes.harness import wait_for
@@ -108,6 +109,7 @@ def test_watched_jobs_drained_nodes_and_arrays(cluster: Slurm, tmp_path: Path) -
         expected = f"mine: {{name: '{NAME}'}}, arr: {{id: '{array}'}}, big: {{name: big, user: root}}, held: {{id: {held}}}, no: {{name: absent}}"  # fmt: skip
         with asking(tmp_path, cluster, expected) as agent:
             wait_for("the array to begin", lambda: "running" in sentences(agent).get("arr", ""), 60)
+            wait_for("the nodes to be told", lambda: (seen := state_of(agent)) and seen.nodes, 60)
             told = sentences(agent)
             assert told["mine"].startswith(f"{first} ({NAME}): running for ")
             assert "its time limit ends it in " in told["mine"]
@@ -136,6 +138,13 @@ def test_watched_jobs_drained_nodes_and_arrays(cluster: Slurm, tmp_path: Path) -
             cluster.run("scontrol", "update", "nodename=a2", "state=resume")
 
 
+def jobs_and_nodes(options: slurm_plugin.Options, starter: Spawner) -> Queue:
+    """Two questions, as the agent asks them."""
+    one = slurm_plugin.create(options)
+    one.ask(starter, nodes=False)
+    return one.ask(starter, nodes=True)
+
+
 def test_text_tells_what_json_tells(cluster: Slurm, tmp_path: Path) -> None:
     for name in ("squeue", "sinfo"):
         (tmp_path / name).write_text(f'#!/bin/sh\ncase "$*" in *--json*) exit 1;; esac\nexec {name} "$@"\n')  # fmt: skip
@@ -148,9 +157,9 @@ def test_text_tells_what_json_tells(cluster: Slurm, tmp_path: Path) -> None:
     try:
         wait_for("both to run", lambda: cluster.run("squeue", "--noheader", "--states=R").count("\n") >= 2, 60)  # fmt: skip
         with Spawner() as starter:
-            new = slurm_plugin.create(slurm_plugin.Options(conf=conf)).ask(starter, nodes=True)
+            new = jobs_and_nodes(slurm_plugin.Options(conf=conf), starter)
             by_text = slurm_plugin.Options(conf=conf, squeue=str(tmp_path / "squeue"), sinfo=str(tmp_path / "sinfo"))  # fmt: skip
-            told = slurm_plugin.create(by_text).ask(starter, nodes=True)
+            told = jobs_and_nodes(by_text, starter)
     finally:
         cluster.run("scontrol", "update", "nodename=a2", "state=resume")
     assert (new.by, told.by) == ("json", "text")
@@ -201,29 +210,29 @@ def test_a_stall_under_slurm_is_one_mail_one_alert_and_one_payload_with_one_sent
         launched(tmp_path / "job", launch) as job,
         asking(tmp_path, cluster, "", _channels(url, port, smtp)) as agent,
     ):
-        wait_for("the agent sees steps", lambda: _steps(agent, set(job.ranks.values())), 60)
+        run = wait_for("the agent sees steps", lambda: _steps(agent, set(job.ranks.values())), 60)
+        told = Told(run, posts, mails, alerts)
         for pid in job.ranks.values():
             os.kill(pid, signal.SIGSTOP)
         try:
-            wait_for("all channels", lambda: _told(posts, mails, alerts, 1), 90)
+            wait_for("all channels", lambda: told.by_all(1), 90)
         finally:
             for pid in job.ranks.values():
                 os.kill(pid, signal.SIGCONT)
         try:
-            wait_for("the end by all channels", lambda: _told(posts, mails, alerts, 2), 90)
+            wait_for("the end by all channels", lambda: told.by_all(2), 90)
         except AssertionError as error:
             pytest.fail(f"{error}\n{posts}\n{mails}\n{alerts}\n{agent.log}")
-        (report,) = [one for one in agent.reports() if one["kind"] == "stall"]
+        (report,) = [
+            one for one in agent.reports() if one["kind"] == "stall" and one["job"]["id"] == run
+        ]
 
     sentence = report["diagnosis"]["summary"]
-    hooks = [body for _, body in posts if body["kind"] == "stall"]
-    assert [(one["state"], one["sentence"]) for one in hooks] == [("firing", sentence), ("resolved", sentence)]  # fmt: skip
-    stalls = [one for one in alerts if one["labels"]["alertname"] == "MldebugStall"]
-    assert [one["status"] for one in stalls] == ["firing", "resolved"]
-    assert {one["annotations"]["summary"] for one in stalls} == {sentence}
-    subjects = [subject for kind, subject in mails if kind == "stall"]
-    assert [one.strip().partition("]")[0] for one in subjects] == ["[firing", "[resolved"]
-    assert all(sentence[:60] in one for one in subjects), (sentence, subjects)
+    assert [(one["state"], one["sentence"]) for one in told.hooks] == [("firing", sentence), ("resolved", sentence)]  # fmt: skip
+    assert [one["status"] for one in told.alerts] == ["firing", "resolved"]
+    assert {one["annotations"]["summary"] for one in told.alerts} == {sentence}
+    assert [one.strip().partition("]")[0] for one in told.subjects] == ["[firing", "[resolved"]
+    assert all(sentence[:60] in one for one in told.subjects), (sentence, told.subjects)
 
 
 def _channels(url: str, port: int, smtp: int) -> str:
@@ -236,14 +245,40 @@ def _channels(url: str, port: int, smtp: int) -> str:
     return f"channels: {json.dumps(told)}\n"
 
 
-def _steps(agent: RunningAgent, pids: set[int]) -> bool:
+def _steps(agent: RunningAgent, pids: set[int]) -> str:
+    """The run of these ranks, once it makes steps."""
     seen = agent.snapshot()
     mine = [run for run in (seen.runs if seen else ()) if pids & set(run.ranks.values())]
-    return bool(mine and mine[0].step)
+    return mine[0].id if mine and mine[0].step else ""
 
 
-def _told(posts: list[tuple[str, Any]], mails: list[tuple[str, str]], alerts: list[Any], count: int) -> bool:  # fmt: skip
-    hooks = [1 for _, body in posts if body["kind"] == "stall"]
-    stalls = [1 for one in alerts if one["labels"]["alertname"] == "MldebugStall"]
-    subjects = [1 for kind, _ in mails if kind == "stall"]
-    return min(map(len, (hooks, stalls, subjects))) >= count
+@dataclass
+class Told:
+    """What arrived of stalls of one run: jobs of other tests may stall on this machine."""
+
+    run: str
+    posts: list[tuple[str, Any]]
+    mails: list[tuple[str, str]]
+    received: list[Any]
+
+    @property
+    def hooks(self) -> list[Any]:
+        return [
+            body
+            for _, body in self.posts
+            if (body["kind"], body["labels"].get("run")) == ("stall", self.run)
+        ]
+
+    @property
+    def alerts(self) -> list[Any]:
+        wanted = {("alertname", "MldebugStall"), ("run", self.run)}
+        return [one for one in self.received if wanted <= set(one["labels"].items())]
+
+    @property
+    def subjects(self) -> list[str]:
+        sentences = {one["sentence"][:60] for one in self.hooks}
+        stalls = [subject for kind, subject in self.mails if kind == "stall"]
+        return [one for one in stalls if any(sentence in one for sentence in sentences)]
+
+    def by_all(self, count: int) -> bool:
+        return min(map(len, (self.hooks, self.alerts, self.subjects))) >= count

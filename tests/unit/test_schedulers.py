@@ -113,15 +113,24 @@ def test_no_variable_of_the_user_changes_what_is_printed(
     assert not [one for one in told if one.startswith("SQUEUE_")]
 
 
-def test_jobs_are_told_where_nodes_are_not() -> None:
+def test_each_question_is_one_call_and_jobs_are_told_where_nodes_are_not() -> None:
+    asked = []
+
     def answer(argv: Sequence[str]) -> Completed:
+        asked.append(argv[0])
         if argv[0] == "sinfo":
             return Completed(returncode=1, stderr=b"no")
         return Completed(returncode=0, stdout=(FIXTURES / "squeue-22.05.json").read_bytes())
 
-    told = slurm.create(slurm.Options()).ask(FakeSpawner(answer), nodes=True)  # type: ignore[arg-type]
+    one, starter = slurm.create(slurm.Options()), FakeSpawner(answer)
+    first = one.ask(starter, nodes=True)  # type: ignore[arg-type]  # nothing is known yet
+    assert (len(first.jobs), first.nodes, first.trouble, asked) == (6, None, "", ["squeue"])
+    told = one.ask(starter, nodes=True)  # type: ignore[arg-type]
     assert (len(told.jobs), told.nodes) == (6, None)
     assert "exit code 1" in told.trouble
+    assert asked == ["squeue", "sinfo", "sinfo"]  # the second: as text, in the first hour
+    one.ask(starter, nodes=True)  # type: ignore[arg-type]
+    assert asked[3:] == ["squeue"]  # never twice without looking anew
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ log = logging.getLogger("mldebug")
 
 WORKER = "scheduler:"
 DEADLINE = 60.0
-NODES_EVERY = 5  # questions for jobs to one for nodes
+NODES_EVERY = 5  # of so many questions the second is for nodes
 JITTER = 0.2  # of the interval, so that many agents do not ask at one moment
 STALE = 3.0  # intervals after which nothing is concluded from an answer any more
 MOST_NODES = 200
@@ -81,7 +81,7 @@ class Asked:
         if not self.asks or now < self._due or self._under_way:
             return
         self._due = now + self._interval * random.uniform(1, 1 + JITTER)  # noqa: S311 - no secret
-        self._under_way = self.worker.order(self._count % NODES_EVERY == 0)
+        self._under_way = self.worker.order(self._count % NODES_EVERY == 1)
         self._count += 1
 
     def told(self, result: Result) -> None:

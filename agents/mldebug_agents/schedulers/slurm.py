@@ -55,13 +55,18 @@ class Slurm:
         self._no_json: dict[str, float] = {}  # program -> until when; monotonic
         self._private = False
         self._private_due = 0.0  # monotonic
+        self._last: Queue | None = None  # one that no question for nodes was joined to
 
     def ask(self, starter: Starter, *, nodes: bool) -> Queue:
-        """Its jobs, and with `nodes` those that take none; `QueueError` where no jobs were told."""
-        queue = self._jobs(starter)
-        queue = msgspec.structs.replace(queue, only_of=self._only_of(queue, starter))
-        if not nodes:
-            return queue
+        """Its jobs; with `nodes` those of the last answer and the nodes that take none: one call to the controller for each.
+
+        `QueueError` where no jobs were told.
+        """
+        queue, self._last = self._last, None
+        if not nodes or queue is None:
+            queue = self._jobs(starter)
+            self._last = msgspec.structs.replace(queue, only_of=self._only_of(queue, starter))
+            return self._last
         try:
             return msgspec.structs.replace(queue, nodes=self._nodes(starter))
         except QueueError as error:
