@@ -116,8 +116,14 @@ def test_an_interrupt_leaves_nothing() -> None:
             signal.raise_signal(signal.SIGINT)
 
     program = RANKS.format(above=str(INSIDE.parent), body="time.sleep(3600)", seconds=60)
-    with pytest.raises(KeyboardInterrupt), Spawner() as spawner:
-        Child(spawner).run([sys.executable, "-c", program], dict(os.environ), 60.0, interrupt)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt), Spawner() as spawner:
+            Child(spawner).run([sys.executable, "-c", program], dict(os.environ), 60.0, interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 20
     while any(map(lives, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
