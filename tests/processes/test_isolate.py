@@ -100,7 +100,7 @@ def test_what_cannot_be_asked_is_told(tmp_path: Path) -> None:
         (("--rendezvous", "a"), "is no HOST:PORT"),
     ):
         done = subprocess.run(
-            [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", *words],
+            [str(SCRIPTS / "mldebug"), "probe", "isolate", "--device", "cpu", "--beside-jobs", *words],
             check=False, capture_output=True, text=True, timeout=120,
             env=clean_environment(tmp_path) | {"MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")},
         )  # fmt: skip

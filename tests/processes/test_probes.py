@@ -47,7 +47,11 @@ def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
         words = (*here, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
         told = subprocess.run(
             [*words, f"{__file__}::{test.__name__}"],
-            env=os.environ | {ALONE: "1"},
+            env={
+                **os.environ,
+                ALONE: "1",
+                "PYTEST_ADDOPTS": "",
+            },  # a cache of its own is no option without a cache
             check=False,
             capture_output=True,
             text=True,
