@@ -27,6 +27,7 @@ from mldebug_agents.serving.doors import open_tcp
 from mldebug_agents.serving.guests import BACKLOG, Door
 from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, may_see_all, view
 from mldebug_agents.serving.telling import carry_out, refused
+from mldebug_agents.serving.unhurried import UnhurriedServer
 
 log = logging.getLogger("mldebug")
 
@@ -49,8 +50,8 @@ class Server:
         self.verbs: dict[str, Verb] = {}  # by path: what a POST does, for who may see all
         self.own_verbs: dict[str, OwnVerb] = {}  # the same, for everybody
         (self._prometheus,) = create_all("tellers")
-        self._servers: list[tuple[uvicorn.Server, threading.Thread]] = []
-        self._private_server: uvicorn.Server | None = None
+        self._servers: list[tuple[UnhurriedServer, threading.Thread]] = []
+        self._private_server: UnhurriedServer | None = None
         self._stopped = False
         self.alerts = AlertDoor(settings.token_file)
 
@@ -72,7 +73,7 @@ class Server:
             return
         before, self._private_server = self._private_server, None
         if before is not None:
-            before.should_exit = True  # its socket file went with the state dir
+            before.leave()  # its socket file went with the state dir
         app = Starlette(routes=[*self._public(), *self._private()])
         self._private_server = self._serve(app, door)
 
@@ -96,20 +97,20 @@ class Server:
         self._stopped = True
         servers = list(self._servers)
         for server, _ in servers:
-            server.should_exit = True
+            server.leave()
         for _, thread in servers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _serve(
         self, app: Starlette, door: socket.socket, context: ssl.SSLContext | None = None
-    ) -> uvicorn.Server:
+    ) -> UnhurriedServer:
         # asyncio's own loop: another one would not ask our `Door` to accept
         config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none",
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         config.load()
         config.ssl = context  # uvicorn itself reads certificates from files alone
-        server = uvicorn.Server(config)
+        server = UnhurriedServer(config)
         thread = threading.Thread(
             target=server.run,
             kwargs={"sockets": [door if isinstance(door, Door) else Door(door)]},

@@ -15,6 +15,7 @@ from mldebug.stall.signals import Look, RankLook
 from mldebug.traps.finding import Trap, remarks
 from mldebug_agents.hooks.records import Heartbeats
 from mldebug_agents.jobwatch import JobLook, JobWatch, with_traces
+from mldebug_agents.logs.pipes import Unread
 from mldebug_agents.logs.places import LogFinder
 from mldebug_agents.logs.sharing import Writers
 from mldebug_agents.logs.watching import HungMounts
@@ -45,12 +46,13 @@ class Watch:
         self._writers = Writers()
         self._heartbeats = Heartbeats(bench.host, bench.reader)
         self._jobs: dict[str, JobWatch] = {}
+        self._unread = Unread()
 
     def look(self, wanted: Iterable[str] = ()) -> NodeLook:
         """Look once; a job that is gone is forgotten."""
         started = self.clock()
         found = self.bench.finder.find()
-        finder = LogFinder(self.bench.host)
+        finder = LogFinder(self.bench.host, self._unread)
         asked = set(wanted)
         self._jobs = {job.id: self._jobs.get(job.id) or self._meet() for job in found.jobs}
         self._writers.keep([watch.logs for watch in self._jobs.values()])

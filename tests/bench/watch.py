@@ -59,6 +59,7 @@ def node(ranks: int, folder: Path) -> Iterator[None]:
                     [sys.executable, "-c", RANK, str(THREADS)],
                     env={**os.environ, **world, **names},
                     stdout=output,
+                    stderr=subprocess.PIPE,  # as torchrun's ranks; we are its reader
                 )
             )
             stack.callback(started[-1].wait)

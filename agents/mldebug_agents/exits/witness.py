@@ -27,6 +27,7 @@ from mldebug.redact import safe_line
 from mldebug_agents import procfs
 from mldebug_agents.exits.kernel import KernelLog, oom_counter, silence
 from mldebug_agents.exits.notes import ErrorFile, Log, Notes, count_kills, more_kills, owner_of
+from mldebug_agents.logs.pipes import Unread
 from mldebug_agents.logs.places import LogFinder, LogPlace
 from mldebug_agents.logs.rights import Rights
 from mldebug_agents.reader import Unreadable
@@ -50,6 +51,7 @@ class Witness:
         self._kernel = kernel or KernelLog(f"{bench.host.root}/dev/kmsg")
         self._kernel_pids = sees_kernel_pids(bench.host)
         self._notes: dict[str, Notes] = {}
+        self._unread = Unread()
 
     def meet(self, job: Job) -> None:
         """Note down, or bring up to date, what a living job will leave behind."""
@@ -119,7 +121,7 @@ class Witness:
     # --- while it lives ----------------------------------------------------------------------------
 
     def _find_logs(self, job: Job, notes: Notes) -> None:
-        host, finder = self._bench.host, LogFinder(self._bench.host)
+        host, finder = self._bench.host, LogFinder(self._bench.host, self._unread)
         launcher = (
             host.process_state(job.launcher_pid, threads=False, files=True)
             if job.launcher_pid

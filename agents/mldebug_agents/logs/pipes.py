@@ -4,7 +4,8 @@ A pipe has no path: only the descriptors of its readers name it, and to go throu
 """
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from mldebug.model import ProcessState
 from mldebug_agents.host import Host
@@ -13,13 +14,33 @@ from mldebug_agents.procfs import Stat
 MAX_SCANNED = 4096  # processes whose descriptors are looked at in one look
 _MAX_ANCESTORS = 12
 _MAX_SIBLINGS = 64
+FORGOTTEN_AFTER = 60.0  # seconds after which everybody is searched again for the reader of a pipe
+_MAX_UNREAD = 1024
+
+
+class Unread:
+    """Pipes whose reader was searched for in vain, from look to look: in a container it is often outside."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def __contains__(self, pipe: str) -> bool:
+        return self._clock() - self._since.get(pipe, float("-inf")) < FORGOTTEN_AFTER
+
+    def add(self, pipe: str) -> None:
+        """Remember that nobody was found to read it."""
+        if len(self._since) >= _MAX_UNREAD:
+            self._since.clear()
+        self._since[pipe] = self._clock()
 
 
 class Processes:
     """The processes of one look; what was once read of them is remembered, so make a new one for each look."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, unread: Unread | None = None) -> None:
         self._host = host
+        self._unread = unread or Unread()
         self._briefs: dict[int, Stat] | None = None
         self._states: dict[int, ProcessState | None] = {}
         self._readers: dict[str, tuple[int, ...]] = {}
@@ -67,6 +88,14 @@ class Processes:
         return list(dict.fromkeys((*chain, *siblings[:_MAX_SIBLINGS])))
 
     def _strangers(self, pipe: str) -> list[int]:
+        if pipe in self._unread:
+            return []
+        found = self._search(pipe)
+        if not found:
+            self._unread.add(pipe)
+        return found
+
+    def _search(self, pipe: str) -> list[int]:
         if self._index is None:
             self._index = {}
             for pid in list(self._all())[:MAX_SCANNED]:

@@ -13,7 +13,7 @@ from mldebug.model import OpenFile, ProcessState
 from mldebug.redact import clean
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
-from mldebug_agents.logs.pipes import Processes
+from mldebug_agents.logs.pipes import Processes, Unread
 from mldebug_agents.logs.rights import Rights
 from mldebug_agents.logs.sockets import peers
 
@@ -63,11 +63,14 @@ class Logs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogFinder:
-    """Finds logs; it remembers what it saw of pipes and their readers, so make a new one for each look."""
+    """Finds logs; it remembers what it saw of pipes and their readers, so make a new one for each look.
 
-    def __init__(self, host: Host) -> None:
+    `unread` is what looks tell each other: who reads a pipe that nobody was found to read is not asked each time.
+    """
+
+    def __init__(self, host: Host, unread: Unread | None = None) -> None:
         self._host = host
-        self._processes = Processes(host)
+        self._processes = Processes(host, unread)
 
     def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
         """Say where the output of a rank goes. `launchers` are asked for their own output where it has none."""
