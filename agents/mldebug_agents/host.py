@@ -67,6 +67,7 @@ class Host:
         self._steady = steady
         self._boot_time = self._offset = -math.inf  # as if the clock had just been set
         self._users: dict[int, str] | None = None
+        self._briefs: tuple[float, dict[int, Stat]] = (-math.inf, {})
 
     # --- all processes -----------------------------------------------------------------------------
 
@@ -80,13 +81,21 @@ class Host:
 
     def briefs(self) -> dict[int, Stat]:
         """`brief` of all processes."""
-        found = ((pid, self.brief(pid)) for pid in self.pids())
-        return {pid: stat for pid, stat in found if stat is not None}
+        began = self._steady()
+        read = ((pid, self.brief(pid)) for pid in self.pids())
+        found = {pid: stat for pid, stat in read if stat is not None}
+        self._briefs = began, found  # one word for both: other threads may ask
+        return found
 
-    def children(self) -> dict[int, list[int]]:
-        """Parent pid -> its children, in ascending order."""
+    def recent_briefs(self, age: float) -> dict[int, Stat]:
+        """The last `briefs` of anybody where it is no older than `age` seconds: to read all of a node is the dearest habit here."""
+        began, found = self._briefs
+        return dict(found) if self._steady() - began <= age else self.briefs()
+
+    def children(self, age: float = 0.0) -> dict[int, list[int]]:
+        """Parent pid -> its children, in ascending order; as of at most `age` seconds ago."""
         family: dict[int, list[int]] = defaultdict(list)
-        for pid, brief in self.briefs().items():
+        for pid, brief in self.recent_briefs(age).items():
             family[brief.ppid].append(pid)
         return dict(family)
 

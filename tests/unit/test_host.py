@@ -70,6 +70,21 @@ def test_everything_lies_below_one_root(tmp_path: Path) -> None:
     assert (brief.name, brief.state, brief.ppid, brief.start_ticks) == ("python3", "S", 1, 250)
 
 
+def test_what_somebody_has_just_read_of_all_processes_is_not_read_again(tmp_path: Path) -> None:
+    now = [100.0]
+    host = Host(str(tmp_path), steady=lambda: now[0])
+    for pid in (1, 7):
+        folder = tmp_path / "proc" / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(f"{pid} (x) " + " ".join(["S", "0", *["0"] * 48]))
+        now[0] += 6.0
+        assert set(host.recent_briefs(5.0)) == set(host.briefs())  # the second time it is too old
+    (tmp_path / "proc" / "7" / "stat").unlink()
+    now[0] += 5.0
+    assert set(host.recent_briefs(5.0)) == {1, 7}
+    assert host.children() == {0: [1]}
+
+
 def test_mounts_of_a_process(tmp_path: Path) -> None:
     Tree(tmp_path).add(7, 1)
     text = "1 0 0:1 / / rw - ext4 x rw\n2 1 0:2 / /d rw shared:1 - nfs4 y rw\n"

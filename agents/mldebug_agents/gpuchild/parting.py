@@ -40,7 +40,8 @@ class Parting:
 
     def astray(self) -> tuple[Worker, ...]:
         """Those that do not come back."""
-        sitting = [one for one in self._let_go if stuck.sits(self._host, one)]
+        left = [one for one in self._let_go if not one.gone()]
+        sitting = [one for one in left if stuck.sits(self._host, one)]
         return (*(one for one in self._ended if not one.gone()), *sitting)
 
     def bury(self) -> bool:

@@ -11,7 +11,7 @@ from mldebug_agents.host import Host
 from mldebug_agents.procfs import TICKS
 
 _PSS = re.compile(r"^Pss: +(\d+) kB$", re.MULTILINE)
-EVERY = 5.0  # seconds between two counts of the children
+EVERY = 10.0  # seconds between two counts of the children
 
 
 class Usage:

@@ -12,6 +12,7 @@ from mldebug_agents.host import Host
 from mldebug_agents.procfs import Stat
 
 MAX_SCANNED = 4096  # processes whose descriptors are looked at in one look
+RECENT = 5.0  # seconds; the watch has just read all processes: who reads a pipe has been there for longer
 _MAX_ANCESTORS = 12
 _MAX_SIBLINGS = 64
 FORGOTTEN_AFTER = 60.0  # seconds after which everybody is searched again for the reader of a pipe
@@ -69,7 +70,7 @@ class Processes:
 
     def _all(self) -> dict[int, Stat]:
         if self._briefs is None:
-            self._briefs = self._host.briefs()
+            self._briefs = self._host.recent_briefs(RECENT)
         return self._briefs
 
     def _reads(self, pid: int, pipe: str) -> bool:

@@ -13,6 +13,7 @@ from mldebug_agents.reader import Reader
 
 MAX_PROCESSES = 64  # of one rank: itself and its children, DataLoader workers mostly
 MAX_FILES = 256  # descriptors of one process
+RECENT = 6.0  # seconds; a child that came since then is seen the next time
 
 
 class Readings:
@@ -26,7 +27,7 @@ class Readings:
         """One for each rank that can be read."""
         if not jobs:
             return
-        children = self._host.children()
+        children = self._host.children(RECENT)
         for job in jobs:
             for rank in job.ranks:
                 yield self._rank(job, rank, children)
