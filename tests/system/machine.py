@@ -53,7 +53,8 @@ def base_files(suite: str = SUITE, packages: str = PACKAGES) -> Iterator[Path]:
         base = Path(kept or folder) / f"{suite}-{zlib.crc32(packages.encode()):08x}"
         if not base.is_dir():
             fresh = folder / "fresh"
-            argv = ["debootstrap", "--variant=minbase", f"--include={packages}", suite, str(fresh)]
+            more = [f"--include={packages}"] if packages else []
+            argv = ["debootstrap", "--variant=minbase", *more, suite, str(fresh)]
             done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
             fresh.rename(base)
@@ -152,12 +153,12 @@ def _nspawn(
     try:
         yield process
     finally:
-        _end(process)
+        end_container(process)
         for group in sorted(_control_groups() - before, reverse=True):
             wait_for(f"{group} to be empty", partial(_removed, group), 10)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end_container(process: "subprocess.Popen[bytes]") -> None:
     """Killing the first process of a pid namespace kills all of it."""
     leader = _first_child(process)
     for pid in (leader, process.pid):

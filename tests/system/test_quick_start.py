@@ -1,0 +1,67 @@
+"""The quick start alone, on a bare Debian, ends with a Prometheus that shows a captured hang."""
+
+import re
+import socket
+
+import pytest
+
+from system.machine import need
+from system.quick_start import PAGE, asked, bare_debian, parts
+
+MEASURED = re.compile(r"\*\*(\d+) s\*\*, of which (\d+) s install packages")
+PORTS = (9753, 9099)
+FIVE_MINUTES = 300
+
+
+def test_the_page_says_how_long_it_takes() -> None:
+    found = MEASURED.search(PAGE.read_text())
+    assert found is not None
+    whole, install = map(int, found.groups())
+    assert 60 < whole < FIVE_MINUTES
+    assert install < whole
+
+
+def test_a_block_of_another_language_is_not_typed() -> None:
+    page = "## 1. A\n```sh\none\n```\n```text\ntold\n```\n## 2. B\ntext\n```sh\ntwo\nthree\n```\n"
+    assert [(one.title, one.commands) for one in parts(page)] == [
+        ("1. A", "one\n"),
+        ("2. B", "two\nthree\n"),
+    ]
+
+
+@pytest.mark.scenario
+@pytest.mark.system
+@pytest.mark.timeout(1500)
+def test_a_command_that_fails_is_a_failure_here() -> None:
+    need("debootstrap", "systemd-nspawn")
+    with bare_debian() as shell:
+        shell.type("test ! -e /usr/bin/python3  # it is bare")
+        with pytest.raises(AssertionError, match="the shell ended"):
+            shell.type("mldebug doctor")
+
+
+@pytest.mark.scenario
+@pytest.mark.system
+@pytest.mark.timeout(1500)
+def test_it_ends_with_a_prometheus_that_shows_a_captured_hang(
+    record_property: pytest.RecordProperty, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need("debootstrap", "systemd-nspawn")
+    for port in PORTS:
+        with socket.socket() as one:
+            assert one.connect_ex(("127.0.0.1", port)), f"port {port} is taken on this machine"
+    *steps, last = parts(PAGE.read_text())
+    with bare_debian() as shell:
+        times = [shell.type(part.commands) for part in steps]
+        (incident,) = asked("mldebug_incident_open_info")
+        alerts = asked('ALERTS{alertname="MldebugRunStalled"}')
+        times.append(shell.type(last.commands))
+    assert incident["kind"] == "stall"
+    assert incident["verdict"] == "rank_waiting"
+    assert [alert["alertstate"] for alert in alerts] in (["pending"], ["firing"])
+    said = "".join(shell.said)
+    assert "Rank 2 sleeps in next_batch" in said, said[-3000:]
+    assert incident["report"] in said
+    with capsys.disabled():
+        print(f"\nthe quick start took {sum(times):.0f} s, of which {times[0]:.0f} s install packages")
+    record_property("seconds", sum(times))
