@@ -18,11 +18,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""
     time: str = ""
     state: str = ""
+    kind: str = ""
+    user: str = ""  # whose job it is
+    ranks: int = 0  # of the whole job
     broken: str = ""
 
 
 class _JobHead(msgspec.Struct):
     name: str
+    user: str = ""
+    world_size: int = 0
 
 
 class _DiagnosisHead(msgspec.Struct):
@@ -39,6 +44,7 @@ class _Head(msgspec.Struct):
     state: str
     job: _JobHead
     diagnosis: _DiagnosisHead
+    kind: str = ""
 
 
 def read_entry(folder: Path) -> Entry:
@@ -55,4 +61,7 @@ def read_entry(folder: Path) -> Entry:
         sentence=head.diagnosis.summary,
         time=head.detected_at,
         state=head.state,
+        kind=head.kind,
+        user=head.job.user,
+        ranks=head.job.world_size,
     )
