@@ -44,6 +44,11 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
 
 
+def is_id(name: str) -> bool:
+    """Whether a report may have this name."""
+    return _ID.fullmatch(name) is not None
+
+
 class Archive:
     """All reports below one folder. `clock` returns unix seconds; `config` is the file that people gave, for advice."""
 
@@ -125,6 +130,10 @@ class Archive:
         AccessError where this user may not see which there are.
         """
         return tuple(self._entry(name) for name in reversed(self._ids()))
+
+    def names(self) -> Sequence[str]:
+        """The ids of all reports, newest first, none of them opened."""
+        return tuple(reversed(self._ids()))
 
     def path(self, wanted: str) -> Path:
         """Return the folder of a report given by its id, an unambiguous prefix, or `latest`."""

@@ -15,14 +15,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""
     confidence: str = ""
     job: str = ""
+    job_id: str = ""
     sentence: str = ""
     time: str = ""
     state: str = ""
+    kind: str = ""
+    user: str = ""  # whose job it is
+    ranks: int = 0  # of the whole job
     broken: str = ""
 
 
 class _JobHead(msgspec.Struct):
     name: str
+    id: str = ""
+    user: str = ""
+    world_size: int = 0
 
 
 class _DiagnosisHead(msgspec.Struct):
@@ -39,6 +46,7 @@ class _Head(msgspec.Struct):
     state: str
     job: _JobHead
     diagnosis: _DiagnosisHead
+    kind: str = ""
 
 
 def read_entry(folder: Path) -> Entry:
@@ -52,7 +60,11 @@ def read_entry(folder: Path) -> Entry:
         verdict=head.diagnosis.verdict,
         confidence=head.diagnosis.confidence,
         job=head.job.name,
+        job_id=head.job.id,
         sentence=head.diagnosis.summary,
         time=head.detected_at,
         state=head.state,
+        kind=head.kind,
+        user=head.job.user,
+        ranks=head.job.world_size,
     )

@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "detectors": ("mldebug.detectors",),
     "logs": ("mldebug.logs",),
     "gpus": ("mldebug_agents.gpus",),
+    "pages": ("mldebug.pages",),
     "probes": ("mldebug_agents.probes",),
     "schedulers": ("mldebug_agents.schedulers",),
     "transports": ("mldebug_agents.transports",),

@@ -1,7 +1,7 @@
 """The agent's doors: a Unix socket for people on this node, TCP for Prometheus. Both serve the last snapshot only.
 
 Each has a thread with an event loop; a scrape never touches the node. On TCP there are /metrics, /healthz and /readyz
-without credentials, and with a token a door for alerts, which shows nothing; everything that shows stacks goes through the socket (SO_PEERCRED).
+without credentials, and with a token a door for alerts and the web pages; everything else goes through the socket (SO_PEERCRED).
 """
 
 import logging
@@ -14,6 +14,7 @@ from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -25,6 +26,8 @@ from mldebug_agents.serving.alertdoor import PATH as ALERTS
 from mldebug_agents.serving.alertdoor import AlertDoor
 from mldebug_agents.serving.doors import open_tcp
 from mldebug_agents.serving.guests import BACKLOG, Door
+from mldebug_agents.serving.origins import OwnPagesOnly
+from mldebug_agents.serving.pages import PageDoor
 from mldebug_agents.serving.peers import Peer, PeerProtocol, group_number, may_see_all, view
 from mldebug_agents.serving.telling import carry_out, refused
 from mldebug_agents.serving.unhurried import UnhurriedServer
@@ -54,6 +57,9 @@ class Server:
         self._private_server: UnhurriedServer | None = None
         self._stopped = False
         self.alerts = AlertDoor(settings.token_file)
+        self.pages = PageDoor(
+            settings.state_dir, settings.token_file, self.group, lambda: self.snapshot
+        )
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace what is served; called by the main loop."""
@@ -63,7 +69,8 @@ class Server:
     def start(self) -> None:
         """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""
         if self.settings.listen:
-            routes = [*self._public(), Route(ALERTS, self.alerts.post, methods=["POST"])]
+            alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
+            routes = [*self._public(), alerts, *self.pages.by_tcp()]
             self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
 
     def serve_door(self, door: socket.socket) -> None:
@@ -74,7 +81,8 @@ class Server:
         before, self._private_server = self._private_server, None
         if before is not None:
             before.leave()  # its socket file went with the state dir
-        app = Starlette(routes=[*self._public(), *self._private()])
+        routes = [*self._public(), *self._private(), *self.pages.at_socket()]
+        app = Starlette(routes=routes, middleware=[Middleware(OwnPagesOnly)])
         self._private_server = self._serve(app, door)
 
     def serve_peers(
@@ -106,7 +114,7 @@ class Server:
     ) -> UnhurriedServer:
         # asyncio's own loop: another one would not ask our `Door` to accept
         config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off", loop="asyncio",
-                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none",
+                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         config.load()
         config.ssl = context  # uvicorn itself reads certificates from files alone

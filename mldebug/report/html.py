@@ -45,9 +45,22 @@ class GapRow(NamedTuple):
     where: str
 
 
+class Page(NamedTuple):
+    """A report that the agent's pages serve."""
+
+    html: str
+    policy: str  # its Content-Security-Policy, for the header
+
+
 def render_html(report: Report) -> str:
     """Return the whole file. Nothing in it is loaded from elsewhere and nothing a job wrote is markup."""
     return _template().render(_view(tidy_report(report)))
+
+
+def render_page(report: Report, home: str) -> Page:
+    """The same with a way back to the page that lists it."""
+    shown = _view(tidy_report(report)) | {"home": home}
+    return Page(_template().render(shown), shown["policy"])
 
 
 def policy(style: str, script: str) -> str:
@@ -98,6 +111,7 @@ def _view(report: Report) -> dict[str, Any]:
     told, over = story.last_words(report), story.nobody_lives(report)
     return {
         "r": report,
+        "home": "",
         "style": Markup(style),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
         "policy": policy(style, script),

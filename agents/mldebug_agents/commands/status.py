@@ -22,15 +22,14 @@ from mldebug.kernellog.joining import RankEvent
 from mldebug.model import Gap, Job, RankIdentity, Remark
 from mldebug.nodeview.cluster import cluster_lines, stalled
 from mldebug.nodeview.lines import hardware_lines, rank_lines
-from mldebug.nodeview.said import said_words
 from mldebug.nodeview.saves import saves_part
 from mldebug.nodeview.storage import storage_json, storage_lines
+from mldebug.nodeview.watching import ailing_lines, pace_words, state_words
 from mldebug.redact import clean
 from mldebug.saves.telling import lines_of
 from mldebug.scheduling.telling import orphan_line, scheduler_lines
 from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
-from mldebug.stall.sentences import STAGE_WORDS, stage_words
 from mldebug.suggest import typed
 from mldebug.traps.finding import Trap
 from mldebug_agents.discovery.seats import BY_RAS
@@ -245,7 +244,7 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         yield Text(
             f"  it hides {agent.hidden_runs} {runs} of other users: ask as root or as a member of agent.group"
         )
-    for line in _ailing(agent):
+    for line in ailing_lines(agent):
         yield Text(clean(f"  {line}", 300), style="yellow")
     for line in alarms(agent.memory) if agent.memory else ():
         yield Text(clean(f"  {line}", 300), style="red")
@@ -255,22 +254,6 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         yield Text(clean(f"  {orphan_line(orphan, seen.now)}", 400), style="yellow")
     for said in hardware_lines(agent, seen.now):
         yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
-
-
-def _ailing(agent: Snapshot) -> Iterator[str]:
-    for source in agent.sources:
-        if source.name == "gpus" and agent.gpus_released_until:
-            continue  # it is told by itself
-        if source.stuck:
-            yield f"its {source.name} is stuck"
-        elif not source.success:
-            yield f"its {source.name} fails: {source.error}"
-    writes = next((one for one in agent.sources if one.name == "write"), None)
-    if agent.reports_waiting and (writes is None or writes.stuck or not writes.success):
-        count = agent.reports_waiting
-        yield f"{count} {'report waits' if count == 1 else 'reports wait'} in memory for the state dir"
-    if agent.reports_lost:
-        yield f"{agent.reports_lost} reports or states could not be stored since it started"
 
 
 def _job(job: Job, run: RunState | None, now: float) -> Iterator[Text]:
@@ -286,13 +269,9 @@ def _watched(
     """What the agent says of it: how far it is, why it is quiet or not, what its GPUs do and what befell its ranks."""
     if run is None:
         return
-    told = [f"step {run.step}"] if run.step is not None else []
-    told += [f"loss {run.loss:g}"] if run.loss is not None else []
-    told += said_words(run)
-    yield Text(clean(f"  {', '.join([*told, f'log {run.log}'])}", 300))
-    limit = _limit(run)
+    yield Text(clean(f"  {', '.join([*pace_words(run), f'log {run.log}'])}", 300))
     yield Text(
-        clean(f"  {stage_words(run.stage)}: {_sentence(run)}{limit}", 400),
+        clean(f"  {state_words(run)}", 400),
         style="red" if run.incident else "",
     )
     if run.devices:
@@ -305,18 +284,6 @@ def _watched(
         yield Text(clean(f"  {run.report}", 400), style="bold red")
         show = f"reports show {shlex.quote(clean(run.incident, 80))}"
         yield Text(f"  the whole report: {typed(show, config)}", no_wrap=True)
-
-
-def _sentence(run: RunState) -> str:
-    """Why it is quiet or not, without the reason of the limit, which follows."""
-    return run.sentence.replace(f" ({run.why_timeout})", "") if run.why_timeout else run.sentence
-
-
-def _limit(run: RunState) -> str:
-    """How much silence counts as a stall, and where that comes from."""
-    if run.incident or not run.timeout_seconds or run.stage in STAGE_WORDS:  # it is past that
-        return ""
-    return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({run.why_timeout})"
 
 
 def _facts(job: Job, now: float) -> Iterator[str]:

@@ -1,0 +1,82 @@
+"""Who has logged in by TCP: sessions in memory, each good for some hours, and few tries for those who guess.
+
+A session is a random number; what is kept of it and of the token it was opened with is a hash.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+LIFE = 12 * 3600.0  # seconds
+MOST = 64  # sessions; the oldest gives way
+TRIES, ALL_TRIES, WINDOW = 5, 50, 60.0  # wrong tokens of one address and of all, in so many seconds
+
+
+class _Session(NamedTuple):
+    until: float
+    token: bytes
+
+
+class Sessions:
+    """All of them. Any thread may ask; `clock` is monotonic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[bytes, _Session] = {}
+        self._wrong: dict[str, deque[float]] = {}
+
+    def open(self, token: str) -> str:
+        """A new one: what the cookie holds."""
+        made = secrets.token_urlsafe(32)
+        with self._lock:
+            self._sweep()
+            while len(self._open) >= MOST:
+                del self._open[next(iter(self._open))]
+            self._open[_hash(made)] = _Session(self._clock() + LIFE, _hash(token))
+        return made
+
+    def holds(self, shown: str, token: str) -> bool:
+        """Is it one of ours, not over, and opened with the token that counts now?"""
+        with self._lock:
+            found = self._open.get(_hash(shown))
+        if found is None or found.until <= self._clock():
+            return False
+        return hmac.compare_digest(found.token, _hash(token))
+
+    def close(self, shown: str) -> None:
+        """Log out."""
+        with self._lock:
+            self._open.pop(_hash(shown), None)
+
+    def tries(self, address: str, *, right: bool) -> bool:
+        """Does this try count? Not where this address, or all together, have guessed wrong too often lately."""
+        with self._lock:
+            self._forget()
+            mine = len(self._wrong.get(address, ()))
+            if mine >= TRIES or sum(map(len, self._wrong.values())) >= ALL_TRIES:
+                return False
+            if not right:
+                self._wrong.setdefault(address, deque()).append(self._clock())
+            return True
+
+    def _forget(self) -> None:
+        before = self._clock() - WINDOW
+        for address, times in list(self._wrong.items()):
+            while times and times[0] <= before:
+                times.popleft()
+            if not times:
+                del self._wrong[address]
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        self._open = {one: kept for one, kept in self._open.items() if kept.until > now}
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="replace")).digest()

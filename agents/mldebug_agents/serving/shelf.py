@@ -1,0 +1,129 @@
+"""The reports on disk, for pages: who owns one sees it. Read aside, in bounded time, and only what is new.
+
+A report's folder belongs to the owner of its job, who may put anything there: a report is made anew from what was checked
+on reading, and never served as it lies there.
+"""
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from mldebug.archive import Archive, is_id
+from mldebug.entries import Entry, read_entry
+from mldebug.errors import AccessError, EvidenceError, MldebugError
+from mldebug.report.html import Page, render_page
+from mldebug.reportmodel import Report
+
+PATIENCE = 3.0  # seconds for the state dir to answer
+HANGING = 4  # threads that may wait for it
+MAX_JSON = 8 << 20  # bytes of a report: 8,192 ranks have 3.2 million, and take 0.4 s to render
+MAX_LISTED = 500
+
+T = TypeVar("T")
+
+
+class Shelved(NamedTuple):
+    """One report in the list."""
+
+    owner: int  # uid
+    version: tuple[int, int, int]  # changes when the file does
+    entry: Entry
+
+
+class Shelf:
+    """`archive` is asked in threads of our own: the state dir may lie on a mount that hangs."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._archive = Archive(state_dir)
+        self._known: dict[str, Shelved] = {}
+        self._free = threading.BoundedSemaphore(HANGING)
+        self._one = (
+            threading.Lock()
+        )  # reports are rendered one after the other: the agent has better to do
+
+    def entries(self, uid: int | None) -> tuple[Entry, ...]:
+        """The newest first, of this user's own; None: all. An MldebugError says why there are none."""
+        return self._aside(lambda: self._list(uid))
+
+    def version(self, name: str, uid: int | None) -> str:
+        """Changes when the report does; EvidenceError where there is none that he may see."""
+        return self._aside(lambda: str(self._look(name, uid)[1]))
+
+    def page(self, name: str, uid: int | None, home: str) -> Page:
+        """One report as HTML, and the policy that fits it."""
+        return self._aside(lambda: self._render(name, uid, home))
+
+    def _render(self, name: str, uid: int | None, home: str) -> Page:
+        report = self._load(name, uid)
+        with self._one:
+            return render_page(report, home)
+
+    def _list(self, uid: int | None) -> tuple[Entry, ...]:
+        found: dict[str, Shelved] = {}
+        for name in self._archive.names()[:MAX_LISTED]:
+            try:
+                owner, version = self._look(name, None)
+            except (OSError, MldebugError):
+                continue
+            kept = self._known.get(name)
+            if kept is None or kept[:2] != (owner, version):
+                kept = Shelved(owner, version, read_entry(self._archive.folder / name))
+                self._known[name] = kept  # at once: whoever asks again after a timeout goes on here
+            found[name] = kept
+        self._known = found
+        return tuple(one.entry for one in found.values() if uid is None or one.owner == uid)
+
+    def _load(self, name: str, uid: int | None) -> Report:
+        _, (_, _, size) = self._look(name, uid)
+        if size > MAX_JSON:
+            raise EvidenceError(
+                f"it is too large for a page: {size:,} bytes", f"mldebug reports show {name}"
+            )
+        return self._archive.load(name)
+
+    def _look(self, name: str, uid: int | None) -> tuple[int, tuple[int, int, int]]:
+        """Owner and version. Of what he may not see it says no more than of what is not there."""
+        none = EvidenceError(f"there is no report {name[:60]!r} that you may see")
+        if not is_id(name):
+            raise none
+        folder = self._archive.folder / name
+        try:
+            status = folder.lstat()
+            file = os.lstat(folder / "report.json")
+        except OSError:
+            raise none from None
+        if not stat.S_ISDIR(status.st_mode) or uid not in (None, status.st_uid):
+            raise none
+        return status.st_uid, (file.st_mtime_ns, file.st_ino, file.st_size)
+
+    def _aside(self, work: Callable[[], T]) -> T:
+        """Do it in another thread; AccessError where that takes too long."""
+        silent = AccessError(
+            "the reports could not be read in time", "see the mount of the state directory"
+        )
+        until = time.monotonic() + PATIENCE
+        if not self._free.acquire(timeout=PATIENCE):
+            raise silent
+        told: list[T] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                told.append(work())
+            except Exception as error:  # noqa: BLE001 - it is raised again below
+                errors.append(error)
+            finally:
+                self._free.release()
+
+        thread = threading.Thread(target=run, name="mldebug-shelf", daemon=True)
+        thread.start()
+        thread.join(max(0.1, until - time.monotonic()))
+        if errors:
+            raise errors[0]
+        if not told:
+            raise silent
+        return told[0]

@@ -1,0 +1,1 @@
+"""The web pages, one file each: what a page shows, built from the last snapshot. Its template has the same name."""

@@ -1,0 +1,1 @@
+"""What all web pages share: what they are built from, and how they become HTML."""
