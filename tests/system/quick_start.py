@@ -33,7 +33,9 @@ OUTSIDE = "/opt/outside"
 SETTINGS = re.compile(r"(PIP_|SSL_CERT_)[A-Z_]+")
 PART_SECONDS = 420.0
 
-_PART = re.compile(r"^## (?P<title>[^\n]+)$|^```sh\n(?P<commands>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PART = re.compile(
+    r"^## (?P<title>[^\n]+)$|^```sh\n(?P<commands>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 class Part(msgspec.Struct, frozen=True):

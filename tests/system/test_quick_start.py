@@ -63,5 +63,7 @@ def test_it_ends_with_a_prometheus_that_shows_a_captured_hang(
     assert "Rank 2 sleeps in next_batch" in said, said[-3000:]
     assert incident["report"] in said
     with capsys.disabled():
-        print(f"\nthe quick start took {sum(times):.0f} s, of which {times[0]:.0f} s install packages")
+        print(
+            f"\nthe quick start took {sum(times):.0f} s, of which {times[0]:.0f} s install packages"
+        )
     record_property("seconds", sum(times))
