@@ -6,6 +6,8 @@ from mldebug.probing.history import CHANGED, Judged, Series, figures
 from mldebug.redact import clean
 from mldebug.settings.units import format_size
 
+MOST = 4e9  # unix seconds; what a damaged file tells may be anything
+
 
 def common(series: Series) -> str:
     """What the series of one probe have in common."""
@@ -27,6 +29,13 @@ def verdict(one: Judged) -> str:
     return f"{one.standing.value}{change}"
 
 
+def dated(one: Judged) -> bool:
+    """Can the time of its last run be?"""
+    return 0 <= one.last[-1].at < MOST
+
+
 def moment(one: Judged) -> str:
     """When it was measured last: `2026-11-21 05:50Z`."""
+    if not dated(one):
+        return "a moment that cannot be"
     return f"{datetime.fromtimestamp(one.last[-1].at, UTC):%Y-%m-%d %H:%M}Z"

@@ -198,13 +198,19 @@ def current(judged: Iterable[Judged]) -> tuple[Judged, ...]:
 
 def sentence(one: Judged) -> str:
     """What has changed: "all_reduce of 16777216 bytes, 8 ranks on n1: 12 % slower than …"; "" where nothing has."""
+    than, series = change_words(one), one.series
+    if not than:
+        return ""
+    what = f"{series.op} of {series.bytes} bytes, {series.ranks} ranks on {series.nodes}"
+    return safe_line(f"{what}: {than} ({figures(one)})", 400)
+
+
+def change_words(one: Judged) -> str:
+    """`12% slower than usual in each of the last 3 runs`; "" where nothing has changed."""
     if one.standing not in CHANGED or one.change is None:
         return ""
     word = "slower" if one.change < 0 else "faster"
-    series = one.series
-    what = f"{series.op} of {series.bytes} bytes, {series.ranks} ranks on {series.nodes}"
-    than = f"{abs(one.change):.0%} {word} than usual in each of the last {LAST} runs"
-    return safe_line(f"{what}: {than} ({figures(one)})", 400)
+    return f"{abs(one.change):.0%} {word} than usual in each of the last {LAST} runs"
 
 
 def figures(one: Judged) -> str:
