@@ -46,7 +46,8 @@ class Agent(Section, frozen=True, kw_only=True):
     state_dir: Path = msgspec.field(default_factory=_own_state_dir)
     # where Prometheus scrapes /metrics; "" for nowhere
     listen: str = "127.0.0.1:9753"
-    # who shows this token may ask for captures by TCP, as Alertmanager's webhook does: openssl rand -hex 32
+    # who shows this token sees all web pages by TCP, and may ask for captures, as Alertmanager's webhook does:
+    # openssl rand -hex 32
     token_file: Path | None = None
     # Unix group whose members see all runs at the socket; others see their own. "" for none
     group: str = ""

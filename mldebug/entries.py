@@ -15,6 +15,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""
     confidence: str = ""
     job: str = ""
+    job_id: str = ""
     sentence: str = ""
     time: str = ""
     state: str = ""
@@ -26,6 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 class _JobHead(msgspec.Struct):
     name: str
+    id: str = ""
     user: str = ""
     world_size: int = 0
 
@@ -58,6 +60,7 @@ def read_entry(folder: Path) -> Entry:
         verdict=head.diagnosis.verdict,
         confidence=head.diagnosis.confidence,
         job=head.job.name,
+        job_id=head.job.id,
         sentence=head.diagnosis.summary,
         time=head.detected_at,
         state=head.state,

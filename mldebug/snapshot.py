@@ -10,7 +10,7 @@ from mldebug.health.components import Health
 from mldebug.hostmemory.telling import NodeMemory
 from mldebug.kernellog.counts import KernelCounts
 from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap, Noun, RankDevice, Remark, Said
+from mldebug.model import Gap, Noun, RankDevice, Remark, Role, Said
 from mldebug.probing.history import Judged
 from mldebug.records import LogCounts, StepTimes
 from mldebug.saves.telling import SaveState
@@ -36,6 +36,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     classes: dict[
         int, str
     ] = {}  # rank -> class, of the last stack sample; empty while nobody is suspected
+    roles: dict[int, Role] = {}  # rank -> its part in the stall, of the same sample
     frames: dict[int, str] = {}  # rank -> last Python frame, of the same sample
     traps: tuple[Trap, ...] = ()  # known ones that it sits in: never an alarm
     kernel: tuple[str, ...] = ()  # what kernel and driver said against its ranks: the newest 8
@@ -63,6 +64,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     incident_since: float | None = None  # unix: since when the run has not moved
     verdict: str = ""
     report: str = ""  # the sentence of the open incident
+    culprits: tuple[int, ...] = ()  # ranks that it names
 
 
 class SourceState(Noun, frozen=True, kw_only=True):

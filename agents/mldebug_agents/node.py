@@ -276,6 +276,7 @@ class Node:
         run.see(one)
         if one.classes:
             run.classes = {rank: found.name for rank, found in one.classes.items()}
+            run.roles = {rank: found.role for rank, found in one.classes.items()}
             run.frames = one.frames
         run.unjudged = unjudged(one, self.config.stall.exclude)
         if not run.unjudged:
@@ -306,7 +307,8 @@ class Node:
         elif decision.stage is Stage.ENDED:
             self.incidents.close(run, "ended", decision.sentence)
         elif decision.stage in (Stage.WATCHING, Stage.QUIET):
-            run.classes, run.frames, run.capture, run.missed = {}, {}, None, ()
+            run.classes, run.roles, run.frames = {}, {}, {}
+            run.capture, run.missed = None, ()
             if run.incident is None:
                 self._orders.forget(run)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from mldebug.heartbeat import said
 from mldebug.incident import Incident
-from mldebug.model import Gap, Job, Judgement, NodeCapture, Said
+from mldebug.model import Gap, Job, Judgement, NodeCapture, Role, Said
 from mldebug.records import LogCounts
 from mldebug.snapshot import RunState
 from mldebug.stall.signals import Decision, Stage
@@ -35,6 +35,7 @@ class Run:
         self.said: dict[int, Said] = {}  # by rank: what its hook said last in this attempt
         self.unjudged = ""
         self.classes: dict[int, str] = {}
+        self.roles: dict[int, Role] = {}
         self.frames: dict[int, str] = {}
         self.capture: NodeCapture | None = (
             None  # taken at the confirmation, kept whatever the ranks do
@@ -99,6 +100,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         found_state(run.job),
         exits=dict(exits),
         classes=dict(run.classes),
+        roles=dict(run.roles),
         frames={rank: frame for rank, frame in run.frames.items() if frame},
         stage=str(decision.stage) if decision else "watching",
         sentence=run.unjudged or (decision.sentence if decision else ""),
@@ -120,6 +122,7 @@ def run_state(run: Run, exits: Mapping[int, str]) -> RunState:
         incident_since=_since(run.incident),
         verdict=str(run.judgement.diagnosis.verdict) if run.judgement else "",
         report=run.judgement.diagnosis.summary if run.judgement else "",
+        culprits=_culprits(run.judgement),
     )
 
 
@@ -137,6 +140,11 @@ def _progress_at(decision: Decision | None, seen: JobLook | None) -> float | Non
         return None  # no rank lives: nothing is quiet, and nothing moves
     age = time.monotonic() - seen.look.at
     return round(time.time() - age - decision.quiet, 3)
+
+
+def _culprits(judgement: Judgement | None) -> tuple[int, ...]:
+    found = judgement.diagnosis.culprits if judgement else ()
+    return tuple(dict.fromkeys(one.rank for one in found if one.rank is not None))
 
 
 def _since(incident: Incident | None) -> float | None:

@@ -114,7 +114,7 @@ class Server:
     ) -> UnhurriedServer:
         # asyncio's own loop: another one would not ask our `Door` to accept
         config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off", loop="asyncio",
-                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none",
+                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         config.load()
         config.ssl = context  # uvicorn itself reads certificates from files alone

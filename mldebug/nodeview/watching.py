@@ -19,7 +19,15 @@ def pace_words(run: RunState) -> Iterator[str]:
 
 def state_words(run: RunState) -> str:
     """`watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times the usual)`."""
-    return f"{stage_words(run.stage)}: {_sentence(run)}{_limit(run)}"
+    told = f"{_sentence(run)}{_limit(run)}"
+    return f"{stage_words(run.stage)}: {told}" if told else stage_words(run.stage)
+
+
+def mood(run: RunState) -> str:
+    """How bad it is in one word, the colour of a mark: good, quiet, bad."""
+    if run.incident:
+        return "bad"
+    return "good" if run.stage in ("watching", "recovered") else "quiet"
 
 
 def _sentence(run: RunState) -> str:

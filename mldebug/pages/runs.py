@@ -1,13 +1,18 @@
 """All runs of this node: how far each is, how fast, and why it is quiet or not."""
 
+from collections.abc import Collection
+
 import msgspec
 
+from mldebug.entries import Entry
 from mldebug.events.telling import event_lines
 from mldebug.folding import fold_ranks, shorten_ranks
 from mldebug.hostmemory.telling import alarms
 from mldebug.nodeview.lines import Said, hardware_lines
-from mldebug.nodeview.watching import ailing_lines, pace_words, state_words
+from mldebug.nodeview.watching import ailing_lines, mood, pace_words, state_words
 from mldebug.paging.asked import Asked
+from mldebug.paging.incidentlist import Row as Incident
+from mldebug.paging.incidentlist import rows_of
 from mldebug.redact import clean
 from mldebug.scheduling.telling import orphan_line, scheduler_lines
 from mldebug.snapshot import RunState, Snapshot
@@ -35,6 +40,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     incident: str = ""
     verdict: str = ""
     report: str = ""
+    written: bool = False  # is its report on disk?
+    before: Incident | None = None  # the newest report of an incident that is over
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,14 +58,15 @@ class Runs:
 
     title = "Runs"
     key = "r"
-    reports = False
+    reports = True
 
     def build(self, asked: Asked) -> Shown:
         """Those with an incident first, then those that are quiet."""
         told = asked.told
-        rows = sorted(
-            map(_row, told.runs), key=lambda row: ("bad", "quiet", "good").index(row.mood)
-        )
+        newest = {one.job_id: one for one in reversed(asked.entries)}
+        written = {one.id for one in asked.entries}
+        made = [_row(run, told, newest.get(run.id), written) for run in told.runs]
+        rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.mood))
         return Shown(
             rows=tuple(rows[:MOST]),
             more=max(0, len(rows) - MOST),
@@ -67,14 +75,8 @@ class Runs:
         )
 
 
-def mood(run: RunState) -> str:
-    """How bad it is, in one word: the colour of its mark."""
-    if run.incident:
-        return "bad"
-    return "good" if run.stage in ("watching", "recovered") else "quiet"
-
-
-def _row(run: RunState) -> Row:
+def _row(run: RunState, told: Snapshot, newest: Entry | None, written: Collection[str]) -> Row:
+    before = rows_of([newest], told)[0] if newest and not run.incident else None
     here = len(run.ranks)
     return Row(
         id=run.id,
@@ -89,6 +91,8 @@ def _row(run: RunState) -> Row:
         incident=run.incident,
         verdict=run.verdict,
         report=clean(run.report, 400),
+        written=run.incident in written,
+        before=before,
     )
 
 

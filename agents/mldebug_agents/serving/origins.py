@@ -63,7 +63,7 @@ def hostname(host: str) -> str:
     """`localhost` of `LOCALHOST:8080`, `::1` of `[::1]:8080`; "" for what is no name."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
-    name, _, port = host.rpartition(":") if ":" in host else (host, "", "")
+    name, _, port = host.partition(":")
     return name.lower().rstrip(".") if not port or port.isdecimal() else ""
 
 

@@ -33,7 +33,7 @@ MAX_ID = 512
 FOREVER = "public, max-age=31536000, immutable"
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with no-referrer a browser hides the origin of our own forms
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "X-Frame-Options": "DENY",
@@ -165,8 +165,8 @@ class PageDoor:
         address, token = _address(request), self._token() or ""
         if not self.sessions.may_try(address):
             return _too_often()
-        shown = parse_qs(body.decode(errors="replace"), max_num_fields=4).get("token", [""])[0]
-        if not hmac.compare_digest(shown.strip().encode(errors="replace"), token.encode()):
+        shown = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
+        if not hmac.compare_digest(shown.encode(errors="replace"), token.encode()):
             self.sessions.failed(address)
             return _form(request, "That is not the agent's token.", 401)
         answer = RedirectResponse("/runs", 303, HEADERS)

@@ -8,9 +8,10 @@
   const link = row => row.matches("a") ? row : $("[data-go]", row) || $("a", row);
 
   /* filter */
+  const narrowed = box => all("[data-row]", document.getElementById(box.dataset.of) || document);
   const narrow = () => {
     const box = $("#filter"), words = box ? box.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
-    for (const row of all("[data-row]")) {
+    for (const row of box ? narrowed(box) : []) {
       const text = words.length ? row.textContent.toLowerCase() : "";
       row.hidden = !words.every(word => text.includes(word));
     }
@@ -23,8 +24,7 @@
     if (!row) return;
     row.classList.add("here");
     row.scrollIntoView({ block: "nearest" });
-    const to = link(row);
-    if (to) to.focus({ preventScroll: true });
+    (link(row) || row).focus({ preventScroll: true });
   };
   const walk = by => {
     const shown = rows(), now = shown.findIndex(row => row.classList.contains("here"));
@@ -41,7 +41,7 @@
     if (key === "Escape" && box && (event.target === box || box.value)) {
       box.value = ""; narrow(); box.blur(); return;
     }
-    if (typing(event.target)) { if (key === "Enter" && event.target === box) { box.blur(); walk(1); } return; }
+    if (typing(event.target)) { if (key === "Enter" && event.target === box) { event.preventDefault(); box.blur(); mark(narrowed(box).find(row => !row.hidden)); } return; }
     if (Date.now() < chord) {
       chord = 0;
       const place = all("nav a").find(one => one.dataset.key === key);
@@ -116,7 +116,8 @@
       const answer = await fetch(location.href, { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(10000) });
       if (answer.type === "opaqueredirect" || answer.status === 401) { tell("You are logged out: load the page again."); return; }
       if (answer.status !== 304) {
-        if (!answer.ok && answer.status !== 404) throw new Error(String(answer.status));
+        if (answer.status === 404) { tell("This is over, or no longer yours to see: what stands here is old."); return; }
+        if (!answer.ok) throw new Error(String(answer.status));
         const text = await answer.text();
         tag = answer.headers.get("ETag") || "";
         put(new DOMParser().parseFromString(text, "text/html"));

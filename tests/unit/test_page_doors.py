@@ -1,0 +1,404 @@
+"""Who sees which pages: at the socket, by TCP with the token, and whom another site's page sends."""
+
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from msgspec.structs import replace
+
+import samples
+from mldebug_agents.serving import shelf
+from mldebug_agents.serving.client import OverUnix
+from mldebug_agents.serving.doors import open_unix
+from mldebug_agents.serving.origins import hostname, misled
+from mldebug_agents.serving.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
+from mldebug_agents.serving.shelf import Shelf
+from webpages import HOSTILE, LATER, hanging, hostile, pages, shown, store, training
+
+SAMPLES = list(samples.ALL)
+TOKEN = "0123456789abcdef0123"
+NOBODY = 65534
+Answer = tuple[int, dict[str, str], str]
+AS = """
+import os, socket, sys
+from pathlib import Path
+place, path = sys.argv[1:]
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+link = socket.socket(socket.AF_UNIX)
+link.connect(place + "/agent.sock")
+link.sendall(f"GET {path} HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n".encode())
+sys.stdout.buffer.write(link.makefile("rb").read())
+"""
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A state dir that others may pass through."""
+    path = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def tcp(folder: Path) -> Iterator[tuple[str, int]]:
+    """A server with a token; its address."""
+    (folder / "token").write_text(f"{TOKEN}\n")
+    port = free_port()
+    with pages(folder, shown(training()), listen=f"127.0.0.1:{port}", token_file=folder / "token"):
+        yield "127.0.0.1", port
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
+
+
+def told(link: http.client.HTTPConnection, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:  # fmt: skip
+    link.request(method, path, body, headers)
+    answer = link.getresponse()
+    text = answer.read().decode()
+    link.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
+
+
+def at_socket(folder: Path, path: str, method: str = "GET", **headers: str) -> Answer:
+    return told(OverUnix(folder), method, path, None, {k.replace("_", "-"): v for k, v in headers.items()})  # fmt: skip
+
+
+def by_tcp(at: tuple[str, int], path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:  # fmt: skip
+    sent = {k.replace("_", "-"): v for k, v in headers.items()}
+    return told(http.client.HTTPConnection(*at, timeout=10), method, path, body, sent)
+
+
+def log_in(at: tuple[str, int], token: str = TOKEN, **headers: str) -> Answer:
+    return by_tcp(at, "/login", "POST", f"token={quote(token)}", **headers)
+
+
+def cookie_of(answer: Answer) -> str:
+    return answer[1]["set-cookie"].partition(";")[0]
+
+
+# --- at the socket -------------------------------------------------------------------------------
+
+
+def test_the_agents_user_sees_all_runs_and_reports(folder: Path) -> None:
+    name = store(folder, SAMPLES[0])
+    with pages(folder, shown(training(), hanging())):
+        assert at_socket(folder, "/")[1]["location"] == "/runs"
+        assert "llama-7b" in at_socket(folder, "/runs")[2]
+        assert f"/report?id={name}" in at_socket(folder, "/incidents")[2]
+        status, headers, html = at_socket(folder, f"/report?id={name}")
+    assert status == 200
+    assert '<a class="brand" href="/incidents">' in html
+    assert "script-src 'sha256-" in headers["content-security-policy"]
+    assert headers["content-security-policy"].endswith("frame-ancestors 'none'")
+
+
+@root_only
+def test_an_ordinary_user_sees_his_own_runs_and_reports_only(folder: Path) -> None:
+    roots = store(folder, SAMPLES[0], id="20261121T055041Z-r00t")
+    his = store(folder, SAMPLES[1], id="20261121T055042Z-n0b0")
+    os.chown(folder / "reports" / his, NOBODY, -1)
+    mine = replace(training(), id="mine", name="of-nobody", uid=NOBODY)
+
+    def seen(path: str) -> str:
+        argv = [sys.executable, "-c", AS, str(folder), path]
+        return subprocess.run(argv, check=True, capture_output=True, timeout=60, cwd="/").stdout.decode()  # fmt: skip
+
+    with pages(folder, shown(mine, hanging())):
+        runs, incidents = seen("/runs"), seen("/incidents")
+        assert "of-nobody" in runs
+        assert "pretrain.py" not in runs
+        assert "It hides 1 run of other users" in runs
+        assert his in incidents
+        assert roots not in incidents
+        assert seen("/run?id=7f3a").startswith("HTTP/1.1 404")
+        assert seen(f"/report?id={his}").startswith("HTTP/1.1 200")
+        refused, absent = seen(f"/report?id={roots}"), seen("/report?id=20261121T055041Z-none")
+    assert refused.startswith("HTTP/1.1 404")
+    assert refused.partition("\r\n\r\n")[2] == absent.partition("\r\n\r\n")[2].replace("none", "r00t")  # fmt: skip
+
+
+def test_every_answer_has_the_headers_that_keep_others_out(folder: Path) -> None:
+    with pages(folder, shown(training())):
+        for path in ("/", "/runs", "/run?id=no", "/report?id=no", "/look.css", "/look.js"):
+            headers = at_socket(folder, path)[1]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "same-origin"
+            assert headers["x-frame-options"] == "DENY"
+        policy = at_socket(folder, "/runs")[1]["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_nothing_new_costs_no_page(folder: Path) -> None:
+    name = store(folder, SAMPLES[0])
+    with pages(folder, shown(hanging())) as server:
+        for path in ("/runs", "/run?id=7f3a", "/incidents", f"/report?id={name}"):
+            tag = at_socket(folder, path)[1]["etag"]
+            status, headers, body = at_socket(folder, path, if_none_match=tag)
+            assert (status, headers["etag"], body) == (304, tag, "")
+        tag = at_socket(folder, "/runs")[1]["etag"]
+        server.publish(shown(hanging(), at=LATER))
+        assert at_socket(folder, "/runs", if_none_match=tag)[0] == 200
+        tag = at_socket(folder, "/incidents")[1]["etag"]
+        store(folder, SAMPLES[1], id="20261122T055041Z-abcd")
+        assert at_socket(folder, "/incidents", if_none_match=tag)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.7", "[fe80::1]", ""])  # fmt: skip
+def test_a_name_that_is_rebound_to_the_port_gets_nothing(folder: Path, host: str) -> None:
+    with pages(folder, shown(training())):
+        for path in ("/runs", "/api/v1/status", "/metrics", "/look.js"):
+            status, _, text = at_socket(folder, path, host=host)
+            assert status == (200 if not host else 403)
+            assert ("llama" in text) == (not host and path != "/look.js")
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:8080", "[::1]:1", "LocalHost", "a.localhost"])  # fmt: skip
+def test_names_of_the_loopback_are_served(folder: Path, host: str) -> None:
+    with pages(folder, shown(training())):
+        assert at_socket(folder, "/runs", host=host)[0] == 200
+
+
+def test_a_browser_cannot_have_anything_done_at_the_socket(folder: Path) -> None:
+    """A forwarded port makes the socket reachable for every page that the person opens."""
+    done: list[object] = []
+    with pages(folder, shown()) as server:
+        server.verbs["/api/v1/verb"] = lambda asked: done.append(asked)
+        server.serve_door(_again(folder))
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"origin": "http://localhost"},
+            {"sec_fetch_site": "cross-site"},
+        ):
+            assert at_socket(folder, "/api/v1/verb", "POST", **headers)[0] == 403
+        assert done == []
+        assert at_socket(folder, "/api/v1/verb", "POST")[0] == 200  # mldebug's own command
+    assert len(done) == 1
+
+
+def _again(folder: Path) -> socket.socket:
+    (folder / "agent.sock").unlink()
+    return open_unix(folder)
+
+
+@pytest.mark.parametrize("mode", ["no-cors", "cors", "same-origin"])
+def test_another_sites_page_cannot_read_or_embed_one(folder: Path, mode: str) -> None:
+    with pages(folder, shown(training())):
+        sent = {"sec_fetch_site": "cross-site", "sec_fetch_mode": mode}
+        assert at_socket(folder, "/api/v1/status", **sent)[0] == 403
+        assert at_socket(folder, "/runs", sec_fetch_site="cross-site", sec_fetch_mode="navigate")[0] == 200  # fmt: skip
+
+
+def test_before_the_first_look_a_sentence_comes(folder: Path) -> None:
+    with pages(folder, shown()) as server:
+        server.snapshot = None
+        status, _, text = at_socket(folder, "/runs")
+    assert status == 503
+    assert "has not looked yet" in text
+
+
+# --- hostile content -----------------------------------------------------------------------------
+
+
+def test_ids_with_anything_in_them_find_their_run(folder: Path) -> None:
+    with pages(folder, shown(hostile())):
+        assert at_socket(folder, f"/run?id={quote(hostile().id)}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "id", ["../../etc/passwd", "..", ".", "a/../b", "%00", "latest", "x" * 5000, HOSTILE, ""]
+)
+def test_a_report_has_no_other_name_than_its_id(folder: Path, id: str) -> None:
+    store(folder, SAMPLES[0])
+    with pages(folder, shown()):
+        status, _, text = at_socket(folder, f"/report?id={quote(id)}")
+    assert status == 404
+    assert "<img" not in text
+
+
+def test_what_an_owner_puts_in_place_of_his_report_is_not_served(folder: Path) -> None:
+    name = store(folder, SAMPLES[0])
+    place = folder / "reports" / name
+    (place / "report.html").write_text("<script>alert(1)</script>PLANTED")
+    with pages(folder, shown()):
+        assert "PLANTED" not in at_socket(folder, f"/report?id={name}")[2]
+        secret = folder / "secret"
+        secret.write_text('{"schema": "PLANTED"}')
+        (place / "report.json").unlink()
+        (place / "report.json").symlink_to(secret)
+        status, _, text = at_socket(folder, f"/report?id={name}")
+        assert (status, "PLANTED" in text) == (404, False)
+        assert "symbolic link" in at_socket(folder, "/incidents")[2]
+        (place / "report.json").unlink()
+        os.mkfifo(place / "report.json")
+        assert at_socket(folder, f"/report?id={name}")[0] == 404
+
+
+def test_a_report_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    name = store(folder, SAMPLES[0])
+    monkeypatch.setattr(shelf, "MAX_JSON", 100)
+    with pages(folder, shown()):
+        status, _, text = at_socket(folder, f"/report?id={name}")
+    assert status == 404
+    assert f"mldebug reports show {name}" in text
+
+
+def test_a_state_dir_that_hangs_costs_seconds_and_few_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    ready, free = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(shelf, "PATIENCE", 0.2)
+
+    def hang(self: Shelf, uid: int | None) -> tuple[()]:
+        ready.release()
+        free.wait(60)
+        return ()
+
+    monkeypatch.setattr(Shelf, "_list", hang)
+    with pages(folder, shown(training())):
+        for _ in range(shelf.HANGING + 3):
+            status, _, text = at_socket(folder, "/incidents")
+            assert status == 200
+            assert "the state directory does not answer" in text
+        assert sum(one.name == "mldebug-shelf" for one in threading.enumerate()) == shelf.HANGING
+        free.set()
+
+
+# --- by TCP --------------------------------------------------------------------------------------
+
+
+def test_without_a_token_tcp_says_how_to_get_there(folder: Path) -> None:
+    port = free_port()
+    with pages(folder, shown(training()), listen=f"127.0.0.1:{port}"):
+        for path in ("/", "/runs", "/incidents", "/report?id=x", "/login"):
+            status, _, text = by_tcp(("127.0.0.1", port), path)
+            assert status == 403
+            assert "mldebug web" in text
+        assert log_in(("127.0.0.1", port))[0] == 403
+        assert by_tcp(("127.0.0.1", port), "/metrics")[0] == 200
+
+
+def test_the_token_opens_a_session_which_the_cookie_keeps(tcp: tuple[str, int]) -> None:
+    assert by_tcp(tcp, "/runs")[1]["location"] == "/login"
+    assert 'name="token"' in by_tcp(tcp, "/login")[2]
+    answer = log_in(tcp)
+    assert (answer[0], answer[1]["location"]) == (303, "/runs")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(answer[1]["set-cookie"].split("; "))
+    page = by_tcp(tcp, "/runs", cookie=cookie_of(answer))
+    assert page[0] == 200
+    assert "llama-7b" in page[2]
+    assert "Log out" in page[2]
+    assert by_tcp(tcp, "/logout", "POST", "", cookie=cookie_of(answer))[0] == 303
+    assert by_tcp(tcp, "/runs", cookie=cookie_of(answer))[0] == 303
+
+
+@pytest.mark.parametrize("cookie", ["", "mldebug_session=", "mldebug_session=x", "mldebug_session=é", "=;;="])  # fmt: skip
+def test_a_wrong_cookie_is_none(tcp: tuple[str, int], cookie: str) -> None:
+    assert by_tcp(tcp, "/runs", cookie=cookie.encode().decode("latin-1"))[0] == 303
+
+
+def test_a_program_shows_the_token_in_a_header(tcp: tuple[str, int]) -> None:
+    assert by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}")[0] == 200
+    assert by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}x")[0] == 401
+    assert by_tcp(tcp, "/runs", authorization=TOKEN)[0] == 401
+
+
+def test_whoever_guesses_has_few_tries(tcp: tuple[str, int]) -> None:
+    for _ in range(TRIES):
+        answer = log_in(tcp, "wrong")
+        assert answer[0] == 401
+        assert "set-cookie" not in answer[1]
+    assert log_in(tcp)[0] == 429
+    assert by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}")[0] == 429
+
+
+def test_a_new_token_ends_all_sessions(tcp: tuple[str, int], folder: Path) -> None:
+    cookie = cookie_of(log_in(tcp))
+    (folder / "token").write_text("another-token-0123456789\n")
+    assert by_tcp(tcp, "/runs", cookie=cookie)[0] == 303
+    (folder / "token").unlink()
+    assert by_tcp(tcp, "/runs", cookie=cookie)[0] == 503
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "https://evil.example"}, {"origin": "null"}, {"sec_fetch_site": "cross-site"}],
+)
+def test_another_site_can_neither_log_in_nor_out(tcp: tuple[str, int], headers: dict[str, str]) -> None:  # fmt: skip
+    assert log_in(tcp, **headers)[0] == 403
+    cookie = cookie_of(log_in(tcp, origin=f"http://{tcp[0]}:{tcp[1]}"))
+    assert by_tcp(tcp, "/logout", "POST", "", cookie=cookie, **headers)[0] == 403
+    assert by_tcp(tcp, "/runs", cookie=cookie)[0] == 200
+
+
+def test_a_foreign_name_is_refused_also_with_the_token(tcp: tuple[str, int]) -> None:
+    answer = by_tcp(tcp, "/runs", authorization=f"Bearer {TOKEN}", host="evil.example")
+    assert answer[0] == 421
+    assert "llama" not in answer[2]
+
+
+def test_a_body_that_is_no_token_is_not_read_to_its_end(tcp: tuple[str, int]) -> None:
+    assert log_in(tcp, "x" * 100_000)[0] == 413
+    assert by_tcp(tcp, "/login", "POST", "token=" + "&a=" * 50)[0] == 401
+
+
+def test_pages_are_only_looked_at(tcp: tuple[str, int]) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert by_tcp(tcp, "/runs", method, "", authorization=f"Bearer {TOKEN}")[0] == 405
+
+
+# --- the parts -----------------------------------------------------------------------------------
+
+
+def test_sessions_end_and_the_oldest_give_way() -> None:
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    first = sessions.open(TOKEN)
+    assert sessions.holds(first, TOKEN)
+    assert not sessions.holds(first, "other")
+    for _ in range(MOST):
+        last = sessions.open(TOKEN)
+    assert not sessions.holds(first, TOKEN)
+    now[0] = LIFE
+    assert not sessions.holds(last, TOKEN)
+
+
+def test_tries_are_counted_by_address_and_in_all_and_forgotten() -> None:
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    for number in range(ALL_TRIES):
+        assert sessions.may_try(f"a{number}")
+        sessions.failed(f"a{number}")
+    assert not sessions.may_try("new")
+    now[0] = 61.0
+    assert sessions.may_try("new")
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("LocalHost:80", "localhost"), ("[::1]:80", "::1"), ("a.b.", "a.b"), ("a:b", ""), ("::1", "")],
+)
+def test_the_name_in_a_host_header(host: str, name: str) -> None:
+    assert hostname(host) == name
+
+
+@pytest.mark.parametrize(
+    ("host", "fine"),
+    [("n1", True), ("n1.cluster.example:9753", True), ("10.2.3.4:9753", True), ("[fd00::1]:1", True),
+     ("n2", False), ("evil.example", False), ("n1@evil", False), ("n1 .x", False), ("", True)],
+)  # fmt: skip
+def test_by_tcp_this_nodes_names_and_any_address_will_do(host: str, fine: bool) -> None:
+    assert (misled({"host": host}, local=False, node="n1.internal") == "") == fine

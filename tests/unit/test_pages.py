@@ -1,0 +1,242 @@
+"""What pages are built of: runs, ranks, incidents; and that nothing in them becomes markup."""
+
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+from msgspec.structs import replace
+
+from mldebug.entries import Entry
+from mldebug.model import Gap, Role, Said
+from mldebug.paging import frame
+from mldebug.paging.asked import Asked
+from mldebug.paging.incidentlist import rows_of
+from mldebug.paging.rankgrid import MOST, grid
+from mldebug.snapshot import Snapshot
+from snapshots import REPORT, moving, stalled
+from webpages import HOSTILE, hanging, hostile, shown, training
+
+ENTRY = Entry(
+    id=REPORT, verdict="rank_waiting", confidence="high", job="pretrain.py", job_id="7f3a", state="open",
+    sentence="rank 2 sleeps; 7 wait", time="2026-11-21T05:50:41Z", kind="stall", user="ada", ranks=8,
+)  # fmt: skip
+VOID = {"meta", "link", "br", "input", "rect"}
+
+
+class Elements(HTMLParser):
+    """Every element, which must be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def page(name: str, told: Snapshot, id: str = "", *entries: Entry, unread: str = "") -> str:
+    html = frame.render(name, Asked(told=told, id=id, entries=entries, unread=unread))
+    assert html is not None
+    return html
+
+
+def text_of(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+# --- the frame -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(frame.pages()))
+@pytest.mark.parametrize("empty", [True, False])
+def test_every_page_is_clean_html_and_loads_only_ours(name: str, empty: bool) -> None:
+    runs = () if empty else (training(), hanging(), hostile())
+    run = hostile().id if name == "run" and not empty else ""
+    html = frame.render(name, Asked(told=shown(*runs), id=run, entries=() if empty else (ENTRY,)))
+    if html is None:
+        assert name == "run"
+        return
+    for tag, attributes in Elements(html).found:
+        assert "style" not in attributes, tag
+        assert not [one for one in attributes if one.startswith("on")], tag
+        assert tag not in ("img", "iframe", "style"), tag
+        for where in ("href", "src", "action"):
+            assert re.match(r"/(?!/)|#|data:,|$", attributes.get(where) or ""), attributes
+
+
+def test_the_menu_has_every_place_with_a_key_of_its_own() -> None:
+    keys = [one.key for one in frame.pages().values() if one.key]
+    assert len(keys) == len(set(keys))
+    assert not set(keys) & {"g", "j", "k", "u"}
+    html = page("runs", shown())
+    for name, one in frame.pages().items():
+        assert (f'href="/{name}" data-key="{one.key}"' in html) == bool(one.key)
+    assert 'data-key="r" aria-current="page"' in html
+
+
+def test_a_page_stays_the_same_until_the_agent_looks_again() -> None:
+    told = shown(training(), hanging())
+    assert page("runs", told) == page("runs", told)
+
+
+def test_others_runs_and_a_replay_are_told() -> None:
+    told = shown(hidden_runs=3, replay="bundle <b>")
+    assert "It hides 3 runs of other users" in page("runs", told)
+    assert "A replay of bundle &lt;b&gt;" in page("runs", told)
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def test_the_run_with_an_incident_comes_first_and_says_what_status_says() -> None:
+    text = text_of(page("runs", shown(training(), hanging()), "", ENTRY))
+    assert text.index("pretrain.py") < text.index("llama-7b")
+    assert "1 incident open" in text
+    assert "stalled: no step for 75 s (usual gap 0.4 s); 7 ranks wait in all_reduce" in text
+    assert "watching: last step 1.2 s ago (usual gap 0.4 s); a stall after 30s (5 times" in text
+    assert "0.4 s per step" in text
+
+
+def test_a_report_is_linked_only_once_it_is_there() -> None:
+    told = shown(hanging())
+    link = f'href="/report?id={REPORT}"'
+    for name, id in (("runs", ""), ("run", "7f3a")):
+        assert link not in page(name, told, id)
+        assert link in page(name, told, id, replace(ENTRY, id="20261122T0"), ENTRY)
+
+
+def test_an_incident_before_is_told_with_a_run_that_goes_on() -> None:
+    html = page("runs", shown(moving("7f3a")), "", replace(ENTRY, state="recovered"))
+    assert "before: Rank waiting , recovered, 2026-11-21 05:50:41 UTC" in text_of(html)
+
+
+def test_no_job_at_all_is_said_in_a_sentence() -> None:
+    assert "No training job runs here" in page("runs", shown())
+
+
+def test_what_the_agent_cannot_do_stands_above() -> None:
+    broken = shown(reports_lost=2, sources=())
+    assert "2 reports or states could not be stored" in page("runs", broken)
+
+
+# --- one run -------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_over_or_somebody_elses_is_no_page() -> None:
+    assert frame.render("run", Asked(told=shown(training()), id="other")) is None
+    assert frame.render("run", Asked(told=shown(training()))) is None
+
+
+def test_the_culprit_is_marked_in_the_grid_and_leads_the_table() -> None:
+    found = grid(hanging())
+    assert [one.rank for one in found.cells] == list(range(8))
+    assert [one.rank for one in found.cells if one.culprit] == [2]
+    assert found.rows[0].rank == 2
+    assert (found.rows[0].letter, found.rows[0].doing) == ("I", "slow_data_loader at data.py:41")
+    assert [(kind.name, kind.count, kind.ranks) for kind in found.legend] == [
+        ("sleep", 1, "2"),
+        ("collective", 7, "0-1,3-7"),
+    ]
+    html = page("run", shown(hanging()), "7f3a")
+    assert html.count('class="cell r-inert culprit"') == 1
+    assert html.count('<tr id="rank-2" data-row tabindex="-1" class="culprit">') == 1
+
+
+def test_what_a_job_calls_itself_never_becomes_a_command() -> None:
+    run = replace(moving(), id="x; touch /tmp/owned; `id` $(id)")
+    html = page("run", shown(run), run.id)
+    assert "mldebug dump --job &#39;x; touch /tmp/owned; `id` $(id)&#39;" in html
+
+
+def test_ranks_tell_their_steps_phases_and_who_is_behind() -> None:
+    said = {0: Said(step=43, step_age=0.1), 1: Said(step=40, phase="data_wait", phase_age=9.0)}
+    run = replace(moving(ranks=3), said=said, lost=(3,), exits={3: "killed by SIGKILL (9)"})
+    lost, first, second, silent = grid(run).rows
+    assert (lost.rank, lost.kind, lost.doing, lost.pid) == (3, "exited", "killed by SIGKILL (9)", None)  # fmt: skip
+    assert (first.step, first.kind) == ("43", "stepping")
+    assert (second.step, second.kind, second.doing) == ("40, 3 behind", "data_wait", "in data_wait for 9.0 s")  # fmt: skip
+    assert (silent.step, silent.kind) == ("", "runs")
+
+
+def test_a_class_of_unknown_role_is_unclear_and_never_blamed() -> None:
+    run = replace(moving(ranks=2), classes={0: "novel"})
+    assert [one.role for one in grid(run).cells] == [Role.UNCLEAR, "moving"]
+
+
+def test_a_rank_that_ended_while_it_was_watched_is_shown_once() -> None:
+    run = replace(moving(ranks=2), lost=(5,), exits={5: "exit code 1", 1: "exit code 1"})
+    assert [one.rank for one in grid(run).cells] == [0, 1, 5]
+
+
+def test_gaps_of_its_own_processes_stand_on_its_page_once() -> None:
+    gaps = tuple(Gap(what="environ", reason="denied", pid=pid) for pid in (100, 101, 999))
+    html = page("run", shown(moving(), gaps=gaps), "5c01")
+    assert html.count("<b>environ</b>") == 1
+
+
+def test_how_quiet_it_is_is_drawn_against_its_limit() -> None:
+    html = page("run", shown(replace(moving(), quiet_seconds=21.0)), "5c01")
+    assert 'class="bar quiet"' in html
+    assert '<rect width="70.0"' in html
+    assert 'class="bar' not in page("run", shown(stalled()), "7f3a")
+
+
+def test_a_huge_run_is_cut_and_says_so() -> None:
+    run = moving(ranks=MOST + 5)
+    assert len(grid(run).cells) == MOST
+    assert "… and 5 more ranks" in page("run", shown(run), "5c01")
+
+
+@pytest.mark.parametrize("name", ["run", "runs"])
+def test_1024_ranks_are_rendered_in_50_ms(name: str) -> None:
+    told = shown(*(replace(hanging(1024, 700), id=f"r{one}") for one in range(4)))
+    page(name, told, "r1", ENTRY)  # the templates are compiled once
+    times = []
+    for _ in range(5):
+        began = time.process_time()
+        page(name, told, "r1", ENTRY)
+        times.append(time.process_time() - began)
+    assert min(times) < 0.05
+
+
+# --- incidents -----------------------------------------------------------------------------------
+
+
+def test_an_incident_says_verdict_state_when_and_whose() -> None:
+    text = text_of(page("incidents", shown(), "", replace(ENTRY, state="ended")))
+    for word in ("Rank waiting", "high", "job ended", "2026-11-21 05:50:41 UTC", "pretrain.py, 8 ranks, ada"):  # fmt: skip
+        assert word in text
+    assert "No incident open" in text
+
+
+def test_only_an_incident_of_a_run_that_lives_is_open() -> None:
+    (alive,), (left,) = rows_of([ENTRY], shown(hanging())), rows_of([ENTRY], shown())
+    assert (alive.state, alive.open) == ("open", True)
+    assert (left.state, left.open) == ("never closed", False)
+
+
+def test_an_incident_without_a_report_yet_leads_to_its_run() -> None:
+    html = page("incidents", shown(hanging()))
+    assert 'href="/run?id=7f3a" data-go>Looked into now</a>' in html
+
+
+def test_what_cannot_be_read_is_listed_with_the_reason() -> None:
+    html = page("incidents", shown(), "", Entry(id="x", broken="it is <cut> off"))
+    assert "it is &lt;cut&gt; off" in html
+    assert "Reports cannot be listed: closed." in page("incidents", shown(), unread="closed")
+
+
+def test_a_verdict_that_nobody_knows_is_shown_as_it_is() -> None:
+    (row,) = rows_of([replace(ENTRY, verdict=HOSTILE)], shown())
+    assert row.verdict.startswith("<img")
+    assert "<img" not in page("incidents", shown(), "", replace(ENTRY, verdict=HOSTILE, job=HOSTILE))  # fmt: skip

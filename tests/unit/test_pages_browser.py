@@ -1,0 +1,198 @@
+"""The web pages in a real browser: readable on a desk and on a phone, live, by keys alone, and never a word to anybody else."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from playwright.sync_api import Browser, expect
+
+import samples
+from browser import CHROMIUM, chromium, relayed, tab
+from mldebug.paging import frame
+from mldebug_agents.server import Server
+from mldebug_agents.serving.doors import open_tcp
+from webpages import LATER, hanging, hostile, pages, shown, store, training
+
+expect.set_options(timeout=20_000)
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM and not os.environ.get("CI"), reason="chromium is not installed"
+)
+RUN = "/run?id=7f3a"
+MOMENT = datetime.fromtimestamp(LATER, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM, "chromium is not installed"
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Server, str, str]]:
+    """A server with runs and reports; the address of its relay, and a link into it."""
+    folder = Path(tempfile.mkdtemp(prefix="mldebug-test-"))
+    for number, name in enumerate(samples.ALL):
+        store(folder, name, id=f"20261121T0550{number:02d}Z-{number:04x}", job="7f3a")
+    try:
+        told = shown(training(), hanging(), hostile())
+        with pages(folder, told) as server, relayed(folder) as (base, links):
+            yield server, base, links[-1]
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
+def test_every_page_can_be_read(browser: Browser, served: tuple[Server, str, str], phone: bool, dark: bool) -> None:  # fmt: skip
+    _, base, link = served
+    with tab(browser, base, phone=phone, dark=dark) as seen:
+        seen.open(link)
+        assert seen.page.url == f"{base}/runs"
+        for path in (*(f"/{name}" for name in frame.pages() if name != "run"), RUN):
+            seen.open(path)
+            assert seen.fits(), path
+            assert seen.page.locator("h1").inner_text()
+        ink, paper = (seen.page.evaluate(f"getComputedStyle(document.body).{one}") for one in ("color", "backgroundColor"))  # fmt: skip
+        assert (_light(paper) < _light(ink)) == dark
+
+
+def _light(colour: str) -> int:
+    return sum(int(part) for part in colour[4:-1].split(","))
+
+
+def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+    server, base, link = served
+    with tab(browser, base) as seen:
+        seen.open(link)
+        seen.open(RUN)
+        page = seen.page
+        expect(page.locator(".cell.culprit")).to_have_text("2I")
+        page.evaluate("window.same = true")
+        page.fill("#filter", "collective")
+        expect(page.locator("tbody tr:visible")).to_have_count(7)
+        page.locator("#grid a").nth(4).hover()
+        server.publish(shown(hanging(culprit=5), at=LATER))
+        expect(page.locator(".cell.culprit")).to_have_text("5I")
+        expect(page.locator("#as-of time")).to_have_attribute("datetime", MOMENT)  # fmt: skip
+        assert page.evaluate("window.same")
+        assert page.input_value("#filter") == "collective"
+        expect(page.locator("tbody tr:visible")).to_have_count(7)
+        server.publish(shown(training(), at=LATER + 5))
+        expect(page.locator("#away")).to_contain_text("This is over")
+        assert page.locator(".cell.culprit").count() == 1  # what was known stays
+        seen.errors = [one for one in seen.errors if "404" not in one]  # the browser's own words
+
+
+def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+    server, base, link = served
+    with tab(browser, base) as seen:
+        seen.open(link)
+        server.stop(5)
+        expect(seen.page.locator("#away")).to_contain_text("The agent does not answer")
+        expect(seen.page.locator(".run")).to_have_count(3)
+        seen.errors = [one for one in seen.errors if "502" not in one]
+
+
+def test_keys_alone_reach_everything(browser: Browser, served: tuple[Server, str, str]) -> None:
+    _, base, link = served
+    with tab(browser, base) as seen:
+        seen.open(link)
+        keys = seen.page.keyboard
+        keys.press("?")
+        expect(seen.page.locator("#help")).to_be_visible()
+        keys.press("Escape")
+        expect(seen.page.locator("#help")).to_be_hidden()
+        for name, one in frame.pages().items():
+            if one.key:
+                keys.press("g")
+                keys.press(one.key)
+                seen.page.wait_for_url(f"{base}/{name}")
+        seen.open("/runs")
+        for key in "jjk":
+            keys.press(key)
+        expect(seen.page.locator(".here h2")).to_have_text("pretrain.py")
+        keys.press("Enter")
+        seen.page.wait_for_url(base + RUN)
+        keys.press("/")
+        keys.type("sleep")
+        keys.press("Enter")
+        expect(seen.page.locator("tbody tr.here")).to_have_attribute("id", "rank-2")
+        keys.press("Escape")
+        expect(seen.page.locator("tbody tr:visible")).to_have_count(8)
+        keys.press("u")
+        seen.page.wait_for_url(f"{base}/runs")
+        keys.press("g")
+        keys.press("i")
+        seen.page.wait_for_url(f"{base}/incidents")
+        keys.press("/")
+        keys.type("mismatch")
+        keys.press("Enter")
+        keys.press("Enter")
+        seen.page.wait_for_url(f"{base}/report?id=*")
+        expect(seen.page.locator(".what").first).to_have_text("Collective mismatch")
+        assert seen.page.evaluate("document.documentElement.classList.contains('js')")
+        seen.page.locator("a.brand").click()
+        seen.page.wait_for_url(f"{base}/incidents")
+
+
+def test_without_javascript_the_pages_say_the_same(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+    _, base, link = served
+    with tab(browser, base, js=False) as seen:
+        seen.open(link)
+        seen.page.click("text=pretrain.py")
+        assert seen.page.url == base + RUN
+        assert seen.page.locator(".cell.culprit").inner_text().split() == ["2", "I"]
+        assert seen.page.locator(".js-only:visible").count() == 0
+
+
+def test_a_link_is_good_once_and_other_users_stay_outside(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+    _, base, link = served
+    with tab(browser, base) as mine:
+        mine.open(link)
+        mine.open("/runs")
+        assert mine.page.context.cookies()[0]["httpOnly"]
+    with tab(browser, base) as other:
+        for path in (link, "/runs", "/?key=", "/?key=x"):
+            answer = other.page.goto(base + path)
+            assert answer is not None
+            assert answer.status == 403
+        other.errors = [one for one in other.errors if "403" not in one]
+
+
+def test_the_token_lets_in_by_tcp(browser: Browser, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    with open_tcp("127.0.0.1:0") as door:
+        port = door.getsockname()[1]
+    with (
+        pages(tmp_path, shown(training()), listen=f"127.0.0.1:{port}", token_file=token),
+        tab(browser, f"http://127.0.0.1:{port}") as seen,
+    ):
+        seen.open("/runs")
+        seen.page.fill("#token", "wrong")
+        seen.page.keyboard.press("Enter")
+        expect(seen.page.get_by_role("alert")).to_contain_text("not the agent's token")
+        seen.page.fill("#token", "0123456789abcdef0123")
+        seen.page.keyboard.press("Enter")
+        expect(seen.page.locator(".run h2")).to_have_text("llama-7b")
+        seen.page.click("text=Log out")
+        expect(seen.page.locator("#token")).to_be_visible()
+        seen.errors = [one for one in seen.errors if "401" not in one]
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desk", "phone"])
+def test_a_thousand_ranks_stay_readable(browser: Browser, served: tuple[Server, str, str], phone: bool) -> None:  # fmt: skip
+    server, base, link = served
+    server.publish(shown(replace(hanging(1024, 700), id="b1g"), at=LATER))
+    with tab(browser, base, phone=phone) as seen:
+        seen.open(link)
+        seen.open("/run?id=b1g")
+        assert seen.fits()
+        assert seen.page.locator(".cell").count() == 1024
+        expect(seen.page.locator("tbody tr").first).to_contain_text("culprit")
