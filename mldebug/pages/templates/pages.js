@@ -12,7 +12,7 @@
   const narrow = () => {
     const box = $("#filter"), words = box ? box.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
     for (const row of box ? narrowed(box) : []) {
-      const text = words.length ? row.textContent.toLowerCase() : "";
+      const text = words.length ? `${row.textContent} ${row.dataset.words || ""}`.toLowerCase() : "";
       row.hidden = !words.every(word => text.includes(word));
     }
   };
