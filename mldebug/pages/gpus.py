@@ -121,6 +121,7 @@ def _notes(told: Snapshot, seen: Glance) -> Iterator[Said]:
     """Of the node: what no card says."""
     if seen.released_until is not None:
         yield from hardware_lines(told, told.at)
+        return
     node = [one for one in seen.health if not one.uuid]
     yield from (Said(clean(one, 400), True) for one in complaints(node, seen.names()))
 

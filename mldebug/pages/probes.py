@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 import msgspec
 
 from mldebug.nodeview.probes import common, dated, moment, verdict
 from mldebug.nodeview.watching import ailing_lines
 from mldebug.paging.asked import Asked
-from mldebug.probing.history import Judged, Standing, change_words, figures
+from mldebug.probing.history import SHARE, Judged, Standing, change_words, figures
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration, format_size
 from mldebug.snapshot import Snapshot
@@ -162,7 +163,9 @@ def _spark(one: Judged) -> Spark | None:
     band = [each for each in (one.low, one.high) if each is not None]
     if len(speeds) < 2 or not all(map(math.isfinite, (*speeds, *band))):
         return None
-    ends = min((*speeds, *band)), max((*speeds, *band))
+    level = median(speeds)  # where nobody knows yet what is usual, noise is not drawn large
+    every = (*speeds, *band, level * (1 - SHARE), level * (1 + SHARE))
+    ends = min(every), max(every)
     step = (WIDTH - 2 * EDGE) / (len(speeds) - 1)
     points = [(round(EDGE + at * step, 1), _height(speed, ends)) for at, speed in enumerate(speeds)]
     heights = [_height(each, ends) for each in band]

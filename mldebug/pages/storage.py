@@ -1,5 +1,6 @@
 """Filesystems, quotas, folders that grow, who writes, checkpoints and host memory: what is full soon or hangs comes first."""
 
+import zlib
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -37,6 +38,7 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
 class Saves(msgspec.Struct, frozen=True, kw_only=True):
     """One series of checkpoints."""
 
+    id: str  # the same at each look, whatever the order
     place: str
     job: str
     mood: str
@@ -130,7 +132,9 @@ def _saves(states: Iterable[SaveState], names: dict[str, str], now: float) -> It
     """Whoever would lose most comes first, and before him those of whom it is not known."""
     for one in sorted(states, key=_by_loss):
         left = one.newest is not None and one.newest.state is State.INCOMPLETE
+        key = f"{one.run}/{one.folder}/{one.series}".encode(errors="replace")
         yield Saves(
+            id=f"saves-{zlib.crc32(key):08x}",
             place=clean(f"{one.folder}/{one.series}", 180),
             job=names.get(one.run, clean(one.run, 60)),
             mood="quiet" if one.last is None or one.trouble or left else "good",

@@ -73,6 +73,7 @@ def test_what_is_bad_is_seen_without_scrolling(browser: Browser, served: tuple[S
         expect(first).to_contain_text(words)
         expect(first).to_be_in_viewport()
         expect(seen.page.locator("h1 em")).to_be_in_viewport()
+        expect(seen.page.locator("nav a").last).to_be_in_viewport(ratio=1)
         picture(seen, f"{name}{'-phone' if phone else ''}{'-dark' if dark else ''}")
 
 

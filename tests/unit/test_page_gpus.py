@@ -20,6 +20,7 @@ from mldebug.paging.asked import Asked
 from mldebug.snapshot import Snapshot, SourceState
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.nvml.library import Library
+from mldebug_agents.serving.peers import Peer, view
 from pagedata import SOURCES, gpu, gpus, quiet
 from snapshots import AT
 from webtext import HOSTILE, text_of
@@ -137,6 +138,20 @@ def test_why_there_is_no_gpu_is_one_sentence(changes: dict[str, object], why: st
     assert why in built(told).nothing
     assert why in text_of(page(told))
     assert built(told).lead == "No GPU to show"
+
+
+def test_let_go_of_says_until_when_and_each_line_once() -> None:
+    told = replace(gpus(), gpus=None, gpu_watch=None, gpus_released_until=AT + 60, gpus_released_why="a reset")  # fmt: skip
+    lines = [one.text for one in built(told).notes]
+    assert lines[0] == "it has let go of the GPUs for another 1m: a reset"
+    assert len(lines) == len(set(lines))
+
+
+def test_a_stranger_sees_the_gpus_and_nothing_of_the_jobs_of_others() -> None:
+    text = text_of(page(view(gpus(), Peer(pid=1, uid=54321), None)))
+    for secret in ("llama-7b", "rank 1", "waits in a collective", "Xid"):
+        assert secret not in text.replace("Xids and the like", ""), secret
+    assert "2 uncorrected ECC errors" in text
 
 
 # --- bad input -----------------------------------------------------------------------------------

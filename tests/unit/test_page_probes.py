@@ -91,6 +91,11 @@ def test_the_band_lies_around_the_usual_runs_and_a_shift_leaves_it() -> None:
     assert max(told) <= HEIGHT
 
 
+def test_noise_of_a_young_series_is_not_drawn_as_a_drama() -> None:
+    told = heights(drawn(20.86, 20.93, 20.81))
+    assert max(told) - min(told) < 0.1 * HEIGHT
+
+
 def test_equal_runs_are_a_line_in_the_middle_and_one_run_is_none() -> None:
     assert set(heights(drawn(5.0, 5.0, 5.0))) == {HEIGHT / 2}
     assert drawn(5.0) is None

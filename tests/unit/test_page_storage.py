@@ -73,6 +73,9 @@ def test_whoever_would_lose_most_comes_first_and_before_him_whom_nobody_knows() 
     states = tuple(saved(series=name, lost_seconds=seconds) for name, seconds in lost)
     found = built(quiet(saves=states)).saves
     assert [one.place[-1] for one in found] == ["c", "b", "a"]
+    again = built(quiet(saves=states[::-1])).saves
+    assert {one.place: one.id for one in again} == {one.place: one.id for one in found}
+    assert len({one.id for one in found}) == 3
     assert [one.lost for one in found] == ["", "15m of work and 104 steps", "5s of work and 104 steps"]  # fmt: skip
 
 

@@ -7,6 +7,9 @@
   const rows = () => all("[data-row]").filter(row => !row.hidden);
   const link = row => row.matches("a") ? row : $("[data-go]", row) || $("a", row);
 
+  const here = $("nav [aria-current]");  /* a narrow menu may begin elsewhere */
+  if (here) here.scrollIntoView({ block: "nearest", inline: "nearest" });
+
   /* filter */
   const narrowed = box => all("[data-row]", document.getElementById(box.dataset.of) || document);
   const narrow = () => {
