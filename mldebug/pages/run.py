@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from mldebug.model import Gap
+from mldebug.nodeview.glance import names_of
 from mldebug.nodeview.lines import rank_lines
 from mldebug.nodeview.watching import mood, pace_words, state_words
 from mldebug.paging.asked import Asked
@@ -84,7 +85,7 @@ class OneRun:
             written=any(one.id == run.incident for one in mine),
             silence=_silence(run),
             facts=tuple(_facts(run)),
-            grid=grid(run),
+            grid=grid(run, names_of(told.gpus)),
             lines=tuple(clean(one, 400) for one in _lines(run)),
             kernel=tuple(clean(one, 400) for one in rank_lines(told.kernel_events, run, told.at)),
             traps=tuple(clean(one.line(), 600) for one in run.traps[:8]),

@@ -1,12 +1,14 @@
 """The ranks of a run on this node as cells and rows: what each does, by letter and colour, culprits marked. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from mldebug.folding import fold_ranks, shorten_ranks
+from mldebug.health.telling import GpuName
 from mldebug.heartbeat import phase_words, span
 from mldebug.model import Role
+from mldebug.nodeview.watching import mood
 from mldebug.redact import clean
 from mldebug.report.words import ROLES
 from mldebug.snapshot import RunState
@@ -14,6 +16,12 @@ from mldebug.snapshot import RunState
 MOST = 2048  # cells, and rows of the table
 PHASE = 1.0  # seconds: the wait for the next batch is a phase of each step
 TOUCHING = 64  # cells: more of them are smaller
+MOVING, UNSEEN = "moving", "unseen"
+MEANINGS = {
+    MOVING: "its run gives no reason for alarm",
+    UNSEEN: "no stack was taken of it since the run is quiet",
+}
+"""Of what is no `Role`: nobody has classified these ranks."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +29,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     pid: int | None
-    role: str  # a `Role`, or "moving"
+    role: str  # a `Role`, or one of `MEANINGS`
     kind: str  # what it does in a word: the class of its stack, its phase
     letter: str
     culprit: bool
@@ -52,11 +60,11 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     more: int = 0
 
 
-def grid(run: RunState) -> Grid:
-    """Of the ranks that live here, and of those that have ended."""
+def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> Grid:
+    """Of the ranks that live here, and of those that have ended; `gpus`: how each is called, by UUID."""
     numbers = sorted({*run.ranks, *run.lost, *run.exits})
     most = max((one.step for one in run.said.values() if one.step is not None), default=None)
-    cells = tuple(_rank(run, rank, most) for rank in numbers[:MOST])
+    cells = tuple(_rank(run, rank, most, gpus) for rank in numbers[:MOST])
     rows = sorted(cells, key=lambda one: (not one.culprit, _suspicion(one.role), one.rank))
     return Grid(
         cells=cells,
@@ -67,7 +75,7 @@ def grid(run: RunState) -> Grid:
     )
 
 
-def _rank(run: RunState, rank: int, most: int | None) -> Rank:
+def _rank(run: RunState, rank: int, most: int | None, gpus: Mapping[str, GpuName]) -> Rank:
     role, kind, doing = _does(run, rank)
     said = run.said.get(rank)
     step = said.step if said else None
@@ -79,10 +87,10 @@ def _rank(run: RunState, rank: int, most: int | None) -> Rank:
         pid=run.ranks.get(rank),
         role=role,
         kind=kind,
-        letter="" if role == "moving" else ROLES[Role(role)].letter,
+        letter=_letter(role),
         culprit=rank in run.culprits,
         step=f"{step:,}{behind}" if step is not None else "",
-        gpu=_gpu(run, rank),
+        gpu=_gpu(run, rank, gpus),
         doing=doing,
         hint=f"rank {rank}{blame}: {kind}{told}"[:300],
     )
@@ -96,23 +104,27 @@ def _does(run: RunState, rank: int) -> tuple[str, str, str]:
     if rank in run.classes:
         role = run.roles.get(rank, Role.UNCLEAR)
         return role, clean(run.classes[rank], 40), clean(run.frames.get(rank, ""), 200)
-    said = run.said.get(rank)
+    said, name = run.said.get(rank), MOVING if mood(run) == "good" else UNSEEN
     if said is not None and said.phase and said.phase_age >= PHASE:
-        return "moving", clean(said.phase, 40), clean(phase_words(said.phase, said.phase_age), 120)
+        return name, clean(said.phase, 40), clean(phase_words(said.phase, said.phase_age), 120)
     if said is not None and said.step is not None:
-        return "moving", "stepping", f"made its last step {span(said.step_age)} ago"
-    return "moving", "runs", ""
+        does = "stepping" if name == MOVING else "between steps"
+        return name, does, f"made its last step {span(said.step_age)} ago"
+    return name, "runs" if name == MOVING else "not looked at yet", ""
 
 
-def _gpu(run: RunState, rank: int) -> str:
-    uuid = clean(run.gpus.get(rank, ""), 60)
-    device = next((one for one in run.gpu_states if one.rank == rank), None)
-    name = f"GPU {device.index}" if device else f"{uuid[:12]}…" if len(uuid) > 12 else uuid
+def _gpu(run: RunState, rank: int, gpus: Mapping[str, GpuName]) -> str:
+    uuid = run.gpus.get(rank, "")
+    name = f"GPU {gpus[uuid].index}" if uuid in gpus else clean(uuid, 12)
     return f"{name}, perhaps" if name and rank in run.gpus_guessed else name
 
 
+def _letter(role: str) -> str:
+    return "" if role in MEANINGS else ROLES[Role(role)].letter
+
+
 def _suspicion(role: str) -> int:
-    order = [*map(str, ROLES), "moving"]
+    order = [*map(str, ROLES), *MEANINGS]
     return order.index(role)
 
 
@@ -125,12 +137,11 @@ def _legend(cells: Sequence[Rank]) -> tuple[Kind, ...]:
 
 
 def _kind(role: str, name: str, ranks: list[int]) -> Kind:
-    look = ROLES[Role(role)] if role != "moving" else None
     return Kind(
         role=role,
         name=name,
-        letter=look.letter if look else "",
-        meaning=look.meaning if look else "nothing is wrong with it",
+        letter=_letter(role),
+        meaning=MEANINGS.get(role) or ROLES[Role(role)].meaning,
         count=len(ranks),
         ranks=shorten_ranks(fold_ranks(ranks), 40),
     )

@@ -58,7 +58,7 @@ def test_a_person_follows_a_hang_from_the_first_page_to_the_report() -> None:
         page.keyboard.press("j")
         page.keyboard.press("Enter")
         expect(page.locator(".cell")).to_have_count(4)
-        expect(page.locator(".what.good")).to_contain_text("moves")
+        expect(page.locator(".what.good")).to_contain_text("no alarm")
         page.evaluate("window.same = true")
         job.wait_until_stuck()
         expect(page.locator(".cell.culprit")).to_contain_text("2", timeout=90_000)

@@ -305,9 +305,20 @@ def test_the_token_opens_a_session_which_the_cookie_keeps(tcp: tuple[str, int]) 
     assert by_tcp(tcp, "/runs", cookie=cookie_of(answer))[0] == 303
 
 
-@pytest.mark.parametrize("cookie", ["", "mldebug_session=", "mldebug_session=x", "mldebug_session=é", "=;;="])  # fmt: skip
-def test_a_wrong_cookie_is_none(tcp: tuple[str, int], cookie: str) -> None:
-    assert by_tcp(tcp, "/runs", cookie=cookie.encode().decode("latin-1"))[0] == 303
+def test_sessions_of_two_nodes_that_are_forwarded_do_not_meet(tcp: tuple[str, int]) -> None:
+    """A browser has one jar of cookies for all ports of a host."""
+    one, other = (log_in(tcp, host=f"localhost:{port}") for port in (8080, 8081))
+    both = f"{cookie_of(one)}; {cookie_of(other)}"
+    assert cookie_of(one).partition("=")[0] != cookie_of(other).partition("=")[0]
+    for port in (8080, 8081):
+        assert by_tcp(tcp, "/runs", cookie=both, host=f"localhost:{port}")[0] == 200
+    assert by_tcp(tcp, "/runs", cookie=cookie_of(one), host="localhost:8081")[0] == 303
+
+
+@pytest.mark.parametrize("value", ["", "x", "é", "a b", "=;;="])
+def test_a_wrong_cookie_is_none(tcp: tuple[str, int], value: str) -> None:
+    cookie = f"mldebug_{tcp[1]}={value}".encode().decode("latin-1")
+    assert by_tcp(tcp, "/runs", cookie=cookie)[0] == 303
 
 
 def test_a_program_shows_the_token_in_a_header(tcp: tuple[str, int]) -> None:
@@ -380,11 +391,13 @@ def test_tries_are_counted_by_address_and_in_all_and_forgotten() -> None:
     now = [0.0]
     sessions = Sessions(lambda: now[0])
     for number in range(ALL_TRIES):
-        assert sessions.may_try(f"a{number}")
-        sessions.failed(f"a{number}")
-    assert not sessions.may_try("new")
+        assert sessions.tries(f"a{number}", right=False)
+    assert not sessions.tries("new", right=True)
     now[0] = 61.0
-    assert sessions.may_try("new")
+    for _ in range(TRIES):
+        assert sessions.tries("new", right=False)
+    assert not sessions.tries("new", right=True)
+    assert sessions.tries("other", right=True)
 
 
 @pytest.mark.parametrize(

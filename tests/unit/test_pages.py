@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mldebug.entries import Entry
+from mldebug.health.telling import GpuName
 from mldebug.model import Gap, Role, Said
 from mldebug.paging import frame
 from mldebug.paging.asked import Asked
@@ -166,6 +167,20 @@ def test_ranks_tell_their_steps_phases_and_who_is_behind() -> None:
     assert (first.step, first.kind) == ("43", "stepping")
     assert (second.step, second.kind, second.doing) == ("40, 3 behind", "data_wait", "in data_wait for 9.0 s")  # fmt: skip
     assert (silent.step, silent.kind) == ("", "runs")
+
+
+def test_a_rank_that_nobody_looked_at_is_not_called_well_while_its_run_is_quiet() -> None:
+    run = replace(stalled(), classes={}, said={1: Said(step=9, step_age=75.0)})
+    roles = {one.rank: (one.role, one.kind) for one in grid(run).cells}
+    assert roles[0] == ("unseen", "not looked at yet")
+    assert roles[1] == ("unseen", "between steps")
+    assert "moving" not in {role for role, _ in roles.values()}
+
+
+def test_a_gpu_is_called_by_its_number_where_it_is_known() -> None:
+    run = replace(training(2), gpus_guessed=(1,))
+    names = {run.gpus[1]: GpuName(5, "0000:41:00")}
+    assert [one.gpu for one in grid(run, names).cells] == ["GPU-0000000…", "GPU 5, perhaps"]
 
 
 def test_a_class_of_unknown_role_is_unclear_and_never_blamed() -> None:

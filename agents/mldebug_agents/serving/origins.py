@@ -67,6 +67,12 @@ def hostname(host: str) -> str:
     return name.lower().rstrip(".") if not port or port.isdecimal() else ""
 
 
+def cookie_name(headers: Mapping[str, str]) -> str:
+    """Of our session: several nodes may be forwarded to ports of one host, for all of which a browser has one jar."""
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"mldebug_{port}" if port.isascii() and port.isdecimal() else "mldebug"
+
+
 def is_loopback(host: str) -> bool:
     """Is that an address, or a name, of the machine itself?"""
     try:

@@ -19,9 +19,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from mldebug_agents.serving.client import OverUnix
-from mldebug_agents.serving.origins import misled
+from mldebug_agents.serving.origins import cookie_name, misled
 
-COOKIE = "mldebug_relay"
 MAX_BODY = 32 << 20  # bytes
 TIMEOUT = 15.0  # seconds for an answer of the agent
 PASSED = ("if-none-match", "accept")
@@ -51,20 +50,20 @@ class Relay:
     def _get(self, request: Request) -> Response:
         if why := misled(request.headers, local=True):
             return PlainTextResponse(f"Not answered: {why}.\n", 403)
-        if _hash(request.cookies.get(COOKIE, "")) in self._inside:
+        if _hash(request.cookies.get(cookie_name(request.headers), "")) in self._inside:
             return self._answer(request)
         shown = request.query_params.get("key", "")
         if hmac.compare_digest(shown.encode(errors="replace"), self._key.encode()):
-            return self._let_in()
+            return self._let_in(cookie_name(request.headers))
         told = "Open the link that `mldebug web` has printed last: each is good once.\n"
         return PlainTextResponse(told, 403)
 
-    def _let_in(self) -> Response:
+    def _let_in(self, name: str) -> Response:
         cookie = secrets.token_urlsafe(32)
         self._inside.add(_hash(cookie))
         self._renew()
         answer = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer"})
-        answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict")
+        answer.set_cookie(name, cookie, httponly=True, samesite="strict")
         return answer
 
     def _renew(self) -> None:

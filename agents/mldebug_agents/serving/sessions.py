@@ -15,7 +15,6 @@ from typing import NamedTuple
 LIFE = 12 * 3600.0  # seconds
 MOST = 64  # sessions; the oldest gives way
 TRIES, ALL_TRIES, WINDOW = 5, 50, 60.0  # wrong tokens of one address and of all, in so many seconds
-ADDRESSES = 1024
 
 
 class _Session(NamedTuple):
@@ -55,18 +54,16 @@ class Sessions:
         with self._lock:
             self._open.pop(_hash(shown), None)
 
-    def may_try(self, address: str) -> bool:
-        """Has this address, and have all together, guessed wrong no more than a few times lately?"""
+    def tries(self, address: str, *, right: bool) -> bool:
+        """Does this try count? Not where this address, or all together, have guessed wrong too often lately."""
         with self._lock:
             self._forget()
             mine = len(self._wrong.get(address, ()))
-            return mine < TRIES and sum(map(len, self._wrong.values())) < ALL_TRIES
-
-    def failed(self, address: str) -> None:
-        """It has shown a wrong token."""
-        with self._lock:
-            if len(self._wrong) < ADDRESSES or address in self._wrong:
-                self._wrong.setdefault(address, deque(maxlen=ALL_TRIES)).append(self._clock())
+            if mine >= TRIES or sum(map(len, self._wrong.values())) >= ALL_TRIES:
+                return False
+            if not right:
+                self._wrong.setdefault(address, deque()).append(self._clock())
+            return True
 
     def _forget(self) -> None:
         before = self._clock() - WINDOW

@@ -64,6 +64,7 @@ class Shelf:
             kept = self._known.get(name)
             if kept is None or kept[:2] != (owner, version):
                 kept = Shelved(owner, version, read_entry(self._archive.folder / name))
+                self._known[name] = kept  # at once: whoever asks again after a timeout goes on here
             found[name] = kept
         self._known = found
         return tuple(one.entry for one in found.values() if uid is None or one.owner == uid)

@@ -1,0 +1,71 @@
+"""`mldebug web`: the way in, and who stays outside of the port that it opens."""
+
+import http.client
+from pathlib import Path
+
+import pytest
+
+from browser import relayed
+from mldebug.cli import main
+from mldebug_agents.commands.web import way_in
+from webpages import pages, shown, training
+
+
+def ask(base: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:  # fmt: skip
+    link = http.client.HTTPConnection(base.removeprefix("http://"), timeout=10)
+    link.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    answer = link.getresponse()
+    told = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+    link.close()
+    return told
+
+
+def test_without_an_agent_it_says_what_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    config = tmp_path / "c.yaml"
+    config.write_text(f"agent: {{state_dir: {tmp_path}}}\n")
+    assert main(["web", "--config", str(config)]) == 1
+    told = capsys.readouterr().err
+    assert "no agent runs here" in told
+    assert f"mldebug agent --config {config}" in told
+
+
+def test_it_prints_the_line_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"agent: {{state_dir: {tmp_path}, listen: ''}}\n")
+    with pages(tmp_path, shown()):
+        assert main(["web", "--config", str(config)]) == 0
+    assert f"ssh -N -L 8080:{tmp_path}/agent.sock " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", ["/" + "x" * 120, "/odd:place"])
+def test_a_socket_that_ssh_cannot_name_is_reached_by_a_port(path: str) -> None:
+    told = "\n".join(way_in(Path(path), None))
+    assert "ssh -N -L 8080:127.0.0.1:8080 " in told
+    assert "mldebug web --port 8080" in told
+
+
+def test_only_a_browser_with_the_link_gets_in_and_it_is_good_once(tmp_path: Path) -> None:
+    with pages(tmp_path, shown(training())), relayed(tmp_path) as (base, links):
+        for path in ("/runs", "/api/v1/status", "/metrics", "/?key=", "/?key=%C3%A9"):  # fmt: skip
+            assert ask(base, path)[0] == 403
+        status, headers, _ = ask(base, links[0])
+        cookie = headers["set-cookie"].partition(";")[0]
+        assert status == 303
+        assert "HttpOnly" in headers["set-cookie"]
+        assert "SameSite=strict" in headers["set-cookie"]
+        assert ask(base, links[0])[0] == 403
+        assert len(links) == 2
+        assert "llama-7b" in ask(base, "/runs", cookie=cookie)[2]
+        assert ask(base, "/runs", cookie="mldebug=x")[0] == 403
+        assert ask(base, "/runs", cookie=cookie, host="evil.example")[0] == 403
+        assert ask(base, "/runs", "POST", cookie=cookie)[0] == 405
+        tag = ask(base, "/runs", cookie=cookie)[1]["etag"]
+        assert ask(base, "/runs", cookie=cookie, if_none_match=tag)[0] == 304
+    assert links[0] != links[1]
+
+
+def test_an_agent_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pages(tmp_path, shown()) as server, relayed(tmp_path) as (base, links):
+        cookie = ask(base, links[0])[1]["set-cookie"].partition(";")[0]
+        server.stop(5)
+        assert ask(base, "/runs", cookie=cookie)[0] == 502
