@@ -10,6 +10,7 @@ from mldebug.redact import clean
 
 MOST = 1024  # rows of one list
 WIDEST = 300
+MOST_TIMES = 100.0  # a ratio that is larger says no more
 ORDER = ("filesystems", "quotas", "trees", "writers", "test_writes")  # others follow
 NAMES = ("title", "quota", "path")  # the key that an alarm names as its subject
 
@@ -77,7 +78,7 @@ def share(value: object) -> float | None:
     """A ratio that can be drawn; None for what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    return min(float(value), MOST_TIMES) if math.isfinite(value) and value >= 0 else None
 
 
 def _name(row: Row) -> str:

@@ -142,7 +142,7 @@ def test_hostile_names_are_text() -> None:
     assert "</script>&" not in html
 
 
-@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), -1.0, True, "x"])
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 1e308, -1.0, True, "x"])
 def test_a_ratio_that_cannot_be_breaks_nothing(ratio: float) -> None:
     parts = (part("quotas", {"quota": "w", "used_ratio": ratio, "line": "w: ?"}),)
     assert "w" in text_of(page(quiet(storage=StorageState(parts=parts))))
