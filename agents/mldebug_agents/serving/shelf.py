@@ -20,7 +20,7 @@ from mldebug.reportmodel import Report
 
 PATIENCE = 3.0  # seconds for the state dir to answer
 HANGING = 4  # threads that may wait for it
-MAX_JSON = 24 << 20  # bytes of a report: 8,192 ranks have a few
+MAX_JSON = 8 << 20  # bytes of a report: 8,192 ranks have 3.2 million, and take 0.4 s to render
 MAX_LISTED = 500
 
 T = TypeVar("T")
@@ -41,6 +41,9 @@ class Shelf:
         self._archive = Archive(state_dir)
         self._known: dict[str, Shelved] = {}
         self._free = threading.BoundedSemaphore(HANGING)
+        self._one = (
+            threading.Lock()
+        )  # reports are rendered one after the other: the agent has better to do
 
     def entries(self, uid: int | None) -> tuple[Entry, ...]:
         """The newest first, of this user's own; None: all. An MldebugError says why there are none."""
@@ -52,7 +55,12 @@ class Shelf:
 
     def page(self, name: str, uid: int | None, home: str) -> Page:
         """One report as HTML, and the policy that fits it."""
-        return self._aside(lambda: render_page(self._load(name, uid), home))
+        return self._aside(lambda: self._render(name, uid, home))
+
+    def _render(self, name: str, uid: int | None, home: str) -> Page:
+        report = self._load(name, uid)
+        with self._one:
+            return render_page(report, home)
 
     def _list(self, uid: int | None) -> tuple[Entry, ...]:
         found: dict[str, Shelved] = {}
@@ -93,8 +101,10 @@ class Shelf:
         return status.st_uid, (file.st_mtime_ns, file.st_ino, file.st_size)
 
     def _aside(self, work: Callable[[], T]) -> T:
-        """Do it in another thread; AccessError where the state dir does not answer."""
-        silent = AccessError("the state directory does not answer", "see its mount")
+        """Do it in another thread; AccessError where that takes too long."""
+        silent = AccessError(
+            "the reports could not be read in time", "see the mount of the state directory"
+        )
         until = time.monotonic() + PATIENCE
         if not self._free.acquire(timeout=PATIENCE):
             raise silent
