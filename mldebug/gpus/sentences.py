@@ -40,6 +40,11 @@ def sentence(told: Fingerprint) -> str:
     return "; ".join(_say(node if several else "", group) for (node, _, _), group in ordered)
 
 
+def state_words(state: GpuState) -> str:
+    """`waits in a collective`; "" where it cannot be told."""
+    return _VERBS[state][0] if state in _VERBS else ""
+
+
 def _place(state: GpuState) -> int:
     return _ORDER.index(state) if state in _ORDER else -1
 

@@ -48,7 +48,7 @@ def alarms(told: NodeMemory) -> Iterator[str]:
 
 def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
     """How full it is, when it is used up, and who grows most."""
-    return f"{_where(one.level)}: {_level(one)}{_grower(ranks)}"
+    return f"{level_name(one.level)}: {_level(one)}{_grower(ranks)}"
 
 
 def of_runs(told: NodeMemory, runs: Collection[str]) -> NodeMemory:
@@ -66,7 +66,8 @@ def _level(one: LevelState) -> str:
     return f"{used}, {size_words(one.growth * 60)} more a minute: out of memory in {left}"
 
 
-def _where(level: Level) -> str:
+def level_name(level: Level) -> str:
+    """What sentences about it begin with."""
     return "host memory" if level.scope == "host" else f"memory of cgroup {level.name}"
 
 

@@ -80,9 +80,7 @@ def _many(what: str, numbers: set[int]) -> str:
 
 
 def _row(gpu: GpuReading, watch: GpuWatch | None, seen: Glance) -> Row:
-    busy = (watch or gpu).utilization_ratio
-    power = watch.power_watts if watch else gpu.power_instant_watts
-    power = gpu.power_average_watts if power is None else power
+    busy, power = busy_of(gpu, watch), power_of(gpu, watch)
     return (
         str(gpu.index),
         bus_id(gpu.bus_id) or "-",
@@ -93,6 +91,17 @@ def _row(gpu: GpuReading, watch: GpuWatch | None, seen: Glance) -> Row:
         _user(gpu.uuid, gpu, seen),
         state_of_gpu(seen.health, gpu.uuid).value,
     )
+
+
+def busy_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
+    """Its utilization by the newest read, a ratio."""
+    return (watch or gpu).utilization_ratio
+
+
+def power_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
+    """What it draws by the newest read, watts."""
+    power = watch.power_watts if watch else gpu.power_instant_watts
+    return gpu.power_average_watts if power is None else power
 
 
 def _gone(index: int, bus: str, uuid: str, seen: Glance) -> Row:

@@ -24,7 +24,7 @@ def _rows(state: SaveState, now: float) -> Iterator[Row]:
     key: Row = {"job": state.run, "folder": state.folder, "series": state.series}
     yield key | {"line": f"{place}: {state.sentence}"}
     for one in state.listed:
-        yield key | _facts(one) | {"line": f"  {_line(one, now)}"}
+        yield key | _facts(one) | {"line": f"  {clean(one.name, 80)}  {save_words(one, now)}"}
 
 
 def _facts(one: Kept) -> Row:
@@ -42,9 +42,10 @@ def _facts(one: Kept) -> Row:
     }
 
 
-def _line(one: Kept, now: float) -> str:
+def save_words(one: Kept, now: float) -> str:
+    """`complete, 4.2 GiB, 4 shards by 4 ranks, 12m old`."""
     age = format_duration(float(round(max(0.0, now - one.ended))))
     shards = f", {one.shards} {'shard' if one.shards == 1 else 'shards'}" if one.shards else ""
     ranks = f" by {one.world_size} ranks" if one.shards and one.world_size else ""
     why = f": {one.why}" if one.why else ""
-    return f"{clean(one.name, 80)}  {one.state.value}, {size_words(one.size)}{shards}{ranks}, {age} old{why}"
+    return f"{one.state.value}, {size_words(one.size)}{shards}{ranks}, {age} old{why}"

@@ -27,6 +27,7 @@ NORMAL = 1.4826  # standard deviations per MAD of a normal distribution
 TAIL = 0.1  # of the runs before lie further out; the outermost one is taken where they are few
 FEWEST_OF_TAIL = 20
 TAIL_NORMAL = 1 / 1.2816  # standard deviations per distance of that from the median
+RECENT = 30  # runs whose speeds are told
 ACCEPTED = 30  # shifted runs in a row, after which they are the usual ones
 
 
@@ -88,6 +89,9 @@ class Judged(Noun, frozen=True, kw_only=True, omit_defaults=False):
     mad: float | None
     last: tuple[Run, ...]  # the oldest first
     change: float | None = None  # of the last ones' median against it: -0.1 is 10 % slower
+    low: float | None = None  # the band around the median, outside of which a run is odd
+    high: float | None = None
+    speeds: tuple[float, ...] = ()  # of the last `RECENT` runs, four digits, the oldest first
 
 
 class Usual(NamedTuple):
@@ -168,6 +172,9 @@ def judge(series: Series, runs: Sequence[Run]) -> Judged:
         mad=usual.mad if usual else None,
         last=last,
         change=now / usual.median - 1 if usual and usual.median else None,
+        low=usual.low if usual else None,
+        high=usual.high if usual else None,
+        speeds=tuple(float(f"{one.speed:.4g}") for one in runs[-RECENT:]),
     )
 
 
@@ -191,13 +198,19 @@ def current(judged: Iterable[Judged]) -> tuple[Judged, ...]:
 
 def sentence(one: Judged) -> str:
     """What has changed: "all_reduce of 16777216 bytes, 8 ranks on n1: 12 % slower than …"; "" where nothing has."""
+    than, series = change_words(one), one.series
+    if not than:
+        return ""
+    what = f"{series.op} of {series.bytes} bytes, {series.ranks} ranks on {series.nodes}"
+    return safe_line(f"{what}: {than} ({figures(one)})", 400)
+
+
+def change_words(one: Judged) -> str:
+    """`12% slower than usual in each of the last 3 runs`; "" where nothing has changed."""
     if one.standing not in CHANGED or one.change is None:
         return ""
     word = "slower" if one.change < 0 else "faster"
-    series = one.series
-    what = f"{series.op} of {series.bytes} bytes, {series.ranks} ranks on {series.nodes}"
-    than = f"{abs(one.change):.0%} {word} than usual in each of the last {LAST} runs"
-    return safe_line(f"{what}: {than} ({figures(one)})", 400)
+    return f"{abs(one.change):.0%} {word} than usual in each of the last {LAST} runs"
 
 
 def figures(one: Judged) -> str:

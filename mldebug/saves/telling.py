@@ -78,11 +78,8 @@ def _sentences(state: SaveState, now: float) -> Iterator[str]:
         yield f"no complete checkpoint in {clean(state.folder, 200)}"
     if state.trouble:
         yield f"what would be lost is not known: {state.trouble}"
-    elif state.lost_seconds is not None:
-        steps = f" and {state.lost_steps:,} steps" if state.lost_steps is not None else ""
-        unsure = state.newest is not None and state.newest.state is State.UNKNOWN
-        most = "at most " if unsure else ""
-        yield f"if it dies now {most}{_duration(state.lost_seconds)} of work{steps} are lost"
+    elif told := lost_words(state):
+        yield f"if it dies now {told} are lost"
     if state.newest is not None:
         yield _newest(state.newest)
     if state.size_change is not None and abs(state.size_change) > CLOSE:
@@ -90,6 +87,15 @@ def _sentences(state: SaveState, now: float) -> Iterator[str]:
         yield f"{abs(state.size_change):.0%} {more} than those before it"
     if state.left_bytes and not (state.newest and state.newest.state is State.INCOMPLETE):
         yield f"{size_words(state.left_bytes)} left over of saves that died"
+
+
+def lost_words(state: SaveState) -> str:
+    """`at most 12m of work and 1,200 steps`; "" where that is not known."""
+    if state.lost_seconds is None:
+        return ""
+    steps = f" and {state.lost_steps:,} steps" if state.lost_steps is not None else ""
+    unsure = state.newest is not None and state.newest.state is State.UNKNOWN
+    return f"{'at most ' if unsure else ''}{_duration(state.lost_seconds)} of work{steps}"
 
 
 def _newest(one: Kept) -> str:

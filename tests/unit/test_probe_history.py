@@ -24,6 +24,7 @@ from mldebug.probing.history import (
     ACCEPTED,
     LAST,
     LEAST,
+    RECENT,
     Run,
     Series,
     Standing,
@@ -119,10 +120,19 @@ def test_a_slow_drift_of_shifted_runs_never_becomes_the_measure() -> None:
     assert judged.change == pytest.approx(-0.2)
 
 
+def test_the_last_speeds_and_the_band_are_told_for_a_drawing() -> None:
+    judged = judge(SERIES, runs([1.0] * 50 + [0.8123456] * 3))
+    assert len(judged.speeds) == RECENT
+    assert judged.speeds[-4:] == (400e9, 324.9e9, 324.9e9, 324.9e9)
+    assert judged.low == pytest.approx(0.95 * USUAL)
+    assert judged.high == pytest.approx(1.05 * USUAL)
+
+
 def test_few_runs_say_nothing() -> None:
     judged = judge(SERIES, runs([1.0] * (LEAST - 1) + [0.1] * LAST))
     assert judged.standing is Standing.FEW
     assert (judged.median, judged.change, sentence(judged)) == (None, None, "")
+    assert (judged.low, judged.high, len(judged.speeds)) == (None, None, LEAST - 1 + LAST)
 
 
 def test_a_barrier_is_judged_by_its_time() -> None:

@@ -83,6 +83,9 @@ def row(seen: Seen) -> Row:
         "full_seconds": seen.ahead[0].seconds_left,
         "saves_left": seen.ahead[0].saves_left,
         "stuck_seconds": seen.asked.stuck,
+        "title": seen.used.title,
+        "forecast": filesystem.forecast_words(seen.ahead[0]),
+        "reason": seen.asked.reason,
         UIDS: uids_cell(seen.used.uids),
         "line": _line(seen),
     }

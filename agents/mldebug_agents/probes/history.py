@@ -1,7 +1,6 @@
 """Earlier figures of the collectives probe, series by series, and which have shifted."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -9,9 +8,9 @@ import msgspec
 
 from mldebug.config import load_config
 from mldebug.errors import ExitCode
-from mldebug.probing.history import CHANGED, Judged, Series, Standing, current, figures, judge_all
+from mldebug.nodeview.probes import common, row
+from mldebug.probing.history import Judged, Standing, current, judge_all
 from mldebug.redact import clean
-from mldebug.settings.units import format_size
 from mldebug_agents.probed.past import NAME, load
 
 
@@ -51,23 +50,6 @@ def lines(judged: Sequence[Judged], folder: Path) -> Iterator[str]:
             heading = found
             yield heading
         yield row(one)
-
-
-def common(series: Series) -> str:
-    """What the series of one probe have in common."""
-    nccl = f", NCCL {series.nccl}" if series.nccl else ""
-    more = f", {series.settings}" if series.settings else ""
-    what = f"{series.nodes}: {series.ranks} ranks on {series.device}, {series.dtype}"
-    return clean(f"{what}, PyTorch {series.torch}{nccl}{more}", 400)
-
-
-def row(one: Judged) -> str:
-    """One series: its op and bytes, its verdict and its figures."""
-    change = f" {one.change:+.0%}" if one.standing in CHANGED and one.change is not None else ""
-    date = datetime.fromtimestamp(one.last[-1].at, UTC).strftime("%Y-%m-%d %H:%M")
-    size = format_size(one.series.bytes)
-    begin = f"  {one.series.op:<14} {size:>8}  {one.standing + change:<14}"
-    return f"{begin} {one.runs:>4} runs to {date}Z  {figures(one)}"
 
 
 def create(options: Options) -> click.Command:

@@ -7,12 +7,15 @@
   const rows = () => all("[data-row]").filter(row => !row.hidden);
   const link = row => row.matches("a") ? row : $("[data-go]", row) || $("a", row);
 
+  const here = $("nav [aria-current]");  /* a narrow menu may begin elsewhere */
+  if (here) here.scrollIntoView({ block: "nearest", inline: "nearest" });
+
   /* filter */
   const narrowed = box => all("[data-row]", document.getElementById(box.dataset.of) || document);
   const narrow = () => {
     const box = $("#filter"), words = box ? box.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
     for (const row of box ? narrowed(box) : []) {
-      const text = words.length ? row.textContent.toLowerCase() : "";
+      const text = words.length ? `${row.textContent} ${row.dataset.words || ""}`.toLowerCase() : "";
       row.hidden = !words.every(word => text.includes(word));
     }
   };
