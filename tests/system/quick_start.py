@@ -17,7 +17,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -75,6 +75,14 @@ class Shell:
             else:
                 self.said.append(line)
 
+    def close(self) -> None:
+        """Forget a shell that has ended."""
+        self._reader.join(10)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+
     def type(self, commands: str, seconds: float = PART_SECONDS) -> float:
         """Type the commands; return how long they took. Fails where one of them does, or does not end."""
         assert self._process.stdin is not None
@@ -90,22 +98,24 @@ class Shell:
 
 
 @contextmanager
-def bare_debian() -> Iterator[Shell]:
-    """A shell in a copy of a fresh Debian with this checkout and the host's network. Nothing of it is left at the end."""
-    with base_files(packages=BARE) as base, tempfile.TemporaryDirectory(dir=base.parent) as folder:
+def bare_debian(base: Path) -> Iterator[Shell]:
+    """A shell in a copy of `base` with this checkout and the host's network. Nothing of it is left at the end."""
+    with tempfile.TemporaryDirectory(dir=base.parent) as folder:
         root = Path(folder) / "root"
         subprocess.run(["cp", "--archive", "--reflink=auto", str(base), str(root)], check=True)
         (root / "etc/hosts").write_text(f"127.0.0.1 localhost {NAME}\n")  # as the installer does
         copy_checkout(root / HOME.lstrip("/"))
         process = subprocess.Popen(
-            ["systemd-nspawn", "--quiet", f"--directory={root}", f"--hostname={NAME}", "--register=no", "--keep-unit", "--as-pid2",
-             "--pipe", "--resolv-conf=copy-host", f"--chdir={HOME}", *_settings(), "/bin/bash", "-eu"],
+            ["systemd-nspawn", "--quiet", f"--directory={root}", f"--machine={NAME}", f"--hostname={NAME}", "--register=no",
+             "--keep-unit", "--as-pid2", "--pipe", "--resolv-conf=copy-host", f"--chdir={HOME}", *_settings(), "/bin/bash", "-eu"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
+        shell = Shell(process)
         try:
-            yield Shell(process)
+            yield shell
         finally:
             end_container(process)
+            shell.close()
 
 
 def copy_checkout(place: Path) -> None:
@@ -145,7 +155,7 @@ def asked(query: str) -> list[dict[str, str]]:
 
 def main() -> None:
     """Type all of it and print the times."""
-    with bare_debian() as shell:
+    with base_files(packages=BARE) as base, bare_debian(base) as shell:
         for part in parts(PAGE.read_text()):
             print(f"{shell.type(part.commands):7.1f} s  {part.title}", flush=True)
         sys.stdout.writelines(shell.said)

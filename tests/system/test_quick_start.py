@@ -2,15 +2,25 @@
 
 import re
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from system.machine import need
-from system.quick_start import PAGE, asked, bare_debian, parts
+from system.machine import base_files, need
+from system.quick_start import BARE, PAGE, asked, bare_debian, parts
 
 MEASURED = re.compile(r"\*\*(\d+) s\*\*, of which (\d+) s install packages")
 PORTS = (9753, 9099)
 FIVE_MINUTES = 300
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Path]:
+    """The files of a Debian that has nothing but its base system."""
+    need("debootstrap", "systemd-nspawn")
+    with base_files(packages=BARE) as base:
+        yield base
 
 
 def test_the_page_says_how_long_it_takes() -> None:
@@ -32,9 +42,8 @@ def test_a_block_of_another_language_is_not_typed() -> None:
 @pytest.mark.scenario
 @pytest.mark.system
 @pytest.mark.timeout(1500)
-def test_a_command_that_fails_is_a_failure_here() -> None:
-    need("debootstrap", "systemd-nspawn")
-    with bare_debian() as shell:
+def test_a_command_that_fails_is_a_failure_here(bare: Path) -> None:
+    with bare_debian(bare) as shell:
         shell.type("test ! -e /usr/bin/python3  # it is bare")
         with pytest.raises(AssertionError, match="the shell ended"):
             shell.type("mldebug doctor")
@@ -44,14 +53,13 @@ def test_a_command_that_fails_is_a_failure_here() -> None:
 @pytest.mark.system
 @pytest.mark.timeout(1500)
 def test_it_ends_with_a_prometheus_that_shows_a_captured_hang(
-    record_property: pytest.RecordProperty, capsys: pytest.CaptureFixture[str]
+    bare: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    need("debootstrap", "systemd-nspawn")
     for port in PORTS:
         with socket.socket() as one:
             assert one.connect_ex(("127.0.0.1", port)), f"port {port} is taken on this machine"
     *steps, last = parts(PAGE.read_text())
-    with bare_debian() as shell:
+    with bare_debian(bare) as shell:
         times = [shell.type(part.commands) for part in steps]
         (incident,) = asked("mldebug_incident_open_info")
         alerts = asked('ALERTS{alertname="MldebugRunStalled"}')
@@ -66,4 +74,3 @@ def test_it_ends_with_a_prometheus_that_shows_a_captured_hang(
         print(
             f"\nthe quick start took {sum(times):.0f} s, of which {times[0]:.0f} s install packages"
         )
-    record_property("seconds", sum(times))
