@@ -103,3 +103,12 @@ def test_every_pod_gets_what_all_pods_get() -> None:
         assert container["image"] == f"registry.example.org/mldebug@{DIGEST}"
     for kind in ("DaemonSet", "StatefulSet"):  # a selector may never change
         assert one(objects, kind)["spec"]["selector"] == one(plain, kind)["spec"]["selector"]
+
+
+@pytest.mark.parametrize(("replicas", "budgets"), [(1, 0), (2, 1)])
+def test_a_drain_takes_one_coordinator_at_a_time(replicas: int, budgets: int) -> None:
+    """Of a single one it could take none: it would block the drain for ever."""
+    objects = render(*FULL, f"--set=coordinator.replicas={replicas}")
+    found = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
+    selector = one(objects, "StatefulSet")["spec"]["selector"]
+    assert found == [{"maxUnavailable": 1, "selector": selector}] * budgets
