@@ -1,11 +1,25 @@
 """deploy/kubernetes/chart with odd values: names that a Service may have, what every pod gets, and what would have pods killed is refused."""
 
 import re
+import shlex
 from collections.abc import Iterator
 
+import kubernetes_validate
 import pytest
+import yaml
 
-from manifests import CHART, FULL, Object, containers, helm, one, pod_templates, render, stored_text
+from manifests import (
+    CHART,
+    FULL,
+    ROOT,
+    Object,
+    containers,
+    helm,
+    one,
+    pod_templates,
+    render,
+    stored_text,
+)
 
 SERVICE = r"[a-z]([-a-z0-9]*[a-z0-9])?"  # RFC 1035
 LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
@@ -112,3 +126,26 @@ def test_a_drain_takes_one_coordinator_at_a_time(replicas: int, budgets: int) ->
     found = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
     selector = one(objects, "StatefulSet")["spec"]["selector"]
     assert found == [{"maxUnavailable": 1, "selector": selector}] * budgets
+
+
+PAGE = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8").replace("\\\n", " ")
+TYPED = re.findall(r"^helm (?:install|upgrade) (.*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", TYPED, ids=["install", "upgrade"])
+def test_what_the_page_says_to_type_is_what_helm_takes(words: str) -> None:
+    name, chart, *values = shlex.split(words)
+    assert ROOT / chart == CHART
+    asked = [value for value in values if value != "--reset-then-reuse-values"]  # of upgrade alone
+    done = helm("template", name, str(CHART), *asked)
+    assert done.returncode == 0, done.stderr
+    assert "registry.example.org/mldebug" in done.stdout or "kind: StatefulSet" in done.stdout
+    assert "--reset-then-reuse-values" in helm("upgrade", "--help").stdout
+
+
+def test_the_oldest_kubernetes_that_the_chart_takes_knows_its_fields() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    (oldest,) = re.findall(r">=(1\.\d+)\.0-0", chart["kubeVersion"])
+    for thing in render(*FULL):
+        if not thing["apiVersion"].startswith("monitoring.coreos.com/"):
+            kubernetes_validate.validate(thing, oldest, strict=True)
