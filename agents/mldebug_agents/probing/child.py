@@ -103,7 +103,7 @@ class Child:
         if self._cancelled:
             return Ended(outcome="cancelled", reason=self._cancelled, **told)
         if completed.timed_out or any(one["event"] == "late" for one in self._failures):
-            return Ended(outcome="late", reason=f"it did not end within {timeout:g} s", **told)
+            return Ended(outcome="late", reason=f"it did not end within {timeout:.0f} s", **told)
         if completed.error or completed.truncated:
             reason = completed.error or "it wrote too much"
             return Ended(outcome="failed", reason=f"it cannot be run: {reason}", **told)
