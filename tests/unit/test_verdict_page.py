@@ -12,7 +12,8 @@ from builders import ALL_REDUCE, WAITER, WRAPPER, capture, process, rank, still
 from flights import job, waits_in
 from mldebug.diagnosis import diagnose
 from mldebug.judging import classes
-from mldebug.judging.case import SOFT_CLASSES
+from mldebug.judging.case import LONG, SOFT_CLASSES
+from mldebug.judging.faults import BEFORE, LAG, PROMPT, UNDATED
 from mldebug.model import (
     AskedNode,
     Confidence,
@@ -25,6 +26,8 @@ from mldebug.model import (
     ProcessCapture,
     Verdict,
 )
+from mldebug.stall import gaps, rules, watch
+from mldebug.stall.signals import COLLECTIVE_TIMEOUTS
 from nodes import merged, run, silent
 
 ROOT = Path(__file__).parents[2]
@@ -263,3 +266,28 @@ def test_the_reasons_for_unknown_are_those_of_the_code() -> None:
 
     assert len(reasons) == 9
     assert not [one for one in reasons if one not in code]
+
+
+def test_its_figures_are_those_of_the_code() -> None:
+    text = " ".join(PAGE.split()).replace("\u00d7", "x")
+    last, more = watch.LATER_CAPTURES
+    settings = rules.StallSettings()
+    told = (
+        f"{gaps.FACTOR:.0f} x the 99th percentile of its last {gaps.KEPT} gaps, {gaps.LEAST:.0f} s to {gaps.MOST:.0f} s",
+        f"{gaps.MOST:.0f} s before {gaps.ENOUGH} gaps are known",
+        f"{rules.NO_SIGNAL:.0f} s; {rules.UNREADABLE_LOG:.0f} s while a log grows",
+        f"`stall.init_timeout`, {settings.init_timeout / 60:.0f} min",
+        f"{rules.BUSY_FACTOR:.0f} x the timeout, {rules.BUSY_LEAST / 60:.0f} min at least",
+        f"{COLLECTIVE_TIMEOUTS['nccl']:.0f} s on NCCL, {COLLECTIVE_TIMEOUTS['gloo']:.0f} s on gloo",
+        f"A capture follows {last:.0f} s later; at {more:.0f} s one more",
+        f"counts as `high` only after {LONG:.0f} s of standing still",
+        f"came from {LAG:.0f} s before the job stopped",
+        f"to {PROMPT:.0f} s after",
+        f"faults of the last {UNDATED / 60:.0f} minutes count",
+    )
+    assert [one for one in told if one not in text] == []
+    assert (BEFORE, rules.BEFORE_EVIDENCE_DIES, gaps.WIDEST) == (
+        60.0,
+        0.75,
+        2.0,
+    )  # a minute, ¾, twice
