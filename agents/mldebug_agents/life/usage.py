@@ -12,7 +12,9 @@ from mldebug_agents.procfs import TICKS
 
 _PSS = re.compile(r"^Pss: +(\d+) kB$", re.MULTILINE)
 EVERY = 10.0  # seconds between two counts of the children
-MEMORY_EVERY = 60.0  # and of memory: a process's page tables are walked for it, some milliseconds each
+MEMORY_EVERY = (
+    60.0  # and of memory: a process's page tables are walked for it, some milliseconds each
+)
 
 
 class Usage:
