@@ -40,6 +40,7 @@ check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	MYPYPATH=deploy/grafana $(RUN) -m mypy deploy/grafana/*.py
+	MYPYPATH=deploy/site:agents:exporters $(RUN) -m mypy deploy/site/*.py
 	$(VENV)/bin/lint-imports
 
 bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table (ARGS="watch scrape": only those)
