@@ -70,6 +70,19 @@ def test_the_exposure_is_what_the_docs_say(unit: Path) -> None:
     assert measured[1] == documented[1]
 
 
+@pytest.mark.parametrize("name", ["", *(file.name for file in EXAMPLES)])
+def test_the_exposure_with_each_drop_in_is_what_the_docs_say(unit: Path, name: str) -> None:
+    if name:
+        folder = unit.with_name("mldebug.service.d")
+        folder.mkdir()
+        shutil.copy(SYSTEMD / "mldebug.service.d" / name, folder / "one.conf")
+    said = analyze("security", "--offline=true", str(unit)).stdout
+    measured = re.search(r"exposure level for \S+: ([0-9.]+)", said)
+    assert measured, said
+    row = f"with `{name.removesuffix('.example')}`" if name else "`mldebug.service`"
+    assert f"| {row} | {measured[1]} |" in (REPOSITORY / "docs/security.md").read_text()
+
+
 def test_nothing_in_the_unit_blinds_the_agent() -> None:
     lines = (SYSTEMD / "mldebug.service").read_text().splitlines()
     assert not BLINDING & set(lines)
