@@ -22,7 +22,7 @@ from mldebug_agents.probing.options import probe_options, size, wanted
 from mldebug_agents.probing.plotting import check_matplotlib
 from mldebug_agents.probing.recording import record
 from mldebug_agents.probing.session import Wanted, open_session
-from mldebug_agents.probing.showing import Output, telling, write
+from mldebug_agents.probing.showing import Output, check_places, telling, write
 from mldebug_agents.workbench import Workbench
 
 PORT = 29431  # of printed lines: nobody can ask there which one is free
@@ -73,6 +73,7 @@ def command(
     if picture:
         check_matplotlib()
     output = Output(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
+    check_places(output)
     names = unfold_nodes(hosts) if hosts else ()
     if print_commands:
         return _printed(wish, names, frame)
