@@ -28,6 +28,12 @@ ONE = TORCH.format(cuda="12.8", gpus=1, nccl=True)
 NONE = TORCH.format(cuda="12.8", gpus=0, nccl=True)
 WITHOUT_NCCL = TORCH.format(cuda="12.8", gpus=2, nccl=False)
 BESIDE = "--beside-jobs"
+LIAR = """#!/bin/sh
+case "$*" in
+*facts*) echo '{"event":"facts","gloo":true}' ;;
+*) echo '{"event":"cell","op":"all_reduce","bytes":"many"}'; exec sleep 1000 ;;
+esac
+"""
 
 
 @pytest.mark.parametrize(
@@ -51,12 +57,27 @@ BESIDE = "--beside-jobs"
 def test_a_sentence_an_exit_code_and_nothing_left(
     tmp_path: Path, torch: str, words: str, more: Mapping[str, str], code: int, said: str
 ) -> None:
-    mark, python = uuid.uuid4().hex, python_with(tmp_path, textwrap.dedent(torch))
-    own = {MARK: mark, "MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")}
+    fails(tmp_path, words, python_with(tmp_path, textwrap.dedent(torch)), more, code, said)
+
+
+def test_a_python_that_says_what_no_rank_says_is_ended(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(LIAR)
+    python.chmod(0o755)
+    words = f"collectives --device cpu {BESIDE}"
+    fails(tmp_path, words, python, {}, 2, "a line 'cell' is none that a probe's rank says")
+
+
+def fails(
+    folder: Path, words: str, python: Path, more: Mapping[str, str], code: int, said: str
+) -> None:
+    """Type it: this exit code, this in one sentence, and nothing left. Code 0: it is no failure."""
+    mark = uuid.uuid4().hex
+    own = {MARK: mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")}
     done = subprocess.run(
         [str(SCRIPTS / "mldebug"), "probe", *words.split(), "--python", str(python)],
         check=False, capture_output=True, text=True, timeout=100,
-        env=clean_environment(tmp_path) | own | more,
+        env=clean_environment(folder) | own | more,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr

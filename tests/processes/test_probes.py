@@ -248,7 +248,7 @@ def test_beside_a_job_nothing_starts_unless_told(tmp_path: Path) -> None:
         code, _, err = Probe(tmp_path, *words).end()
         assert code == 1
         assert f"the training job {job.name} runs on this node" in err
-        code, out, err = Probe(tmp_path, *words, "--if-idle").end()
+        code, out, err = Probe(tmp_path, *words, "--if-idle", "--python", "/bin/false").end()
         assert (code, out) == (0, "")
         assert f"the training job {job.name} runs on this node" in err
         assert not (tmp_path / "state").exists()

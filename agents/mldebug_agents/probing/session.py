@@ -59,6 +59,10 @@ class Session:
         self.wanted, self.bench, self.python = wanted, bench, python
         self.environment = environment
         self.until = time.monotonic() + wanted.duration
+        if (
+            not wanted.beside_jobs
+        ):  # before PyTorch is imported, which costs a job some seconds of a core
+            Guard(bench.gpus, bench.finder, uses_gpus=False).refuse()
         self.facts = self._ask_facts()
         self.device = _device(wanted, self.facts)
         self._guard = Guard(bench.gpus, bench.finder, self.device == "cuda")
