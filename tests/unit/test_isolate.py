@@ -256,6 +256,23 @@ def test_nothing_is_fine_where_not_all_was_tried(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_who_was_slow_in_what_was_cut_short_is_not_named_who_failed_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    link = frozenset({"n0", "n1"})
+    cancelled = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    for how, first in (
+        (0.2, "not all was tried: the training job x"),
+        ("failed", "bad: the link n0 - n1"),
+    ):
+        told = probe.Told(names(4), [], world(names(4), [link], how=how))
+        assert probe._answer(told, Limits(), cancelled, as_json=False) == 1
+        assert capsys.readouterr().out.startswith(first)
+    told = probe.Told(names(4), [], world(names(4), [link]))
+    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 1
+    assert capsys.readouterr().out.startswith("bad: the link n0 - n1")
+
+
 def test_each_alone_all_together_and_every_pair_once() -> None:
     steps = list(plan(5, at_once=1))
     assert steps[0] == [[0], [1], [2], [3], [4]]
