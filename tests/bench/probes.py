@@ -23,10 +23,16 @@ SIZE = 1 << 20
 
 
 def rounds(
-    ranks: int, device: str, ops: list[str], sizes: list[int], repeats: int, number: int
+    ranks: int,
+    device: str,
+    ops: list[str],
+    sizes: list[int],
+    repeats: int,
+    number: int,
+    seconds: float,
 ) -> list[Any]:
     """What the ranks of `probesinside.py` say of each op and size; raises where they fail."""
-    return said("probesinside", "rounds", ranks, device=device, ops=ops, sizes=sizes, repeats=repeats, rounds=number)  # fmt: skip
+    return said("probesinside", "rounds", ranks, device=device, ops=ops, sizes=sizes, repeats=repeats, rounds=number, seconds=seconds)  # fmt: skip
 
 
 def said(script: str, event: str, ranks: int, **more: Any) -> list[Any]:
