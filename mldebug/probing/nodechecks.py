@@ -46,7 +46,7 @@ def _memory(
     told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
 ) -> Iterator[Check]:
     held = [
-        f"{who}: {one['total'] - one['free']} of {one['total']} bytes are held, and nobody computes on it"
+        f"{who}: {(one['total'] - one['free']) / 2**30:.1f} of {one['total'] / 2**30:.1f} GiB are taken already"
         for who, one in told.items()
         if one["free"] < FREE * one["total"]
     ]
@@ -97,7 +97,7 @@ def _peers(
         Trial(
             members=tuple(f"GPU {gpu}" for gpu in one["pair"]),
             bandwidth=one["bandwidth"],
-            path="peer" if one["access"] else "host",
+            path=_kind(one, models),
         )
         for one in pairs
     ]
@@ -115,6 +115,12 @@ def _peers(
         seconds=seconds,
         figures=figures,
     )
+
+
+def _kind(pair: Mapping[str, Any], models: Mapping[str, str]) -> str:
+    """Pairs are compared only where the way and the models are the same."""
+    both = sorted(models.get(f"GPU {gpu}", "") for gpu in pair["pair"])
+    return " ".join(("peer" if pair["access"] else "host", *both))
 
 
 def _low(pair: str, value: float, models: Mapping[str, str], baselines: Baselines) -> bool:

@@ -248,6 +248,10 @@ def test_beside_a_job_nothing_starts_unless_told(tmp_path: Path) -> None:
         code, _, err = Probe(tmp_path, *words).end()
         assert code == 1
         assert f"the training job {job.name} runs on this node" in err
+        code, out, err = Probe(tmp_path, *words, "--if-idle", "--python", "/bin/false").end()
+        assert (code, out) == (0, "")
+        assert f"the training job {job.name} runs on this node" in err
+        assert not (tmp_path / "state").exists()
         code, out, err = Probe(tmp_path, *words, "--beside-jobs").end()
     assert code == 0, err
     assert "broadcast" in out
@@ -276,7 +280,7 @@ def test_the_duration_ends_it(tmp_path: Path) -> None:
         ((), {"GLOO_SOCKET_IFNAME": "eht7"}, 1, "GLOO_SOCKET_IFNAME=eht7"),
         ((), {"NCCL_ALGO": "Rign"}, 2, "NCCL_ALGO=Rign means nothing to NCCL"),
         (("--memory", "1MiB"), {}, 1, "nothing was measured: all_reduce of 67108864 bytes"),
-        (("--python", "/bin/true"), {}, 3, "PyTorch does not work in /bin/true"),
+        (("--python", "/bin/true"), {}, 3, "PyTorch does not work in /bin/true: it says nothing"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(
