@@ -51,6 +51,8 @@ class Launched:
         self.heard: list[Event] = []
 
         def look(_: object) -> str:
+            if len(self.pids) < 2:
+                return ""  # both shall be there, on a busy machine, too
             if lose:
                 raise GpuDriverError("the GPU driver is gone")
             return "somebody came" if cancel else ""
