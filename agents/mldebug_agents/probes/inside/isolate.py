@@ -21,7 +21,7 @@ from typing import Any, Dict, List
 from .crew import Crew, Result, failure
 from .joining import check_interfaces
 from .meeting import meet
-from .ranks import BEAT, keep_stdout, say
+from .ranks import BEAT, beating, keep_stdout, say
 from .schedule import Trial, again, alone_again, plan
 from .topology import paths
 
@@ -42,7 +42,8 @@ def main(order: dict[str, Any]) -> None:
     keep_stdout()
     try:
         check_interfaces()
-        torch = import_module("torch")
+        with beating():
+            torch = import_module("torch")
         keeper = Crew()
         if order["node"] == 0:
             keeper.start("store", lambda: _keep_store(order))
