@@ -12,7 +12,7 @@ from typing import Literal
 
 from mldebug.model import Spoken
 from mldebug.probing.pairs import USUAL, Judged, Limits, how, judge_pairs
-from mldebug.probing.trials import Pair, Trial
+from mldebug.probing.trials import Pair, Trial, hurried
 
 ENOUGH = 3  # bad pairs that name a member when not all were tried
 CLEARED = 2  # of them with members that are cleared
@@ -71,8 +71,9 @@ def _few(members: list[Culprit], links: list[Culprit], most: int) -> list[Culpri
 def _alone(trials: Iterable[Trial]) -> list[Culprit]:
     """Who could not even work alone, in any of its tries; wrong values are never excused by another one."""
     tries: dict[str, list[Trial]] = {}
-    for one in trials:
-        if len(one.members) == 1:
+    singles = [one for one in trials if len(one.members) == 1]
+    for one in singles:
+        if not hurried(one, singles):
             tries.setdefault(one.members[0], []).append(one)
     return [
         Culprit(kind="member", members=(name,), evidence=f"alone it {how(bad[0])}")
@@ -89,7 +90,7 @@ def _cleared(judged: Judged) -> frozenset[str]:
 def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
     cleared, found = _cleared(judged), []
     for name in left:
-        bad = judged.of(name, judged.bad)
+        bad = judged.of(name, judged.bad - judged.late)
         if name in cleared or judged.of(name, judged.unsure):
             continue
         partners = [next(iter(pair - {name})) for pair in bad]
@@ -115,7 +116,7 @@ def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
         )
         for pair in sorted(judged.bad, key=sorted)
         if pair <= (well.union(working) if pair in judged.dead else well)
-        and pair not in judged.chance
+        and pair not in judged.chance | judged.late
     ]
 
 

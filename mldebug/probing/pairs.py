@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from mldebug.probing.trials import Pair, Trial
+from mldebug.probing.trials import Pair, Trial, hurried
 
 CHANCE = 0.01  # that all tries of a pair are slow like some of good pairs: from here on nobody is named for it
 _WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carried wrong values"}
@@ -30,6 +30,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     why: dict[Pair, str]
     best: dict[str, float]
     chance: frozenset[Pair] = frozenset()  # bad ones that chance alone may have slowed
+    late: frozenset[Pair] = frozenset()  # bad ones that may only have had too little time
     dead: frozenset[Pair] = frozenset()  # bad ones that never worked, in two tries or more
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
@@ -59,7 +60,10 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
     dead = (
         pair for pair in fixed["bad"] if len(tries[pair]) > 1 and not any(map(_speed, tries[pair]))
     )
+    well = [one for pair in fixed["good"] for one in tries[pair]]
+    late = (pair for pair in fixed["bad"] if any(hurried(one, well) for one in tries[pair]))
     return Judged(
+        late=frozenset(late),
         good=fixed["good"],
         bad=fixed["bad"],
         unsure=fixed["unsure"],

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import combinations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,6 +242,19 @@ def test_a_way_that_is_cut_is_named_though_other_work_slows_its_ends() -> None:
     assert named(isolate(names(5), [*trials, cut])) == {frozenset({"n1", "n4"})}
     dead = world(names(5), [frozenset({"n1"})], slow, how="timed_out")
     assert named(isolate(names(5), dead * 2)) == {frozenset({"n1"})}
+
+
+def test_a_deadline_that_good_pairs_nearly_miss_names_nobody() -> None:
+    def trials(seconds: float) -> list[Trial]:
+        told = world(names(4), [frozenset({"n3"})], how="timed_out")
+        return [msgspec.structs.replace(one, seconds=30.0 if one.outcome == "timed_out" else seconds) for one in told]  # fmt: skip
+
+    assert named(isolate(names(4), trials(5.0) * 2)) == {frozenset({"n3"})}
+    answer = isolate(names(4), trials(20.0) * 2)
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    alone = [Trial(members=(name,), seconds=20.0) for name in names(3)]
+    late = Trial(members=("n3",), outcome="timed_out", seconds=30.0)
+    assert named(isolate(names(4), [*alone, late, late, *world(names(4), [])])) == set()
 
 
 def test_what_fails_only_together_names_nobody() -> None:

@@ -218,8 +218,10 @@ class Head:
         elif failed:
             late = all(one.get("late") for one in results if failure(one))
             made.outcome, made.reason = ("timed_out", "") if late else ("failed", _telling(failed))
-        elif len(group) > 1:
-            made.bandwidth = min(one["bandwidth"] for one in results)
+            made.seconds = self._order["step"] if late else 0.0
+        else:
+            made.seconds = max(one["seconds"] for one in results)
+            made.bandwidth = min(one["bandwidth"] for one in results) if len(group) > 1 else None
         return made
 
 
