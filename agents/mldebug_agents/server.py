@@ -57,14 +57,20 @@ class Server:
         self._private_server: UnhurriedServer | None = None
         self._stopped = False
         self.alerts = AlertDoor(settings.token_file)
+        self.published_at = time.monotonic()
         self.pages = PageDoor(
-            settings.state_dir, settings.token_file, self.group, lambda: self.snapshot
+            settings.state_dir,
+            settings.token_file,
+            self.group,
+            told=lambda: self.snapshot,
+            age=lambda: time.monotonic() - self.published_at,
         )
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace what is served; called by the main loop."""
         self._prometheus.publish(snapshot)  # first: whoever sees a snapshot may ask for its metrics
         self.snapshot = snapshot
+        self.published_at = time.monotonic()
 
     def start(self) -> None:
         """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""

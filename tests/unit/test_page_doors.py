@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 import samples
+from mldebug.paging import frame
 from mldebug_agents.serving import shelf
 from mldebug_agents.serving.client import OverUnix
 from mldebug_agents.serving.doors import open_unix
@@ -210,6 +211,21 @@ def test_before_the_first_look_a_sentence_comes(folder: Path) -> None:
         status, _, text = at_socket(folder, "/runs")
     assert status == 503
     assert "has not looked yet" in text
+
+
+def test_an_agent_that_no_longer_looks_is_told_on_every_page(folder: Path) -> None:
+    """Its doors answer from threads of their own, also while its main loop hangs."""
+    words = "The agent has not looked for 3m: what it says is old"
+    with pages(folder, shown(hanging())) as server:
+        paths = [*(f"/{name}" for name in frame.pages() if name != "run"), "/run?id=7f3a"]
+        fresh = [at_socket(folder, path) for path in paths]
+        server.published_at -= 200
+        for path, (_, headers, before) in zip(paths, fresh, strict=True):
+            status, _, text = at_socket(folder, path, if_none_match=headers["etag"])
+            assert (status, words in text, words in before) == (200, True, False)
+        server.publish(shown(hanging(), replay="yesterday"))
+        server.published_at -= 200
+        assert words not in at_socket(folder, "/runs")[2]
 
 
 # --- hostile content -----------------------------------------------------------------------------

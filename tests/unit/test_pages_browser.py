@@ -99,6 +99,17 @@ def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser,
         seen.errors = [one for one in seen.errors if "502" not in one]
 
 
+def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+    server, base, link = served
+    with tab(browser, base) as seen:
+        seen.open(link)
+        expect(seen.page.locator("#stale")).to_have_count(0)
+        server.published_at -= 200
+        expect(seen.page.get_by_role("alert")).to_contain_text("has not looked for 3m")
+        server.publish(shown(training(), at=LATER))
+        expect(seen.page.locator("#stale")).to_have_count(0)
+
+
 def test_keys_alone_reach_everything(browser: Browser, served: tuple[Server, str, str]) -> None:
     _, base, link = served
     with tab(browser, base) as seen:

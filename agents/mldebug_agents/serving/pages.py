@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from mldebug.entries import Entry
 from mldebug.errors import AccessError, MldebugError
+from mldebug.nodeview.watching import stale_words
 from mldebug.paging import frame
 from mldebug.paging.asked import Asked
 from mldebug.snapshot import Snapshot
@@ -29,7 +30,7 @@ Show = Callable[[Viewer, Request], Response]
 
 
 class PageDoor:
-    """Makes routes of the pages; `told` gives the last snapshot."""
+    """Makes routes of the pages; `told` gives the last snapshot, `age` the seconds since it came."""
 
     def __init__(
         self,
@@ -37,9 +38,11 @@ class PageDoor:
         token_file: Path | None,
         group: int | None,
         told: Callable[[], Snapshot | None],
+        age: Callable[[], float],
     ) -> None:
         self._group = group
         self._told = told
+        self._age = age
         self._shelf = Shelf(state_dir)
         self._gate = Gate(token_file)
 
@@ -75,11 +78,12 @@ class PageDoor:
             wanted = request.query_params.get("id", "")[:MAX_ID]
             seen = told if viewer.uid is None else view(told, peer_at(request), self._group)
             entries, unread = self._entries(name, viewer)
-            tag = _tag(name, wanted, viewer, seen.started_at, seen.at, entries, unread)
+            stale = "" if told.replay else stale_words(self._age())
+            tag = _tag(name, wanted, viewer, seen.started_at, seen.at, entries, unread, stale)
             if request.headers.get("if-none-match") == tag:
                 return same(tag)
             asked = Asked(told=seen, id=wanted, entries=entries, unread=unread)
-            made = frame.render(name, asked, leave=viewer.leave)
+            made = frame.render(name, asked, leave=viewer.leave, stale=stale)
             if made is None:
                 return said(404, "There is no such thing here, or it is over.", link="/runs")
             return html(made, tag=tag)

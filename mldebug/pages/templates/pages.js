@@ -114,6 +114,7 @@
   const tell = text => { away.hidden = !text; if (away.textContent !== text) away.textContent = text; };
   const look = async () => {
     if (document.hidden) return;
+    const began = Date.now();
     try {
       const headers = tag ? { "If-None-Match": tag } : {};
       const answer = await fetch(location.href, { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(10000) });
@@ -128,9 +129,9 @@
       failed = 0;
       tell("");
     } catch (error) {
-      if (!failed) since = Date.now();
+      if (!failed) since = began;
       failed += 1;
-      if (failed > 1) tell(`The agent does not answer (for ${Math.round((Date.now() - since) / 1000)} s): what stands here is old.`);
+      if (failed > 1 || Date.now() - since > 5000) tell(`The agent does not answer (for ${Math.round((Date.now() - since) / 1000)} s): what stands here is old.`);
     }
   };
   const turn = async () => { await look(); setTimeout(turn, every * 1000 * Math.min(4, 1 + failed / 4)); };
