@@ -163,7 +163,9 @@ def test_a_job_of_which_nothing_could_be_taken_has_a_report_too() -> None:
 
 def test_every_rank_of_a_small_job_has_a_cell_with_a_letter() -> None:
     text = render_html(samples.report(samples.sleeping()))
-    cells = re.findall(r'class="cell ([^"]+)"[^>]*><b>(\d+)</b><i>(\w)</i>', text)
+    cells = re.findall(
+        r'class="cell ([^"]+)"[^>]*><b>(\d+)</b><i aria-hidden="true">(\w)</i>', text
+    )
     assert [(rank, letter) for _, rank, letter in cells] == [
         (str(rank), "I" if rank == 3 else "w") for rank in range(8)
     ]
