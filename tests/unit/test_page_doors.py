@@ -321,6 +321,12 @@ def test_the_token_opens_a_session_which_the_cookie_keeps(tcp: tuple[str, int]) 
     assert by_tcp(tcp, "/runs", cookie=cookie_of(answer))[0] == 303
 
 
+def test_behind_a_proxy_with_tls_the_session_never_travels_in_the_clear(tcp: tuple[str, int]) -> None:  # fmt: skip
+    for scheme in ("https", "http"):
+        answer = log_in(tcp, host="localhost", origin=f"{scheme}://localhost")
+        assert ("Secure" in answer[1]["set-cookie"].split("; ")) == (scheme == "https")
+
+
 def test_sessions_of_two_nodes_that_are_forwarded_do_not_meet(tcp: tuple[str, int]) -> None:
     """A browser has one jar of cookies for all ports of a host."""
     one, other = (log_in(tcp, host=f"localhost:{port}") for port in (8080, 8081))
