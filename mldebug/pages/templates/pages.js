@@ -120,7 +120,7 @@
       const answer = await fetch(location.href, { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(10000) });
       if (answer.type === "opaqueredirect" || answer.status === 401) { tell("You are logged out: load the page again."); return; }
       if (answer.status !== 304) {
-        if (answer.status === 404) { tell("This is over, or no longer yours to see: what stands here is old."); return; }
+        if (answer.status === 404) { tell("This is over, or no longer yours to see: what stands here is old. Runs and Incidents tell how it ended."); return; }
         if (!answer.ok) throw new Error(String(answer.status));
         const text = await answer.text();
         tag = answer.headers.get("ETag") || "";
