@@ -228,6 +228,17 @@ def test_an_agent_that_no_longer_looks_is_told_on_every_page(folder: Path) -> No
         assert words not in at_socket(folder, "/runs")[2]
 
 
+def test_of_a_run_that_is_over_the_reports_are_left(folder: Path) -> None:
+    name, other = store(folder, SAMPLES[0]), store(folder, SAMPLES[1], job="b", id="20261122T0-b")
+    with pages(folder, shown()):
+        status, _, text = at_socket(folder, "/run?id=7f3a")
+        assert (status, "This run is over." in text) == (404, True)
+        assert f"/report?id={name}" in text
+        assert other not in text
+        for path in ("/run?id=", "/run?id=no", "/run"):
+            assert "/report?id=" not in at_socket(folder, path)[2]
+
+
 # --- hostile content -----------------------------------------------------------------------------
 
 

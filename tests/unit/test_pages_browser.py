@@ -84,8 +84,10 @@ def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browse
         assert page.input_value("#filter") == "collective"
         expect(page.locator("tbody tr:visible")).to_have_count(7)
         server.publish(shown(training(), at=LATER + 5))
-        expect(page.locator("#away")).to_contain_text("This is over")
+        expect(page.locator("#away")).to_contain_text("This run is over")
         assert page.locator(".cell.culprit").count() == 1  # what was known stays
+        page.locator("#away a").click()
+        page.wait_for_url(f"{base}/report?id=*")
         seen.errors = [one for one in seen.errors if "404" not in one]  # the browser's own words
 
 

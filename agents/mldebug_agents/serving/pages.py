@@ -16,6 +16,7 @@ from mldebug.errors import AccessError, MldebugError
 from mldebug.nodeview.watching import stale_words
 from mldebug.paging import frame
 from mldebug.paging.asked import Asked
+from mldebug.paging.incidentlist import rows_of
 from mldebug.snapshot import Snapshot
 from mldebug_agents.serving.gate import Gate
 from mldebug_agents.serving.peers import may_see_all, view
@@ -23,6 +24,7 @@ from mldebug_agents.serving.sheets import HEADERS, Viewer, html, look, peer_at, 
 from mldebug_agents.serving.shelf import Shelf
 
 MAX_ID = 512
+FEW = 5  # reports of a run that is over
 INCIDENTS = "/incidents"
 
 Who = Callable[[Request], Viewer | Response]
@@ -84,9 +86,7 @@ class PageDoor:
                 return same(tag)
             asked = Asked(told=seen, id=wanted, entries=entries, unread=unread)
             made = frame.render(name, asked, leave=viewer.leave, stale=stale)
-            if made is None:
-                return said(404, "There is no such thing here, or it is over.", link="/runs")
-            return html(made, tag=tag)
+            return html(made, tag=tag) if made is not None else _over(asked)
 
         return show
 
@@ -112,6 +112,13 @@ class PageDoor:
             sentence = f"{error.message[:1].upper()}{error.message[1:]}."
             return said(status, sentence, error.way_out, INCIDENTS)
         return html(page.html, f"{page.policy}; frame-ancestors 'none'", tag)
+
+
+def _over(asked: Asked) -> Response:
+    """There is no such run; of one that is over the reports are left."""
+    mine = [one for one in asked.entries if asked.id and one.job_id == asked.id]
+    sentence = "This run is over." if mine else "There is no such thing here, or it is over."
+    return said(404, sentence, link="/runs", reports=rows_of(mine[:FEW], asked.told))
 
 
 def _guarded(who: Who, show: Show) -> Callable[[Request], Response]:

@@ -111,7 +111,18 @@
       if (again) again.classList.add("here");
     }
   };
-  const tell = text => { away.hidden = !text; if (away.textContent !== text) away.textContent = text; };
+  const tell = (text, more) => {
+    const told = text + (more ? more.outerHTML : "");
+    away.hidden = !text;
+    if (away.dataset.told === told) return;  /* or it would be read out again and again */
+    away.dataset.told = told;
+    away.replaceChildren(text, ...(more ? [" ", document.importNode(more, true)] : []));
+  };
+  const over = async answer => {
+    const why = $("#ended [data-go]", new DOMParser().parseFromString(await answer.text(), "text/html"));
+    if (why) tell("This run is over, and what stands here is old. How it ended:", why);
+    else tell("This is over, or no longer yours to see: what stands here is old.");
+  };
   const look = async () => {
     if (document.hidden) return;
     const began = Date.now();
@@ -120,7 +131,7 @@
       const answer = await fetch(location.href, { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(10000) });
       if (answer.type === "opaqueredirect" || answer.status === 401) { tell("You are logged out: load the page again."); return; }
       if (answer.status !== 304) {
-        if (answer.status === 404) { tell("This is over, or no longer yours to see: what stands here is old. Runs and Incidents tell how it ended."); return; }
+        if (answer.status === 404) { await over(answer); return; }
         if (!answer.ok) throw new Error(String(answer.status));
         const text = await answer.text();
         tag = answer.headers.get("ETag") || "";
