@@ -97,6 +97,7 @@ def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser,
         seen.open(link)
         server.stop(5)
         expect(seen.page.locator("#away")).to_contain_text("The agent does not answer")
+        expect(seen.page.locator("main")).to_have_css("filter", "grayscale(1)")
         expect(seen.page.locator(".run")).to_have_count(3)
         seen.errors = [one for one in seen.errors if "502" not in one]
 
@@ -108,6 +109,7 @@ def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, 
         expect(seen.page.locator("#stale")).to_have_count(0)
         server.published_at -= 200
         expect(seen.page.get_by_role("alert")).to_contain_text("has not looked for 3m")
+        expect(seen.page.locator("#runs")).to_have_css("filter", "grayscale(1)")
         server.publish(shown(training(), at=LATER))
         expect(seen.page.locator("#stale")).to_have_count(0)
 
