@@ -18,6 +18,7 @@ from msgspec.structs import replace
 import samples
 from mldebug.report import rankmap
 from mldebug.report.html import embed, render_html
+from mldebug.report.words import moment
 
 VOID = {"meta", "link", "br", "input"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -149,6 +150,14 @@ def test_nobody_is_named_when_the_cause_is_unknown() -> None:
 def test_a_recovered_incident_says_so() -> None:
     report = replace(samples.report(samples.sleeping()), state="recovered")
     assert "recovered by itself" in render_html(report)
+
+
+def test_an_open_incident_says_when_it_was_seen_to_be_open() -> None:
+    """The page stays as it is while the job recovers or ends."""
+    made = samples.report(samples.sleeping())
+    assert f"still open at {moment(made.reported_at)}" in render_html(made)
+    assert "still open" not in render_html(replace(made, kind="manual"))
+    assert "still open" not in render_html(replace(made, state="ended"))
 
 
 def test_a_job_of_which_nothing_could_be_taken_has_a_report_too() -> None:
