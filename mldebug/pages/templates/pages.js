@@ -120,7 +120,7 @@
   };
   const over = async answer => {
     const why = $("#ended [data-go]", new DOMParser().parseFromString(await answer.text(), "text/html"));
-    if (why) tell("This run is over, and what stands here is old. How it ended:", why);
+    if (why) tell("This run is over, and what stands here is old. Its newest report:", why);
     else tell("This is over, or no longer yours to see: what stands here is old.");
   };
   const look = async () => {
