@@ -96,7 +96,7 @@ def _by_chance(
 
 def rate(bandwidth: float) -> str:
     """`12.3 GB/s`, in powers of ten as networks have it."""
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+    for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bandwidth >= size:
             return f"{bandwidth / size:.3g} {unit}"
     return f"{bandwidth:.3g} B/s"

@@ -94,7 +94,7 @@ def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, 
 
 def test_what_cannot_be_asked_is_told(tmp_path: Path) -> None:
     for words, sentence in (
-        (("--nproc", "1"), "there is nobody to compare with"),
+        (("--nproc", "1"), "there is nobody to compare with: 1 process takes part"),
         (("--nodes", "2"), "2 nodes must meet somewhere"),
         (("--nodes", "2", "--node", "2", "--rendezvous", "a:1"), "nodes are numbered from 0 to 1"),
         (("--rendezvous", "a"), "is no HOST:PORT"),

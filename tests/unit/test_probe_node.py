@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from mldebug.probing.baselines import shipped
 from mldebug.probing.checks import Acceptance, Check, accept, below_others, drain_reason
 from mldebug.probing.nodechecks import stage_checks
+from mldebug.probing.pairs import rate
 from mldebug.probing.ports import Port, ports_check, read_port
 from mldebug_agents.host import Host
 from mldebug_agents.probes.inside import crew, hostwork, topology
@@ -43,6 +44,15 @@ def test_equal_gpus_are_fine() -> None:
     assert told.state == "fine"
     assert told.sentence == "matmul: 698 TFLOPS or more"
     assert told.figures["GPU 1"] == 705e12
+
+
+def test_rates_are_told_without_exponents() -> None:
+    assert [rate(one) for one in (2.88e12, 52.5e9, 9.994e8, 12.0)] == [
+        "2.88 TB/s",
+        "52.5 GB/s",
+        "999 MB/s",
+        "12 B/s",
+    ]
 
 
 @pytest.mark.parametrize(("slow", "state"), [(670.0, "fine"), (664.9, "failed"), (400.0, "failed")])

@@ -205,7 +205,8 @@ def test_the_environment_is_of_no_other_job_and_says_what_matters() -> None:
         "NCCL_ALGO": "Ring",
         "HOME": "/root",
     }
-    found = prepare(own)
+    found = prepare({**own, "NCCL_VERSION": "2.28.3-1"})  # NVIDIA's images have it: no setting
+    assert found.variables.pop("NCCL_VERSION") == "2.28.3-1"
     assert found.variables == {"NCCL_ALGO": "Ring", "HOME": "/root", "OMP_NUM_THREADS": "1"}
     assert found.kept == {"NCCL_ALGO": "Ring"}
     assert found.dropped == ("MASTER_ADDR", "PYTHONPATH", "RANK")

@@ -177,7 +177,9 @@ def _order(session: Session, place: Place, seats: int, limits: Limits) -> dict[s
     alone = place.nodes == 1
     each = place.each or ("gpu" if alone else "node")
     if alone and (each == "node" or seats < 2):
-        raise UsageError("there is nobody to compare with", "at least two GPUs, or --nodes 2")
+        one = "node" if each == "node" else "GPU" if session.device == "cuda" else "process"
+        problem = f"there is nobody to compare with: 1 {one} takes part"
+        raise UsageError(problem, "at least two GPUs, or --nodes 2")
     return {
         "node": place.node,
         "nodes": place.nodes,

@@ -13,6 +13,7 @@ JOB = (
     *("OMPI_", "PMI_", "PMIX_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL"),
 )
 OTHERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONWARNINGS", "PYTHONINSPECT")  # fmt: skip
+NO_SETTING = ("NCCL_VERSION",)  # a label of images; NCCL does not read it
 TOLD = ("NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "UCX_", "FI_")
 
 
@@ -28,7 +29,8 @@ def prepare(own: Mapping[str, str]) -> Environment:
     """Leave out what belongs to another job or to our own Python; name what stays and matters."""
     dropped = {name for name in own if name.startswith(JOB) or name in OTHERS}
     variables = {name: value for name, value in own.items() if name not in dropped}
-    kept = {name: variables[name] for name in sorted(variables) if name.startswith(TOLD)}
+    settings = sorted(variables.keys() - set(NO_SETTING))
+    kept = {name: variables[name] for name in settings if name.startswith(TOLD)}
     variables.setdefault("OMP_NUM_THREADS", "1")
     return Environment(variables=variables, kept=kept, dropped=tuple(sorted(dropped)))
 
