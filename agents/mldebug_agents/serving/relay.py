@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from mldebug_agents.serving.client import OverUnix
 from mldebug_agents.serving.origins import cookie_name, misled
+from mldebug_agents.serving.overunix import OverUnix
 
 MAX_BODY = 32 << 20  # bytes
 TIMEOUT = 15.0  # seconds for an answer of the agent
