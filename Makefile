@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale deb wheel-training wheel-native clean
+.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table
 
 bench-scale: $(STAMP) ## 64 and 1,024 simulated agents of 8 ranks: from the notice of a stall to the report (ARGS="256")
 	PYTHONPATH=tests $(RUN) tests/bench/members.py $(ARGS)
+
+dist: $(STAMP) ## build sdist and wheels of all three packages into dist/ (needs a C compiler)
+	PYTHON=$(RUN) deploy/build-dist dist
 
 deb: ## build the Debian package into dist/ (on Debian, without root)
 	deploy/debian/build-deb dist
