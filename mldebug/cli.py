@@ -107,11 +107,11 @@ def cli(ctx: click.Context, debug: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error ends here, as a sentence on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _never_fail_to_print()
     if COMPLETION in os.environ:
         with contextlib.suppress(Exception, KeyboardInterrupt):  # there is a prompt above it
             load("commands", "completion").complete(os.environ[COMPLETION], arguments)
         return int(ExitCode.FINE)
-    _never_fail_to_print()
     try:
         code = _run(arguments)
         sys.stdout.flush()

@@ -3,19 +3,23 @@
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hung import missing
+from hung import hung_mount, missing
 from terminal import CLEAR, PROMPT, Terminal, terminal
 
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 START = {
-    "bash": (["bash", "--norc", "--noprofile", "-i"], "bind 'set enable-bracketed-paste off'; "),
-    "zsh": (["zsh", "-f", "-i"], "unsetopt zle_bracketed_paste promptsp; autoload -U compinit; compinit -D -u; "),
+    "bash": (["bash", "--norc", "--noprofile", "-i"], "bind 'set enable-bracketed-paste off'; source ~/mldebug.bash; "),
+    "zsh": (["zsh", "-f", "-i"], "unsetopt promptsp; fpath+=~; autoload -U compinit; compinit -D -u; "),
 }  # fmt: skip
+
+BELL = "\x07"  # nothing fits
+MAX_HANG = 10.0  # seconds, on a crowded machine, of what takes 0.7 and the start of Python
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +37,15 @@ def environment(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=START)
 def shell(request: pytest.FixtureRequest, home: Path) -> Iterator[Terminal]:
-    """One that has read what `mldebug completion` prints, from a file."""
+    """One that reads what `mldebug completion` prints from a file, as the help says."""
     argv, first = START[request.param]
     if not shutil.which(argv[0]):
         missing(f"needs {argv[0]}")
-    script = home / request.param
+    script = home / ("_mldebug" if request.param == "zsh" else "mldebug.bash")
     with script.open("w") as file:
         subprocess.run([sys.executable, "-m", "mldebug", "completion", request.param], stdout=file, check=True)  # fmt: skip
     with terminal(argv, environment(home), str(home)) as here:
-        here.type(f"{first}source {script}; echo sour''ced\n", f"sourced\\s+{PROMPT}")
+        here.type(f"{first}echo rea''dy\n", f"ready\\s+{PROMPT}")
         yield here
 
 
@@ -77,6 +81,19 @@ def test_verbs_are_listed_and_zsh_says_what_they_do(
     wanted = r"dump +-- Capture all ranks" if "[zsh" in request.node.name else "doctor +dump "
     shell.type(f"{CLEAR}mldebug d", "mldebug d$")
     shell.type("\t\t", wanted)
+
+
+def test_a_state_dir_that_hangs_does_not_take_the_prompt(
+    shell: Terminal, home: Path, tmp_path: Path
+) -> None:
+    with hung_mount(tmp_path) as mount:
+        config = home / "c.yaml"
+        config.write_text(f"agent: {{state_dir: {mount.target}}}\n")
+        mount.hang()
+        shell.type(f"{CLEAR}mldebug reports --config c.yaml show ", "show $")
+        began = time.monotonic()
+        shell.type("\t", BELL)
+        assert time.monotonic() - began < MAX_HANG
 
 
 def test_fish_lists_with_sentences(home: Path) -> None:

@@ -14,4 +14,4 @@ _mldebug() {
     # --job= wants its value at once
     [[ ${#COMPREPLY[@]} -ne 1 || ${COMPREPLY[0]} != *= ]] || compopt -o nospace
 }
-complete -o nosort -F _mldebug mldebug
+complete -o nosort -F _mldebug mldebug 2>/dev/null || complete -F _mldebug mldebug # before bash 4.4
