@@ -20,6 +20,7 @@ from mldebug.judging.ras import OUT_OF_STEP, Voice, ras_alike, ras_apart, ras_ev
 from mldebug.judging.standing import classified, stand
 from mldebug.model import (
     Asked,
+    Confidence,
     Diagnosis,
     Fault,
     Finding,
@@ -147,7 +148,7 @@ def conclude(
     `beside`: what NCCL and the GPUs say, in sentences; evidence beside the rest. `voices`: whom NCCL RAS names.
     """
     best = min(findings, key=_precedence, default=None) or unknown(case)
-    best = join(case, best, voices)
+    best = join(case, _within_sight(case, best), voices)
     return Diagnosis(
         verdict=best.verdict,
         culprits=best.culprits,
@@ -156,6 +157,13 @@ def conclude(
         evidence=(*best.evidence, *Flights(case).evidence(), *beside),
         next_steps=(*where_to_type(case, best), *best.next_steps),
     )
+
+
+def _within_sight(case: Case, finding: Finding) -> Finding:
+    """What was seen may follow from what was not: while ranks could not be looked at, nothing is sure."""
+    if not case.unseen or finding.confidence is not Confidence.HIGH:
+        return finding
+    return msgspec.structs.replace(finding, confidence=Confidence.MEDIUM)
 
 
 def _apart(case: Case, words: str) -> list[Finding]:

@@ -30,12 +30,12 @@ class NodeUnreachable:
             return None  # whoever asked may be the one that is cut off
         sure = all(node.state == "down" or node.last_seen is not None for node in gone)
         names = fold_nodes(node.name for node in gone)
-        verb = "does" if len(gone) == 1 else "do"
+        who, verb = ("node", "does") if len(gone) == 1 else ("nodes", "do")
         return Finding(
             verdict=Verdict.NODE_UNREACHABLE,
             culprits=tuple(map(_culprit, gone[:MAX_NAMED])),
             confidence=Confidence.MEDIUM if sure else Confidence.LOW,
-            summary=f"{names} {verb} not answer; {case.victims()}",
+            summary=f"{who} {names} {verb} not answer; {case.victims()}",
             evidence=evidence_of(case, ()),
             next_steps=(
                 f"ping -c 3 {gone[0].name}",

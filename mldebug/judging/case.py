@@ -252,8 +252,7 @@ def blame(
     said = (lead or sentence(culprits)) + _where(case, culprits)
     victims = case.victims()
     proved = all(_proved(case, rank) for rank in culprits)
-    direct = proved and bool(case.waiting or case.job.world_size == 1)
-    sure = direct and not case.unseen  # what was seen may follow from what was not
+    sure = proved and bool(case.waiting or case.job.world_size == 1)
     confidence = confidence or (Confidence.HIGH if sure else Confidence.MEDIUM)
     named = {rank.rank for rank in culprits}
     gone = [r for r in case.named("exited", "missing") if r.rank not in named]

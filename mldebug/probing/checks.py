@@ -34,19 +34,21 @@ class Acceptance(Spoken, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
 
 
-def accept(node: str, checks: Sequence[Check]) -> Acceptance:
-    """Fit where nothing failed; what was skipped is named."""
+def accept(node: str, checks: Sequence[Check], cut: str = "") -> Acceptance:
+    """Fit where nothing failed and nothing was `cut` short, which is no reason to drain it; what was skipped is named."""
     failed = [one for one in checks if one.state == "failed"]
     fine = [one.stage for one in checks if one.state == "fine"]
     skipped = list(dict.fromkeys(one.stage for one in checks if one.state == "skipped"))
     if failed:
         verdict = f"unfit: {failed[0].sentence}" + _more(len(failed))
+    elif cut:
+        verdict = f"not all was checked: {cut}"
     else:
         words = ", ".join(dict.fromkeys(fine)) or "nothing"
         verdict = f"fit: checked {words}" + (f"; skipped {', '.join(skipped)}" if skipped else "")
     return Acceptance(
         node=node,
-        fit=not failed,
+        fit=not failed and not cut,
         verdict=verdict,
         drain_reason=drain_reason(failed),
         checks=tuple(checks),

@@ -46,7 +46,7 @@ def _memory(
     told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
 ) -> Iterator[Check]:
     held = [
-        f"{who}: {one['total'] - one['free']} of {one['total']} bytes are held, and nobody computes on it"
+        f"{who}: {(one['total'] - one['free']) / 2**30:.1f} of {one['total'] / 2**30:.1f} GiB are taken already"
         for who, one in told.items()
         if one["free"] < FREE * one["total"]
     ]

@@ -21,7 +21,9 @@ BUDGET = 2.0  # percent
 SIZE = 1 << 20
 
 
-def pairs(ranks: int, device: str, ops: list[str], sizes: list[int], repeats: int) -> list[Any]:
+def rounds(
+    ranks: int, device: str, ops: list[str], sizes: list[int], repeats: int, number: int = ROUNDS
+) -> list[Any]:
     """What the ranks say; raises where they fail."""
     order = {
         "ranks": list(range(ranks)),
@@ -35,7 +37,7 @@ def pairs(ranks: int, device: str, ops: list[str], sizes: list[int], repeats: in
         "memory": None,
         "warmup": 5,
         "repeats": repeats,
-        "rounds": ROUNDS,
+        "rounds": number,
         "ops": ops,
         "sizes": sizes,
     }
@@ -46,12 +48,12 @@ def pairs(ranks: int, device: str, ops: list[str], sizes: list[int], repeats: in
         check=True,
     )
     events = [json.loads(line) for line in ended.stdout.splitlines()]
-    return [one for one in events if one["event"] == "pairs"]
+    return [one for one in events if one["event"] == "rounds"]
 
 
 def row(ranks: int, found: Any) -> Row:
     """The median of the differences in percent, with the 95 % interval of that median by the binomial."""
-    more = sorted((probe / bare - 1) * 100 for probe, bare, _ in found["pairs"])
+    more = sorted((one["probe"] / one["bare"] - 1) * 100 for one in found["rounds"])
     reach = round(0.98 * len(more) ** 0.5)
     middle = len(more) // 2
     low, high = more[max(0, middle - reach)], more[min(len(more) - 1, middle + reach)]
@@ -67,9 +69,9 @@ def row(ranks: int, found: Any) -> Row:
 
 def own_row(ranks: int, found: Any) -> Row:
     """The probe's own work in a repetition of nothing, as a share of the bare operation."""
-    bare = statistics.median(one[1] for one in found["pairs"])
-    share = found["own"] / bare * 100
-    told = f"{found['own'] * 1e6:.2f} us of {bare * 1e6:.0f} us = {share:.3f} %"
+    bare = statistics.median(one["bare"] for one in found["rounds"])
+    share = found["work"] / bare * 100
+    told = f"{found['work'] * 1e6:.2f} us of {bare * 1e6:.0f} us = {share:.3f} %"
     return Row(
         f"the probe's own work in each repetition, {ranks} ranks",
         told,
@@ -83,7 +85,7 @@ def main() -> None:
     rows = [
         make(ranks, found)
         for ranks in (2, 4, 8)
-        for found in pairs(ranks, "cpu", ["all_reduce"], [SIZE], 50)
+        for found in rounds(ranks, "cpu", ["all_reduce"], [SIZE], 50)
         for make in (row, own_row)
     ]
     show("The collectives probe", rows)

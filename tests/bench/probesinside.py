@@ -1,7 +1,8 @@
-"""The ranks of `probes.py`: the probe's timing and a bare loop over the same buffers, alternating, each timed from outside.
+"""The ranks of `probes.py`: three ways to time one op over the same buffers, in turns.
 
-Rank 0 says, for each op and size, `pairs` of seconds of one operation: [by the probe's loop, by the bare loop, the probe's own
-median]. Started by path with an order in JSON, as the probe's own scripts are.
+`bare`: a loop of the operation alone, timed from outside. `probe`: the probe's own loop, timed from outside, too. `own`: what the command
+would tell of it. `seed`: as the benchmark does that this probe comes from, see `seed_way`. Rank 0 says `rounds` for each op
+and size: seconds of one operation by way. Started by path with an order in JSON, as the probe's own scripts are.
 """
 
 import json
@@ -28,12 +29,83 @@ def work(order: dict[str, Any]) -> None:
             count = elements(op, size, 4, bench.world)
             operation = Operation(torch, op, count, "float32", device)
             bench.timed(operation, order["warmup"])
-            pairs = [
-                round_of(torch, bench, operation, order, turn) for turn in range(order["rounds"])
-            ]
+            turns = Turns(torch, bench, operation, order, count * 4)
+            rounds = [turns.take(number) for number in range(order["rounds"])]
             if rank() == 0:
-                say("pairs", op=op, bytes=count * 4, pairs=pairs, own=own_work(bench))
+                say("rounds", op=op, bytes=count * 4, rounds=rounds, work=own_work(bench))
     leave(torch)
+
+
+class Turns:
+    """Rounds in which each way has its turn, beginning with another one each time."""
+
+    def __init__(self, torch: Any, bench: Any, operation: Any, order: dict[str, Any], size: int):
+        self._torch, self._bench, self._operation = torch, bench, operation
+        self._size, self._repeats = size, order["repeats"]
+        self._cuda = order["device"] == "cuda"
+
+    def take(self, number: int) -> dict[str, float]:
+        """One round; the ways and `own` in seconds of one operation."""
+        ways = ("bare", "probe", "seed")
+        told: dict[str, float] = {}
+        for way in (*ways[number % 3 :], *ways[: number % 3]):
+            self._torch.distributed.barrier()
+            self._finish()
+            getattr(self, way)(told)
+        return told
+
+    def bare(self, told: dict[str, float]) -> None:
+        """The operation alone, again and again."""
+        began = time.perf_counter()
+        self._torch.distributed.barrier()  # the probe has one, too
+        self._finish()
+        for _ in range(self._repeats):
+            self._operation.call()
+        self._finish()
+        told["bare"] = (time.perf_counter() - began) / self._repeats
+
+    def probe(self, told: dict[str, float]) -> None:
+        """The loop that the command runs."""
+        began = time.perf_counter()
+        times = self._bench.timed(self._operation, self._repeats)
+        self._finish()
+        told["probe"] = (time.perf_counter() - began) / self._repeats
+        told["own"] = statistics.median(self._slowest(times))
+
+    def _slowest(self, times: list[float]) -> list[float]:
+        """Of each repetition the time of the rank that took longest."""
+        row = self._torch.tensor(
+            times, dtype=self._torch.float64, device=self._operation.sent.device
+        )
+        self._torch.distributed.all_reduce(row, self._torch.distributed.ReduceOp.MAX)
+        return [float(one) for one in row.tolist()]
+
+    def seed(self, told: dict[str, float]) -> None:
+        """The benchmark that this comes from: a barrier before each operation, the bandwidth of each, its mean over ranks and trials."""
+        torch, speeds = self._torch, []
+        for _ in range(self._repeats):
+            mean = torch.tensor([self._size / self._blocking()], device=self._operation.sent.device)
+            torch.distributed.reduce(mean, 0)
+            speeds.append(float(mean.item()) / self._bench.world)
+        told["seed"] = self._size / statistics.mean(speeds)
+
+    def _blocking(self) -> float:
+        """Seconds of one operation that nothing is queued before or after, as this rank sees it."""
+        self._torch.distributed.barrier()
+        if not self._cuda:
+            began = time.perf_counter()
+            self._operation.call()
+            return time.perf_counter() - began
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in "be")
+        begin.record()
+        self._operation.call()
+        end.record()
+        self._torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+
+    def _finish(self) -> None:
+        if self._cuda:
+            self._torch.cuda.synchronize()
 
 
 class Nothing:
@@ -55,33 +127,6 @@ def own_work(bench: Any) -> float:
     spent = time.perf_counter() - began
     bench._torch.distributed.barrier = kept
     return spent / 100_000
-
-
-def round_of(
-    torch: Any, bench: Any, operation: Any, order: dict[str, Any], turn: int
-) -> list[float]:
-    """One of each, now this first and now that."""
-    told: dict[str, float] = {}
-    for kind in ("probe", "bare") if turn % 2 else ("bare", "probe"):
-        torch.distributed.barrier()
-        finish(torch, order)
-        began = time.perf_counter()
-        if kind == "probe":
-            told["own"] = statistics.median(bench.timed(operation, order["repeats"]))
-        else:
-            torch.distributed.barrier()  # the probe has one, too
-            finish(torch, order)
-            for _ in range(order["repeats"]):
-                operation.call()
-        finish(torch, order)
-        told[kind] = (time.perf_counter() - began) / order["repeats"]
-    return [told["probe"], told["bare"], told["own"]]
-
-
-def finish(torch: Any, order: dict[str, Any]) -> None:
-    """Wait for the GPU."""
-    if order["device"] == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

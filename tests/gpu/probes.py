@@ -1,30 +1,38 @@
-"""The collectives probe on real GPUs: its bus bandwidths against a bare torch loop put through the published formulas.
+"""The collectives probe on real GPUs, beside a bare torch loop and beside the way of timing of the benchmark that it comes from.
 
     PYTHONPATH=.:agents:exporters:tests python3 tests/gpu/probes.py [NPROC]
 
-First the command itself, as a person calls it; then, in one process group, its timing and a bare loop in turns: within 3 % for payloads from
-64 MiB. With one GPU nothing travels: then times are compared, of what takes 0.2 ms (a launch alone takes 20 to 60 µs, and scatters). Exit
-code 1 where something was wrong or apart.
+First the command itself, as a person calls it; then, in one process group, on the same payloads, the three ways in turns, each put through
+the published formulas: what the probe tells may differ from neither by more than 3 %. With one GPU nothing travels: then times are compared. What is
+too short is shown, and not judged: a launch takes 20 to 60 µs and scatters, and the third way has one in each operation, since it lets nothing
+queue. Exit code 1 where something was wrong or apart.
 """
 
 import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-from bench.probes import pairs
+from bench.probes import rounds
 from mldebug.probing.formulas import busbw
 
 OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
-SIZES = [64 << 20, 256 << 20, 1 << 30]
+SIZES = [64 << 20, 256 << 20, 1 << 30, 4 << 30]
+ONE_GPU = [256 << 20, 1 << 30, 8 << 30]
+REPEATS, ROUNDS = 20, 9
+WAYS = {"own": "probe", "bare": "bare", "seed": "seed"}
 APART = 0.03
-SHORT = 2e-4  # seconds
+SHORT = {"bare": 2e-4, "seed": 2e-3}  # seconds
 
 
 def gpus() -> int:
-    """How many there are, by nvidia-smi."""
-    told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    """How many there are, by nvidia-smi; none without it."""
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
     return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
 
 
@@ -46,26 +54,35 @@ def command_works(ranks: int) -> bool:
 
 
 def line(ranks: int, found: Any) -> tuple[str, bool]:
-    """One op and size, and whether both agree."""
-    own = statistics.median(one[2] for one in found["pairs"])
-    bare = statistics.median(one[1] for one in found["pairs"])
-    apart = own / bare - 1
-    probe, raw = (busbw(found["op"], found["bytes"], one, ranks) / 1e9 for one in (own, bare))
-    told = f"{found['op']:<15} {found['bytes'] >> 20:>5} MiB  probe {own * 1e3:9.4f} ms {probe:8.2f} GB/s"
-    return f"{told}  bare {bare * 1e3:9.4f} ms {raw:8.2f} GB/s  {apart:+.2%}", abs(
-        apart
-    ) <= APART or bare < SHORT
+    """One op and size by all ways, and whether the probe agrees with the others."""
+    took = {way: statistics.median(one[way] for one in found["rounds"]) for way in WAYS}
+    told = f"{found['op']:<15} {found['bytes'] >> 20:>5} MiB"
+    for way, seconds in took.items():
+        speed = busbw(found["op"], found["bytes"], seconds, ranks) / 1e9
+        told += f"  {WAYS[way]} {seconds * 1e3:9.4f} ms {speed:8.2f} GB/s"
+    fine = True
+    for way, short in SHORT.items():
+        apart = took["own"] / took[way] - 1
+        fine = fine and (took[way] < short or abs(apart) <= APART)
+        told += f"  against {way} {apart:+.2%}{' (short)' if took[way] < short else ''}"
+    return told, fine
+
+
+def compared(ranks: int) -> Iterator[tuple[str, bool]]:
+    """A line for each op and size, and whether it is as it should be."""
+    sizes = SIZES if ranks > 1 else ONE_GPU
+    for found in rounds(ranks, "cuda", OPS, sizes, REPEATS, ROUNDS):
+        yield line(ranks, found)
 
 
 def main() -> int:
     """Run both, and print what agrees."""
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else gpus()
     fine = command_works(ranks)
-    print("the command:", "fine" if fine else "WRONG")
-    for found in pairs(ranks, "cuda", OPS, SIZES, 20):
-        told, agrees = line(ranks, found)
+    print("the command:", "fine" if fine else "WRONG", flush=True)
+    for told, agrees in compared(ranks):
         fine = fine and agrees
-        print(told, "" if agrees else "APART")
+        print(told, "" if agrees else "APART", flush=True)
     return 0 if fine else 1
 
 

@@ -14,7 +14,7 @@ from mldebug.across.merge import Heard, merge
 from mldebug.across.topology import placed
 from mldebug.across.wire import NodeReply
 from mldebug.diagnosis import diagnose
-from mldebug.model import Asked, AskedNode, Confidence, Fault, Judgement, Verdict
+from mldebug.model import Asked, AskedNode, Confidence, Fault, Judgement, ProcessCapture, Verdict
 from mldebug.recorded import load_recorded
 from mldebug.report.build import build_report
 from mldebug.report.html import render_html
@@ -112,6 +112,32 @@ def test_a_silent_node_that_all_wait_for_is_named_at_low_confidence() -> None:
         ("node", None, "a3")
     ]
     assert found.diagnosis.confidence is Confidence.LOW
+    assert found.diagnosis.summary.startswith("Node a3 does not answer; ranks 0-3 wait in")
+
+
+STOPPED = process(state="T", wchan="do_signal_stop")
+LOST_GPU = Fault(kind="xid", words="Xid 79", code="xid_79", tier="fatal", node="a1", rank=1, by="gpu", uuid="GPU-1", at=1.7e9 - 100)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verdict", "odd", "faults"),
+    [
+        (Verdict.GPU_FAULT, {}, (LOST_GPU,)),
+        (Verdict.JOB_PAUSED, dict.fromkeys(range(4), STOPPED), ()),
+        (Verdict.RANK_STOPPED, {1: STOPPED}, ()),
+    ],
+)
+def test_nothing_is_sure_while_a_node_was_not_seen(
+    verdict: Verdict, odd: dict[int, ProcessCapture], faults: tuple[Fault, ...]
+) -> None:
+    captures = run(3, 2, odd)
+    captures["a1"] = msgspec.structs.replace(captures["a1"], faults=faults, quiet_seconds=100.0)
+    whole = judged(captures).diagnosis
+    del captures["a3"]
+    part = judged(captures, silent("a3")).diagnosis
+
+    assert (part.verdict, part.confidence) == (verdict, Confidence.MEDIUM)
+    assert verdict is Verdict.JOB_PAUSED or whole.confidence is Confidence.HIGH
 
 
 def test_a_node_that_slurm_has_given_up_is_better_evidence() -> None:

@@ -28,6 +28,11 @@ V1_13 = (
     "already allocated; 1.04 GiB free; 3.50 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
     "setting max_split_size_mb to avoid fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
 )
+V1_13_ROOM = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 304.00 MiB (GPU 0; 8.00 GiB total capacity; 142.76 MiB already "
+    "allocated; 6.32 GiB free; 158.00 MiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting "
+    "max_split_size_mb to avoid fragmentation."
+)
 V2_0_LIMIT = (
     "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 16.00 GiB total capacity; 1.50 GiB "
     "already allocated; 13.00 GiB free; 2.00 GiB allowed; 1.60 GiB reserved in total by PyTorch) If reserved memory is >>"
@@ -109,6 +114,7 @@ CAUSES = [
     (V1_0, Cause.FRAGMENTED, True, "5.54 GiB more lie unused in pieces: fragmentation"),
     (V1_4, Cause.FRAGMENTED, True, "CUDA out of memory on GPU 3: 264.00 MiB asked, 145.93 MiB of 2.00 GiB free; "),
     (V1_13, Cause.OTHERS, False, "are held outside torch"),
+    (V1_13_ROOM, Cause.TRANSIENT, False, "304.00 MiB asked, 6.32 GiB of 8.00 GiB free; enough is free"),
     (V2_0_LIMIT, Cause.LIMIT, False, "the job limits itself to 2.00 GiB"),
     (V2_1, Cause.DEMAND, False, "no fragmentation, the job needs more than there is"),
     (V2_2_SELF, Cause.DEMAND, False, "torch holds 43.36 GiB in tensors: no fragmentation"),

@@ -1,20 +1,23 @@
 """What the figures of a node come to: wrong values, slow GPUs, ports that are down, and one line for the scheduler."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from mldebug.probing.baselines import shipped
-from mldebug.probing.checks import Check, accept, below_others, drain_reason
+from mldebug.probing.checks import Acceptance, Check, accept, below_others, drain_reason
 from mldebug.probing.nodechecks import stage_checks
 from mldebug.probing.ports import Port, ports_check, read_port
 from mldebug_agents.host import Host
 from mldebug_agents.probes.inside import crew, hostwork
 from mldebug_agents.probes.node import Options, create
+from mldebug_agents.probing.child import Ended, Event
 from mldebug_agents.probing.node import NodeProbe, Wanted, read_ports
+from mldebug_agents.probing.session import Facts
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 BASELINES = shipped()
@@ -91,7 +94,9 @@ def test_memory_that_nobody_holds_and_memory_that_somebody_holds() -> None:
     full = {"GPU 0": {"free": 140 << 30, "total": 141 << 30, "taken": 138 << 30, "wrong": 0}}
     assert checks("memory", full)[0].sentence == "memory: 138 GiB or more written and read back"
     full["GPU 0"]["free"] = 100 << 30
-    assert checks("memory", full)[0].state == "failed"
+    assert (
+        checks("memory", full)[0].sentence == "memory: GPU 0: 41.0 of 141.0 GiB are taken already"
+    )
     full["GPU 0"] |= {"wrong": 4}
     assert checks("memory", full)[0].sentence == "memory: GPU 0: 4 wrong bytes"
 
@@ -186,6 +191,52 @@ def test_a_missing_gpu_is_a_reason_to_drain() -> None:
     )  # fmt: skip
     assert told.return_value == 1
     assert told.stdout == "mldebug: driver: 0 of 8 GPUs answer\n"
+
+
+class Session:
+    """What `load` needs of one: a stage was done, then it ended so."""
+
+    device = "cuda"
+
+    def __init__(self, ended: Ended, *stages: dict[str, Any]) -> None:
+        self.facts = Facts(gpus=1)
+        self._ended, self._stages = ended, stages
+
+    def run(self, _: str, __: object, hear: Callable[[Event], None], **___: object) -> Ended:
+        for one in self._stages:
+            hear({"event": "stage", "seconds": 1.0, "cut": False} | one)
+        return self._ended
+
+
+def loaded(session: Session) -> tuple[NodeProbe, Acceptance]:
+    probe = NodeProbe(Wanted(stages=("matmul", "dram")), BASELINES, lambda _: None)
+    probe.load(cast("Any", session))
+    return probe, accept("n1", probe.checks, probe.cut)
+
+
+def test_a_job_that_appears_or_too_short_a_duration_drains_no_node() -> None:
+    job = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    late = Ended(outcome="late", reason="it did not end within 9 s")
+    cut = {"stage": "matmul", "results": {"GPU 0": {"late": True}}, "cut": True}
+    for session, why in (
+        (Session(job), "the probe was ended: the training job x runs on this node"),
+        (Session(late), "--duration left no time for all stages"),
+        (Session(late, cut), "--duration left no time for matmul"),
+    ):
+        probe, told = loaded(session)
+        assert probe.cut == why
+        assert (told.fit, told.drain_reason, told.verdict) == (False, "", f"not all was checked: {why}")  # fmt: skip
+
+
+def test_what_was_found_before_a_job_appeared_is_still_a_reason_to_drain() -> None:
+    job = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    _, told = loaded(Session(job, {"stage": "matmul", "results": {"GPU 0": {"error": "lost"}}}))
+    assert (told.fit, told.drain_reason) == (False, "mldebug: matmul: GPU 0: lost")
+
+
+def test_a_probe_that_fails_is_a_finding() -> None:
+    _, told = loaded(Session(Ended(outcome="failed", reason="a GPU does not answer")))
+    assert told.drain_reason == "mldebug: matmul: a GPU does not answer"
 
 
 def test_a_figure_of_nccl_counts_only_for_the_payload_that_was_published() -> None:

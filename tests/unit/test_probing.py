@@ -43,11 +43,18 @@ class Launched:
     """Two ranks that do `body`, heard to their end."""
 
     def __init__(
-        self, spawner: Spawner, body: str, *, seconds: float = 60.0, cancel: bool = False
-    ) -> None:
+        self, spawner: Spawner, body: str, *,
+        seconds: float = 60.0, cancel: bool = False, lose: bool = False,
+    ) -> None:  # fmt: skip
         program = RANKS.format(above=str(INSIDE.parent), body=body, seconds=seconds)
         self.heard: list[Event] = []
-        child = Child(spawner, lambda _: "somebody came" if cancel else "")
+
+        def look(_: object) -> str:
+            if lose:
+                raise GpuDriverError("the GPU driver is gone")
+            return "somebody came" if cancel else ""
+
+        child = Child(spawner, look)
         argv = [sys.executable, "-c", program]
         self.ended: Ended = child.run(argv, dict(os.environ), 90.0, self.heard.append)
 
@@ -105,6 +112,12 @@ def test_a_job_that_appears_ends_the_probe_at_once(spawner: Spawner) -> None:
     assert cancelled.ended.outcome == "cancelled"
     assert cancelled.ended.reason == "somebody came"
     assert cancelled.leaves_nothing()
+
+
+def test_gpus_that_are_lost_meanwhile_are_a_fault_and_no_job(spawner: Spawner) -> None:
+    lost = Launched(spawner, "time.sleep(3600)", lose=True)
+    assert (lost.ended.outcome, lost.ended.reason) == ("failed", "the GPU driver is gone")
+    assert lost.leaves_nothing()
 
 
 def test_an_interrupt_leaves_nothing() -> None:
@@ -286,4 +299,6 @@ def test_in_a_container_one_unknown_process_is_our_own_rank_and_two_are_not() ->
 
 def test_a_driver_that_stops_answering_ends_the_probe_after_some_looks() -> None:
     guard = Guard(Gpus(error=GpuDriverError("the GPU driver is gone")), Jobs(), uses_gpus=True)
-    assert [guard.look(OWN) for _ in range(3)] == ["", "", "the GPU driver is gone"]
+    assert [guard.look(OWN) for _ in range(2)] == ["", ""]
+    with pytest.raises(GpuDriverError, match="the GPU driver is gone"):
+        guard.look(OWN)

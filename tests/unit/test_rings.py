@@ -234,6 +234,23 @@ def test_an_untraced_process_is_asked_seldom(
     assert 2 <= len(looks) <= 4
 
 
+def test_what_an_untraced_process_has_mapped_is_not_read(
+    reader: Reader, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes of text for a real rank, which holds the lock of its memory meanwhile."""
+    asked: list[str] = []
+    read_from = reader.read_from
+
+    def noted(path: str, *arguments: int, **more: int) -> object:
+        asked.append(path)
+        return read_from(path, *arguments, **more)
+
+    monkeypatch.setattr(reader, "read_from", noted)
+    assert Rings(HOST, reader).meet(found(identity(sleeper.pid))) == {}
+    assert asked
+    assert not [path for path in asked if path.endswith("/maps")]
+
+
 # --- source text -----------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clocks import Clock
 from mldebug_agents.host import Host
-from mldebug_agents.life.usage import EVERY, Usage
+from mldebug_agents.life.usage import EVERY, MEMORY_EVERY, Usage
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -54,7 +54,21 @@ def test_the_cpu_of_children_never_falls(tmp_path: Path) -> None:
     clock.now += EVERY
     found = usage.children()
     assert found is not None
-    assert (found.count, found.cpu_seconds, found.memory_bytes) == (0, 5.0, 7 * 1024)
+    assert (found.count, found.cpu_seconds) == (0, 5.0)
+
+
+def test_memory_is_weighed_once_a_minute_for_that_costs_the_most(tmp_path: Path) -> None:
+    clock = Clock(0.0)
+    process(tmp_path, 10, {10: "11"}, (0, 0), 7)
+    process(tmp_path, 11, {11: ""}, (0, 0), 3)
+    usage = Usage(Host(str(tmp_path)), pid=10, clock=clock)
+    weighed = []
+    for clock.now in (0.0, EVERY, MEMORY_EVERY - 1.0, MEMORY_EVERY + EVERY):
+        found = usage.children()
+        assert found is not None
+        weighed.append((found.count, found.memory_bytes))
+        process(tmp_path, 10, {10: ""}, (0, 0), 7)
+    assert weighed == [(1, 10 * 1024), (0, 10 * 1024), (0, 10 * 1024), (0, 7 * 1024)]
 
 
 def test_the_memory_of_a_child_that_is_stuck_is_not_asked_for(tmp_path: Path) -> None:

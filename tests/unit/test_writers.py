@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from mldebug.filling.state import Alarm
 from mldebug.model import Job, RankIdentity
@@ -19,6 +22,7 @@ from mldebug.writers import (
     who_fills,
     writer_line,
 )
+from mldebug_agents.answers import Unreadable
 from mldebug_agents.filesystems.part import _with as with_writer
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
@@ -159,6 +163,28 @@ def test_whoever_has_the_pid_of_a_rank_that_ended_is_not_that_rank() -> None:
         for rank, seen in ((other, False), (same, True)):
             [told] = readings.read([Job(id="j", name="gpt", launcher="single", ranks=(rank,))])
             assert bool(told.bytes) is seen
+
+
+def test_all_ranks_of_a_job_are_read_by_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Spawner() as spawner, Reader(spawner) as reader, ExitStack() as stack:
+        sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+        for one in sleepers:
+            stack.enter_context(one)
+            stack.callback(one.kill)
+        ranks = tuple(
+            RankIdentity(rank=rank, world_size=3, pid=one.pid) for rank, one in enumerate(sleepers)
+        )
+        questions: list[int] = []
+        read_many = reader.read_many
+
+        def noted(paths: Sequence[str], *, max_bytes: int) -> dict[str, bytes | Unreadable]:
+            questions.append(len(paths))
+            return read_many(paths, max_bytes=max_bytes)
+
+        monkeypatch.setattr(reader, "read_many", noted)
+        job = Job(id="j", name="gpt", launcher="single", ranks=ranks)
+        assert [len(one.bytes) for one in Readings(Host(), reader).read([job])] == [1, 1, 1]
+        assert questions == [3]
 
 
 def test_the_mode_of_a_link_tells_what_is_open_for_writing(tmp_path: Path) -> None:

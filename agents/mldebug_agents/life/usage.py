@@ -1,4 +1,4 @@
-"""What this agent and its children cost: CPU time and memory, read from /proc, at most every few seconds."""
+"""What this agent and its children cost: CPU time and memory, read from /proc, as seldom as is enough for a graph."""
 
 import os
 import re
@@ -12,6 +12,9 @@ from mldebug_agents.procfs import TICKS
 
 _PSS = re.compile(r"^Pss: +(\d+) kB$", re.MULTILINE)
 EVERY = 10.0  # seconds between two counts of the children
+MEMORY_EVERY = (
+    60.0  # and of memory: a process's page tables are walked for it, some milliseconds each
+)
 
 
 class Usage:
@@ -25,6 +28,8 @@ class Usage:
         self._clock = clock
         self._children: Children | None = None
         self._counted_at = -EVERY
+        self._memory: int | None = None
+        self._weighed_at = -MEMORY_EVERY
 
     def cpu_seconds(self) -> float:
         """CPU time of this process."""
@@ -53,8 +58,15 @@ class Usage:
         return Children(
             count=len(pids),
             cpu_seconds=max(before, seconds),
-            memory_bytes=self._shared_fairly([self._pid, *pids]),
+            memory_bytes=self._weighed([self._pid, *pids]),
         )
+
+    def _weighed(self, pids: list[int]) -> int | None:
+        now = self._clock()
+        if now - self._weighed_at >= MEMORY_EVERY:
+            self._weighed_at = now
+            self._memory = self._shared_fairly(pids)
+        return self._memory
 
     def _descendants(self, pid: int) -> Iterator[int]:
         for thread in self._threads(pid):

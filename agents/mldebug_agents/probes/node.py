@@ -5,7 +5,7 @@ import msgspec
 
 from mldebug.completing import FOLDER, Listed
 from mldebug.config import load_config
-from mldebug.errors import ExitCode, UsageError
+from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.probing.baselines import shipped
 from mldebug.probing.checks import Check, accept
 from mldebug.probing.ports import check_wanted
@@ -51,19 +51,22 @@ def command(
     """Is this node fit to train?
 
     Each stage has a deadline and is told with its time. GPUs are compared with others of their model on this node, and with
-    what was published of it. Exit code 0: fit; 1: a check failed, or the node is busy; 3: PyTorch is missing.
+    what was published of it. Exit code 0: fit; 1: a check failed, the node is busy, or there was no time; 3: PyTorch is
+    missing.
     """
     shown = Shown(stages=_stages(stages), gpus=require_gpus, ports=_ports(require_ib), disk=disk)
     quiet = drain_reason or as_json
     probe = NodeProbe(shown, shipped(), lambda check: click.echo(_line(check), err=quiet))
     node = _probe(probe, shown, wanted(python, device, duration, beside_jobs))
-    told = accept(node, probe.checks)
+    told = accept(node, probe.checks, probe.cut)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
     elif not drain_reason:
         click.echo(clean(told.verdict, 500))
     elif told.drain_reason:
         click.echo(clean(told.drain_reason, 100))
+    if probe.cut:
+        raise MldebugError(probe.cut, "measure when the node is idle, with a longer --duration")
     return ExitCode.FINE if told.fit else ExitCode.FOUND
 
 

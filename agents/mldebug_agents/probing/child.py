@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from mldebug.errors import MldebugError
 from mldebug.redact import clean
 from mldebug_agents.probing.python import INSIDE
 from mldebug_agents.spawn import Completed, Hearer
@@ -43,14 +44,14 @@ class Hearing(Protocol):
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a child ended: `reason` is one sentence, "" only for "done"."""
 
-    outcome: str  # done, failed, late, cancelled
+    outcome: str  # done, failed, late (its time is over), cancelled (the node is wanted for something else)
     reason: str = ""
     events: tuple[Event, ...] = ()  # what was said of failures
     stderr: str = ""
 
 
 class Child:
-    """Call `run` once. `may_go_on` gets the process session each second and says why it must end, or ""."""
+    """Call `run` once. `may_go_on` gets the process session each second and says why it must end, or ""; MldebugError: it cannot tell."""
 
     def __init__(
         self, starter: Hearing, may_go_on: Callable[[int | None], str] = lambda _: ""
@@ -58,7 +59,7 @@ class Child:
         self._starter, self._may_go_on = starter, may_go_on
         self._rest = b""
         self._heard = self._looked = time.monotonic()
-        self._cancelled = ""
+        self._cancelled = self._broken = ""
         self._failures: list[Event] = []
         self._done = False
 
@@ -91,19 +92,27 @@ class Child:
     def _goes_on(self, pid: int | None) -> bool:
         now = time.monotonic()
         if now - self._heard > SILENCE:
-            self._cancelled = f"nothing was heard of it for {SILENCE:.0f} s"
+            self._broken = f"nothing was heard of it for {SILENCE:.0f} s"
         elif now - self._looked >= LOOK_EVERY:
+            self._look(pid)
+        return not (self._cancelled or self._broken)
+
+    def _look(self, pid: int | None) -> None:
+        try:
             self._cancelled = self._may_go_on(pid)
-            self._looked = time.monotonic()
-        return not self._cancelled
+        except MldebugError as error:
+            self._broken = error.message
+        self._looked = time.monotonic()
 
     def _judge(self, completed: Completed, timeout: float) -> Ended:
         stderr = clean(completed.stderr.decode(errors="replace")[-4000:], 4000)
         told: dict[str, Any] = {"events": tuple(self._failures), "stderr": stderr}
         if self._cancelled:
             return Ended(outcome="cancelled", reason=self._cancelled, **told)
+        if self._broken:
+            return Ended(outcome="failed", reason=self._broken, **told)
         if completed.timed_out or any(one["event"] == "late" for one in self._failures):
-            return Ended(outcome="late", reason=f"it did not end within {timeout:g} s", **told)
+            return Ended(outcome="late", reason=f"it did not end within {timeout:.0f} s", **told)
         if completed.error or completed.truncated:
             reason = completed.error or "it wrote too much"
             return Ended(outcome="failed", reason=f"it cannot be run: {reason}", **told)

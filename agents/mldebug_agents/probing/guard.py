@@ -13,6 +13,7 @@ from mldebug_agents.sources.ranks import Discovery
 
 PATIENCE = 3  # looks in a row that may fail while a probe runs
 WAIT = "wait until it has ended"
+TELL = "mldebug doctor --gpus"
 
 
 class GpuReader(Protocol):
@@ -51,12 +52,14 @@ class Guard:
             raise BusyError(reason, WAIT)
 
     def look(self, session: int | None) -> str:
-        """Why the probe must end now; "" while it may go on. One failed read is none, some in a row are."""
+        """Who is there, so that the probe must end now; "" while it may go on. MldebugError: some reads in a row have failed."""
         try:
             reason = next(self._strangers(session), "")
-        except MldebugError as error:
+        except MldebugError:
             self._failures += 1
-            return error.message if self._failures >= PATIENCE else ""
+            if self._failures >= PATIENCE:
+                raise
+            return ""
         self._failures = 0
         return reason
 
@@ -76,13 +79,13 @@ class Guard:
                 return ()
             raise BusyError(f"who computes on the GPUs is not known: {error.message}") from None
         if full.lost and self._uses_gpus:
-            raise BusyError("a GPU does not answer", "mldebug doctor --gpus")
+            raise BusyError("a GPU does not answer", TELL)
         return full.gpus
 
     def _on(self, gpu: GpuReading, session: int | None) -> Iterator[str]:
         if gpu.processes is None:
             if self._uses_gpus:
-                yield f"GPU {gpu.index} does not tell who computes on it"
+                raise BusyError(f"GPU {gpu.index} does not tell who computes on it", TELL)
             return
         unseen = 0  # of another PID namespace: one of them may be our rank as the driver sees it
         for one in gpu.processes:

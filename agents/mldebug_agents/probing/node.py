@@ -15,7 +15,7 @@ from mldebug.probing.nodechecks import stage_checks
 from mldebug.probing.ports import Port, ports_check, read_port
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.host import Host
-from mldebug_agents.probing.child import Event
+from mldebug_agents.probing.child import Ended, Event
 from mldebug_agents.probing.measuring import Measurement, Telling, Wish
 from mldebug_agents.probing.session import Session
 from mldebug_agents.workbench import Workbench
@@ -40,11 +40,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeProbe:
-    """Keep one for each run; `checks` grows meanwhile."""
+    """Keep one for each run; `checks` grows meanwhile. `cut`: why not all could be checked, which is no fault of the node."""
 
     def __init__(self, wanted: Wanted, baselines: Baselines, tell: Tell) -> None:
         self._wanted, self._baselines, self._tell = wanted, baselines, tell
         self.checks: list[Check] = []
+        self.cut = ""
         self._models: dict[str, str] = {}
         self._free = 0
 
@@ -63,7 +64,7 @@ class NodeProbe:
             self._add(Check(stage=stage, state="skipped", sentence=f"{stage}: {why}"))
         stages = [one for one in self._wanted.stages if one not in (*skipped, *WITHOUT_TORCH)]
         self._children(session, [one for one in stages if one != "nccl"], gpus)
-        if "nccl" in stages:
+        if "nccl" in stages and not self.cut:
             self._nccl(session, gpus)
 
     def _skipped(self, gpus: int) -> dict[str, str]:
@@ -108,11 +109,22 @@ class NodeProbe:
 
         if stages:
             ended = session.run("node", order, hear, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-            if left:
+            if left and not self._cut(ended):
                 why = ended.reason or "it was not done"
                 self._add(Check(stage=left[0], state="failed", sentence=f"{left[0]}: {why}"))
 
+    def _cut(self, ended: Ended) -> bool:
+        """Whether it ended for a reason that says nothing of the node."""
+        if ended.outcome == "cancelled":
+            self.cut = f"the probe was ended: {ended.reason}"
+        elif ended.outcome == "late":
+            self.cut = self.cut or "--duration left no time for all stages"
+        return bool(self.cut)
+
     def _stage(self, event: Event) -> None:
+        if event["cut"]:
+            self.cut = f"--duration left no time for {event['stage']}"
+            return
         for who, one in event["results"].items():
             if "name" in one:
                 self._models[who] = one["name"]
@@ -133,6 +145,8 @@ class NodeProbe:
         measurement = Measurement(wish, quiet)
         ended = measurement.run(session)
         seconds = time.monotonic() - begin
+        if not measurement.results and self._cut(ended):
+            return
         if not measurement.results:
             why = ended.reason or (measurement.skipped or ["nothing was measured"])[0]
             self._add(Check(stage="nccl", state="failed", sentence=f"nccl: {why}", seconds=seconds))

@@ -109,7 +109,7 @@ class Session:
             if event["event"] == "facts":
                 return msgspec.convert(event, Facts)
         raise ToolError(
-            f"PyTorch does not work in {self.python}: {ended.reason}",
+            f"PyTorch does not work in {self.python}: {ended.reason or 'it says nothing of itself'}",
             "name the training environment's: --python /path/to/env/bin/python",
         )
 

@@ -94,7 +94,7 @@ class Rings:
         if known is not None or self._clock() < self._without.get(key, 0.0):
             return known
         for place in self._living(rank):
-            if begins_as_one(self._reader, place) and self._is_its(rank, place):
+            if self._is_its(rank, place):
                 with self._lock:
                     self._known[key] = place
                 return place
@@ -103,9 +103,9 @@ class Rings:
         return None
 
     def _living(self, rank: RankIdentity) -> Iterator[RingPlace]:
-        """What it writes now, not what it wrote before it became another program."""
+        """What it writes now, not what it wrote before it became another program. Few are traced: what it has mapped is read last."""
         for place in living(self._host, rank):
-            if place.open or self._maps(rank, place):
+            if begins_as_one(self._reader, place) and (place.open or self._maps(rank, place)):
                 yield place
 
     def _maps(self, rank: RankIdentity, place: RingPlace) -> bool:

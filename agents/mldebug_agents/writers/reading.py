@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mldebug.model import Job, RankIdentity
 from mldebug.writers import Calls, OpenOutput, Process, Written
@@ -29,21 +29,31 @@ class Readings:
             return
         children = self._host.children(RECENT)
         for job in jobs:
-            for rank in job.ranks:
-                yield self._rank(job, rank, children)
+            families = [self._family(rank, children) for rank in job.ranks]
+            told = self._counts({pid for pids in families for pid in pids})
+            for rank, pids in zip(job.ranks, families, strict=True):
+                yield self._rank(job, rank, pids, told)
 
-    def _rank(self, job: Job, rank: RankIdentity, children: Mapping[int, list[int]]) -> Written:
-        pids = family(rank.pid, children)[:MAX_PROCESSES] if self._lives(rank) else []
-        paths = [f"{self._host.proc}/{pid}/io" for pid in pids]
-        told = self._reader.read_many(paths, max_bytes=4096)
+    def _family(self, rank: RankIdentity, children: Mapping[int, list[int]]) -> list[int]:
+        return family(rank.pid, children)[:MAX_PROCESSES] if self._lives(rank) else []
+
+    def _counts(self, pids: Iterable[int]) -> dict[int, bytes]:
+        """/proc/PID/io of all ranks of a job by one question, since each costs a way to the reader child and back."""
+        paths = {f"{self._host.proc}/{pid}/io": pid for pid in pids}
+        told = self._reader.read_many(list(paths), max_bytes=4096)
+        return {paths[path]: data for path, data in told.items() if isinstance(data, bytes)}
+
+    def _rank(
+        self, job: Job, rank: RankIdentity, pids: Sequence[int], told: Mapping[int, bytes]
+    ) -> Written:
         at = time.monotonic()
         sizes: dict[Process, int] = {}
         calls: dict[Process, Calls] = {}
         files: list[OpenOutput] = []
-        for pid, path in zip(pids, paths, strict=True):
-            data = told.get(path)
+        for pid in pids:
+            data = told.get(pid)
             stat = self._host.brief(pid)
-            if stat is None or not isinstance(data, bytes):
+            if stat is None or data is None:
                 continue
             sizes[pid, stat.start_ticks] = net_bytes(data)
             if (called := calls_of(data)) is not None:

@@ -1,7 +1,8 @@
 """Measures one node: its GPUs, the ways between them, its memory and a disk. Each piece in a fork, with a deadline.
 
 The order has `stages` (of STAGES), `gpus` (how many), `seconds`, and `disk` (a folder, or ""). Events: `stage` with
-`stage`, `seconds` and `results` by label (`GPU 0`, `node`), each a dictionary of figures or a failure (see `crew`); `done`.
+`stage`, `seconds`, `results` by label (`GPU 0`, `node`), each a dictionary of figures or a failure (see `crew`), and `cut`: the time for all
+was over before that of this stage; `done`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def main(order: dict[str, Any]) -> None:
         begin = time.monotonic()
         longest = min(SECONDS[stage], until - begin)
         results = _stage(stage, order, longest)
-        say("stage", stage=stage, seconds=round(time.monotonic() - begin, 3), results=results)
+        cut = longest < SECONDS[stage] and any(one.get("late") for one in results.values())
+        seconds = round(time.monotonic() - begin, 3)
+        say("stage", stage=stage, seconds=seconds, results=results, cut=cut)
     say("done")
     os._exit(0)
 
