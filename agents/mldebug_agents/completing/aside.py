@@ -1,6 +1,6 @@
 """Looks for values in a child that may hang (a home, a config file, an agent) while the person gets his prompt back.
 
-This is the one fork beside `spawn.py`: the whole command lives for a tenth of a second, and a helper process would double that.
+It is forked here and not by `spawn.py`, which keeps a helper: the whole command lives for a tenth of a second and starts no program.
 A child that hangs is told to end and not waited for. It holds none of the shell's pipes open.
 """
 
