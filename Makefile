@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale dist deb wheel-training wheel-native clean
+.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale docs dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,7 @@ check: $(STAMP) ## lint, format, types, import rules
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	MYPYPATH=deploy/grafana $(RUN) -m mypy deploy/grafana/*.py
+	MYPYPATH=deploy/site:agents:exporters $(RUN) -m mypy deploy/site/*.py
 	$(VENV)/bin/lint-imports
 
 bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table (ARGS="watch scrape": only those)
@@ -47,6 +48,9 @@ bench: $(STAMP) ## every benchmark but the soak and those of GPUs, and one table
 
 bench-scale: $(STAMP) ## 64 and 1,024 simulated agents of 8 ranks: from the notice of a stall to the report (ARGS="256")
 	PYTHONPATH=tests $(RUN) tests/bench/members.py $(ARGS)
+
+docs: $(STAMP) ## build the documentation site into dist/site (open dist/site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f deploy/site/mkdocs.yml
 
 dist: $(STAMP) ## build sdist and wheels of all three packages into dist/ (needs a C compiler)
 	PYTHON=$(RUN) deploy/build-dist dist

@@ -96,9 +96,11 @@ class Cluster(Section, frozen=True, kw_only=True):
 
     # the same file on all nodes, at least 32 random bytes, closed to others: openssl rand -hex 32
     key_file: Path | None = None
-    # or a certificate of this node's own, PEM, its private key, and the CA that has signed those of all nodes
+    # in place of the key: a certificate of this node's own, PEM, with `key` and `ca`
     certificate: Path | None = None
+    # of the certificate; chmod 600, without a password
     key: Path | None = None
+    # who has signed the certificates of all nodes
     ca: Path | None = None
     # who coordinates: the first of these that answers. host, host:port, node[1-4]; none: each run's own nodes, as Slurm
     # or MASTER_ADDR say
@@ -136,6 +138,7 @@ class Checkpoints(Section, frozen=True, kw_only=True):
 class MemorySettings(Section, frozen=True, kw_only=True):
     """Memory of the host, of control groups and of ranks."""
 
+    # look at it; without it no alarm of memory
     watch: bool = True
     # between two looks
     interval: Annotated[Duration, msgspec.Meta(ge=1, le=600)] = 10.0
@@ -258,7 +261,9 @@ class Storage(Section, frozen=True, kw_only=True):
 class ExpectedJob(Section, frozen=True, kw_only=True):
     """Which job must run or be queued; * stands for anything, and what is left out fits all."""
 
+    # of the job
     name: str = ""
+    # whose it is
     user: str = ""
     # 17, or 17_3 of an array; 17 fits all of its tasks
     id: str = ""

@@ -39,7 +39,8 @@ from mldebug_agents.unanswered import Unanswered
 class Workbench:
     """Open before any thread is started: the process starter forks its helper first."""
 
-    def __init__(self, config: Config, root: str = "/") -> None:
+    def __init__(self, config: Config, root: str = "/", *, probes: bool = False) -> None:
+        """`probes`: see `RankFinder`."""
         self.config = config
         self.node = socket.gethostname()
         self.spawner = Spawner(
@@ -69,7 +70,9 @@ class Workbench:
             name: load("logs", one.kind).create(one.options) for name, one in config.logs.items()
         }
         clusters = create_all("clusters")
-        self.finder = RankFinder(self.host, self.reader, self.node, clusters, self._ask_world)
+        self.finder = RankFinder(
+            self.host, self.reader, self.node, clusters, self._ask_world, probes
+        )
         self.traps = TrapFinder(self.host, self.reader)
         self.rings = Rings(self.host, self.reader, config.capture.trace_folders)
         self.flights = Collector(self.host, self.reader, self.traps.installed, self.unanswered)

@@ -29,8 +29,8 @@ _CLASSES = {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The patterns, tried in this order; none: this format reads nothing."""
 
-    pattern: str = ""
-    patterns: tuple[str, ...] = ()  # several, after the one above
+    pattern: str = ""  # with groups named step, total, loss, seconds: at least one
+    patterns: tuple[str, ...] = ()  # more, tried after `pattern`
 
 
 class Regex:

@@ -75,7 +75,11 @@ def isolate(
     """Name who is bad among `members`. `absent`: who never took part -> why."""
     all_ = list(trials)
     told = [Culprit(kind="member", members=(name,), evidence=why) for name, why in absent.items()]
-    told += _alone(all_)
+    alone = _alone(all_)
+    if len(alone) == len(members) > 1:  # what all have in common is the fault of none of them
+        suspects = tuple(f"{one.members[0]}: {one.evidence}" for one in alone)
+        return Isolation(outcome="unknown", sentence=_unknown(suspects), suspects=suspects)
+    told += alone
     out = {name for one in told for name in one.members}
     left = [name for name in members if name not in out]
     judged = judge_pairs([one for one in all_ if not out & set(one.members)], limits)
@@ -178,15 +182,16 @@ def _compared(trial: Trial, best: Mapping[tuple[str, bool], float]) -> tuple[flo
 
 
 def _alone(trials: Iterable[Trial]) -> list[Culprit]:
-    """Who could not even work alone, in any of its tries."""
+    """Who could not even work alone, in any of its tries; wrong values are never excused by another one."""
     tries: dict[str, list[Trial]] = {}
     for one in trials:
         if len(one.members) == 1:
             tries.setdefault(one.members[0], []).append(one)
     return [
-        Culprit(kind="member", members=(name,), evidence=f"alone it {_how(some[0])}")
+        Culprit(kind="member", members=(name,), evidence=f"alone it {_how(bad[0])}")
         for name, some in tries.items()
-        if all(one.outcome != "measured" for one in some)
+        if (bad := [one for one in some if one.outcome == "wrong"])
+        or (bad := some if all(one.outcome != "measured" for one in some) else [])
     ]
 
 

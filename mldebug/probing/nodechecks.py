@@ -97,7 +97,7 @@ def _peers(
         Trial(
             members=tuple(f"GPU {gpu}" for gpu in one["pair"]),
             bandwidth=one["bandwidth"],
-            path="peer" if one["access"] else "host",
+            path=_kind(one, models),
         )
         for one in pairs
     ]
@@ -115,6 +115,12 @@ def _peers(
         seconds=seconds,
         figures=figures,
     )
+
+
+def _kind(pair: Mapping[str, Any], models: Mapping[str, str]) -> str:
+    """Pairs are compared only where the way and the models are the same."""
+    both = sorted(models.get(f"GPU {gpu}", "") for gpu in pair["pair"])
+    return " ".join(("peer" if pair["access"] else "host", *both))
 
 
 def _low(pair: str, value: float, models: Mapping[str, str], baselines: Baselines) -> bool:

@@ -26,6 +26,7 @@ NAMES = (
     "across",
     "members",
     "scrape",
+    "series",
     "mounts",
     "trees",
     "probes",

@@ -32,7 +32,7 @@ def work(order: dict[str, Any]) -> None:
             turns = Turns(torch, bench, operation, order, count * 4)
             rounds = [turns.take(number) for number in range(order["rounds"])]
             if rank() == 0:
-                say("rounds", op=op, bytes=count * 4, rounds=rounds, work=own_work(bench))
+                say("rounds", op=op, bytes=count * 4, rounds=rounds)
     leave(torch)
 
 
@@ -106,27 +106,6 @@ class Turns:
     def _finish(self) -> None:
         if self._cuda:
             self._torch.cuda.synchronize()
-
-
-class Nothing:
-    """An operation that does nothing: what is left is the probe's own work."""
-
-    op = "all_reduce"
-
-    def call(self) -> None:
-        """Do nothing."""
-
-
-def own_work(bench: Any) -> float:
-    """Seconds that the probe's loop takes for one repetition of nothing, on a CPU; 0.0 on a GPU, where events are queued."""
-    if bench._cuda:
-        return 0.0
-    bench._torch.distributed.barrier, kept = (lambda: None), bench._torch.distributed.barrier
-    began = time.perf_counter()
-    bench.timed(Nothing(), 100_000)
-    spent = time.perf_counter() - began
-    bench._torch.distributed.barrier = kept
-    return spent / 100_000
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ OPS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"]
 SIZES = [64 << 20, 256 << 20, 1 << 30, 4 << 30]
 ONE_GPU = [256 << 20, 1 << 30, 8 << 30]
 REPEATS, ROUNDS = 20, 9
+SECONDS = 200.0  # for all of them
 WAYS = {"own": "probe", "bare": "bare", "seed": "seed"}
 APART = 0.03
 SHORT = {"bare": 2e-4, "seed": 2e-3}  # seconds
@@ -71,7 +72,7 @@ def line(ranks: int, found: Any) -> tuple[str, bool]:
 def compared(ranks: int) -> Iterator[tuple[str, bool]]:
     """A line for each op and size, and whether it is as it should be."""
     sizes = SIZES if ranks > 1 else ONE_GPU
-    for found in rounds(ranks, "cuda", OPS, sizes, REPEATS, ROUNDS):
+    for found in rounds(ranks, "cuda", OPS, sizes, REPEATS, ROUNDS, SECONDS):
         yield line(ranks, found)
 
 

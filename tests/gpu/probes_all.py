@@ -192,7 +192,7 @@ def interrupted(folder: Path) -> Part:
     """The command or a rank is ended in the middle: what was measured is told, and nothing is left."""
     for name, code, said, act in ENDINGS:
         before = used()
-        probe = Typed(folder, *ENDLESS, *(("--duration", "15s") if "stops" in name else ()))
+        probe = Typed(folder, *ENDLESS, *(("--duration", "30s") if "stops" in name else ()))
         until("the first result", lambda one=probe: one.says(f"\n{OP}"))  # type: ignore[misc]
         began = time.monotonic()
         act(probe)
@@ -227,7 +227,7 @@ ENDINGS: tuple[tuple[str, int, str, Callable[[Typed], object]], ...] = (
     ("a rank stops for ever", 1, "the probe took too long", lambda probe: os.kill(last_rank(probe), signal.SIGSTOP)),
 )  # fmt: skip
 PARTS: dict[str, Callable[[Path], Part]] = {
-    one.__name__: one for one in (isolate, bad, refused, full, interrupted, node, compare)
+    one.__name__: one for one in (compare, node, isolate, bad, refused, full, interrupted)
 }
 
 

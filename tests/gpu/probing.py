@@ -16,21 +16,30 @@ PROBE = (sys.executable, "-m", "mldebug", "probe")
 MARK = "MLDEBUG_PROBE_MARK"
 OP = "all_gather"  # moves something on one GPU, too
 SECONDS = 120.0  # for one command that should end by itself
+GONE = 20.0  # for its processes
 HOG = """
-import sys, time, torch
-left = int(sys.argv[1])
-print("begins", flush=True)
-torch.cuda.init()
-free = torch.cuda.mem_get_info()[0]
-held = torch.empty(max(1, free - left) if left >= 0 else 1, dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
+import ctypes, sys, time
+cuda, left = ctypes.CDLL("libcuda.so.1"), int(sys.argv[1])
+def call(name, *words):
+    code = getattr(cuda, name)(*words)
+    if code:
+        sys.exit(f"{name}: error {code}")
+device, context, place = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+wanted = (free.value - left) >> 21 << 21 if left >= 0 else 1 << 21
+call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(wanted))
 print("computes", flush=True)
 time.sleep(600)
-"""
+"""  # without PyTorch, which alone makes it a training job
 
 
 class Ended(NamedTuple):
-    """How a command ended; `left` are pids of it that were still there `SECONDS` after its end."""
+    """How a command ended; `left` are pids of it that were still there `GONE` seconds after its end."""
 
     code: int
     out: str
@@ -73,7 +82,7 @@ class Typed:
         until("the end of the command", lambda: self.process.poll() is not None)
         seconds = time.monotonic() - self.began
         with suppress(TimeoutError):
-            until("the end of its processes", lambda: not self.pids(), 20)
+            until("the end of its processes", lambda: not self.pids(), GONE)
         return Ended(
             self.process.returncode, self._out.read_text(), self._err.read_text(), seconds, self.pids()
         )  # fmt: skip
@@ -84,7 +93,7 @@ class Typed:
 
     def ranks(self) -> list[int]:
         """Those that a launcher of its own has forked."""
-        return [pid for pid in self.pids() if {"inside"} <= {place(pid), place(parent(pid))}]
+        return [pid for pid in self.pids() if inside(pid) and inside(parent(pid))]
 
 
 def typed(folder: Path, *words: str, more: Mapping[str, str] = {}) -> Ended:
@@ -116,7 +125,7 @@ class Hog:
         for line in self.process.stdout:
             if line.strip() == "computes":
                 return self
-        raise RuntimeError("the other program did not come to compute")
+        raise RuntimeError("the other program did not come to compute, see above")
 
 
 # --- what the machine tells --------------------------------------------------------------------------
@@ -157,9 +166,9 @@ def everybody() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def place(pid: int) -> str:
-    """ "inside" for a process of a probe's script."""
-    return "inside" if "/probes/inside" in read(f"/proc/{pid}/cmdline") else ""
+def inside(pid: int) -> bool:
+    """Whether it runs a probe's script in the training environment's Python."""
+    return "/probes/inside" in read(f"/proc/{pid}/cmdline")
 
 
 def parent(pid: int) -> int:

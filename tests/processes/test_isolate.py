@@ -68,14 +68,14 @@ def named(told: dict[str, Any]) -> list[list[str]]:
 def test_a_rank_slowed_by_a_busy_loop_is_named(tmp_path: Path) -> None:
     python = python_with(tmp_path, SLOWED)
     code, told, _ = isolate(tmp_path, "--nproc", "4", "--size", "1MiB", "--python", str(python))
-    assert named(told) == [["rank 2"]], told
+    assert named(told) == [["rank 2"]], json.dumps(told)
     assert (code, told["answer"]["sentence"]) == (1, "bad: rank 2")
 
 
 def test_ranks_of_which_none_is_bad_are_fine(tmp_path: Path) -> None:
     code, told, progress = isolate(tmp_path, "--nproc", "3")
-    assert named(told) == [], told
-    assert (code, told["answer"]["outcome"]) == (0, "fine"), told
+    assert named(told) == [], json.dumps(told)
+    assert (code, told["answer"]["outcome"]) == (0, "fine"), json.dumps(told)
     assert "members: rank 0, rank 1, rank 2" in progress
 
 
@@ -84,7 +84,7 @@ def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, 
     python = python_with(tmp_path, STOPPED.format(ranks=("1", "3"), signal=signal))
     words = ("--nproc", "5", "--size", "4MiB", "--step", "6s", "--python", str(python))
     code, told, _ = isolate(tmp_path, *words)
-    assert sorted(named(told)) == [["rank 1"], ["rank 3"]], told
+    assert sorted(named(told)) == [["rank 1"], ["rank 3"]], json.dumps(told)
     assert code == 1
     pairs = [
         one for one in told["trials"] if "rank 1" in one["members"] and len(one["members"]) == 2

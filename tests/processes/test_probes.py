@@ -248,6 +248,10 @@ def test_beside_a_job_nothing_starts_unless_told(tmp_path: Path) -> None:
         code, _, err = Probe(tmp_path, *words).end()
         assert code == 1
         assert f"the training job {job.name} runs on this node" in err
+        code, out, err = Probe(tmp_path, *words, "--if-idle", "--python", "/bin/false").end()
+        assert (code, out) == (0, "")
+        assert f"the training job {job.name} runs on this node" in err
+        assert not (tmp_path / "state").exists()
         code, out, err = Probe(tmp_path, *words, "--beside-jobs").end()
     assert code == 0, err
     assert "broadcast" in out

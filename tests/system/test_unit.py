@@ -50,6 +50,22 @@ def test_systemd_understands_every_line(unit: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_systemd_understands_every_line_of_the_probe_s_timer(unit: Path) -> None:
+    names = ("mldebug-probe.service", "mldebug-probe.timer")
+    for name in names:
+        text = (SYSTEMD / name).read_text()
+        text = text.replace("/opt/mldebug/bin/mldebug", shutil.which("true") or "/bin/true")
+        unit.with_name(name).write_text(text)
+    done = analyze("verify", "--man=no", *(str(unit.with_name(name)) for name in names))
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    shared = ("User=", "Group=", "StateDirectory=", "StateDirectoryMode=", "UMask=")
+    both = [
+        [line for line in (SYSTEMD / name).read_text().splitlines() if line.startswith(shared)]
+        for name in ("mldebug.service", "mldebug-probe.service")
+    ]
+    assert both[0] == both[1], "systemd gives the state dir to whoever started last"
+
+
 def test_systemd_understands_every_line_of_the_drop_ins(unit: Path) -> None:
     folder = unit.with_name("mldebug.service.d")
     folder.mkdir()
@@ -68,6 +84,19 @@ def test_the_exposure_is_what_the_docs_say(unit: Path) -> None:
     documented = re.search(r"exposure of \*\*([0-9.]+)\*\*", page)
     assert documented
     assert measured[1] == documented[1]
+
+
+@pytest.mark.parametrize("name", ["", *(file.name for file in EXAMPLES)])
+def test_the_exposure_with_each_drop_in_is_what_the_docs_say(unit: Path, name: str) -> None:
+    if name:
+        folder = unit.with_name("mldebug.service.d")
+        folder.mkdir()
+        shutil.copy(SYSTEMD / "mldebug.service.d" / name, folder / "one.conf")
+    said = analyze("security", "--offline=true", str(unit)).stdout
+    measured = re.search(r"exposure level for \S+: ([0-9.]+)", said)
+    assert measured, said
+    row = f"with `{name.removesuffix('.example')}`" if name else "`mldebug.service`"
+    assert f"| {row} | {measured[1]} |" in (REPOSITORY / "docs/security.md").read_text()
 
 
 def test_nothing_in_the_unit_blinds_the_agent() -> None:

@@ -11,7 +11,7 @@ from mldebug.probing.isolate import Isolation, Limits, isolate
 from mldebug.probing.trials import Outcome, Trial
 from mldebug_agents.probes import isolate as probe
 from mldebug_agents.probes.inside.schedule import Trial as Tried
-from mldebug_agents.probes.inside.schedule import again, plan, tournament
+from mldebug_agents.probes.inside.schedule import again, alone_again, plan, tournament
 from mldebug_agents.probing.child import Ended
 
 Fault = frozenset[str]  # one name: a member; two: a link
@@ -178,6 +178,23 @@ def test_a_member_that_fails_alone_is_named_by_that() -> None:
     assert answer.culprits[0].evidence == "alone it failed: CUDA error: device lost"
 
 
+def test_who_failed_alone_and_worked_in_another_try_is_not_named_but_for_wrong_values() -> None:
+    fine = [*world(names(3), []), Trial(members=("n1",))]
+    late = Trial(members=("n1",), outcome="timed_out")
+    assert isolate(names(3), [late, *fine]).outcome == "fine"
+    wrong = Trial(members=("n1",), outcome="wrong")
+    answer = isolate(names(3), [wrong, *fine])
+    assert named(answer) == {frozenset({"n1"})}
+    assert answer.culprits[0].evidence == "alone it carried wrong values"
+
+
+def test_where_nobody_works_alone_nobody_is_named() -> None:
+    alone = [Trial(members=(name,), outcome="failed", reason="ImportError: no libnccl") for name in names(4)]  # fmt: skip
+    answer = isolate(names(4), [*alone, *world(names(4), map(frozenset, names(4)), how="failed")])
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    assert "ImportError: no libnccl, and 3 more" in answer.sentence
+
+
 def test_a_member_that_never_came_is_named_by_that() -> None:
     trials = world(["n0", "n2"], [])
     answer = isolate(names(3), trials, absent={"n1": "it did not join within 60 s"})
@@ -239,6 +256,23 @@ def test_nothing_is_fine_where_not_all_was_tried(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_who_was_slow_in_what_was_cut_short_is_not_named_who_failed_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    link = frozenset({"n0", "n1"})
+    cancelled = Ended(outcome="cancelled", reason="the training job x runs on this node")
+    for how, first in (
+        (0.2, "not all was tried: the training job x"),
+        ("failed", "bad: the link n0 - n1"),
+    ):
+        told = probe.Told(names(4), [], world(names(4), [link], how=how))
+        assert probe._answer(told, Limits(), cancelled, as_json=False) == 1
+        assert capsys.readouterr().out.startswith(first)
+    told = probe.Told(names(4), [], world(names(4), [link]))
+    assert probe._answer(told, Limits(), Ended(outcome="done"), as_json=False) == 1
+    assert capsys.readouterr().out.startswith("bad: the link n0 - n1")
+
+
 def test_each_alone_all_together_and_every_pair_once() -> None:
     steps = list(plan(5, at_once=1))
     assert steps[0] == [[0], [1], [2], [3], [4]]
@@ -247,6 +281,13 @@ def test_each_alone_all_together_and_every_pair_once() -> None:
     assert len(steps) == 2 + 10
     assert len(list(plan(5, at_once=4))) == 2 + 5
     assert list(plan(2, at_once=4)) == [[[0], [1]], [[0, 1]]]
+
+
+def test_who_did_not_work_alone_is_tried_once_more() -> None:
+    tried = [Tried([number]) for number in range(3)] + [Tried([0, 1])]
+    tried[1].outcome = tried[3].outcome = "timed_out"
+    assert list(alone_again(tried)) == [[[1]]]
+    assert list(alone_again(tried[:1])) == []
 
 
 def test_doubtful_pairs_are_tried_again_beside_the_best_and_what_hangs_once_only() -> None:

@@ -17,6 +17,7 @@ import pytest
 from mldebug.rooms import ROOMS, load, names
 
 ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs/plugins.md"
 PACKAGES = (
     "mldebug",
     "agents/mldebug_agents",
@@ -65,6 +66,7 @@ def test_every_direct_dependency_is_pinned_and_explained() -> None:
         *itertools.chain.from_iterable(extras.values()),
         *groups["test"],
         *groups["lint"],
+        *groups["docs"],
     ]
     wanted = {re.split(r"[<>=!~\[; ]", line)[0].lower() for line in lines}
     pinned = {
@@ -79,20 +81,20 @@ def test_torch_is_the_exact_version_that_comes_as_a_cpu_build() -> None:
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
 
 
-def test_every_room_stands_in_the_guide_for_contributors() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+def test_every_room_stands_in_the_guide_to_plugins() -> None:
+    text = GUIDE.read_text()
     assert not [room for room in ROOMS if f"`{room}/`" not in text]
 
 
 def examples() -> list[str]:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = GUIDE.read_text()
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(examples())))
 def test_every_example_in_the_guide_is_a_plugin(number: int) -> None:
     module: dict[str, Any] = {"__name__": "example"}
-    exec(compile(examples()[number], f"CONTRIBUTING.md example {number}", "exec"), module)
+    exec(compile(examples()[number], f"{GUIDE} example {number}", "exec"), module)
     assert module["create"](module["Options"]()) is not None
 
 

@@ -1,7 +1,11 @@
 """What a measured collective comes to: nccl-tests' formulas, spreads, tables, metrics, and values that must be right."""
 
 import csv
+import errno
 import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -136,6 +140,8 @@ def test_sizes_are_a_list_or_each_doubling() -> None:
         (["--memory", "lots"], "--memory"),
         (["--duration", "2d"], "--duration"),
         (["--python", "/no/such/python"], "there is no such program"),
+        (["--csv", "/no/such/t.csv"], "/no/such/t.csv cannot be written"),
+        (["--textfile", "/no/such/t.prom"], "/no/such/t.prom cannot be written"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_runs(
@@ -143,6 +149,74 @@ def test_wrong_arguments_are_told_before_anything_runs(
 ) -> None:
     assert main(["probe", "collectives", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+JOINED = (
+    '{"event":"joined","ranks":2,"backend":"gloo","gpu":"\\u001b[31mH100","nccl":"","torch":"2"}'
+)
+CELL = '{"event":"cell","op":"reduce","bytes":8,"times":[[0.1],[0.2]],"wrong":[0,null]}'
+
+
+def read(folder: Path, *lines: str, more: Sequence[str] = ()) -> int:
+    (folder / "told").write_text("\n".join(lines))
+    return main(["probe", "collectives", "--read", str(folder / "told"), *more])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event":"cell"}',
+        '{"event":"joined","ranks":"many"}',
+        CELL.replace("reduce", "\\u001b[31m"),
+        CELL.replace("[[0.1],[0.2]]", "[]"),
+        CELL.replace("[[0.1],[0.2]]", "[[],[]]"),
+        CELL.replace("[[0.1],[0.2]]", "[[0.1],[0.2,0.3]]"),
+        CELL.replace("[[0.1],[0.2]]", "[[-1],[1e300]]"),
+        CELL.replace("[0,null]", "[0]"),
+        CELL.replace('"bytes":8', '"bytes":1e40'),
+        '{"event":"skipped","op":"reduce"}',
+    ],
+)
+def test_what_no_rank_says_is_one_sentence(
+    tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read(tmp_path, JOINED, CELL, line) in (1, 2)
+    told = capsys.readouterr()
+    assert "internal error" not in told.err
+    assert "\x1b" not in told.out + told.err
+    assert told.out.count("reduce ") == 1  # what was good before it
+
+
+def test_lines_between_those_of_ranks_do_no_harm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read(tmp_path, "W1124 torchrun: warning", "[1]", '{"event": 3}', JOINED, CELL) == 0
+    assert "reduce" in capsys.readouterr().out
+
+
+def test_a_textfile_appears_whole_and_can_be_read_by_a_collector(tmp_path: Path) -> None:
+    place = tmp_path / "t.prom"
+    place.write_text("old")
+    before = os.umask(0o077)
+    try:
+        assert read(tmp_path, JOINED, CELL, more=("--textfile", str(place))) == 0
+    finally:
+        os.umask(before)
+    assert 'op="reduce"' in place.read_text()
+    assert place.stat().st_mode & 0o777 == 0o644
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["t.prom", "told"]
+
+
+def test_a_file_that_cannot_be_written_in_the_end_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert read(tmp_path, JOINED, CELL, more=("--textfile", str(tmp_path / "t.prom"))) == 1
+    assert "t.prom cannot be written: No space left on device" in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["told"]
 
 
 def test_a_picture_needs_matplotlib_before_anything_runs(

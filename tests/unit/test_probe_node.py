@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from mldebug.probing.checks import Acceptance, Check, accept, below_others, drai
 from mldebug.probing.nodechecks import stage_checks
 from mldebug.probing.ports import Port, ports_check, read_port
 from mldebug_agents.host import Host
-from mldebug_agents.probes.inside import crew, hostwork
+from mldebug_agents.probes.inside import crew, hostwork, topology
 from mldebug_agents.probes.node import Options, create
 from mldebug_agents.probing.child import Ended, Event
 from mldebug_agents.probing.node import NodeProbe, Wanted, read_ports
@@ -112,6 +113,45 @@ def test_a_bad_link_between_two_gpus_is_named() -> None:
     assert told.sentence.startswith("peers: GPU 1 - GPU 3: the pair has 20 GB/s, the best 380 GB/s")
     slow = [{**one, "bandwidth": 200e9} for one in pairs]
     assert "GPU 0 - GPU 1 has 200 GB/s" in checks("peers", {"node": {"pairs": slow}}, H100)[0].sentence  # fmt: skip
+
+
+def test_links_of_different_models_are_not_compared() -> None:
+    pairs = [
+        {"pair": [a, b], "access": False, "bandwidth": 6e9 if b == 3 else 24e9}
+        for a in range(4)
+        for b in range(a + 1, 4)
+    ]
+    assert checks("peers", {"node": {"pairs": pairs}})[0].state == "failed"
+    models = {"GPU 0": H200, "GPU 1": H200, "GPU 2": H200, "GPU 3": "NVIDIA A10"}
+    (told,) = stage_checks("peers", {"node": {"pairs": pairs}}, 1.0, models, BASELINES)
+    assert told.state == "fine", told
+
+
+class TwoModels:
+    """What `topology` asks torch for."""
+
+    cuda: Any
+
+    def __init__(self) -> None:
+        self.cuda = self
+
+    def get_device_properties(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(name="NVIDIA A10" if gpu == 2 else H200)
+
+    def can_device_access_peer(self, a: int, b: int) -> bool:
+        return 2 not in (a, b)
+
+
+def test_ways_between_gpus_are_of_a_kind_of_their_own_for_each_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topology, "import_module", lambda _: TwoModels())
+    assert topology._read(3) == {
+        "0,1": "peer access, NVIDIA H200 with NVIDIA H200",
+        "0,2": "through the host, NVIDIA A10 with NVIDIA H200",
+        "1,2": "through the host, NVIDIA A10 with NVIDIA H200",
+    }
+    assert topology._read(2) == {"0,1": "peer access"}
 
 
 def test_copies_below_what_was_published() -> None:

@@ -14,9 +14,10 @@ from mldebug.errors import MldebugError, UsageError
 from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 from mldebug.model import Job, RankIdentity
 from mldebug_agents.gpuchild.errors import GpuDriverError, NoGpuLibraryError
+from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import Child, Ended, Event
 from mldebug_agents.probing.environment import prepare
-from mldebug_agents.probing.guard import BusyError, Guard
+from mldebug_agents.probing.guard import Guard
 from mldebug_agents.probing.lock import only_probe
 from mldebug_agents.probing.python import INSIDE, find_python
 from mldebug_agents.sources.ranks import Discovery
@@ -84,6 +85,14 @@ def test_ranks_are_heard_while_they_run(spawner: Spawner) -> None:
     assert events.count("half") == events.count("whole") == 2
     assert events[-1] == "done"
     assert "noise" in done.ended.stderr
+
+
+def test_long_lines_of_several_ranks_stay_whole(spawner: Spawner) -> None:
+    body = "[say('long', rank=rank(), text=str(rank()) * 300_000) for _ in range(20)]"
+    done = Launched(spawner, body)
+    assert done.ended.outcome == "done"
+    told = [one["text"] for one in done.heard if one["event"] == "long"]
+    assert sorted(told) == sorted(str(number) * 300_000 for number in (0, 1) for _ in range(20))
 
 
 def test_a_rank_that_raises_is_named_and_the_others_are_ended(spawner: Spawner) -> None:
@@ -200,6 +209,16 @@ def test_two_probes_never_run_at_once(tmp_path: Path) -> None:
         assert lock.exists()
 
 
+def test_a_lock_can_be_asked_for_by_every_user(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    before = os.umask(0o077)
+    try:
+        with only_probe(lock):
+            assert lock.stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("")
     (tmp_path / "lock").symlink_to(tmp_path / "target")
@@ -212,16 +231,18 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 class Gpus:
-    """GPUs with these compute processes, or an error."""
+    """GPUs with these compute processes (None: they do not tell), or an error."""
 
-    def __init__(self, *pids: int, error: Exception | None = None, lost: bool = False) -> None:
-        self.pids: tuple[int, ...] | None = pids
+    def __init__(
+        self, *pids: int | None, error: Exception | None = None, lost: bool = False
+    ) -> None:
+        self.pids = pids
         self.error, self.lost = error, lost
 
     def full(self) -> NodeGpus:
         if self.error is not None:
             raise self.error
-        told = None if self.pids is None else tuple(GpuProcess(pid=pid) for pid in self.pids)
+        told = None if None in self.pids else tuple(GpuProcess(pid=pid) for pid in self.pids if pid)
         gpu = GpuReading(uuid="GPU-1", index=0, processes=told)
         lost = (LostGpu(index=1, reason="gone"),) if self.lost else ()
         return NodeGpus(at=0.0, gpus=(gpu,), lost=lost)
@@ -260,8 +281,6 @@ def test_nobody_here_is_no_reason() -> None:
         (Gpus(os.getpid()), Jobs(), "a process computes on GPU 0"),
         (Gpus(UNSEEN), Jobs(), "a process of another container computes on GPU 0"),
         (Gpus(), Jobs(1), r"the training job train.py runs on this node \(pid 1\)"),
-        (Gpus(error=NoGpuLibraryError("no library")), Jobs(), "who computes .* is not known"),
-        (Gpus(lost=True), Jobs(), "a GPU does not answer"),
     ],
 )
 def test_a_node_that_is_not_idle_is_left_alone(gpus: Gpus, jobs: Jobs, reason: str) -> None:
@@ -269,11 +288,20 @@ def test_a_node_that_is_not_idle_is_left_alone(gpus: Gpus, jobs: Jobs, reason: s
         Guard(gpus, jobs, uses_gpus=True).refuse()
 
 
-def test_gpus_that_do_not_tell_who_computes_are_left_alone() -> None:
-    gpus = Gpus()
-    gpus.pids = None
-    with pytest.raises(BusyError, match="GPU 0 does not tell who computes on it"):
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [
+        (Gpus(error=NoGpuLibraryError("no library")), "who computes .* is not known"),
+        (Gpus(lost=True), "a GPU does not answer"),
+        (Gpus(None), "GPU 0 does not tell who computes on it"),
+    ],
+)
+def test_gpus_that_do_not_tell_who_computes_are_left_alone_and_not_called_busy(
+    gpus: Gpus, reason: str
+) -> None:
+    with pytest.raises(MldebugError, match=reason) as told:
         Guard(gpus, Jobs(), uses_gpus=True).refuse()
+    assert not isinstance(told.value, BusyError)
 
 
 def test_a_driver_that_cannot_be_read_refuses() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from mldebug.model import Job
 from mldebug.rooms import create_all
+from mldebug_agents.discovery.identity import PROBES
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Unreadable
 from mldebug_agents.sources.ranks import Discovery, RankFinder
@@ -125,6 +126,18 @@ def test_a_torchrun_job(node: Node) -> None:
     assert (one.argv, one.node, one.namespace_pid) == (("python3", "train.py"), "n1", None)
     assert (found.remarks, found.gaps) == ((), ())
     assert found.children == dict.fromkeys(ranks, ())
+
+
+def test_a_probe_is_no_job_but_for_another_probe(node: Node, tmp_path: Path) -> None:
+    inside = f"/opt/mldebug/lib/python3.11/site-packages{PROBES}"
+    words = ("python3", "-u", inside, "collectives", "{}")
+    launcher = node.tree.add(300, 1, argv=words)
+    node.tree.add(301, launcher, argv=words, forked_from=launcher)
+    node.torchrun(100, 2, argv=words)
+    assert node.find().jobs == ()
+    host = Host(str(tmp_path), lambda: NOW)
+    other = RankFinder(host, node.paths, "n1", create_all("clusters"), probes=True)
+    assert {pid for job in other.find().jobs for pid in pids(job)} >= {110, 111}
 
 
 def test_children_inherit_rank_and_are_none(node: Node) -> None:

@@ -15,9 +15,10 @@ from mldebug_agents.acting.work import Did, Plan, Work, judged
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The program, and how long and how much."""
 
-    argv: tuple[str, ...] = ()  # with its absolute path
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=600)] = 60.0
-    output: Annotated[int, SIZE, msgspec.Meta(ge=1024, le=16 << 20)] = 64 << 10  # then it is killed
+    argv: tuple[str, ...] = ()  # must be set: the program by its absolute path, and its arguments
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=600)] = 60.0  # then it is ended
+    # of what it writes; then it is killed
+    output: Annotated[int, SIZE, msgspec.Meta(ge=1024, le=16 << 20)] = 64 << 10
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

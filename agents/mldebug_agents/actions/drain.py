@@ -15,7 +15,7 @@ OWN = ("health/",)  # beginnings of the keys of events that are this node's own
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How sure the verdict has to be."""
 
-    confidence: Sure = "high"
+    confidence: Sure = "high"  # of the verdict, at least
 
 
 class Drain:

@@ -11,7 +11,7 @@ from mldebug_agents.acting.work import Did, Plan, Work
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How sure the verdict has to be, and whether other runs may end with it."""
 
-    confidence: Sure = "high"
+    confidence: Sure = "high"  # of the verdict, at least
     with_others: bool = False  # also where other runs on this node are of the same Slurm job
 
 

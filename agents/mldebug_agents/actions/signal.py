@@ -18,9 +18,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     signal: Literal[
         "SIGTERM", "SIGINT", "SIGCONT", "SIGUSR1", "SIGUSR2", "SIGABRT", "SIGQUIT", "SIGKILL"
-    ] = "SIGTERM"
-    to: Literal["culprit", "ranks"] = "culprit"
-    confidence: Sure = "high"  # of the verdict
+    ] = "SIGTERM"  # which one
+    to: Literal["culprit", "ranks"] = "culprit"  # ranks: all of the run on this node
+    confidence: Sure = "high"  # of the verdict, at least
 
 
 class Signal:

@@ -14,12 +14,12 @@ from mldebug_agents.acting.work import Did, Plan, Work
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As those of the channel `webhook`."""
 
-    url: str = ""
-    token_file: Path | None = None
-    user: str = ""
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+    url: str = ""  # must be set: https://…
+    token_file: Path | None = None  # sent as "Authorization: Bearer …"
+    user: str = ""  # of HTTP basic authentication, with a password_file
+    password_file: Path | None = None  # read anew for each message
+    ca_file: Path | None = None  # of a private certificate authority
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

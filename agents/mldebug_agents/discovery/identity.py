@@ -35,6 +35,7 @@ _OF_TORCH = (
     "pt_data_worker",
 )  # names PyTorch gives to main threads
 _HELPERS = ("from multiprocessing.", "--multiprocessing-fork")
+PROBES = "/mldebug_agents/probes/inside"  # the folder that the training environment's Python runs
 _GONE = (errno.ENOENT, errno.ESRCH)
 
 
@@ -102,10 +103,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 class Registry:
     """All processes of a node that matter to discovery, each read as seldom as possible."""
 
-    def __init__(self, host: Host, reader: Paths, clusters: Sequence[Cluster]) -> None:
+    def __init__(
+        self, host: Host, reader: Paths, clusters: Sequence[Cluster], probes: bool = False
+    ) -> None:
+        """`probes`: ranks of a probe of ours are ranks as well."""
         self._host = host
         self._reader = reader
         self._clusters = clusters
+        self._probes = probes
         self._cache: dict[int, Process] = {}
 
     def look(self, stats: Mapping[int, Stat]) -> dict[int, Process]:
@@ -228,7 +233,7 @@ class Registry:
         return any(cluster.is_launcher(name, argv) for cluster in self._clusters)
 
     def _claim(self, environ: bytes | Failure, argv: tuple[str, ...]) -> Claim | None:
-        if not isinstance(environ, bytes):
+        if not isinstance(environ, bytes) or (not self._probes and measures(argv)):
             return None
         variables = procfs.parse_environ(environ)
         found = (cluster.identify(variables, argv) for cluster in self._clusters)
@@ -267,6 +272,11 @@ def _settings(environ: bytes | Failure) -> dict[str, str]:
 
 def _recorder(environ: bytes | Failure) -> dict[str, str]:
     return recorder_settings(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
+
+
+def measures(argv: Sequence[str]) -> bool:
+    """Whether that is a probe of ours: it trains nothing, ends some of its ranks by a signal, and is looked after by whoever started it."""
+    return any(word.endswith(PROBES) for word in argv[1:4])
 
 
 def named_python(name: str) -> bool:

@@ -12,6 +12,7 @@ from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.folding import unfold_nodes
 from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
+from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import Ended, events
 from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.lock import only_probe
@@ -21,7 +22,7 @@ from mldebug_agents.probing.options import probe_options, size, wanted
 from mldebug_agents.probing.plotting import check_matplotlib
 from mldebug_agents.probing.recording import record
 from mldebug_agents.probing.session import Wanted, open_session
-from mldebug_agents.probing.showing import Output, telling, write
+from mldebug_agents.probing.showing import Output, check_places, telling, write
 from mldebug_agents.workbench import Workbench
 
 PORT = 29431  # of printed lines: nobody can ask there which one is free
@@ -52,6 +53,7 @@ def command(
     duration: str,
     beside_jobs: bool,
     state_dir: Path | None,
+    if_idle: bool,
     **rest: Any,
 ) -> int:
     """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values.
@@ -71,6 +73,7 @@ def command(
     if picture:
         check_matplotlib()
     output = Output(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
+    check_places(output)
     names = unfold_nodes(hosts) if hosts else ()
     if print_commands:
         return _printed(wish, names, frame)
@@ -78,21 +81,32 @@ def command(
     measurement = Measurement(wish, telling(output, kept))
     if told is not None:
         return _measured(measurement, output, kept, lambda: _read(measurement, told))
-    if names:
-        nodes = Nodes(names, through, python or sys.executable, {**kept, **measurement.variables()})
-        code = _over(nodes, frame, measurement, output)
-    else:
-        with open_session(frame) as session:
-            code = _measured(measurement, output, kept, lambda: measurement.run(session))
+    try:
+        if names:
+            code = _over(names, through, frame, measurement, output)
+        else:
+            with open_session(frame) as session:
+                code = _measured(measurement, output, kept, lambda: measurement.run(session))
+    except BusyError as error:
+        if not if_idle:
+            raise
+        click.echo(f"{error.message}; no failure, because of --if-idle", err=True)
+        return ExitCode.FINE
     if not beside_jobs:  # else the figures are of two
         record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
     return code
 
 
-def _over(nodes: Nodes, frame: Wanted, measurement: Measurement, output: Output) -> int:
+def _over(
+    names: tuple[str, ...], through: str, frame: Wanted, measurement: Measurement, output: Output
+) -> int:
+    """On these nodes."""
+    kept = sane_variables()
+    travelling = {**kept, **measurement.variables()}
+    nodes = Nodes(names, through, frame.python or sys.executable, travelling)
     with Workbench(load_config(None)) as bench, only_probe(frame.lock):
         run = lambda: measurement.run_on(nodes, frame, bench.spawner)
-        return _measured(measurement, output, sane_variables(), run)
+        return _measured(measurement, output, kept, run)
 
 
 def _measured(
@@ -103,6 +117,8 @@ def _measured(
         ended = run()
     finally:
         write(measurement, output)
+    if ended.outcome == "cancelled":
+        raise BusyError(f"the probe was ended: {ended.reason}", "measure when the node is idle")
     if ended.outcome != "done":
         raise MldebugError(_sentence(ended), _way_out(ended, kept))
     if not measurement.results:
@@ -133,16 +149,12 @@ def _read(measurement: Measurement, told: TextIO) -> Ended:
 def _sentence(ended: Ended) -> str:
     if ended.outcome == "late":
         return f"the probe took too long: {ended.reason}"
-    if ended.outcome == "cancelled":
-        return f"the probe was ended: {ended.reason}"
     return f"the probe failed: {ended.reason}"
 
 
 def _way_out(ended: Ended, kept: Mapping[str, str]) -> str:
     if ended.outcome == "late":
         return "fewer --ops, smaller --sizes, or a longer --duration"
-    if ended.outcome == "cancelled":
-        return "measure when the node is idle"
     told = ", ".join(f"{name}={value}" for name, value in kept.items())
     return f"is it one of these variables? {told}" if told else ""
 

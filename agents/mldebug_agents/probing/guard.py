@@ -9,6 +9,7 @@ from mldebug.errors import MldebugError
 from mldebug.gpus.readings import GpuReading, NodeGpus
 from mldebug.model import Job
 from mldebug_agents.gpuchild.errors import NoGpuLibraryError
+from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.sources.ranks import Discovery
 
 PATIENCE = 3  # looks in a row that may fail while a probe runs
@@ -32,10 +33,6 @@ class JobFinder(Protocol):
         ...
 
 
-class BusyError(MldebugError):
-    """The node is not ours to load."""
-
-
 class Guard:
     """Keep one for each probe. `session` of `look`: the process session that is the probe's own."""
 
@@ -47,7 +44,7 @@ class Guard:
         self._failures = 0
 
     def refuse(self) -> None:
-        """Raise BusyError where anybody computes here, or where that cannot be known."""
+        """Raise BusyError where anybody computes here, another MldebugError where that cannot be known."""
         for reason in self._strangers(None):
             raise BusyError(reason, WAIT)
 
@@ -77,15 +74,15 @@ class Guard:
         except NoGpuLibraryError as error:
             if not self._uses_gpus:
                 return ()
-            raise BusyError(f"who computes on the GPUs is not known: {error.message}") from None
+            raise MldebugError(f"who computes on the GPUs is not known: {error.message}") from None
         if full.lost and self._uses_gpus:
-            raise BusyError("a GPU does not answer", TELL)
+            raise MldebugError("a GPU does not answer", TELL)
         return full.gpus
 
     def _on(self, gpu: GpuReading, session: int | None) -> Iterator[str]:
         if gpu.processes is None:
             if self._uses_gpus:
-                raise BusyError(f"GPU {gpu.index} does not tell who computes on it", TELL)
+                raise MldebugError(f"GPU {gpu.index} does not tell who computes on it", TELL)
             return
         unseen = 0  # of another PID namespace: one of them may be our rank as the driver sees it
         for one in gpu.processes:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mldebug.errors import MldebugError
+from mldebug_agents.probing.busy import BusyError
 
 USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share
 # containers of one node share another place
@@ -16,14 +17,14 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def only_probe(path: Path = LOCK) -> Iterator[None]:
-    """Hold the lock; raises MldebugError where another probe has it. The kernel lets go of it when we die."""
+    """Hold the lock; raises BusyError where another probe has it. The kernel lets go of it when we die."""
     fd = _open(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         wait = "wait for it: two at once would measure each other"
-        raise MldebugError(f"another probe runs on this node (it holds {path})", wait) from None
+        raise BusyError(f"another probe runs on this node (it holds {path})", wait) from None
     try:
         yield
     finally:
@@ -34,7 +35,9 @@ def _open(path: Path) -> int:
     """Opened for reading, which locks as well, so that it may belong to any user."""
     try:
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644))
+            made = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
+            os.fchmod(made, 0o644)  # whatever our umask is: other users must be able to open it
+            os.close(made)
         return os.open(path, _FLAGS)
     except OSError as error:
         raise MldebugError(f"{path}: {error.strerror}", "remove it: it is no lock file") from None

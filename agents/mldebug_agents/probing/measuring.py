@@ -13,6 +13,7 @@ from mldebug.errors import MldebugError
 from mldebug.probing.collectives import Collective, collective
 from mldebug.redact import clean
 from mldebug_agents.probing.child import Child, Ended, Event
+from mldebug_agents.probing.hearing import About, Cell, Skipped, heard
 from mldebug_agents.probing.nodes import Nodes, Seen, agreed_device, cause, check_idle
 from mldebug_agents.probing.python import INSIDE
 from mldebug_agents.probing.session import SPARE, Session, Wanted, check_ranks
@@ -59,7 +60,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
 
     result: Callable[[Collective], object] = id
     skipped: Callable[[str], object] = id
-    joined: Callable[[Event], object] = id
+    joined: Callable[[About], object] = id
 
 
 class Measurement:
@@ -69,7 +70,7 @@ class Measurement:
         self.wish, self._telling = wish, telling or Telling()
         self.results: list[Collective] = []
         self.skipped: list[str] = []
-        self.about: Event = {}
+        self.about = About()
 
     def run(self, session: Session) -> Ended:
         """Measure on this node alone."""
@@ -151,16 +152,18 @@ class Measurement:
         return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen} if chosen else {}
 
     def hear(self, event: Event) -> None:
-        """One line of a rank."""
+        """One line of a rank; EvidenceError for one that no rank of ours says."""
         if event["event"] == "joined":
-            self.about = event
-            self._telling.joined(event)
+            self.about = heard(event, About)
+            self._telling.joined(self.about)
         elif event["event"] == "skipped":
-            what = f"{event['op']} of {event['bytes']} bytes is skipped: {event['reason']}"
+            one = heard(event, Skipped)
+            what = f"{one.op} of {one.bytes} bytes is skipped: {one.reason}"
             self.skipped.append(clean(what, 400))
             self._telling.skipped(self.skipped[-1])
         elif event["event"] == "cell":
-            found = collective(event["op"], event["bytes"], event["times"], event["wrong"])
+            cell = heard(event, Cell)
+            found = collective(cell.op, cell.bytes, cell.times, cell.wrong)
             self.results.append(found)
             self._telling.result(found)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from mldebug.errors import MldebugError, ToolError
 from mldebug.redact import clean
+from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import OF_PEERS, Ended, Event, inside
 
 WAYS = ("ssh", "srun")
@@ -117,14 +118,14 @@ def cause(ended: Mapping[str, Ended]) -> Ended:
 
 
 def check_idle(seen: Mapping[str, Seen], uses_gpus: bool) -> None:
-    """Raise MldebugError where somebody computes on a node's GPUs, or where that is not known."""
+    """Raise BusyError where somebody computes on a node's GPUs, another MldebugError where that is not known."""
     for host, one in seen.items():
         if one.compute is None and uses_gpus:
             raise MldebugError(
                 f"who computes on the GPUs of {host} is not known", "does nvidia-smi work there?"
             )
         if one.compute:
-            raise MldebugError(
+            raise BusyError(
                 f"a process computes on the GPUs of {host} (pid {one.compute[0]})",
                 "wait until it has ended",
             )

@@ -64,10 +64,10 @@ def series_of(
         bytes=0,
         dtype=measurement.wish.dtype,
         ranks=0,
-        device=clean(about.get("gpu") or "cpu", 200),
+        device=clean(about.gpu or "cpu", 200),
         nodes=fold_nodes(nodes),
-        torch=clean(about.get("torch", ""), 100),
-        nccl=clean(about.get("nccl", ""), 100),
+        torch=clean(about.torch, 100),
+        nccl=clean(about.nccl, 100),
         nccl_algo=clean(variables.get(CHOSEN, ""), 100),
         variables=clean(" ".join(others), MOST_VARIABLES),
     )

@@ -20,6 +20,7 @@ from mldebug_agents.probing.environment import Environment, prepare
 from mldebug_agents.probing.guard import Guard
 from mldebug_agents.probing.lock import LOCK, only_probe
 from mldebug_agents.probing.python import find_python
+from mldebug_agents.probing.rights import keep_rights_here
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.workbench import Workbench
 
@@ -58,6 +59,10 @@ class Session:
         self.wanted, self.bench, self.python = wanted, bench, python
         self.environment = environment
         self.until = time.monotonic() + wanted.duration
+        if (
+            not wanted.beside_jobs
+        ):  # before PyTorch is imported, which costs a job some seconds of a core
+            Guard(bench.gpus, bench.finder, uses_gpus=False).refuse()
         self.facts = self._ask_facts()
         self.device = _device(wanted, self.facts)
         self._guard = Guard(bench.gpus, bench.finder, self.device == "cuda")
@@ -118,7 +123,8 @@ class Session:
 def open_session(wanted: Wanted) -> Iterator[Session]:
     """Everything that a probe needs; on leaving, however that comes, no process of it is left."""
     python, environment = find_python(wanted.python), prepare(os.environ)
-    with Workbench(load_config(None)) as bench, only_probe(wanted.lock):
+    keep_rights_here()  # before the process starter is forked, which hands on what it has
+    with Workbench(load_config(None), probes=True) as bench, only_probe(wanted.lock):
         yield Session(wanted, bench, python, environment)
 
 

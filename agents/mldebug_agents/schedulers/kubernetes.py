@@ -41,8 +41,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     namespaces: tuple[str, ...] = ()
     # "": as the variables of the pod say
     server: str = ""
+    # of the service account; read anew for each question
     token_file: Path = ACCOUNT / "token"
+    # of the API server's certificate
     ca_file: Path = ACCOUNT / "ca.crt"
+    # which names the pod's own namespace
     namespace_file: Path = ACCOUNT / "namespace"
 
 

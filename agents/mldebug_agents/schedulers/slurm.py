@@ -42,9 +42,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     node_events: tuple[str, ...] = ("own",)
     # slurm.conf, where it is not at its usual place
     conf: Path | None = None
-    squeue: str = "squeue"
-    sinfo: str = "sinfo"
-    scontrol: str = "scontrol"
+    squeue: str = "squeue"  # tells jobs; a name, or an absolute path
+    sinfo: str = "sinfo"  # tells nodes
+    scontrol: str = "scontrol"  # tells the cluster's own settings
 
 
 class Slurm:

@@ -58,12 +58,16 @@ class RankFinder:
         node: str,
         clusters: Sequence[Cluster],
         ask_ras: Ask = lambda _: None,
+        probes: bool = False,
     ) -> None:
-        """`ask_ras`: which of some processes, told as a job, is which rank, where their environment does not say."""
+        """`ask_ras`: which of some processes, told as a job, is which rank, where their environment does not say.
+
+        `probes`: the ranks of probes of ours are told as a job, too.
+        """
         self._host = host
         self._ras = RasRanks(ask_ras, host.clock)
         self._node = node
-        self._registry = Registry(host, reader, clusters)
+        self._registry = Registry(host, reader, clusters, probes)
         self._memory: dict[Key, _Memory] = {}
 
     def find(self) -> Discovery:

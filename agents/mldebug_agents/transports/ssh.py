@@ -31,10 +31,10 @@ _SILENT = re.compile(
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How ssh is called; what ~/.ssh/config says holds, too."""
 
-    ssh: str = "ssh"
-    options: str = ""  # "-i ~/.ssh/cluster -p 2222"
+    ssh: str = "ssh"  # the program
+    options: str = ""  # more of its options: "-i ~/.ssh/cluster -p 2222"
     fanout: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # connections at once
-    connect_timeout: Annotated[Duration, msgspec.Meta(ge=1)] = 10.0
+    connect_timeout: Annotated[Duration, msgspec.Meta(ge=1)] = 10.0  # then a node is silent
     # auto: the site's own topology.conf of ClusterShell, where it has one
     tree: Literal["auto", "none"] | Path = "auto"
 

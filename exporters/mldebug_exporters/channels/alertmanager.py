@@ -20,11 +20,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str = ""  # http://alertmanager:9093, without /api
     repeat: Annotated[Duration, msgspec.Meta(ge=1, le=3600)] = 60.0  # while something is wrong
-    token_file: Path | None = None
-    user: str = ""
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+    token_file: Path | None = None  # sent as "Authorization: Bearer …"
+    user: str = ""  # of HTTP basic authentication, with a password_file
+    password_file: Path | None = None  # read anew for each message
+    ca_file: Path | None = None  # of a private certificate authority
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ MOST = 64 * 1024  # bytes of the file of addresses
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Addresses hold secrets: they stand in a file, one in a line, `#` begins a remark."""
 
-    urls_file: Path | None = None
+    urls_file: Path | None = None  # must be set: a file of addresses, one in a line
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

@@ -23,16 +23,16 @@ PERMANENT = (550, 551, 552, 553, 554)
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which server, from whom and to whom."""
 
-    server: str = ""
-    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 25
-    sender: str = ""
-    to: tuple[str, ...] = ()
+    server: str = ""  # must be set: host name or address of the SMTP server
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 25  # often 587 with starttls
+    sender: str = ""  # must be set: the address in From
+    to: tuple[str, ...] = ()  # must be set: [ops@example.org]
     # starttls: refuse to go on without; tls: from the first byte (port 465); none: for a relay on this node
     security: Literal["starttls", "tls", "none"] = "starttls"
-    user: str = ""
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+    user: str = ""  # for SMTP AUTH, with a password_file
+    password_file: Path | None = None  # read anew for each message
+    ca_file: Path | None = None  # of a private certificate authority
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of each answer
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

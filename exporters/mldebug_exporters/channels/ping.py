@@ -15,12 +15,12 @@ from mldebug_exporters.sending.secrets import secret
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where to, like healthchecks.io; whoever has such an address may ping it, so it may stand in a file."""
 
-    url: str = ""
-    url_file: Path | None = None
-    every: Annotated[Duration, msgspec.Meta(ge=1, le=86400)] = 60.0
-    method: Literal["GET", "POST"] = "GET"
-    ca_file: Path | None = None
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+    url: str = ""  # this or url_file must be set
+    url_file: Path | None = None  # or a file that holds it
+    every: Annotated[Duration, msgspec.Meta(ge=1, le=86400)] = 60.0  # between two pings
+    method: Literal["GET", "POST"] = "GET"  # what the other side takes
+    ca_file: Path | None = None  # of a private certificate authority
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

@@ -18,9 +18,9 @@ MOST = 3500  # characters
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whoever has the address may write there: it stands in a file."""
 
-    url_file: Path | None = None
-    ca_file: Path | None = None
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+    url_file: Path | None = None  # must be set: a file that holds the address
+    ca_file: Path | None = None  # of a private certificate authority
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

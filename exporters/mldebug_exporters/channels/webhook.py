@@ -15,12 +15,12 @@ from mldebug_exporters.sending.login import credentials, login_problems
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where to, and how to prove who sends it."""
 
-    url: str = ""
+    url: str = ""  # must be set: https://…
     token_file: Path | None = None  # sent as "Authorization: Bearer …"
-    user: str = ""
-    password_file: Path | None = None
+    user: str = ""  # of HTTP basic authentication, with a password_file
+    password_file: Path | None = None  # read anew for each message
     ca_file: Path | None = None  # of a private certificate authority
-    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
 
 
 def problems(options: Options) -> Iterator[tuple[str, str]]:

@@ -43,11 +43,17 @@ def about(torch: Any, order: dict[str, Any], bench: Bench) -> dict[str, Any]:
     return {
         "ranks": bench.world,
         "backend": "nccl" if cuda else "gloo",
-        "gpu": torch.cuda.get_device_name() if cuda else "",
+        "gpu": models(torch) if cuda else "",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
         "torch": str(torch.__version__),
         "memory": bench.memory,
     }
+
+
+def models(torch: Any) -> str:
+    """Of the GPUs that the ranks of this node have; all of them where they differ: the slowest sets the pace."""
+    here = range(int(os.environ["LOCAL_WORLD_SIZE"]))
+    return " and ".join(sorted({torch.cuda.get_device_name(gpu) for gpu in here}))
 
 
 class Bench:

@@ -22,7 +22,7 @@ from .crew import Crew, Result, failure
 from .joining import check_interfaces
 from .meeting import meet
 from .ranks import BEAT, keep_stdout, say
-from .schedule import Trial, again, plan
+from .schedule import Trial, again, alone_again, plan
 from .topology import paths
 
 GRACE = 5.0  # seconds in which other stands may tell after the deadline of a step
@@ -153,7 +153,7 @@ class Head:
         tried: List[Trial] = []
         for groups in plan(len(self._names), self._order["at_once"]):
             tried += self._try(groups)
-        for groups in again(tried, self._order["fine"]):
+        for groups in (*alone_again(tried), *again(tried, self._order["fine"])):
             self._try(groups)
         self._stand.tell(f"step/{self._step}", {"end": True})
         until = time.monotonic() + GRACE

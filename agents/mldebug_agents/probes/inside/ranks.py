@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ BEAT = 1.0  # seconds
 GRACE = 3.0  # seconds in which the others may end by themselves after one has died
 LOOK = 0.05
 _PR_SET_PDEATHSIG = 1
-_out = -1
+_out = _turn = -1
 
 
 def launch(order: Order, work: Callable[[Order], None]) -> None:
@@ -37,19 +38,26 @@ def launch(order: Order, work: Callable[[Order], None]) -> None:
 
 def say(event: str, **fields: object) -> None:
     """Write one line whole; ends the process where nobody listens any more."""
-    line = json.dumps({"event": event, **fields}) + "\n"
+    line = (json.dumps({"event": event, **fields}) + "\n").encode()
+    fcntl.lockf(
+        _turn, fcntl.LOCK_EX
+    )  # a line that fills the pipe would be cut in two by that of another process
     try:
-        os.write(_out, line.encode())
+        while line:
+            line = line[os.write(_out, line) :]
     except OSError as error:
         if error.errno == errno.EPIPE:
             os._exit(1)
         raise
+    finally:
+        fcntl.lockf(_turn, fcntl.LOCK_UN)
 
 
 def keep_stdout() -> None:
-    """Keep stdout for `say`: what libraries print goes to stderr."""
-    global _out
+    """Keep stdout for `say`, here and in all forks: what libraries print goes to stderr."""
+    global _out, _turn
     _out = os.dup(1)
+    _turn = os.memfd_create("turn")
     os.dup2(2, 1)
 
 

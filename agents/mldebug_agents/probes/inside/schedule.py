@@ -51,6 +51,13 @@ def tournament(members: int) -> Iterator[Step]:
         ring = [ring[0], ring[-1], *ring[1:-1]]
 
 
+def alone_again(trials: List[Trial]) -> Iterator[Step]:
+    """Whoever did not work alone, once more: on a machine with other work a deadline may pass by chance."""
+    bad = [one.group for one in trials if len(one.group) == 1 and one.outcome != "measured"]
+    if bad:
+        yield bad
+
+
 def again(trials: List[Trial], fine: float) -> Iterator[Step]:
     """Doubtful pairs once more, each with nothing beside it, and some of the best to compare them with."""
     pairs = [one for one in trials if len(one.group) == 2]

@@ -1,4 +1,4 @@
-"""Of what kind the way between two GPUs of this node is: pairs are compared only within a kind."""
+"""Of what kind two GPUs of this node and the way between them are: pairs are compared only within a kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS = 30.0
 
 
 def paths(gpus: int) -> dict[str, str]:
-    """By pair, such as `0,1`: with or without peer access, on one or on two sockets. Empty where that cannot be read."""
+    """By pair, such as `0,1`: peer access or not, one or two sockets, models where they differ. Empty where that cannot be read."""
     crew = Crew()
     crew.start("paths", lambda: {"paths": _read(gpus)})
     found: dict[str, str] = crew.wait(SECONDS)["paths"].get("paths", {})
@@ -20,14 +20,19 @@ def paths(gpus: int) -> dict[str, str]:
 
 def _read(gpus: int) -> dict[str, str]:
     torch = import_module("torch")
-    sockets = [_socket(torch.cuda.get_device_properties(one)) for one in range(gpus)]
+    properties = [torch.cuda.get_device_properties(one) for one in range(gpus)]
+    sockets = [_socket(one) for one in properties]
+    models = [one.name for one in properties]
     found = {}
     for a in range(gpus):
         for b in range(a + 1, gpus):
             peer = torch.cuda.can_device_access_peer(a, b)
             apart = sockets[a] != sockets[b] and not peer
             words = "peer access" if peer else "through the host"
-            found[f"{a},{b}"] = words + (", on two sockets" if apart else "")
+            words += ", on two sockets" if apart else ""
+            if len(set(models)) > 1:
+                words += ", " + " with ".join(sorted((models[a], models[b])))
+            found[f"{a},{b}"] = words
     return found
 
 

@@ -1,0 +1,44 @@
+"""docs/commands.md, made from the commands' own help."""
+
+from collections.abc import Iterator
+
+import click
+
+from mldebug.cli import cli
+
+HEAD = """# Commands
+
+<!-- Made from the commands' own help by
+     pytest tests/unit/test_site_pages.py --update-golden
+     Do not edit. -->
+
+`mldebug COMMAND --help` prints the same. Errors go to stderr in a sentence with the way out; `--json` is there wherever somebody might script.
+
+| exit code | |
+|---|---|
+| 0 | fine |
+| 1 | a stall or a failed check was found |
+| 2 | wrong usage or config |
+| 3 | a permission or a tool is missing |
+
+`mldebug run` returns the job's own.
+"""
+WIDTH = 80
+
+
+def page() -> str:
+    """The whole page."""
+    context = click.Context(cli, info_name="mldebug", terminal_width=WIDTH)
+    return "\n".join([HEAD, *_commands(cli, context)]).rstrip() + "\n"
+
+
+def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        inner = click.Context(command, info_name=name, parent=context, terminal_width=WIDTH)
+        heading = "##" if context.parent is None else "###"
+        yield f"{heading} {inner.command_path}\n\n```text\n{command.get_help(inner)}\n```\n"
+        if isinstance(command, click.Group):
+            yield from _commands(command, inner)
