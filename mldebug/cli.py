@@ -5,7 +5,10 @@ import difflib
 import errno
 import os
 import platform
+import re
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,8 +22,8 @@ from mldebug.rooms import load, names, summary
 
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports"),
-    "Look at this node": ("agent", "status", "gpus", "probe", "doctor", "support-bundle"),
-    "Try and set up": ("demo", "run", "switch", "check-config", "completion"),
+    "Look at this node": ("agent", "status", "web", "gpus", "probe", "doctor", "support-bundle"),
+    "Try and set up": ("demo", "run", "switch", "check-config", "notify", "completion"),
 }
 OTHERS = "More"
 EXIT_CODES = """\
@@ -35,6 +38,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 REPORT_IT = "this is a bug: please report it with what `mldebug --debug …` prints"
 COMPLETION = "_MLDEBUG_COMPLETE"
+_TYPED = re.compile(r"mldebug(?: [^`]*|(?=`))")
 
 
 class Verbs(click.Group):
@@ -144,6 +148,9 @@ def _explain(error: Exception, debug: bool) -> int:
     if isinstance(error, MldebugError):
         _say(error.message, error.way_out)
         return int(error.exit_code)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # a verb of verbs, and none of them
+        click.echo(error.format_message(), err=True)
+        return int(ExitCode.USAGE)
     if isinstance(error, click.ClickException):
         path = (
             error.ctx.command_path
@@ -166,9 +173,19 @@ def _say(message: str, way_out: str) -> None:
     """Write a sentence (one line per problem) and the way out; text in it may come from a job."""
     with contextlib.suppress(OSError):
         for line in message.splitlines() or [""]:
-            click.echo(f"mldebug: {clean(line, 1000)}", err=True)
+            click.echo(_folded(f"mldebug: {clean(line, 1000)}"), err=True)
         if way_out:
-            click.echo(f"  way out: {clean(way_out, 1000)}", err=True)
+            click.echo(_folded(f"  way out: {clean(way_out, 1000)}"), err=True)
+
+
+def _folded(line: str) -> str:
+    """On a terminal it goes on below its beginning; what is to be typed stays whole, so that it can be copied."""
+    if not sys.stderr.isatty():
+        return line
+    whole = _TYPED.sub(lambda found: found[0].replace(" ", "\xa0"), line)
+    width = shutil.get_terminal_size().columns
+    parts = textwrap.wrap(whole, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return "\n".join(parts).replace("\xa0", " ")
 
 
 def _wants_traceback(arguments: Sequence[str]) -> bool:

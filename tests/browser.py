@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from mldebug_agents.serving.doors import open_tcp
+from mldebug_agents.serving.guests import MOST, Door
 from mldebug_agents.serving.relay import Relay
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -85,12 +85,12 @@ def relayed(state_dir: Path) -> Iterator[tuple[str, list[str]]]:
     """The socket behind a port, as `mldebug web --port` has it; the base address, and the links so far."""
     links: list[str] = []
     door: socket.socket = open_tcp("127.0.0.1:0")
-    app = Relay(state_dir, links.append).app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+    base = f"http://127.0.0.1:{door.getsockname()[1]}"
+    server = Relay(state_dir, links.append).server()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [Door(door, MOST)]}, daemon=True)  # fmt: skip
     thread.start()
     try:
-        yield f"http://127.0.0.1:{door.getsockname()[1]}", links
+        yield base, links
     finally:
         server.should_exit = True
         thread.join(10)

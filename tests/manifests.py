@@ -30,11 +30,15 @@ def render(*arguments: str) -> list[Object]:
     """All objects of the chart as a release `mldebug` in the namespace `mldebug`."""
     done = helm("template", "mldebug", str(CHART), "--namespace", "mldebug", *arguments)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return stored_text(done.stdout)
 
 
 def stored(file: Path) -> list[Object]:
-    return [one for one in yaml.safe_load_all(file.read_text(encoding="utf-8")) if one]
+    return stored_text(file.read_text(encoding="utf-8"))
+
+
+def stored_text(text: str) -> list[Object]:
+    return [one for one in yaml.safe_load_all(text) if one]
 
 
 def one(objects: list[Object], kind: str, name: str = "") -> Object:

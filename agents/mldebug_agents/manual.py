@@ -17,6 +17,7 @@ from mldebug.pruning import BY_HAND
 from mldebug.recorded import ASKED
 from mldebug.report.build import Trigger, build_report, make_id
 from mldebug.report.html import render_html
+from mldebug.report.words import plural
 from mldebug.reportmodel import Report, Stall
 from mldebug.traps.finding import remarks
 from mldebug_agents.hardware.once import OnceLooked
@@ -72,7 +73,9 @@ def _why(found: Discovery, pid: int | None) -> str:
 
 
 def _have(found: Discovery) -> str:
-    jobs = [f"{job.id} ({job.name}, {len(job.ranks)} ranks)" for job in found.jobs[:MAX_TOLD]]
+    jobs = [
+        f"{job.id} ({job.name}, {plural(len(job.ranks), 'rank')})" for job in found.jobs[:MAX_TOLD]
+    ]
     more = len(found.jobs) - len(jobs)
     tail = f" and {more} more: `mldebug status` shows all" if more else ""
     return f"jobs on this node: {', '.join(jobs)}{tail}"

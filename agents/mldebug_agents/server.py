@@ -57,14 +57,20 @@ class Server:
         self._private_server: UnhurriedServer | None = None
         self._stopped = False
         self.alerts = AlertDoor(settings.token_file)
+        self.published_at = time.monotonic()
         self.pages = PageDoor(
-            settings.state_dir, settings.token_file, self.group, lambda: self.snapshot
+            settings.state_dir,
+            settings.token_file,
+            self.group,
+            told=lambda: self.snapshot,
+            age=lambda: time.monotonic() - self.published_at,
         )
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace what is served; called by the main loop."""
         self._prometheus.publish(snapshot)  # first: whoever sees a snapshot may ask for its metrics
         self.snapshot = snapshot
+        self.published_at = time.monotonic()
 
     def start(self) -> None:
         """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""
@@ -112,8 +118,9 @@ class Server:
     def _serve(
         self, app: Starlette, door: socket.socket, context: ssl.SSLContext | None = None
     ) -> UnhurriedServer:
-        # asyncio's own loop: another one would not ask our `Door` to accept
-        config = uvicorn.Config(app, log_level="warning", log_config=None, access_log=False, lifespan="off", loop="asyncio",
+        # asyncio's own loop: another one would not ask our `Door` to accept. uvicorn warns of each request that is none, and
+        # whoever reaches the door could fill our log with that.
+        config = uvicorn.Config(app, log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
                                 timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
                                 timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
         config.load()

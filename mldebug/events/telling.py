@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
-from mldebug.events.view import ActionState, ChannelState, Events
+from mldebug.events.view import ActionState, ChannelState, Events, EventView
+from mldebug.redact import clean
 
 MOST = 8
 SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itself
@@ -12,9 +13,7 @@ SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itsel
 def event_lines(told: Events, shown: Collection[str]) -> Iterator[str]:
     """What is wrong and stands nowhere else, and channels that fail; `shown`: ids of incidents that are told."""
     firing = [one for one in told.events if one.state == "firing" and not one.key.startswith(SHOWN)]
-    lines = [
-        f"{one.severity}: {one.sentence}" for one in firing if one.report not in {*shown} - {""}
-    ]
+    lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]
     yield from lines[:MOST]
     if len(lines) > MOST:
         yield f"… and {len(lines) - MOST} more events: --json lists them"
@@ -28,6 +27,12 @@ def event_lines(told: Events, shown: Collection[str]) -> Iterator[str]:
         yield f"actions: {told.actions_trouble}"
     if told.dropped:
         yield f"{told.dropped} events were dropped: there was no room for them"
+
+
+def _firing(one: EventView) -> str:
+    """`critical: Rank 1 was killed (report 20261121T055041Z-1a2b3c)`."""
+    told = f"{one.severity}: {clean(one.sentence, 300)}"
+    return f"{told} (report {one.report})" if one.report else told
 
 
 def _done(one: ActionState) -> str:

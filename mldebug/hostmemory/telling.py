@@ -62,8 +62,14 @@ def _level(one: LevelState) -> str:
     used = f"{size_words(level.used)} of {size_words(level.limit)} in use"
     if one.seconds_left is None or not one.growth:
         return used
-    left = format_duration(float(round(one.seconds_left)))
-    return f"{used}, {size_words(one.growth * 60)} more a minute: out of memory in {left}"
+    more = f"{size_words(one.growth * 60)} more a minute"
+    return f"{used}, {more}: out of memory in {left_words(one.seconds_left)}"
+
+
+def left_words(seconds: float) -> str:
+    """`8m40s`, `3h20m`, `15d8h`: a forecast is no more exact than that."""
+    unit = 1 if seconds < 3600 else 60 if seconds < 86_400 else 3600
+    return format_duration(float(round(seconds / unit) * unit))
 
 
 def level_name(level: Level) -> str:

@@ -7,6 +7,8 @@ from mldebug.settings.units import format_duration
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import STAGE_WORDS, stage_words
 
+STALE = 90.0  # seconds: the longest `stall.interval` is 60
+
 
 def pace_words(run: RunState) -> Iterator[str]:
     """`step 41`, `loss 2.25`, and what the hooks say."""
@@ -40,6 +42,14 @@ def _limit(run: RunState) -> str:
     if run.incident or not run.timeout_seconds or run.stage in STAGE_WORDS:  # it is past that
         return ""
     return f"; a stall after {format_duration(round(run.timeout_seconds, 1))} ({run.why_timeout})"
+
+
+def stale_words(age: float) -> str:
+    """That the agent has not looked for `age` seconds, told by the minute; "" while it looks."""
+    if age <= STALE:
+        return ""
+    minutes = format_duration(60.0 * (age // 60))
+    return f"the agent has not looked for {minutes}: what it says is old; see its log"
 
 
 def ailing_lines(agent: Snapshot) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """All runs of this node: how far each is, how fast, and why it is quiet or not."""
 
 from collections.abc import Collection
+from itertools import islice
 
 import msgspec
 
@@ -14,11 +15,13 @@ from mldebug.paging.asked import Asked
 from mldebug.paging.incidentlist import Row as Incident
 from mldebug.paging.incidentlist import rows_of
 from mldebug.redact import clean
+from mldebug.report.build import rfc3339
 from mldebug.scheduling.telling import orphan_line, scheduler_lines
 from mldebug.snapshot import RunState, Snapshot
 from mldebug.stall.sentences import seconds
 
 MOST = 500  # rows
+FEW, LATELY = 5, 86_400.0  # incidents of runs that are over, and for how many seconds
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +54,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     more: int
     open: int  # incidents
     notes: tuple[Said, ...]  # of the node, the bad ones first
+    over: tuple[Incident, ...]
 
 
 class Runs:
@@ -72,7 +76,16 @@ class Runs:
             more=max(0, len(rows) - MOST),
             open=sum(bool(run.incident) for run in told.runs),
             notes=tuple(sorted(_notes(told), key=lambda said: not said.bad)),
+            over=_over(asked),
         )
+
+
+def _over(asked: Asked) -> tuple[Incident, ...]:
+    """The newest whose run is gone: whoever was woken by one finds it here, beside how quiet the node is now."""
+    told, alive = asked.told, {run.id for run in asked.told.runs}
+    first, last = (rfc3339(told.at + by) for by in (-LATELY, LATELY))  # clocks of nodes may differ
+    gone = (one for one in asked.entries if one.job_id not in alive and one.kind in ("stall", "abnormal_end"))  # fmt: skip
+    return rows_of(islice((one for one in gone if first <= one.time <= last), FEW), told)
 
 
 def _row(run: RunState, told: Snapshot, newest: Entry | None, written: Collection[str]) -> Row:

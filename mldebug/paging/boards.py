@@ -15,7 +15,7 @@ from mldebug.paging.items import share
 from mldebug.redact import clean
 from mldebug.settings.units import format_duration
 
-NOBODY = "nobody computes here"
+NOBODY = "no rank is seen here"  # other users' may be hidden, and what is no training job
 ORDER = ("missing", "unhealthy", "degraded", "unknown", "healthy")
 MOODS = {"missing": "bad", "unhealthy": "bad", "healthy": "good"}
 

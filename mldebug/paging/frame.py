@@ -49,6 +49,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""
     replay: str = ""
     hidden_runs: int = 0
+    stale: str = ""  # that the agent has not looked for long
     leave: bool = False  # can he log out?
     version: str = ""
     every: int = EVERY
@@ -79,8 +80,8 @@ def version() -> str:
     return hashlib.sha256((style() + script()).encode()).hexdigest()[:12]
 
 
-def render(name: str, asked: Asked, *, leave: bool = False) -> str | None:
-    """One page as HTML; None where there is no such thing."""
+def render(name: str, asked: Asked, *, leave: bool = False, stale: str = "") -> str | None:
+    """One page as HTML; None where there is no such thing. `stale` says that all of it is old."""
     page = pages()[name]
     built = page.build(asked)
     if built is None:
@@ -95,6 +96,7 @@ def render(name: str, asked: Asked, *, leave: bool = False) -> str | None:
         since=format_duration(float(max(0, int(told.at - told.started_at)))),
         replay=clean(told.replay, 100),
         hidden_runs=told.hidden_runs,
+        stale=stale,
         leave=leave,
         version=version(),
     )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mldebug.model import Spoken
 from mldebug.probing.baselines import Baselines
-from mldebug.probing.isolate import rate
+from mldebug.probing.pairs import rate
 
 State = Literal["fine", "failed", "skipped"]
 SPREAD = {"matmul": 0.05, "device_to_device": 0.1, "host_to_device": 0.2, "device_to_host": 0.2}

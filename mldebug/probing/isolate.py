@@ -2,34 +2,21 @@
 
 A member that took part in a good pair is cleared. A member is named where it was never in a good pair, and its pairs
 are bad with all others (or with at least three), of whom at least two are cleared. A link is named where its pair is
-bad and both ends are cleared, unless it is merely slow where good pairs were slow in some of their tries, too, so that chance may
-have made all of its tries slow. What neither explains is told, with no name.
+bad and both ends are cleared (or work with two others, where the pair never works), unless it is merely slow where good
+pairs were slow in some of their tries, too, so that chance may have made all of its tries slow. What neither explains
+is told, with no name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-import msgspec
-
 from mldebug.model import Spoken
-from mldebug.probing.trials import Pair, Trial
+from mldebug.probing.pairs import USUAL, Judged, Limits, how, judge_pairs
+from mldebug.probing.trials import Pair, Trial, hurried
 
 ENOUGH = 3  # bad pairs that name a member when not all were tried
 CLEARED = 2  # of them with members that are cleared
 FEW = 2  # names in a small world; more of them mean that something else is the matter
-CHANCE = 0.01  # that all tries of a pair are slow like some of good pairs: from here on nobody is named for it
-_WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carried wrong values"}
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the best pair of the same path; `floor` is a bandwidth in bytes per second that each pair must reach."""
-
-    slow: float = 0.5  # below it a pair is bad
-    fine: float = 0.8  # from it on a pair is good; between them it is unsure
-    floor: float | None = None
-
-
-USUAL = Limits()
 
 
 class Culprit(Spoken, frozen=True, kw_only=True):
@@ -49,21 +36,6 @@ class Isolation(Spoken, frozen=True, kw_only=True):
     suspects: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()  # pairs that are neither good nor bad
     best: dict[str, float] = {}  # by path, bytes per second
-
-
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """Every pair, sorted. `why` says of each that is not good how it did."""
-
-    good: frozenset[Pair]
-    bad: frozenset[Pair]
-    unsure: frozenset[Pair]
-    why: dict[Pair, str]
-    best: dict[str, float]
-    chance: frozenset[Pair] = frozenset()  # bad ones that chance alone may have slowed
-
-    def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
-        """Those of these pairs that it took part in, sorted."""
-        return sorted((one for one in pairs if member in one), key=sorted)
 
 
 def isolate(
@@ -96,107 +68,19 @@ def _few(members: list[Culprit], links: list[Culprit], most: int) -> list[Culpri
     return members + links if len(members) + len(links) <= most else members
 
 
-def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
-    """Sort pairs by their best try: what disturbs one try does not disturb all; wrong values are never excused.
-
-    A try beside others is compared with tries beside others, one by itself with those by themselves.
-    """
-    tries: dict[Pair, list[Trial]] = {}
-    best: dict[tuple[str, bool], float] = {}
-    for one in trials:
-        if len(one.members) == 2:
-            tries.setdefault(frozenset(one.members), []).append(one)
-            best[one.path, one.alone] = max(best.get((one.path, one.alone), 0.0), _speed(one))
-    sorts: dict[str, set[Pair]] = {"good": set(), "bad": set(), "unsure": set()}
-    why = {}
-    for pair, some in tries.items():
-        sort, why[pair] = _sort(some, best, limits)
-        sorts[sort].add(pair)
-    tops = {path: max(speed for (other, _), speed in best.items() if other == path) for path, _ in best}  # fmt: skip
-    fixed = {name: frozenset(pairs) for name, pairs in sorts.items()}
-    chance = _by_chance(fixed["bad"], fixed["good"], tries, best, limits)
-    return Judged(
-        good=fixed["good"],
-        bad=fixed["bad"],
-        unsure=fixed["unsure"],
-        why=why,
-        best=tops,
-        chance=chance,
-    )
-
-
-def _by_chance(
-    bad: frozenset[Pair],
-    good: frozenset[Pair],
-    tries: Mapping[Pair, Sequence[Trial]],
-    best: Mapping[tuple[str, bool], float],
-    limits: Limits,
-) -> frozenset[Pair]:
-    """Slow pairs, where other work also slows so many tries of good ones that all of theirs may be slow for it."""
-    usual = [_compared(one, best)[0] < limits.slow for pair in good for one in tries[pair]]
-    if not any(usual):
-        return frozenset()
-    share = (sum(usual) + 1) / (len(usual) + 2)
-    return frozenset(
-        pair
-        for pair in bad
-        if all(one.outcome == "measured" for one in tries[pair])
-        and share ** len(tries[pair]) >= CHANCE
-    )
-
-
-def rate(bandwidth: float) -> str:
-    """`12.3 GB/s`, in powers of ten as networks have it."""
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bandwidth >= size:
-            return f"{bandwidth / size:.3g} {unit}"
-    return f"{bandwidth:.3g} B/s"
-
-
-def _speed(trial: Trial) -> float:
-    return trial.bandwidth or 0.0 if trial.outcome == "measured" else 0.0
-
-
-def _sort(
-    tries: Sequence[Trial], best: Mapping[tuple[str, bool], float], limits: Limits
-) -> tuple[str, str]:
-    failed = [one for one in tries if one.outcome != "measured"]
-    wrong = [one for one in failed if one.outcome == "wrong"]
-    if wrong or len(failed) == len(tries):
-        return "bad", _how((wrong or failed)[0])
-    share, speed, top = max(_compared(one, best) for one in tries)
-    told = f"has {rate(speed)}, the best {rate(top)}"
-    if limits.floor is not None and speed < limits.floor:
-        return "bad", f"has {rate(speed)}, expected are {rate(limits.floor)}"
-    if share < limits.slow:
-        return "bad", told
-    if failed:
-        return "unsure", f"{_WORDS[failed[0].outcome]} in one try and worked in another"
-    return ("good" if share >= limits.fine else "unsure"), told
-
-
-def _compared(trial: Trial, best: Mapping[tuple[str, bool], float]) -> tuple[float, float, float]:
-    """Its share of the best of its kind, its bandwidth, the best."""
-    speed, top = _speed(trial), best[trial.path, trial.alone]
-    return speed / max(top, 1e-9), speed, top
-
-
 def _alone(trials: Iterable[Trial]) -> list[Culprit]:
     """Who could not even work alone, in any of its tries; wrong values are never excused by another one."""
     tries: dict[str, list[Trial]] = {}
-    for one in trials:
-        if len(one.members) == 1:
+    singles = [one for one in trials if len(one.members) == 1]
+    for one in singles:
+        if not hurried(one, singles):
             tries.setdefault(one.members[0], []).append(one)
     return [
-        Culprit(kind="member", members=(name,), evidence=f"alone it {_how(bad[0])}")
+        Culprit(kind="member", members=(name,), evidence=f"alone it {how(bad[0])}")
         for name, some in tries.items()
         if (bad := [one for one in some if one.outcome == "wrong"])
         or (bad := some if all(one.outcome != "measured" for one in some) else [])
     ]
-
-
-def _how(trial: Trial) -> str:
-    return _WORDS[trial.outcome] + (f": {trial.reason}" if trial.reason else "")
 
 
 def _cleared(judged: Judged) -> frozenset[str]:
@@ -206,7 +90,7 @@ def _cleared(judged: Judged) -> frozenset[str]:
 def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
     cleared, found = _cleared(judged), []
     for name in left:
-        bad = judged.of(name, judged.bad)
+        bad = judged.of(name, judged.bad - judged.late)
         if name in cleared or judged.of(name, judged.unsure):
             continue
         partners = [next(iter(pair - {name})) for pair in bad]
@@ -220,8 +104,10 @@ def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
 
 
 def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
-    """A pair that is bad while both ends do well with others."""
-    cleared, order = _cleared(judged), {name: number for number, name in enumerate(left)}
+    """A pair that is bad while both ends do well with others; for one that never works it is enough that they work with two others."""
+    order = {name: number for number, name in enumerate(left)}
+    well = _cleared(judged)
+    working = [name for name in left if len(judged.of(name, judged.good | judged.unsure)) > 1]
     return [
         Culprit(
             kind="link",
@@ -229,7 +115,8 @@ def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
             evidence=f"the pair {judged.why[pair]}; both do well with others",
         )
         for pair in sorted(judged.bad, key=sorted)
-        if pair <= cleared and pair not in judged.chance
+        if pair <= (well.union(working) if pair in judged.dead else well)
+        and pair not in judged.chance | judged.late
     ]
 
 
@@ -247,7 +134,7 @@ def _together(trials: Iterable[Trial], out: set[str]) -> str:
     """What is wrong with larger groups in which nobody took part who is named already."""
     for one in trials:
         if len(one.members) > 2 and one.outcome != "measured" and not out & set(one.members):
-            return f"all {len(one.members)} together: it {_how(one)}"
+            return f"all {len(one.members)} together: it {how(one)}"
     return ""
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from mldebug.probing.isolate import Isolation, rate
+from mldebug.probing.isolate import Isolation
+from mldebug.probing.pairs import rate
 from mldebug.probing.trials import Trial
 
 MAX_LINES = 12

@@ -5,7 +5,8 @@ from typing import Any
 
 from mldebug.probing.baselines import Baselines
 from mldebug.probing.checks import Check, rates_check
-from mldebug.probing.isolate import isolate, rate
+from mldebug.probing.isolate import isolate
+from mldebug.probing.pairs import rate
 from mldebug.probing.trials import Trial
 
 Results = Mapping[str, Mapping[str, Any]]

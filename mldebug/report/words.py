@@ -77,6 +77,13 @@ def ending(report: Report) -> str:
     return {"open": "", "recovered": "recovered by itself", "ended": "job ended"}[report.state]
 
 
+def standing(report: Report) -> str:
+    """The same, and of one that is open when that was seen; nothing of what somebody has asked for by hand."""
+    if report.state == "open" and report.kind == "stall":
+        return f"still open at {moment(report.reported_at)}"
+    return ending(report)
+
+
 def plural(count: int, noun: str) -> str:
     """Return `1 rank`, `7 ranks`, `8,192 ranks`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -16,7 +16,7 @@ from bench.table import Row, show
 from mldebug_agents.probing.measuring import free_port
 
 HERE = Path(__file__).parent
-PAIRS = {2: 4000, 4: 2000, 8: 1000}  # by ranks
+PAIRS = {2: 4000, 4: 2000, 8: 2000}  # by ranks
 SCALE = float(os.environ.get("MLDEBUG_BENCH_PAIRS", "1"))  # so many times that
 BUDGET = 2.0  # percent
 SIZE = 1 << 20
@@ -39,7 +39,7 @@ def said(script: str, event: str, ranks: int, **more: Any) -> list[Any]:
     """Start that many ranks of a script and collect what they say."""
     order = {
         "ranks": list(range(ranks)), "world": ranks, "address": "127.0.0.1", "port": free_port(),
-        "seconds": 500, "timeout": 60, "dtype": "float32", "memory": None, "warmup": 5,
+        "seconds": 1500, "timeout": 60, "dtype": "float32", "memory": None, "warmup": 5,
         **more,
     }  # fmt: skip
     ended = subprocess.run(

@@ -119,11 +119,14 @@ def ask(port: int, path: str, body: object = None) -> Any:
 
 
 @contextlib.contextmanager
-def alertmanager(folder: Path, receiver: int) -> Iterator[int]:
-    """With the example as it is, but for addresses and the time that it waits for more of a group."""
+def alertmanager(folder: Path, receiver: int, agent: int = 0) -> Iterator[int]:
+    """With the example as it is, but for addresses and the time that it waits for more of a group.
+
+    Captures are asked of the port `agent`, else of the receiver's.
+    """
     text = (FOLDER / "alertmanager.yaml").read_text(encoding="utf-8")
     text = re.sub(r"https://(pager|chat)\.example\.org", rf"http://127.0.0.1:{receiver}/\1", text)
-    text = re.sub(r"http://n1\.example\.org:9753", f"http://127.0.0.1:{receiver}", text)
+    text = re.sub(r"http://n1\.example\.org:9753", f"http://127.0.0.1:{agent or receiver}", text)
     text = re.sub(r"(group_wait|group_interval): \w+", r"\1: 1s", text)
     (folder / "token").write_text("0123456789abcdef")
     text = text.replace("/etc/prometheus/mldebug.token", str(folder / "token"))

@@ -7,7 +7,18 @@ import pytest
 
 from disks import disk, frozen
 from hung import hung_mount
-from processes.harness import JOBS, SCRIPTS, Plan, RunningJob, User, folder_for, state_of, wait_for
+from processes.harness import (
+    JOBS,
+    SCRIPTS,
+    Plan,
+    RunningJob,
+    User,
+    folder_for,
+    free_port,
+    state_of,
+    wait_for,
+)
+from processes.kubelet import asked_all_the_time
 from processes.watching import Report, RunningAgent, settings, watching
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(240)]
@@ -47,17 +58,20 @@ def evidence(report: Report, target: Path) -> str:
     return str(found["evidence"][0])
 
 
-def test_a_frozen_disk_under_a_rank_is_named() -> None:
+def test_a_frozen_disk_under_a_rank_is_named_and_no_kubelet_would_kill_the_witness() -> None:
+    port = free_port()
     with folder_for(User()) as folder, disk(folder, "ext4", 400 << 20) as target:
         job = SavingJob(Plan(world_size=2), folder)
-        with watching(folder, settings(folder) + STORAGE) as agent:
+        with watching(folder, settings(folder, listen=f"127.0.0.1:{port}") + STORAGE) as agent:
             try:
                 job.start_in(target)
                 wait_for("some steps", job.trains, 90)
-                with frozen(target):
+                with frozen(target), asked_all_the_time(port) as kubelet:
                     report = wait_for("the report", lambda: storage_report(agent), 90)
                     rank = report["diagnosis"]["culprits"][0]["pid"]
                     assert state_of(rank) == "D"
+                assert kubelet.count > 20
+                assert kubelet.failed == []
                 said = evidence(report, target)
                 assert re.match(rf"rank 0 waits in \w+ of {target}/\S+ on /dev/loop\d+, stuck \d+ s", said), said  # fmt: skip
             finally:

@@ -1,5 +1,6 @@
 """The quick start alone, on a bare Debian, ends with a Prometheus that shows a captured hang."""
 
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -23,10 +24,20 @@ def bare() -> Iterator[Path]:
         yield base
 
 
-def test_the_page_says_how_long_it_takes() -> None:
+def written() -> re.Match[str]:
+    """The seconds on the page: for all of it, and for packages."""
     found = MEASURED.search(PAGE.read_text())
     assert found is not None
-    whole, install = map(int, found.groups())
+    return found
+
+
+def slowed() -> float:
+    """How much longer it may take here: by as much as there is more to do than twice the cores can; 1 is the least."""
+    return max(1.0, os.getloadavg()[1] / (2 * (os.cpu_count() or 1)))
+
+
+def test_the_page_says_how_long_it_takes() -> None:
+    whole, install = map(int, written().groups())
     assert 60 < whole < FIVE_MINUTES
     assert install < whole
 
@@ -70,6 +81,9 @@ def test_it_ends_with_a_prometheus_that_shows_a_captured_hang(
     said = "".join(shell.said)
     assert "Rank 2 sleeps in next_batch" in said, said[-3000:]
     assert incident["report"] in said
+    whole, slower = int(written()[1]), slowed()
+    assert sum(times) < FIVE_MINUTES * slower, "the page promises five minutes"
+    assert whole / 2 < sum(times) < whole * 2 * slower, "the page says another time"
     with capsys.disabled():
         print(
             f"\nthe quick start took {sum(times):.0f} s, of which {times[0]:.0f} s install packages"

@@ -183,6 +183,30 @@ def test_wrong_usage_says_what_is_right(
     assert way_out in second
 
 
+@pytest.mark.parametrize("verb", ["trace", "switch", "probe"])
+def test_a_verb_of_verbs_alone_shows_its_help_as_it_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    code = cli.main([verb])
+    told = capsys.readouterr()
+    shown = told.err or told.out
+    assert code == (2 if told.err else 0)
+    assert shown.startswith(f"Usage: mldebug {verb} ")
+    assert not [line for line in shown.splitlines() if line.startswith("mldebug:")]
+
+
+def test_on_a_terminal_an_error_goes_on_between_words_and_a_command_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"mldebug reports list --config /{'long/' * 12}file.yaml"
+    message = f"{'many words ' * 12}and the {'x' * 90} that is long"
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    cli._say(message, f"give the folder of a report; this says where they are: {command}")
+    lines = capsys.readouterr().err.splitlines()
+    assert f"    {command}" in lines
+    assert [line for line in lines if len(line) > 80] == [f"    {'x' * 90}", f"    {command}"]
+    assert " ".join(" ".join(lines).split()).startswith(f"mldebug: {message} way out: give")
+
+
 def test_a_broken_plugin_does_not_hide_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +225,12 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "mldebug", *arguments], capture_output=True, text=True, timeout=60,
         env=os.environ | {"COLUMNS": "80"} | environ, check=False,
     )  # fmt: skip
+
+
+def test_gpus_alone_lists_them() -> None:
+    alone, listed = run("gpus"), run("gpus", "list")
+    assert alone.returncode == listed.returncode != 2
+    assert alone.stderr == listed.stderr
 
 
 def test_a_reader_that_went_away_is_no_error() -> None:

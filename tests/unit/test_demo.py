@@ -1,9 +1,11 @@
 """The demo without a training job: what it follows, what it refuses, and when it is content."""
 
+import io
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from clocks import Clock
 from mldebug.errors import MldebugError, ToolError
@@ -12,6 +14,7 @@ from mldebug.reportmodel import Report
 from mldebug_agents.commands import demo
 from mldebug_agents.demo import job as demo_job
 from mldebug_agents.demo.job import DemoJob, Plan, Step, job_environment
+from mldebug_agents.demo.watcher import stage_line
 from mldebug_agents.spawn import Completed, FakeSpawner
 from samples import report, sleeping
 
@@ -92,6 +95,15 @@ def test_the_demo_fails_when_another_rank_is_named(ranks: tuple[int, ...], said:
     with pytest.raises(MldebugError, match=f"rank 1 was struck, but the report names {said}") as e:
         demo.verdict_on(naming(*ranks), PLAN)
     assert e.value.exit_code == 1
+
+
+def test_a_long_sentence_of_the_agent_goes_on_below_its_beginning() -> None:
+    out = io.StringIO()
+    Console(file=out, width=40).print(
+        stage_line("blamed", "no step for 11 s; rank 2 sleeps in [bold]fetch")
+    )
+    told = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert told == ["    stalled: no step for 11 s; rank 2", "             sleeps in [bold]fetch"]
 
 
 def test_the_demo_job_is_no_part_of_a_job_it_is_started_in() -> None:

@@ -16,6 +16,7 @@ from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, 
 from mldebug.events.noderooms import of_memory, of_saves, of_storage, together
 from mldebug.events.rooms import health_alarms, healthy_keys
 from mldebug.events.telling import event_lines
+from mldebug.events.view import Events, EventView
 from mldebug.filling.state import Alarm as RoomAlarm
 from mldebug.filling.state import PartState, StorageState
 from mldebug.health.components import Action, Health
@@ -286,6 +287,13 @@ def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) ->
         "critical: it hangs",
         "channel ops fails: mail.example gave no answer in 10 s; 1 event waits for it",
     ]
+
+
+def test_an_event_in_status_says_where_to_read_on() -> None:
+    one = EventView(key="a", kind="abnormal_end", severity="critical", state="firing", sentence="rank 1 was killed " * 30, started=NOW, report="R1")  # fmt: skip
+    (told,) = event_lines(Events(events=(one,)), ())
+    assert told.endswith("… (report R1)")
+    assert list(event_lines(Events(events=(one,)), {"R1"})) == []
 
 
 @pytest.mark.parametrize("killed", ["before it was sent", "before it was heard", "after it all"])

@@ -18,7 +18,7 @@ from mldebug.hostmemory.parsing import (
     parse_pss,
     parse_rank,
 )
-from mldebug.hostmemory.telling import NodeMemory, alarms, judged
+from mldebug.hostmemory.telling import NodeMemory, alarms, judged, left_words
 from mldebug.hostmemory.trend import Trend
 from mldebug.model import Job, RankIdentity
 from mldebug.snapshot import Snapshot
@@ -187,6 +187,13 @@ def test_nothing_is_foretold_of_what_was_just_met() -> None:
     assert grown(lambda at: at * GIB, seconds=100).growth() is None
     assert judged(Level(scope="host", name="", limit=100, used=10), None, 60.0).alarm is False
     assert judged(Level(scope="host", name="", limit=100, used=96), None, 60.0).alarm is True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(519.6, "8m40s"), (12_034, "3h21m"), (1_327_145, "15d9h"), (0, "0s")]
+)
+def test_a_forecast_is_told_no_more_exactly_than_it_is_known(seconds: float, words: str) -> None:
+    assert left_words(seconds) == words
 
 
 def test_an_alarm_names_the_limit_the_pace_and_who_grows() -> None:

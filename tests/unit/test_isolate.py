@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 from itertools import combinations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.probing.isolate import Isolation, Limits, isolate
+from mldebug.probing.isolate import Isolation, isolate
+from mldebug.probing.pairs import Limits
 from mldebug.probing.trials import Outcome, Trial
 from mldebug_agents.probes import isolate as probe
 from mldebug_agents.probes.inside.schedule import Trial as Tried
@@ -228,6 +230,31 @@ def test_a_pair_that_is_slow_or_late_in_every_try_is_bad() -> None:
 def test_wrong_values_are_never_excused_by_a_good_try() -> None:
     trials = [*world(names(4), []), Trial(members=("n0", "n1"), outcome="wrong")]
     assert named(isolate(names(4), trials)) == {frozenset({"n0", "n1"})}
+
+
+def test_a_way_that_is_cut_is_named_though_other_work_slows_its_ends() -> None:
+    slow = dict.fromkeys(map(frozenset, combinations(names(5), 2)), 0.7) | {
+        frozenset({"n2", "n3"}): 1.0
+    }
+    cut = Trial(members=("n1", "n4"), outcome="timed_out")
+    trials = world(names(5), [frozenset({"n1", "n4"})], slow, how="timed_out")
+    assert named(isolate(names(5), trials)) == set()  # one try alone may have been late by chance
+    assert named(isolate(names(5), [*trials, cut])) == {frozenset({"n1", "n4"})}
+    dead = world(names(5), [frozenset({"n1"})], slow, how="timed_out")
+    assert named(isolate(names(5), dead * 2)) == {frozenset({"n1"})}
+
+
+def test_a_deadline_that_good_pairs_nearly_miss_names_nobody() -> None:
+    def trials(seconds: float) -> list[Trial]:
+        told = world(names(4), [frozenset({"n3"})], how="timed_out")
+        return [msgspec.structs.replace(one, seconds=30.0 if one.outcome == "timed_out" else seconds) for one in told]  # fmt: skip
+
+    assert named(isolate(names(4), trials(5.0) * 2)) == {frozenset({"n3"})}
+    answer = isolate(names(4), trials(20.0) * 2)
+    assert (answer.outcome, answer.culprits) == ("unknown", ())
+    alone = [Trial(members=(name,), seconds=20.0) for name in names(3)]
+    late = Trial(members=("n3",), outcome="timed_out", seconds=30.0)
+    assert named(isolate(names(4), [*alone, late, late, *world(names(4), [])])) == set()
 
 
 def test_what_fails_only_together_names_nobody() -> None:

@@ -32,6 +32,7 @@ from manifests import (
 )
 from mldebug.config import load_config
 from mldebug.scheduling.kubernetes import KINDS
+from unit.test_rules import promtool
 
 SCHEMAS = ROOT / "tests/fixtures/kubernetes"
 VERSIONS = (
@@ -294,3 +295,29 @@ def test_prometheus_gives_the_job_and_the_node_that_the_alerts_ask_for() -> None
     steps = one(render(*FULL), "PodMonitor")["spec"]["podMetricsEndpoints"][0]["relabelings"]
     assert {"targetLabel": "job", "replacement": example["scrape_configs"][0]["job_name"]} in steps
     assert {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "instance"} in steps
+
+
+def test_the_page_s_scrape_job_is_the_pod_monitor_in_other_words(tmp_path: Path) -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    (written,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
+    (job,) = yaml.safe_load(written)["scrape_configs"]
+    steps = one(render(*FULL), "PodMonitor")["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    snake = [{re.sub("[A-Z]", lambda big: f"_{big[0].lower()}", name): value for name, value in step.items()} for step in steps]  # fmt: skip
+    assert job["job_name"] == steps[0]["replacement"]
+    assert [step for step in job["relabel_configs"] if step.get("action") != "keep"] == snake[1:]
+    # Debian's Prometheus has no discovery by Kubernetes: the rest of the job is what it can read
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod", "namespaces": {"names": ["mldebug"]}}]  # fmt: skip
+    file = tmp_path / "prometheus.json"
+    file.write_text(json.dumps({"scrape_configs": [job]}))
+    promtool("check", "config", file)
+
+
+def test_the_token_of_the_web_pages_lies_where_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text(encoding="utf-8")
+    (path,) = re.findall(r"config\.agent\.token_file: (\S+)`", page)
+    objects = render("--set=secret.existing=mldebug", f"--set=config.agent.token_file={path}")
+    file = tmp_path / "mldebug.yaml"
+    file.write_text(config_files(objects)["agent.yaml"])
+    assert str(load_config(file).agent.token_file) == path
+    mounts = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert str(Path(path).parent) in {each["mountPath"] for each in mounts if each["name"] == "secret"}  # fmt: skip

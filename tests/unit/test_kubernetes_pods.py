@@ -255,6 +255,12 @@ def test_the_sidecar_has_the_user_of_its_job_and_sees_its_processes() -> None:
         assert not each["securityContext"].keys() & {"runAsUser", "runAsGroup"}
         assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert [each["restartPolicy"] for each in spec["initContainers"]] == ["Always"]
+    (name, seconds) = spec["initContainers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    grace = spec.get("terminationGracePeriodSeconds", 30)
+    assert (name, int(seconds) + int(setting("TimeoutStopSec").rstrip("s")) <= grace) == (
+        "sleep",
+        True,
+    )
     assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
 
 

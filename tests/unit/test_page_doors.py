@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 import samples
+from mldebug.paging import frame
 from mldebug_agents.serving import shelf
 from mldebug_agents.serving.doors import open_unix
 from mldebug_agents.serving.origins import hostname, misled
@@ -212,6 +213,32 @@ def test_before_the_first_look_a_sentence_comes(folder: Path) -> None:
     assert "has not looked yet" in text
 
 
+def test_an_agent_that_no_longer_looks_is_told_on_every_page(folder: Path) -> None:
+    """Its doors answer from threads of their own, also while its main loop hangs."""
+    words = "The agent has not looked for 3m: what it says is old"
+    with pages(folder, shown(hanging())) as server:
+        paths = [*(f"/{name}" for name in frame.pages() if name != "run"), "/run?id=7f3a"]
+        fresh = [at_socket(folder, path) for path in paths]
+        server.published_at -= 200
+        for path, (_, headers, before) in zip(paths, fresh, strict=True):
+            status, _, text = at_socket(folder, path, if_none_match=headers["etag"])
+            assert (status, words in text, words in before) == (200, True, False)
+        server.publish(shown(hanging(), replay="yesterday"))
+        server.published_at -= 200
+        assert words not in at_socket(folder, "/runs")[2]
+
+
+def test_of_a_run_that_is_over_the_reports_are_left(folder: Path) -> None:
+    name, other = store(folder, SAMPLES[0]), store(folder, SAMPLES[1], job="b", id="20261122T0-b")
+    with pages(folder, shown()):
+        status, _, text = at_socket(folder, "/run?id=7f3a")
+        assert (status, "This run is over." in text) == (404, True)
+        assert f"/report?id={name}" in text
+        assert other not in text
+        for path in ("/run?id=", "/run?id=no", "/run"):
+            assert "/report?id=" not in at_socket(folder, path)[2]
+
+
 # --- hostile content -----------------------------------------------------------------------------
 
 
@@ -303,6 +330,12 @@ def test_the_token_opens_a_session_which_the_cookie_keeps(tcp: tuple[str, int]) 
     assert "Log out" in page[2]
     assert by_tcp(tcp, "/logout", "POST", "", cookie=cookie_of(answer))[0] == 303
     assert by_tcp(tcp, "/runs", cookie=cookie_of(answer))[0] == 303
+
+
+def test_behind_a_proxy_with_tls_the_session_never_travels_in_the_clear(tcp: tuple[str, int]) -> None:  # fmt: skip
+    for scheme in ("https", "http"):
+        answer = log_in(tcp, host="localhost", origin=f"{scheme}://localhost")
+        assert ("Secure" in answer[1]["set-cookie"].split("; ")) == (scheme == "https")
 
 
 def test_sessions_of_two_nodes_that_are_forwarded_do_not_meet(tcp: tuple[str, int]) -> None:

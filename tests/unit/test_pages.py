@@ -125,6 +125,18 @@ def test_no_job_at_all_is_said_in_a_sentence() -> None:
     assert "No training job runs here" in page("runs", shown())
 
 
+def test_whoever_was_woken_by_a_run_that_is_gone_finds_it_beside_the_quiet_node() -> None:
+    yesterday = replace(ENTRY, id="20261119T0-x", time="2026-11-19T05:50:41Z")
+    asked_for = replace(ENTRY, id="20261121T0-manual", kind="manual")
+    crash = replace(ENTRY, kind="abnormal_end", state="ended", sentence="rank 1 was killed")
+    html = page("runs", shown(), "", crash, asked_for, yesterday)
+    assert "No training job runs here" in html
+    assert "rank 1 was killed" in html
+    assert html.count('href="/report?id=') == 1
+    assert "are over" not in page("runs", shown(hanging()), "", crash)
+    assert page("runs", shown(), "", *(9 * [crash])).count('href="/report?id=') == 5
+
+
 def test_what_the_agent_cannot_do_stands_above() -> None:
     broken = shown(reports_lost=2, sources=())
     assert "2 reports or states could not be stored" in page("runs", broken)

@@ -84,8 +84,10 @@ def test_the_grid_shows_the_culprit_and_follows_without_a_reload(browser: Browse
         assert page.input_value("#filter") == "collective"
         expect(page.locator("tbody tr:visible")).to_have_count(7)
         server.publish(shown(training(), at=LATER + 5))
-        expect(page.locator("#away")).to_contain_text("This is over")
+        expect(page.locator("#away")).to_contain_text("This run is over")
         assert page.locator(".cell.culprit").count() == 1  # what was known stays
+        page.locator("#away a").click()
+        page.wait_for_url(f"{base}/report?id=*")
         seen.errors = [one for one in seen.errors if "404" not in one]  # the browser's own words
 
 
@@ -95,8 +97,21 @@ def test_an_agent_that_is_gone_is_told_and_what_is_shown_stays(browser: Browser,
         seen.open(link)
         server.stop(5)
         expect(seen.page.locator("#away")).to_contain_text("The agent does not answer")
+        expect(seen.page.locator("main")).to_have_css("filter", "grayscale(1)")
         expect(seen.page.locator(".run")).to_have_count(3)
         seen.errors = [one for one in seen.errors if "502" not in one]
+
+
+def test_what_is_old_is_told_without_a_reload_until_it_is_new(browser: Browser, served: tuple[Server, str, str]) -> None:  # fmt: skip
+    server, base, link = served
+    with tab(browser, base) as seen:
+        seen.open(link)
+        expect(seen.page.locator("#stale")).to_have_count(0)
+        server.published_at -= 200
+        expect(seen.page.get_by_role("alert")).to_contain_text("has not looked for 3m")
+        expect(seen.page.locator("#runs")).to_have_css("filter", "grayscale(1)")
+        server.publish(shown(training(), at=LATER))
+        expect(seen.page.locator("#stale")).to_have_count(0)
 
 
 def test_keys_alone_reach_everything(browser: Browser, served: tuple[Server, str, str]) -> None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 import samples
 from mldebug.report import rankmap
 from mldebug.report.html import embed, render_html
+from mldebug.report.words import moment
 
 VOID = {"meta", "link", "br", "input"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -151,6 +152,14 @@ def test_a_recovered_incident_says_so() -> None:
     assert "recovered by itself" in render_html(report)
 
 
+def test_an_open_incident_says_when_it_was_seen_to_be_open() -> None:
+    """The page stays as it is while the job recovers or ends."""
+    made = samples.report(samples.sleeping())
+    assert f"still open at {moment(made.reported_at)}" in render_html(made)
+    assert "still open" not in render_html(replace(made, kind="manual"))
+    assert "still open" not in render_html(replace(made, state="ended"))
+
+
 def test_a_job_of_which_nothing_could_be_taken_has_a_report_too() -> None:
     made = samples.lost()
     gone = tuple(one for one in made.judgement.ranks if one.capture is None)
@@ -163,7 +172,9 @@ def test_a_job_of_which_nothing_could_be_taken_has_a_report_too() -> None:
 
 def test_every_rank_of_a_small_job_has_a_cell_with_a_letter() -> None:
     text = render_html(samples.report(samples.sleeping()))
-    cells = re.findall(r'class="cell ([^"]+)"[^>]*><b>(\d+)</b><i>(\w)</i>', text)
+    cells = re.findall(
+        r'class="cell ([^"]+)"[^>]*><b>(\d+)</b><i aria-hidden="true">(\w)</i>', text
+    )
     assert [(rank, letter) for _, rank, letter in cells] == [
         (str(rank), "I" if rank == 3 else "w") for rank in range(8)
     ]

@@ -497,3 +497,22 @@ def test_tcp_tells_metrics_and_health_and_nothing_else(folder: Path) -> None:
             codes[path] = link.getresponse().status
             link.close()
     assert codes == {"/metrics": 200, "/healthz": 200, "/readyz": 200, "/api/v1/status": 404}
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ],
+)
+def test_nobody_fills_our_log_with_what_is_no_request(
+    folder: Path, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(folder), socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(10)
+        link.connect(str(folder / SOCKET))
+        link.sendall(garbage)
+        assert link.recv(100).startswith(b"HTTP/1.1 ")
+    assert [one.getMessage() for one in caplog.records] == []

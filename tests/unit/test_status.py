@@ -118,7 +118,7 @@ def watched(**changes: object) -> RunState:
 def beside(*runs: RunState, jobs: tuple[Job, ...] = (), width: int = 80, **changes: object) -> str:
     seen = Seen(
         node="n1", now=NOW, jobs=jobs or (job(),), remarks=(), gaps=(),
-        agent=Snapshot(node="n1", at=NOW, started_at=NOW - 3600, runs=runs, **changes),  # type: ignore[arg-type]
+        agent=Snapshot(**({"node": "n1", "at": NOW, "started_at": NOW - 3600, "runs": runs} | changes)),  # type: ignore[arg-type]
     )  # fmt: skip
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, force_terminal=True, color_system=None)
@@ -173,6 +173,12 @@ def test_a_stalled_run_says_who_and_where_to_read_on() -> None:
     assert "an agent watches them for 1h: 1 incident open" in text
     assert "Rank 3 sleeps in x" in text
     assert "mldebug reports show 20261121T055041Z-1a2b3c" in text
+
+
+@pytest.mark.parametrize(("age", "told"), [(0.0, False), (89.0, False), (200.0, True), (-50.0, False)])  # fmt: skip
+def test_an_agent_that_no_longer_looks_is_told(age: float, told: bool) -> None:
+    text = beside(watched(), at=NOW - age)
+    assert ("the agent has not looked for 3m: what it says is old" in text) == told
 
 
 def test_what_ails_the_agent_is_told() -> None:

@@ -1,6 +1,11 @@
 """`mldebug web`: the way in, and who stays outside of the port that it opens."""
 
 import http.client
+import secrets
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,6 +13,8 @@ import pytest
 from browser import relayed
 from mldebug.cli import main
 from mldebug_agents.commands.web import way_in
+from mldebug_agents.serving import peers
+from mldebug_agents.serving.guests import MOST
 from webpages import pages, shown, training
 
 
@@ -69,3 +76,33 @@ def test_an_agent_that_is_gone_is_told(tmp_path: Path) -> None:
         cookie = ask(base, links[0])[1]["set-cookie"].partition(";")[0]
         server.stop(5)
         assert ask(base, "/runs", cookie=cookie)[0] == 502
+
+
+def test_two_browsers_that_open_a_link_at_once_are_not_both_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    made = secrets.token_urlsafe
+
+    def slowly(size: int) -> str:
+        time.sleep(0.1)  # the other one asks meanwhile
+        return made(size)
+
+    with relayed(tmp_path) as (base, links), ThreadPoolExecutor(8) as browsers:
+        monkeypatch.setattr(secrets, "token_urlsafe", slowly)
+        told = list(browsers.map(lambda _: ask(base, links[0])[0], range(8)))
+    assert sorted(told) == [303] + 7 * [403]
+
+
+def test_a_path_is_handed_on_as_it_was_sent(tmp_path: Path) -> None:
+    with pages(tmp_path, shown(training())), relayed(tmp_path) as (base, links):
+        cookie = ask(base, links[0])[1]["set-cookie"].partition(";")[0]
+        for path in ("/%C3%A9", "/runs%20x", "/%0d%0aX:%20y", "/%2e%2e/runs", "/run?id=%C3%A9"):
+            assert ask(base, path, cookie=cookie)[0] == 404, path
+
+
+def test_whoever_connects_and_asks_nothing_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(peers, "FIRST_WORDS", 1.0)
+    with pages(tmp_path, shown(training())), relayed(tmp_path) as (base, links), ExitStack() as idle:  # fmt: skip
+        cookie = ask(base, links[0])[1]["set-cookie"].partition(";")[0]
+        at = ("127.0.0.1", int(base.rpartition(":")[2]))
+        silent = [idle.enter_context(socket.create_connection(at, 10)) for _ in range(2 * MOST)]
+        assert ask(base, "/runs", cookie=cookie)[0] == 200
+        assert [one.recv(1) for one in silent] == 2 * MOST * [b""]  # all of them are sent away

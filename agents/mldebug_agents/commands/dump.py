@@ -43,6 +43,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @click.option(
     "--pid",
     type=click.IntRange(min=1),
+    metavar="PID",
     help="The job of this process (a rank, a worker or a launcher).",
 )
 @click.option(

@@ -41,9 +41,15 @@ def _config(command: _Command) -> _Command:
     return option(command)
 
 
-@click.group("gpus")
-def group() -> None:
-    """List the GPUs here; have the agent let go of them, or expect others than before."""
+@click.group("gpus", invoke_without_command=True)
+@click.pass_context
+def group(context: click.Context) -> None:
+    """List the GPUs here; have the agent let go of them, or expect others than before.
+
+    Without a command: list.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(list_)
 
 
 @group.command("list")

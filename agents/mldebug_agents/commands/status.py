@@ -24,7 +24,7 @@ from mldebug.nodeview.cluster import cluster_lines, stalled
 from mldebug.nodeview.lines import hardware_lines, rank_lines
 from mldebug.nodeview.saves import saves_part
 from mldebug.nodeview.storage import storage_json, storage_lines
-from mldebug.nodeview.watching import ailing_lines, pace_words, state_words
+from mldebug.nodeview.watching import ailing_lines, pace_words, stale_words, state_words
 from mldebug.redact import clean
 from mldebug.saves.telling import lines_of
 from mldebug.scheduling.telling import orphan_line, scheduler_lines
@@ -235,6 +235,8 @@ def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
         else "no incident open"
     )
     yield Text(f"an agent watches them for {since}: {state}", style="red" if stalled else "")
+    if stale := stale_words(seen.now - agent.at):
+        yield Text(f"  {stale}", style="red")
     for told in event_lines(agent.events, {run.incident for run in agent.runs}):
         yield Text(clean(f"  {told}", 400), style="yellow")
     if agent.cluster:

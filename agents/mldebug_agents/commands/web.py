@@ -28,6 +28,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
+    metavar="PORT",
     help="Open this port of 127.0.0.1 for a browser, until Ctrl-C; 0: any that is free.",
 )
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")

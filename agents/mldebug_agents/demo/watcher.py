@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from mldebug.archive import Archive
 from mldebug.errors import ToolError
@@ -23,6 +25,13 @@ LIFETIME = 600.0  # seconds after which the agent is killed whatever happens
 START_TIMEOUT, REPORT_TIMEOUT, CLOSING = 60.0, 120.0, 5.0
 LOOK = 0.2
 TIMEOUTS = "{timeout: 11s, busy_timeout: 14s, init_timeout: 2m, interval: 1s}"  # a demo is short
+
+
+def stage_line(stage: str, sentence: str) -> Table:
+    """`    stalled: no step for 11 s …`; a long sentence goes on below its beginning."""
+    line = Table.grid()
+    line.add_row(f"  {stage_words(stage):>9}: ", Text(sentence))
+    return line
 
 
 class DemoAgent:
@@ -67,9 +76,7 @@ class DemoAgent:
             run = self.run_of(pid)
             if run is not None and run.stage != told:
                 told = run.stage
-                console.print(
-                    f"  {stage_words(run.stage):>9}: {run.sentence}", highlight=False, markup=False
-                )
+                console.print(stage_line(run.stage, run.sentence))
             time.sleep(LOOK)
         return report
 

@@ -4,8 +4,9 @@ import click
 import msgspec
 
 from mldebug.errors import ExitCode, MldebugError, UsageError
-from mldebug.probing.isolate import Isolation, Limits, isolate
+from mldebug.probing.isolate import Isolation, isolate
 from mldebug.probing.isolatetext import lines, progress
+from mldebug.probing.pairs import Limits
 from mldebug.probing.trials import Trial
 from mldebug.redact import clean
 from mldebug_agents.probing.child import Ended, Event

@@ -68,7 +68,7 @@ def write(measurement: Measurement, output: Output) -> None:
 def check_places(output: Output) -> None:
     """Raise UsageError before anything is measured where a file could not be written."""
     for path in filter(None, (output.csv, output.plot, output.textfile)):
-        place = path if path.is_file() and path != output.textfile else path.parent
+        place = path if path.exists() and path != output.textfile else path.parent
         if not os.access(place, os.W_OK):
             raise UsageError(
                 f"{path} cannot be written", "name a file in a folder that is there, and yours"

@@ -105,7 +105,10 @@ class Gate:
         answer = RedirectResponse("/runs", 303, HEADERS)
         cookie = cookie_name(request.headers)
         opened = self._sessions.open(token)
-        answer.set_cookie(cookie, opened, max_age=int(LIFE), httponly=True, samesite="strict")
+        secure = request.headers.get("origin", "").startswith("https:")  # to a proxy before us
+        answer.set_cookie(
+            cookie, opened, max_age=int(LIFE), httponly=True, samesite="strict", secure=secure
+        )
         return answer
 
     def _leave(self, request: Request) -> Response:

@@ -13,8 +13,10 @@ from starlette.routing import Route
 
 from mldebug.entries import Entry
 from mldebug.errors import AccessError, MldebugError
+from mldebug.nodeview.watching import stale_words
 from mldebug.paging import frame
 from mldebug.paging.asked import Asked
+from mldebug.paging.incidentlist import rows_of
 from mldebug.snapshot import Snapshot
 from mldebug_agents.serving.gate import Gate
 from mldebug_agents.serving.peers import may_see_all, view
@@ -22,6 +24,7 @@ from mldebug_agents.serving.sheets import HEADERS, Viewer, html, look, peer_at, 
 from mldebug_agents.serving.shelf import Shelf
 
 MAX_ID = 512
+FEW = 5  # reports of a run that is over
 INCIDENTS = "/incidents"
 
 Who = Callable[[Request], Viewer | Response]
@@ -29,7 +32,7 @@ Show = Callable[[Viewer, Request], Response]
 
 
 class PageDoor:
-    """Makes routes of the pages; `told` gives the last snapshot."""
+    """Makes routes of the pages; `told` gives the last snapshot, `age` the seconds since it came."""
 
     def __init__(
         self,
@@ -37,9 +40,11 @@ class PageDoor:
         token_file: Path | None,
         group: int | None,
         told: Callable[[], Snapshot | None],
+        age: Callable[[], float],
     ) -> None:
         self._group = group
         self._told = told
+        self._age = age
         self._shelf = Shelf(state_dir)
         self._gate = Gate(token_file)
 
@@ -75,14 +80,13 @@ class PageDoor:
             wanted = request.query_params.get("id", "")[:MAX_ID]
             seen = told if viewer.uid is None else view(told, peer_at(request), self._group)
             entries, unread = self._entries(name, viewer)
-            tag = _tag(name, wanted, viewer, seen.started_at, seen.at, entries, unread)
+            stale = "" if told.replay else stale_words(self._age())
+            tag = _tag(name, wanted, viewer, seen.started_at, seen.at, entries, unread, stale)
             if request.headers.get("if-none-match") == tag:
                 return same(tag)
             asked = Asked(told=seen, id=wanted, entries=entries, unread=unread)
-            made = frame.render(name, asked, leave=viewer.leave)
-            if made is None:
-                return said(404, "There is no such thing here, or it is over.", link="/runs")
-            return html(made, tag=tag)
+            made = frame.render(name, asked, leave=viewer.leave, stale=stale)
+            return html(made, tag=tag) if made is not None else _over(asked)
 
         return show
 
@@ -108,6 +112,13 @@ class PageDoor:
             sentence = f"{error.message[:1].upper()}{error.message[1:]}."
             return said(status, sentence, error.way_out, INCIDENTS)
         return html(page.html, f"{page.policy}; frame-ancestors 'none'", tag)
+
+
+def _over(asked: Asked) -> Response:
+    """There is no such run; of one that is over the reports are left."""
+    mine = [one for one in asked.entries if asked.id and one.job_id == asked.id]
+    sentence = "This run is over." if mine else "There is no such thing here, or it is over."
+    return said(404, sentence, link="/runs", reports=rows_of(mine[:FEW], asked.told))
 
 
 def _guarded(who: Who, show: Show) -> Callable[[Request], Response]:

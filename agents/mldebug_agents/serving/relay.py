@@ -9,6 +9,7 @@ import hmac
 import http.client
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from mldebug_agents.serving.guests import BACKLOG, MOST, Door
 from mldebug_agents.serving.origins import cookie_name, misled
 from mldebug_agents.serving.overunix import OverUnix
+from mldebug_agents.serving.peers import PeerProtocol
 
 MAX_BODY = 32 << 20  # bytes
 TIMEOUT = 15.0  # seconds for an answer of the agent
@@ -35,26 +38,33 @@ class Relay:
         self._told = told
         self._key = ""
         self._inside: set[bytes] = set()
+        self._one = threading.Lock()  # two browsers with one link
         self._renew()
 
     def app(self) -> Starlette:
         """All there is."""
         return Starlette(routes=[Route("/{path:path}", self._get)])
 
+    def server(self) -> uvicorn.Server:
+        """As patient as the agent's own doors: whoever connects and asks nothing is not kept."""
+        config = uvicorn.Config(self.app(), log_level="error", access_log=False, lifespan="off", ws="none", loop="asyncio",
+                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, proxy_headers=False,
+                                timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
+        return uvicorn.Server(config)
+
     def serve(self, door: socket.socket) -> None:
         """Until Ctrl-C."""
-        config = uvicorn.Config(self.app(), log_level="error", access_log=False, lifespan="off", ws="none",
-                                timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
-        uvicorn.Server(config).run(sockets=[door])
+        self.server().run(sockets=[Door(door, MOST)])
 
     def _get(self, request: Request) -> Response:
         if why := misled(request.headers, local=True):
             return PlainTextResponse(f"Not answered: {why}.\n", 403)
         if _hash(request.cookies.get(cookie_name(request.headers), "")) in self._inside:
             return self._answer(request)
-        shown = request.query_params.get("key", "")
-        if hmac.compare_digest(shown.encode(errors="replace"), self._key.encode()):
-            return self._let_in(cookie_name(request.headers))
+        shown = request.query_params.get("key", "").encode(errors="replace")
+        with self._one:
+            if hmac.compare_digest(shown, self._key.encode()):
+                return self._let_in(cookie_name(request.headers))
         told = "Open the link that `mldebug web` has printed last: each is good once.\n"
         return PlainTextResponse(told, 403)
 
@@ -73,7 +83,7 @@ class Relay:
     def _answer(self, request: Request) -> Response:
         """What the agent says to this user."""
         link = OverUnix(self._state_dir, TIMEOUT)
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        target = _asked(request)
         headers = {name: request.headers[name] for name in PASSED if name in request.headers}
         try:
             link.request("GET", target, headers=headers)
@@ -85,6 +95,13 @@ class Relay:
             link.close()
         passed = {name: value for name, value in answer.getheaders() if name.lower() not in DROPPED}
         return Response(body, answer.status, passed)
+
+
+def _asked(request: Request) -> str:
+    """Path and query as they were sent, not decoded."""
+    path: bytes = request.scope["raw_path"]
+    query: bytes = request.scope["query_string"]
+    return (path + b"?" + query if query else path).decode("latin-1")
 
 
 def _hash(text: str) -> bytes:

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from mldebug.paging import frame
+from mldebug.paging.incidentlist import Row
 from mldebug_agents.serving.peers import Peer
 
 FOREVER = "public, max-age=31536000, immutable"
@@ -38,10 +39,12 @@ def same(tag: str) -> Response:
     return Response(status_code=304, headers=HEADERS | {"ETag": tag})
 
 
-def said(status: int, sentence: str, way_out: str = "", link: str = "") -> Response:
-    """A page that says one thing."""
+def said(
+    status: int, sentence: str, way_out: str = "", link: str = "", reports: tuple[Row, ...] = ()
+) -> Response:
+    """A page that says one thing; `reports`: where it is told in full."""
     shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
-    return html(frame.plain("said", sentence, **shown), status=status)
+    return html(frame.plain("said", sentence, **shown, reports=reports), status=status)
 
 
 def look(text: str, kind: str) -> Response:

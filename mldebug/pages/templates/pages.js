@@ -111,15 +111,27 @@
       if (again) again.classList.add("here");
     }
   };
-  const tell = text => { away.hidden = !text; if (away.textContent !== text) away.textContent = text; };
+  const tell = (text, more) => {
+    const told = text + (more ? more.outerHTML : "");
+    away.hidden = !text;
+    if (away.dataset.told === told) return;  /* or it would be read out again and again */
+    away.dataset.told = told;
+    away.replaceChildren(text, ...(more ? [" ", document.importNode(more, true)] : []));
+  };
+  const over = async answer => {
+    const why = $("#ended [data-go]", new DOMParser().parseFromString(await answer.text(), "text/html"));
+    if (why) tell("This run is over, and what stands here is old. Its newest report:", why);
+    else tell("This is over, or no longer yours to see: what stands here is old.");
+  };
   const look = async () => {
     if (document.hidden) return;
+    const began = Date.now();
     try {
       const headers = tag ? { "If-None-Match": tag } : {};
       const answer = await fetch(location.href, { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(10000) });
       if (answer.type === "opaqueredirect" || answer.status === 401) { tell("You are logged out: load the page again."); return; }
       if (answer.status !== 304) {
-        if (answer.status === 404) { tell("This is over, or no longer yours to see: what stands here is old."); return; }
+        if (answer.status === 404) { await over(answer); return; }
         if (!answer.ok) throw new Error(String(answer.status));
         const text = await answer.text();
         tag = answer.headers.get("ETag") || "";
@@ -128,9 +140,9 @@
       failed = 0;
       tell("");
     } catch (error) {
-      if (!failed) since = Date.now();
+      if (!failed) since = began;
       failed += 1;
-      if (failed > 1) tell(`The agent does not answer (for ${Math.round((Date.now() - since) / 1000)} s): what stands here is old.`);
+      if (failed > 1 || Date.now() - since > 5000) tell(`The agent does not answer (for ${Math.round((Date.now() - since) / 1000)} s): what stands here is old.`);
     }
   };
   const turn = async () => { await look(); setTimeout(turn, every * 1000 * Math.min(4, 1 + failed / 4)); };

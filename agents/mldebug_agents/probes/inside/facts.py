@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from .ranks import keep_stdout, say
+from .ranks import beating, keep_stdout, say
 
 SIOCGIFADDR = 0x8915
 
@@ -19,7 +19,8 @@ def main(order: dict[str, Any]) -> None:
     """Say one `facts` event."""
     keep_stdout()
     try:
-        torch = import_module("torch")
+        with beating():
+            torch = import_module("torch")
     except Exception as error:  # a torch of another CUDA or glibc raises anything
         say("failed", rank=-1, kind=type(error).__name__, error=str(error)[:2000])
         return

@@ -21,7 +21,7 @@ from typing import Any, Dict, List
 from .crew import Crew, Result, failure
 from .joining import check_interfaces
 from .meeting import meet
-from .ranks import BEAT, keep_stdout, say
+from .ranks import BEAT, beating, keep_stdout, say
 from .schedule import Trial, again, alone_again, plan
 from .topology import paths
 
@@ -42,7 +42,8 @@ def main(order: dict[str, Any]) -> None:
     keep_stdout()
     try:
         check_interfaces()
-        torch = import_module("torch")
+        with beating():
+            torch = import_module("torch")
         keeper = Crew()
         if order["node"] == 0:
             keeper.start("store", lambda: _keep_store(order))
@@ -217,8 +218,10 @@ class Head:
         elif failed:
             late = all(one.get("late") for one in results if failure(one))
             made.outcome, made.reason = ("timed_out", "") if late else ("failed", _telling(failed))
-        elif len(group) > 1:
-            made.bandwidth = min(one["bandwidth"] for one in results)
+            made.seconds = self._order["step"] if late else 0.0
+        else:
+            made.seconds = max(one["seconds"] for one in results)
+            made.bandwidth = min(one["bandwidth"] for one in results) if len(group) > 1 else None
         return made
 
 

@@ -13,7 +13,8 @@ SIDE = 1024  # of the matrices that a seat multiplies alone
 
 
 def meet(order: dict[str, Any]) -> dict[str, Any]:
-    """Do it; returns `bandwidth` (bytes per second on the bus, None alone) and `wrong`, or raises."""
+    """Do it; returns `bandwidth` (bytes per second on the bus, None alone), `wrong` and `seconds` that it took, or raises."""
+    began = time.monotonic()
     torch = import_module("torch")
     torch.set_num_threads(1)
     device = torch.device("cpu")
@@ -21,7 +22,8 @@ def meet(order: dict[str, Any]) -> dict[str, Any]:
         device = torch.device("cuda", order["local"])
         torch.cuda.set_device(device)
     if order["world"] == 1:
-        return {"bandwidth": None, "wrong": not _computes(torch, device)}
+        wrong = not _computes(torch, device)
+        return {"bandwidth": None, "wrong": wrong, "seconds": time.monotonic() - began}
     seconds = datetime.timedelta(seconds=order["step"])
     store = torch.distributed.TCPStore(
         order["address"], order["port"], is_master=False, timeout=seconds, wait_for_workers=False
@@ -37,7 +39,7 @@ def meet(order: dict[str, Any]) -> dict[str, Any]:
     wrong = not _adds(torch, device, order)
     bandwidth = _time(torch, device, order)
     torch.distributed.barrier()  # whoever is first to leave must not end the others
-    return {"bandwidth": bandwidth, "wrong": wrong}
+    return {"bandwidth": bandwidth, "wrong": wrong, "seconds": time.monotonic() - began}
 
 
 def _computes(torch: Any, device: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict
 from .crew import Crew, Result
 from .gpuwork import copies, matmul, memory, peers
 from .hostwork import disk, dram
-from .ranks import keep_stdout, say
+from .ranks import beating, keep_stdout, say
 
 Work = Callable[..., Result]
 EACH_GPU: Dict[str, Work] = {"memory": memory, "matmul": matmul}  # all GPUs at the same time
@@ -30,7 +30,8 @@ def main(order: dict[str, Any]) -> None:
     """One stage after the other; what hangs or dies costs only its own."""
     keep_stdout()
     until = time.monotonic() + order["seconds"]
-    import_module("torch")
+    with beating():
+        import_module("torch")
     for stage in order["stages"]:
         begin = time.monotonic()
         longest = min(SECONDS[stage], until - begin)

@@ -7,6 +7,7 @@ exception), `died` (a rank ended by a signal or an exit code), `done`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 Order = dict[str, Any]
 
@@ -51,6 +52,24 @@ def say(event: str, **fields: object) -> None:
         raise
     finally:
         fcntl.lockf(_turn, fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def beating() -> Iterator[None]:
+    """Beat from a fork while this process does what may hold its interpreter for a minute: loading PyTorch from a slow disk."""
+    parent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        while os.getppid() == parent:
+            say("beat")
+            time.sleep(BEAT)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def keep_stdout() -> None:

@@ -19,6 +19,7 @@ class Trial:
         self.group, self.path, self.alone = group, path, alone
         self.outcome, self.reason = "measured", ""
         self.bandwidth: float | None = None
+        self.seconds = 0.0
 
     def told(self, names: List[str]) -> Dict[str, Any]:
         """As it is said, with the names of members."""
@@ -29,6 +30,7 @@ class Trial:
             "path": self.path,
             "reason": self.reason,
             "alone": self.alone,
+            "seconds": round(self.seconds, 3),
         }
 
 

@@ -8,13 +8,16 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* What a Service may be called, with room for `-coordinator-0`: no dots, a letter first. */}}
 {{- define "mldebug.name" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- $name := contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) }}
+{{- $name = .Values.fullnameOverride | default $name | replace "." "-" }}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "%s-%s" .Chart.Name $name }}{{ end }}
+{{- regexReplaceAll "-+$" ($name | trunc 40) "" }}
 {{- end }}
 
 {{- define "mldebug.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- define "mldebug.hasCoordinator" -}}
@@ -27,12 +30,28 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "mldebug.secretName" -}}
 {{- if .Values.secret.existing }}{{ .Values.secret.existing }}
-{{- else if .Values.secret.data }}{{ include "mldebug.name" . }}
-{{- else if .Values.cluster.enabled }}{{ fail "cluster.enabled needs a key: secret.existing, or --set-file secret.data.cluster\\.key=FILE" }}{{ end }}
+{{- else if and .Values.cluster.enabled (not (hasKey .Values.secret.data "cluster.key")) }}
+{{- fail "cluster.enabled needs a key: secret.existing, or --set-file secret.data.cluster\\.key=FILE" }}
+{{- else if .Values.secret.data }}{{ include "mldebug.name" . }}{{ end }}
+{{- end }}
+
+{{/* Settings that probes, ports and volumes are made of: changed in the file alone, the kubelet would kill what it cannot reach. */}}
+{{- define "mldebug.refusals" -}}
+{{- if and .Values.secret.existing .Values.secret.data }}{{ fail "secret.existing and secret.data: a Secret of yours, or these contents" }}{{ end }}
+{{- $ours := dict "agent.listen" "agent.listen" "agent.state_dir" "agent.stateDir" }}
+{{- if .Values.cluster.enabled }}
+{{- $_ := set $ours "cluster.listen" "cluster.port" }}
+{{- if eq (include "mldebug.port" .) (toString .Values.cluster.port) }}{{ fail "cluster.port is the port of agent.listen, too: give it another one" }}{{ end }}
+{{- end }}
+{{- range $key, $value := $ours }}
+{{- $section := get $.Values.config (splitList "." $key | first) | default dict }}
+{{- if hasKey $section (splitList "." $key | last) }}{{ fail (printf "config.%s is the chart's to write: set %s" $key $value) }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{/* The configuration of all agents: what the chart knows, and config from the values over it. */}}
 {{- define "mldebug.config" -}}
+{{- include "mldebug.refusals" . }}
 {{- $own := dict "agent" (dict "state_dir" "/var/lib/mldebug" "listen" .Values.agent.listen) }}
 {{- if .Values.cluster.enabled }}
 {{- $name := include "mldebug.name" . }}

@@ -1,0 +1,72 @@
+"""docs/runbooks/: every command can be typed as it stands: options and arguments are parsed by mldebug itself, `jq` finds what it asks for."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from mldebug.cli import cli
+from mldebug.snapshot import Snapshot
+from series import FOLDER
+
+ROOT = Path(__file__).parents[2]
+RUNBOOKS = ROOT / "docs/runbooks"
+PAGES = [*sorted(RUNBOOKS.glob("Mldebug*.md")), ROOT / "docs/kubernetes.md", FOLDER / "alerts.yaml"]
+PLACE = "README.md#how-to-type-these-commands"
+ON_A_NODE = r"^\$ .*\b(mldebug|systemctl|journalctl|dmesg|nvidia-smi)\b"
+
+
+def commands(text: str) -> Iterator[str]:
+    """Each `mldebug …` of a page, in a line of a terminal or between backticks; not the names of files and pods."""
+    for line in re.findall(r"^\$ (.*)$|^(kubectl .*)$", text, re.MULTILINE):
+        for part in re.split(r"[;|&]+| #.*| -- ", "".join(line)):
+            if part.strip().startswith("mldebug "):
+                yield part.strip()
+    yield from re.findall(r"`(mldebug [a-z][^`]*)`", " ".join(text.split()))
+
+
+def parse(command: str) -> click.Context:
+    """As the shell would call it, but nothing is done."""
+    _, *words = shlex.split(re.sub(r"\{\{.*?\}\}", "x", command))
+    context, group = click.Context(cli, info_name="mldebug"), cli
+    while True:
+        name, verb, words = group.resolve_command(context, words)
+        assert verb
+        if not isinstance(verb, click.Group):
+            return verb.make_context(name, words, parent=context)
+        group, context = verb, click.Context(verb, parent=context, info_name=name)
+
+
+def all_commands() -> list[tuple[str, str]]:
+    return sorted({(file.stem, one) for file in PAGES for one in commands(file.read_text("utf-8"))})
+
+
+@pytest.mark.parametrize(("page", "command"), all_commands())
+def test_a_command_can_be_typed_as_it_stands(page: str, command: str) -> None:
+    parse(command)
+
+
+def test_commands_are_found_and_wrong_ones_are_seen() -> None:
+    assert len(all_commands()) > 40
+    with pytest.raises(click.UsageError):
+        parse("mldebug status --sources")
+
+
+def test_jq_asks_for_what_the_agent_tells() -> None:
+    asked = [one for file in PAGES for one in re.findall(r"--json \| jq '([^']*)'", file.read_text("utf-8"))]  # fmt: skip
+    assert asked
+    for path in asked:
+        agent, field = re.findall(r"\.(\w+)", path)[:2]
+        assert agent == "agent"
+        assert field in Snapshot.__struct_fields__
+
+
+@pytest.mark.parametrize("page", PAGES[:-2], ids=lambda file: file.stem)
+def test_whoever_has_pods_is_told_how_to_type_it(page: Path) -> None:
+    first = page.read_text("utf-8").split("## ")[1]
+    wanted = bool(re.search(ON_A_NODE, first, re.MULTILINE))
+    assert (PLACE in first) == wanted
+    assert "\n## How to type these commands\n" in (RUNBOOKS / "README.md").read_text("utf-8")
