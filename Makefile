@@ -8,7 +8,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale docs deb wheel-training wheel-native clean
+.PHONY: help demo test test-all test-rest test-scenarios test-system test-frameworks check bench bench-scale docs dist deb wheel-training wheel-native clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench-scale: $(STAMP) ## 64 and 1,024 simulated agents of 8 ranks: from the noti
 
 docs: $(STAMP) ## build the documentation site into dist/site (open dist/site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict -f deploy/site/mkdocs.yml
+
+dist: $(STAMP) ## build sdist and wheels of all three packages into dist/ (needs a C compiler)
+	PYTHON=$(RUN) deploy/build-dist dist
 
 deb: ## build the Debian package into dist/ (on Debian, without root)
 	deploy/debian/build-deb dist

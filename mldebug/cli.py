@@ -23,7 +23,7 @@ from mldebug.rooms import load, names, summary
 GROUPS = {
     "Find the culprit": ("dump", "diagnose", "flight-recorder", "reports"),
     "Look at this node": ("agent", "status", "web", "gpus", "probe", "doctor", "support-bundle"),
-    "Try and set up": ("demo", "run", "switch", "check-config", "notify"),
+    "Try and set up": ("demo", "run", "switch", "check-config", "notify", "completion"),
 }
 OTHERS = "More"
 EXIT_CODES = """\
@@ -55,7 +55,7 @@ class Verbs(click.Group):
             return None
         module = load("commands", name)
         command: click.Command = module.create(module.Options())
-        command.name = cmd_name
+        command.name, command.short_help = cmd_name, summary("commands", name)
         return command
 
     def resolve_command(
@@ -111,9 +111,11 @@ def cli(ctx: click.Context, debug: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error ends here, as a sentence on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if COMPLETION in os.environ:
-        cli.main(arguments, prog_name="mldebug")
     _never_fail_to_print()
+    if COMPLETION in os.environ:
+        with contextlib.suppress(Exception, KeyboardInterrupt):  # there is a prompt above it
+            load("commands", "completion").complete(os.environ[COMPLETION], arguments)
+        return int(ExitCode.FINE)
     try:
         code = _run(arguments)
         sys.stdout.flush()

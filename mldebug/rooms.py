@@ -18,6 +18,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "channels": ("mldebug_exporters.channels",),
     "checkpoints": ("mldebug.checkpoints",),
     "clusters": ("mldebug_agents.clusters",),
+    "completions": ("mldebug_agents.completions",),
     "commands": ("mldebug.commands", "mldebug_agents.commands"),
     "metrics": ("mldebug_exporters.metrics",),
     "tellers": ("mldebug_exporters",),

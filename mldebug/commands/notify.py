@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from mldebug import __version__
+from mldebug.completing import CHANNEL
 from mldebug.config import Config, load_config
 from mldebug.errors import MldebugError, UsageError
 from mldebug.events.message import message_of
@@ -24,7 +25,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @click.option(
     "--config", required=True, type=click.Path(path_type=Path, readable=False), help="Config file."
 )
-@click.option("--test", "name", required=True, metavar="CHANNEL", help="The channel's name.")
+@click.option(
+    "--test", "name", type=CHANNEL, required=True, metavar="CHANNEL", help="The channel's name."
+)
 def command(config: Path, name: str) -> None:
     """Send a test message to a channel of the config, first as something wrong, then as over.
 

@@ -11,7 +11,8 @@ import msgspec
 from rich.text import Text
 
 from mldebug.archive import Archive
-from mldebug.config import SYSTEM_STATE_DIR, load_config
+from mldebug.archives import archives_of
+from mldebug.completing import REPORT
 from mldebug.console import Console, print_line
 from mldebug.entries import Entry
 from mldebug.errors import AccessError, EvidenceError, MldebugError, UsageError
@@ -60,7 +61,7 @@ def group(context: click.Context, config: Path | None) -> None:
 def list_reports(given: Path | None, config: Path | None, as_json: bool) -> None:
     """List all reports, newest first."""
     config = config or given
-    listed, closed = _list(_archives(config))
+    listed, closed = _list(archives_of(config))
     entries = tuple(entry for _, some in listed for entry in some)
     if not listed:
         raise closed[0]
@@ -76,13 +77,13 @@ def list_reports(given: Path | None, config: Path | None, as_json: bool) -> None
 
 
 @group.command("show")
-@click.argument("report_id", metavar="ID", default="latest")
+@click.argument("report_id", type=REPORT, metavar="ID", default="latest")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json.")
 @config_option
 @click.pass_obj
 def show(given: Path | None, config: Path | None, report_id: str, as_json: bool) -> None:
     """Print one report."""
-    archive, report = _find(_archives(config or given), report_id)
+    archive, report = _find(archives_of(config or given), report_id)
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
@@ -91,7 +92,7 @@ def show(given: Path | None, config: Path | None, report_id: str, as_json: bool)
 
 
 @group.command("export")
-@click.argument("report_id", metavar="ID")
+@click.argument("report_id", type=REPORT, metavar="ID")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path, readable=False))
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as an object.")
@@ -112,7 +113,7 @@ def export(
     suffix = next((known for known in SUFFIXES if file.name.endswith(known)), "")
     if not suffix:
         raise UsageError(f"{file} has no known ending", f"end it in one of {', '.join(SUFFIXES)}")
-    archive, report = _find(_archives(config or given), report_id)
+    archive, report = _find(archives_of(config or given), report_id)
     content = exported(archive, report, suffix)
     _write(file, content, force)
     told = {"id": report.id, "file": str(file), "bytes": len(content)}
@@ -120,13 +121,6 @@ def export(
 
 
 # --- where reports are -----------------------------------------------------------------------------
-
-
-def _archives(config: Path | None) -> tuple[Archive, ...]:
-    """This user's own reports; where no config file says which, those of the node's service too."""
-    own = load_config(config).agent.state_dir
-    places = [own] if config or own == SYSTEM_STATE_DIR else [own, SYSTEM_STATE_DIR]
-    return tuple(Archive(place, config=config) for place in places)
 
 
 def _list(

@@ -51,6 +51,18 @@ def test_the_package_is_small_and_has_no_torch(package: Path) -> None:
     assert {line.split()[1] for line in listed.splitlines()} == {"root/root"}
 
 
+@pytest.mark.parametrize(
+    ("shell", "place"),
+    [
+        ("bash", "/usr/share/bash-completion/completions/mldebug"),
+        ("zsh", "/usr/share/zsh/vendor-completions/_mldebug"),
+        ("fish", "/usr/share/fish/vendor_completions.d/mldebug.fish"),
+    ],
+)
+def test_completion_is_where_the_shell_looks(machine: Machine, shell: str, place: str) -> None:
+    assert machine.file(place).read_text() == machine.run("mldebug", "completion", shell)
+
+
 def test_it_starts_by_itself_as_its_user_with_three_capabilities(machine: Machine) -> None:
     assert machine.run("systemctl", "is-enabled", UNIT).strip() == "enabled"
     wait_for("READY", lambda: is_active(machine), 20)

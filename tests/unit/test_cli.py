@@ -15,10 +15,9 @@ import msgspec
 import pytest
 
 import samples
-from mldebug import cli, storage
+from mldebug import archives, cli, storage
 from mldebug import config as config_module
 from mldebug.archive import Archive
-from mldebug.commands import reports as reports_command
 from mldebug.errors import (
     AccessError,
     ConfigError,
@@ -435,7 +434,7 @@ def test_without_a_config_the_reports_of_the_service_are_found_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(reports_command, "SYSTEM_STATE_DIR", tmp_path / "state")
+    monkeypatch.setattr(archives, "SYSTEM_STATE_DIR", tmp_path / "state")
     monkeypatch.setattr(config_module, "SYSTEM_STATE_DIR", tmp_path / "own")
     report = samples.report(samples.sleeping())
     assert cli.main(["reports", "show", report.id]) == 0

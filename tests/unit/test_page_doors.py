@@ -18,9 +18,9 @@ from msgspec.structs import replace
 import samples
 from mldebug.paging import frame
 from mldebug_agents.serving import shelf
-from mldebug_agents.serving.client import OverUnix
 from mldebug_agents.serving.doors import open_unix
 from mldebug_agents.serving.origins import hostname, misled
+from mldebug_agents.serving.overunix import OverUnix
 from mldebug_agents.serving.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
 from mldebug_agents.serving.shelf import Shelf
 from webpages import HOSTILE, LATER, hanging, hostile, pages, shown, store, training

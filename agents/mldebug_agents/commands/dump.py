@@ -9,6 +9,7 @@ import msgspec
 
 from mldebug.across.members import ClusterView
 from mldebug.across.wire import encode
+from mldebug.completing import FILE, JOB
 from mldebug.config import Config, load_config
 from mldebug.console import Console
 from mldebug.errors import ExitCode, MldebugError, UsageError
@@ -47,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 )
 @click.option(
     "--job",
+    type=JOB,
     help="The job with this id or name, on all its nodes where agents are joined; default: every job on this node.",
 )
 @click.option(
@@ -76,7 +78,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_flag=True,
     help="On all nodes of --job, by their agents, or not at all.",
 )
-@click.option("--python", help="The Python with mldebug there; default: this one's path.")
+@click.option(
+    "--python", type=FILE, help="The Python with mldebug there; default: this one's path."
+)
 @click.option("--wait", metavar="DURATION", help="How long a node has to answer, 60s by default.")
 @click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
 @click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")

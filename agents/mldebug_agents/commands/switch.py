@@ -12,6 +12,7 @@ import click
 import msgspec
 from rich.text import Text
 
+from mldebug.completing import FOLDER, JOB
 from mldebug.config import load_config
 from mldebug.console import Console, print_line
 from mldebug.errors import ExitCode, UsageError
@@ -56,8 +57,12 @@ def _place(command: _Command) -> _Command:
             "--config", type=click.Path(path_type=Path, readable=False), help="Config file."
         ),
         click.option("--json", "as_json", is_flag=True, help="Print an object."),
-        click.option("--folder", help=f"The folder of its switches; default: ${VARIABLE}."),
-        click.option("--run", help="The job with this id or name; default: the only one here."),
+        click.option(
+            "--folder", type=FOLDER, help=f"The folder of its switches; default: ${VARIABLE}."
+        ),
+        click.option(
+            "--run", type=JOB, help="The job with this id or name; default: the only one here."
+        ),
     ):
         command = option(command)
     return command

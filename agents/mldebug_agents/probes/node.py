@@ -3,6 +3,7 @@
 import click
 import msgspec
 
+from mldebug.completing import FOLDER, Listed
 from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.probing.baselines import shipped
@@ -22,7 +23,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @click.command("node")
-@click.option("--stages", metavar="NAMES", help=f"Only these: {','.join(STAGES)}.")
+@click.option(
+    "--stages", type=Listed(STAGES), metavar="NAMES", help=f"Only these: {','.join(STAGES)}."
+)
 @click.option(
     "--require-gpus", type=click.IntRange(0, 1024), help="Fail with fewer GPUs than that."
 )
@@ -30,7 +33,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "--require-ib", metavar="PORTS", help="Fail with fewer active ports: 8, or 8x400 (Gb/s)."
 )
 @click.option(
-    "--disk", metavar="FOLDER", default="", help="Measure how fast a file is written there."
+    "--disk",
+    type=FOLDER,
+    metavar="FOLDER",
+    default="",
+    help="Measure how fast a file is written there.",
 )
 @click.option(
     "--drain-reason", is_flag=True, help="Print only one line, and only where a check failed."

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mldebug.completing import INTERFACE, Listed
 from mldebug.errors import UsageError
 from mldebug.probing.formulas import OPS
 from mldebug_agents.probing.nodes import WAYS
@@ -18,13 +19,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option("--nproc", type=click.IntRange(1, 64), help="Ranks on each node. Default: one for each GPU, 2 on CPUs."),
     click.option("--sizes", metavar="LIST", help="Payloads: 1KiB,1GiB, or 1KiB-1GiB for each doubling."),
-    click.option("--ops", metavar="LIST", default=",".join(OPS), help="Which collectives. Default: all."),
+    click.option("--ops", type=Listed(OPS), metavar="LIST", default=",".join(OPS), help="Which collectives. Default: all."),
     click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the elements."),
     click.option("--warmup", type=click.IntRange(1, 1000), default=5, show_default=True, help="Untimed repetitions."),
     click.option("--repeats", type=click.IntRange(1, 1000), default=20, show_default=True, help="Timed repetitions at most."),
     click.option("--timeout", type=click.FloatRange(1, 3600), default=60.0, show_default=True, help="Seconds that one operation may take."),
     click.option("--memory", metavar="SIZE", help="Largest memory of each rank. Default: a share of what is free."),
-    click.option("--interface", default="", help="Network interface that the ranks talk over."),
+    click.option("--interface", type=INTERFACE, default="", help="Network interface that the ranks talk over."),
     click.option("--hosts", metavar="LIST", help="Measure over these nodes: a,b or n[1-4]."),
     click.option("--through", type=click.Choice(WAYS), default="ssh", show_default=True, help="How --hosts are reached."),
     click.option("--print-commands", is_flag=True, help="Print a torchrun line for each of --hosts, to be typed there."),

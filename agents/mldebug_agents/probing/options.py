@@ -5,13 +5,14 @@ from typing import Any, TypeVar
 
 import click
 
+from mldebug.completing import FILE
 from mldebug.errors import UsageError
 from mldebug.settings.units import parse_duration, parse_size
 from mldebug_agents.probing.session import Wanted
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (
-    click.option("--python", metavar="PATH", help="Python of the training environment, with torch."),
+    click.option("--python", type=FILE, metavar="PATH", help="Python of the training environment, with torch."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", help="What is measured."),
     click.option("--duration", metavar="DURATION", default="10m", show_default=True, help="Longest time for all."),
     click.option("--beside-jobs", is_flag=True, help="Measure although somebody computes here: slows them down."),

@@ -1,19 +1,16 @@
 """Ask the agent of this node over its Unix socket, and tell no agent from one that does not answer or may not be asked."""
 
 import http.client
-import socket
 import threading
-import time
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from mldebug.snapshot import Snapshot
-from mldebug_agents.serving.doors import SOCKET, reachable
+from mldebug_agents.serving.doors import SOCKET
+from mldebug_agents.serving.overunix import TIMEOUT, OverUnix
 
-TIMEOUT = 2.0
-BUSY = 0.02  # seconds until the next try, where others wait at the door
 MAX_BYTES = 32 << 20
 
 
@@ -23,33 +20,6 @@ class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Literal["answered", "none", "denied", "silent", "starting"]
     snapshot: Snapshot | None = None
     trouble: str = ""
-
-
-class OverUnix(http.client.HTTPConnection):
-    """A connection to the agent's socket; `timeout` in seconds for each step."""
-
-    def __init__(self, state_dir: Path, timeout: float = TIMEOUT) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._state_dir = state_dir
-
-    def connect(self) -> None:
-        """Connect to the socket file in place of a host."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        deadline = time.monotonic() + TIMEOUT
-        with reachable(self._state_dir) as path:
-            while not self._entered(path, deadline):
-                time.sleep(BUSY)
-
-    def _entered(self, path: str, deadline: float) -> bool:
-        """Whether it is connected. Many wait at the door: the kernel says so at once, whatever the socket's timeout."""
-        try:
-            self.sock.connect(path)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-            return False
-        return True
 
 
 def ask_agent(state_dir: Path) -> Snapshot | None:

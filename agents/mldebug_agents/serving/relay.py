@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from mldebug_agents.serving.client import OverUnix
 from mldebug_agents.serving.guests import BACKLOG, MOST, Door
 from mldebug_agents.serving.origins import cookie_name, misled
+from mldebug_agents.serving.overunix import OverUnix
 from mldebug_agents.serving.peers import PeerProtocol
 
 MAX_BODY = 32 << 20  # bytes

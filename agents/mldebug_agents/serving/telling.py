@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from mldebug.errors import AccessError, ExitCode, MldebugError, UsageError
-from mldebug_agents.serving.client import OverUnix
 from mldebug_agents.serving.doors import SOCKET
+from mldebug_agents.serving.overunix import OverUnix
 
 TIMEOUT = 10.0
 MAX_BYTES = 1 << 20

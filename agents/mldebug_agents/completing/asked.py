@@ -1,0 +1,27 @@
+"""What the files of the room `completions` are asked, and what they answer."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+LISTED = 200  # values of one TAB
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,/=-]{0,199}", re.ASCII)
+
+
+class Asked(NamedTuple):
+    """`config`: the file that stands on the command line; `described`: the shell shows sentences."""
+
+    config: Path | None = None
+    described: bool = False
+
+
+class Value(NamedTuple):
+    """What may be typed, and one sentence about it."""
+
+    word: str
+    sentence: str = ""
+
+
+def is_plain(word: str) -> bool:
+    """Whether a shell takes the word for itself and nothing else: a job chooses its name, and TAB types it."""
+    return _PLAIN.fullmatch(word) is not None
