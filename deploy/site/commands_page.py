@@ -28,7 +28,9 @@ WIDTH = 80
 
 def page() -> str:
     """The whole page."""
-    context = click.Context(cli, info_name="mldebug", terminal_width=WIDTH)
+    context = cli.make_context(
+        "mldebug", [], terminal_width=WIDTH
+    )  # with the settings of the real one, such as -h
     return "\n".join([HEAD, *_commands(cli, context)]).rstrip() + "\n"
 
 
