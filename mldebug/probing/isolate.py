@@ -148,17 +148,19 @@ def _answer(
     suspects = [f"{_words(pair, left)} {judged.why[pair]}" for pair in rest]
     suspects += [together] if together and not named else []
     uncleared = [] if named or suspects else sorted(set(left) - _cleared(judged), key=left.index)
+    hidden = judged.noisy and all(judged.of(name, judged.unsure) for name in uncleared)
     unsure = [f"{_words(pair, left)} {judged.why[pair]}" for pair in _doubts(judged, named)]
     told: Literal["fine", "found", "unknown"] = "fine"
     if named:
         told, sentence = "found", _found(named, rest)
     elif suspects:
         told, sentence = "unknown", _unknown(suspects)
-    elif uncleared or not left:
+    elif (uncleared and not hidden) or not left:
         who = f"{', '.join(uncleared[:4])} did well with nobody" if left else "nobody took part"
         told, sentence = "unknown", f"cannot tell who is bad: {who}"
     else:
         sentence = f"no fault found: {len(judged.good)} of {len(judged.why)} pairs do equally well"
+        sentence += ", none is bad, and other work hides what is less" if uncleared else ""
     return Isolation(
         outcome=told,
         sentence=sentence,

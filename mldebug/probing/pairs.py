@@ -31,6 +31,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     best: dict[str, float]
     chance: frozenset[Pair] = frozenset()  # bad ones that chance alone may have slowed
     late: frozenset[Pair] = frozenset()  # bad ones that may only have had too little time
+    noisy: bool = False  # good pairs did badly in some of their tries, too
     dead: frozenset[Pair] = frozenset()  # bad ones that never worked, in two tries or more
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
@@ -63,6 +64,7 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
     well = [one for pair in fixed["good"] for one in tries[pair]]
     late = (pair for pair in fixed["bad"] if any(hurried(one, well) for one in tries[pair]))
     return Judged(
+        noisy=any(_compared(one, best)[0] < limits.fine for one in well),
         late=frozenset(late),
         good=fixed["good"],
         bad=fixed["bad"],

@@ -257,6 +257,25 @@ def test_a_deadline_that_good_pairs_nearly_miss_names_nobody() -> None:
     assert named(isolate(names(4), [*alone, late, late, *world(names(4), [])])) == set()
 
 
+def test_on_a_busy_machine_a_member_that_is_a_little_slower_is_no_fault_and_told() -> None:
+    speeds = {
+        ("n0", "n2"): (0.72, 1.2, 0.5),
+        ("n0", "n1"): (0.46, 0.82, 0.7),
+        ("n1", "n2"): (0.73, 0.84, 0.5),
+    }
+    busy = [
+        Trial(members=pair, bandwidth=one * 1e9) for pair, some in speeds.items() for one in some
+    ]
+    answer = isolate(names(3), busy)
+    assert (answer.outcome, answer.culprits, len(answer.unsure)) == ("fine", (), 2)
+    assert answer.sentence == (
+        "no fault found: 1 of 3 pairs do equally well, none is bad, and other work hides what is less"
+    )
+    quiet = [one for one in busy if one.members != ("n0", "n2")]
+    quiet += [Trial(members=("n0", "n2"), bandwidth=1.2e9)] * 3
+    assert isolate(names(3), quiet).outcome == "unknown"
+
+
 def test_what_fails_only_together_names_nobody() -> None:
     together = Trial(members=tuple(names(4)), outcome="timed_out")
     answer = isolate(names(4), [together, *world(names(4), [])])
