@@ -359,7 +359,7 @@ def test_apprise_that_is_not_installed_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
-    with pytest.raises(OSError, match=r"pip install 'mldebug\[apprise\]'"):
+    with pytest.raises(OSError, match=r"pip install apprise"):
         apprise.create(apprise.Options(urls_file=secret_file(tmp_path))).send(message())
 
 

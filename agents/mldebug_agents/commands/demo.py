@@ -84,7 +84,7 @@ def require_torch() -> None:
     if find_spec("torch") is None:
         raise ToolError(
             "the demo trains with PyTorch, which is not installed here",
-            "pip install 'mldebug[demo]'",
+            "pip install torch",
         )
 
 

@@ -88,7 +88,7 @@ def pystack_version(starter: Starter, binary: str) -> str:
     """Return pystack's version; ToolError where it is absent."""
     done = starter.run([binary, "--version"], timeout=TRIAL_SECONDS)
     if done.returncode != 0:
-        raise ToolError(f"pystack does not run: {_why(done)}", "pip install 'mldebug[pystack]'")
+        raise ToolError(f"pystack does not run: {_why(done)}", "pip install pystack")
     return clean(done.stdout.decode(errors="replace").strip(), 40) or "unknown version"
 
 

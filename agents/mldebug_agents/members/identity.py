@@ -33,7 +33,7 @@ from mldebug_agents.spawn import Spawner
 MIN_KEY, MAX_KEY = 32, 4096  # bytes
 MIN_DIFFERENT = 8  # of them: 32 random hexadecimal digits have fewer once in 100,000
 MAKE_ONE = "openssl rand -hex 32 > FILE; chmod 600 FILE; the same file on all nodes"
-LIBRARY = "pip install 'mldebug[cluster]'"
+LIBRARY = "pip install cryptography"
 NAME = "identity"  # of the worker that the process starter forks
 PATIENCE = 20.0  # seconds
 MAX_PAIR = 16 << 10  # bytes

@@ -12,7 +12,7 @@ from mldebug.probing.collectives import Collective
 def check_matplotlib() -> None:
     """Raise ToolError before anything is measured where no picture could be drawn."""
     if find_spec("matplotlib") is None:
-        raise ToolError("--plot needs matplotlib", "pip install 'mldebug[plot]', or take --csv")
+        raise ToolError("--plot needs matplotlib", "pip install matplotlib, or take --csv")
 
 
 def plot(results: Sequence[Collective], path: Path, title: str) -> None:

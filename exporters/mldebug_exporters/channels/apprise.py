@@ -56,7 +56,7 @@ def _receivers(addresses: list[str]) -> Any:
     try:
         import apprise  # an extra, and heavy
     except ImportError:
-        raise OSError("Apprise is not installed: pip install 'mldebug[apprise]'") from None
+        raise OSError("Apprise is not installed: pip install apprise") from None
     logging.getLogger("apprise").disabled = True  # its errors show addresses
     told = apprise.Apprise()
     for number, one in enumerate(addresses, start=1):
