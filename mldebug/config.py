@@ -62,7 +62,7 @@ class Capture(Section, frozen=True, kw_only=True):
     py_spy: Literal["auto"] | Path = "auto"
     # for one capture of the whole node
     deadline: PositiveDuration = 30.0
-    # C frames; they stop a rank for 25 to 150 ms. auto: only where it is safe and says more
+    # C frames; they stop a rank for 0.03 to 1 s. auto: only where it is safe and says more
     native: Literal["auto", "never", "always"] = "auto"
     # ask NCCL itself who has launched what (2.24 and newer)
     nccl_ras: bool = True
