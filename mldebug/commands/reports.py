@@ -190,9 +190,9 @@ def _entry_lines(entry: Entry) -> Iterator[Text]:
         return
     job = clean(entry.job, 40)
     verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
-    yield Text.assemble(
-        (entry.id, "bold"), f"  {job}  ", (verdict, "red"), f"  {clean(entry.state, 20)}"
-    )
+    # One that somebody asked for is closed by nobody: "open" would be said of it for ever.
+    state = "asked for" if entry.kind == "manual" else clean(entry.state, 20)
+    yield Text.assemble((entry.id, "bold"), f"  {job}  ", (verdict, "red"), f"  {state}")
     yield Text(f"    {clean(entry.sentence, 300)}")
 
 

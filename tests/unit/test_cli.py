@@ -9,6 +9,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
@@ -328,6 +329,19 @@ def test_reports_list_names_each_with_its_sentence(
     assert report.diagnosis.summary in printed
     assert "broken  cannot be read" in printed
     assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize(("kind", "told"), [("manual", "asked for"), ("stall", "open")])
+def test_a_dump_by_hand_is_not_open_for_ever(
+    kind: Literal["manual", "stall"], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = msgspec.structs.replace(samples.report(samples.sleeping()), kind=kind, state="open")
+    Archive(tmp_path / "state").save(made, "<html>", {})
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
+    assert reports(file, "list") == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"  {told}")
 
 
 def test_reports_list_json_is_an_array(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
