@@ -54,7 +54,7 @@ def _nowhere(case: Case) -> Finding | None:
 def _steps(absent: tuple[ClassifiedRank, ...], missing: list[int]) -> tuple[str, ...]:
     if missing:
         return (
-            "ps -ef | grep -c TRAINING_SCRIPT  # as many as the launcher should have started?",
+            "pgrep -fc TRAINING_SCRIPT  # as many as the launcher should have started?",
             "env | grep -E 'WORLD_SIZE|NNODES|NPROC'",
         )
     return (f"py-spy dump --nonblocking --pid {absent[0].pid}",)
