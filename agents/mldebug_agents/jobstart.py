@@ -42,7 +42,9 @@ def hook_folder() -> Path:
     places = list(spec.submodule_search_locations or ()) if spec else []
     folder = Path(places[0]) / FOLDER if places else None
     if folder is None or not (folder / "sitecustomize.py").is_file():
-        raise ToolError("the hook is not installed", "install the wheel that `make wheel-training` builds")
+        raise ToolError(
+            "the hook is not installed", "install the wheel that `make wheel-training` builds"
+        )
     return folder
 
 

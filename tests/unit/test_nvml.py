@@ -273,10 +273,9 @@ def test_the_bytes_of_all_links_are_one_field_once_it_is_known_that_it_is_told(
     moves(fake, 70_000_000)
     gpu = first(reader.full())
     assert gpu.nvlink_receive_bytes == gpu.nvlink_transmit_bytes == 18 * 70_000_000 * 1024
-    assert [key for key in batches[0] if key[0] in (TRANSMIT, RECEIVE)] == [
-        (TRANSMIT, fields.ALL_LINKS),
-        (RECEIVE, fields.ALL_LINKS),
-    ]
+    moved = [key for batch in batches for key in batch if key[0] in (TRANSMIT, RECEIVE)]
+    assert moved[:2] == [(TRANSMIT, fields.ALL_LINKS), (RECEIVE, fields.ALL_LINKS)]
+    assert {scope for _, scope in moved} == {fields.ALL_LINKS}
 
 
 @pytest.mark.parametrize(
@@ -322,6 +321,20 @@ def recorded_batches(monkeypatch: pytest.MonkeyPatch) -> list[list[fields.Key]]:
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", asked_for)
     return seen
+
+
+def test_no_call_asks_for_many_fields_at_once(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first read of a GPU with 18 links asks for more than a hundred; readers that asked by one call have died."""
+    reader = start(FakeNvml(tmp_path))
+    batches = recorded_batches(monkeypatch)
+    gpu = first(reader.full())
+    assert max(map(len, batches)) == fields.AT_ONCE
+    of_links = [key for batch in batches for key in batch if key[0] == fields.NVLINK_REPLAY]
+    assert of_links[:18] == [(fields.NVLINK_REPLAY, link) for link in range(18)]
+    assert len(gpu.nvlinks) == 18
+    assert gpu.nvlink_receive_bytes == RECORDED
 
 
 def test_errors_and_speed_of_the_links_are_asked_for_by_turns(

@@ -1,6 +1,7 @@
 """The frame of every probe: children that are heard and ended, who may start, and what they inherit."""
 
 import ast
+import contextlib
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import pytest
 from mldebug.errors import MldebugError, UsageError
 from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 from mldebug.model import Job, RankIdentity
-from mldebug_agents.gpuchild.errors import GpuDriverError, NoGpuLibraryError
+from mldebug_agents.gpuchild.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
 from mldebug_agents.probing import child
 from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import Child, Ended, Event, inside
@@ -327,6 +328,21 @@ def test_gpus_that_do_not_tell_who_computes_are_left_alone_and_not_called_busy(
 def test_a_driver_that_cannot_be_read_refuses() -> None:
     with pytest.raises(GpuDriverError):
         Guard(Gpus(error=GpuDriverError("gone")), Jobs(), uses_gpus=True).refuse()
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_reader_that_dies_once_is_asked_again(crashes: int) -> None:
+    class Crashing(Gpus):
+        def full(self) -> NodeGpus:
+            self.error = GpuCrashedError("died") if len(asked) < crashes else None
+            asked.append(1)
+            return super().full()
+
+    asked: list[int] = []
+    guard = Guard(Crashing(), Jobs(), uses_gpus=True)
+    with pytest.raises(GpuCrashedError) if crashes > 1 else contextlib.nullcontext():
+        guard.refuse()
+    assert len(asked) == 2
 
 
 def test_a_node_without_gpus_can_measure_its_cpus() -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from mldebug.errors import MldebugError
 from mldebug.gpus.readings import GpuReading, NodeGpus
 from mldebug.model import Job
-from mldebug_agents.gpuchild.errors import NoGpuLibraryError
+from mldebug_agents.gpuchild.errors import GpuCrashedError, NoGpuLibraryError
 from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.sources.ranks import Discovery
 
@@ -70,7 +70,7 @@ class Guard:
 
     def _readings(self) -> tuple[GpuReading, ...]:
         try:
-            full = self._gpus.full()
+            full = self._full()
         except NoGpuLibraryError as error:
             if not self._uses_gpus:
                 return ()
@@ -78,6 +78,13 @@ class Guard:
         if full.lost and self._uses_gpus:
             raise MldebugError("a GPU does not answer", TELL)
         return full.gpus
+
+    def _full(self) -> NodeGpus:
+        """A vendor's library crashes now and then; the next question starts a new reader."""
+        try:
+            return self._gpus.full()
+        except GpuCrashedError:
+            return self._gpus.full()
 
     def _on(self, gpu: GpuReading, session: int | None) -> Iterator[str]:
         if gpu.processes is None:
