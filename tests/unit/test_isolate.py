@@ -1,5 +1,6 @@
 """Who is bad, from trials of pairs: never a wrong name, whatever is broken and however noisy it is."""
 
+import socket
 from collections.abc import Iterable
 from itertools import combinations
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from mldebug.probing.isolate import Isolation, isolate
 from mldebug.probing.pairs import Limits
 from mldebug.probing.trials import Outcome, Trial
 from mldebug_agents.probes import isolate as probe
+from mldebug_agents.probes.inside import isolate as stand
 from mldebug_agents.probes.inside import meeting
 from mldebug_agents.probes.inside.schedule import Trial as Tried
 from mldebug_agents.probes.inside.schedule import again, alone_again, plan, tournament
@@ -355,6 +357,19 @@ def test_a_payload_that_does_not_fit_is_told_before_it_takes_the_memory() -> Non
     with pytest.raises(MemoryError, match=r"a payload of \d+ bytes needs \d+, \d+ may be taken"):
         meeting._check_memory(None, SimpleNamespace(type="cpu"), order)
     meeting._check_memory(None, SimpleNamespace(type="cpu"), {"bytes": 1 << 10, "seats": 2})
+
+
+def test_a_port_that_somebody_has_is_told_with_the_way_out() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        other.listen()
+        with pytest.raises(
+            OSError, match=f"port {port} of this node: Address already in use"
+        ) as told:
+            stand.check_port(port)
+    assert "another port" in probe._way_out(Ended(outcome="failed", reason=str(told.value)))
+    stand.check_port(port)
 
 
 def test_a_share_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,7 @@ def main(order: dict[str, Any]) -> None:
             torch = import_module("torch")
         keeper = Crew()
         if order["node"] == 0:
+            check_port(order["port"])
             keeper.start("store", lambda: _keep_store(order))
         stand = Stand(order, _store(torch, order, order["join"]))
         stand.arrive()
@@ -59,6 +60,16 @@ def main(order: dict[str, Any]) -> None:
         os._exit(1)
     say("done")
     os._exit(0)
+
+
+def check_port(port: int) -> None:
+    """Raise OSError where somebody listens there: the stand would speak with a stranger until its time is over."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+        except OSError as error:
+            raise OSError(f"port {port} of this node: {error.strerror}") from None
 
 
 def _keep_store(order: dict[str, Any]) -> Result:
