@@ -372,6 +372,17 @@ def test_a_port_that_somebody_has_is_told_with_the_way_out() -> None:
     stand.check_port(port)
 
 
+def test_a_place_to_meet_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand.check_address("127.0.0.1")
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match=r"^n17: Name or service not known$"):
+        stand.check_address("n17")
+
+
 def test_a_share_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "isolate", "--slow-below", "nan"]) == 2
     assert "'nan' is no number" in capsys.readouterr().err

@@ -114,6 +114,9 @@ def test_metrics_for_node_exporter_are_prometheus_text() -> None:
         ("NCCL_PROTO", "LL64", 1),
         ("NCCL_P2P_DISABLE", "yes", 1),
         ("NCCL_P2P_DISABLE", "1", 0),
+        ("NCCL_NTHREADS", "0x100", 0),
+        ("NCCL_NTHREADS", "0xx", 1),
+        ("NCCL_NTHREADS", "", 0),
         ("NCCL_DEBUG", "INFO", 0),
         ("NCCL_SOCKET_IFNAME", "eth0", 0),
     ],
@@ -137,6 +140,7 @@ def test_sizes_are_a_list_or_each_doubling() -> None:
     [
         (["--ops", "all_reduce,sum"], "there is no sum"),
         (["--sizes", "1"], "has no unit"),
+        (["--sizes", "1KiB,8MiB-1MiB"], "--sizes 1MiB-8MiB"),
         (["--memory", "lots"], "--memory"),
         (["--duration", "2d"], "--duration"),
         (["--timeout", "nan"], "'nan' is no number"),

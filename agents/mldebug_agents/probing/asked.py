@@ -62,6 +62,11 @@ def payloads(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         found.append(_payload(low))
+        if dash and _payload(high) < found[-1]:
+            raise UsageError(
+                f"--sizes {part.strip()}: the smaller one comes first",
+                f"--sizes {high}-{low.strip()}",
+            )
         while dash and found[-1] * 2 <= _payload(high):
             found.append(found[-1] * 2)
     return tuple(dict.fromkeys(found))

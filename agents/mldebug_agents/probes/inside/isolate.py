@@ -42,6 +42,7 @@ def main(order: dict[str, Any]) -> None:
     keep_stdout()
     try:
         check_interfaces()
+        check_address(order["address"])
         with beating():
             torch = import_module("torch")
         keeper = Crew()
@@ -60,6 +61,14 @@ def main(order: dict[str, Any]) -> None:
         os._exit(1)
     say("done")
     os._exit(0)
+
+
+def check_address(address: str) -> None:
+    """Raise OSError for a name that nobody knows: the store would look for it until its time is over."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise OSError(f"{address}: {error.strerror}") from None
 
 
 def check_port(port: int) -> None:
