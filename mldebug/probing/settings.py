@@ -14,6 +14,11 @@ _NUMBERS = re.compile(
 )
 
 
+_NUMBER = re.compile(
+    r"(?:[-+]?(?:\d{1,12}|0[xX][0-9a-fA-F]{1,12}))?"
+)  # strtoll's; what is empty counts as not set
+
+
 def nonsense(variables: Mapping[str, str]) -> Iterator[str]:
     """One sentence for each variable whose value NCCL cannot obey."""
     for name, value in variables.items():
@@ -21,5 +26,5 @@ def nonsense(variables: Mapping[str, str]) -> Iterator[str]:
         legal = _CHOICES.get(name)
         if legal is not None and not legal.intersection(words):
             yield f"{name}={value} means nothing to NCCL, which knows {', '.join(sorted(legal))}"
-        if _NUMBERS.fullmatch(name) and not re.fullmatch(r"-?\d{1,12}", value.strip()):
+        if _NUMBERS.fullmatch(name) and not _NUMBER.fullmatch(value.strip()):
             yield f"{name}={value} means nothing to NCCL, which wants a number"

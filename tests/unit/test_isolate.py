@@ -1,17 +1,22 @@
 """Who is bad, from trials of pairs: never a wrong name, whatever is broken and however noisy it is."""
 
+import socket
 from collections.abc import Iterable
 from itertools import combinations
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mldebug.cli import main
 from mldebug.probing.isolate import Isolation, isolate
 from mldebug.probing.pairs import Limits
 from mldebug.probing.trials import Outcome, Trial
 from mldebug_agents.probes import isolate as probe
+from mldebug_agents.probes.inside import isolate as stand
+from mldebug_agents.probes.inside import meeting
 from mldebug_agents.probes.inside.schedule import Trial as Tried
 from mldebug_agents.probes.inside.schedule import again, alone_again, plan, tournament
 from mldebug_agents.probing.child import Ended
@@ -345,3 +350,39 @@ def test_doubtful_pairs_are_tried_again_beside_the_best_and_what_hangs_once_only
     again_and_again = [[0, 2], [0, 1], [1, 2]] * 3
     assert steps == [[0, 2], [0, 1], [1, 2], [1, 3], *again_and_again]
     assert list(again([tried[0, 1], tried[0, 2]], 0.8)) == []
+
+
+def test_a_payload_that_does_not_fit_is_told_before_it_takes_the_memory() -> None:
+    order = {"bytes": 1 << 50, "seats": 2}
+    with pytest.raises(MemoryError, match=r"a payload of \d+ bytes needs \d+, \d+ may be taken"):
+        meeting._check_memory(None, SimpleNamespace(type="cpu"), order)
+    meeting._check_memory(None, SimpleNamespace(type="cpu"), {"bytes": 1 << 10, "seats": 2})
+
+
+def test_a_port_that_somebody_has_is_told_with_the_way_out() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        other.listen()
+        with pytest.raises(
+            OSError, match=f"port {port} of this node: Address already in use"
+        ) as told:
+            stand.check_port(port)
+    assert "another port" in probe._way_out(Ended(outcome="failed", reason=str(told.value)))
+    stand.check_port(port)
+
+
+def test_a_place_to_meet_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand.check_address("127.0.0.1")
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match=r"^n17: Name or service not known$"):
+        stand.check_address("n17")
+
+
+def test_a_share_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "isolate", "--slow-below", "nan"]) == 2
+    assert "'nan' is no number" in capsys.readouterr().err

@@ -114,6 +114,9 @@ def test_metrics_for_node_exporter_are_prometheus_text() -> None:
         ("NCCL_PROTO", "LL64", 1),
         ("NCCL_P2P_DISABLE", "yes", 1),
         ("NCCL_P2P_DISABLE", "1", 0),
+        ("NCCL_NTHREADS", "0x100", 0),
+        ("NCCL_NTHREADS", "0xx", 1),
+        ("NCCL_NTHREADS", "", 0),
         ("NCCL_DEBUG", "INFO", 0),
         ("NCCL_SOCKET_IFNAME", "eth0", 0),
     ],
@@ -137,8 +140,10 @@ def test_sizes_are_a_list_or_each_doubling() -> None:
     [
         (["--ops", "all_reduce,sum"], "there is no sum"),
         (["--sizes", "1"], "has no unit"),
+        (["--sizes", "1KiB,8MiB-1MiB"], "--sizes 1MiB-8MiB"),
         (["--memory", "lots"], "--memory"),
         (["--duration", "2d"], "--duration"),
+        (["--timeout", "nan"], "'nan' is no number"),
         (["--python", "/no/such/python"], "there is no such program"),
         (["--csv", "/no/such/t.csv"], "/no/such/t.csv cannot be written"),
         (["--textfile", "/no/such/t.prom"], "/no/such/t.prom cannot be written"),
@@ -192,6 +197,26 @@ def test_lines_between_those_of_ranks_do_no_harm(
 ) -> None:
     assert read(tmp_path, "W1124 torchrun: warning", "[1]", '{"event": 3}', JOINED, CELL) == 0
     assert "reduce" in capsys.readouterr().out
+
+
+def test_a_rank_that_failed_elsewhere_fails_here_and_results_before_it_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = '{"event":"failed","rank":1,"kind":"RuntimeError","error":"Connection closed by peer"}'
+    assert read(tmp_path, JOINED, CELL, failed) == 1
+    told = capsys.readouterr()
+    assert "reduce" in told.out
+    assert "the probe failed: rank 1: RuntimeError: Connection closed by peer" in told.err
+    assert read(tmp_path, failed.replace("1,", '"x",')) == 2
+    assert "is none that a probe's rank says" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "told").write_bytes(b"\x7fELF\xd0\xff\n" * 9)
+    assert main(["probe", "collectives", "--read", str(tmp_path / "told")]) == 1
+    assert "nothing was measured: no rank said anything" in capsys.readouterr().err
 
 
 def test_a_textfile_appears_whole_and_can_be_read_by_a_collector(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What the figures of a node come to: wrong values, slow GPUs, ports that are down, and one line for the scheduler."""
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
+from mldebug.cli import cli
 from mldebug.probing.baselines import shipped
 from mldebug.probing.checks import Acceptance, Check, accept, below_others, drain_reason
 from mldebug.probing.nodechecks import stage_checks
@@ -287,6 +290,46 @@ def test_what_was_found_before_a_job_appeared_is_still_a_reason_to_drain() -> No
 def test_a_probe_that_fails_is_a_finding() -> None:
     _, told = loaded(Session(Ended(outcome="failed", reason="a GPU does not answer")))
     assert told.drain_reason == "mldebug: matmul: a GPU does not answer"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answering", "cut"),
+    [
+        (Wanted(stages=("matmul",)), 8, "PyTorch sees 0 of 8 GPUs"),
+        (Wanted(stages=("matmul",), gpus=4), 0, "PyTorch sees 0 of 4 GPUs"),
+        (Wanted(stages=("matmul",)), 0, ""),
+        (Wanted(stages=("dram",)), 8, ""),
+        (Wanted(stages=("matmul",), cpus_only=True), 8, ""),
+    ],
+)
+def test_a_node_of_which_pytorch_sees_no_gpu_is_not_fit_and_not_drained(
+    wanted: Wanted, answering: int, cut: str
+) -> None:
+    session = Session(Ended(outcome="done"), {"stage": "dram", "results": {}})
+    session.facts, session.device = Facts(gpus=0), "cpu"
+    probe = NodeProbe(wanted, BASELINES, lambda _: None)
+    probe._answering = answering
+    probe.load(cast("Any", session))
+    told = accept("n1", probe.checks, probe.cut)
+    assert (probe.cut, told.fit, told.drain_reason) == (cut, not cut, "")
+
+
+def test_what_was_found_before_the_end_of_patience_is_a_reason_to_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm's epilog is ended by `timeout`."""
+
+    def ended(probe: NodeProbe, *_: object) -> None:
+        probe.checks.append(Check(stage="memory", state="failed", sentence="memory: GPU 0: late"))
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("mldebug_agents.probes.node._probe", ended)
+    told = CliRunner().invoke(
+        cli, ["probe", "node", "--stages", "memory", "--drain-reason"], standalone_mode=False
+    )
+    assert told.exit_code == 128 + signal.SIGTERM
+    assert told.stdout == "mldebug: memory: GPU 0: late\n"
 
 
 def test_a_figure_of_nccl_counts_only_for_the_payload_that_was_published() -> None:

@@ -240,6 +240,12 @@ def test_a_lock_can_be_asked_for_by_every_user(tmp_path: Path) -> None:
         os.umask(before)
 
 
+def test_a_lock_in_no_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MldebugError) as told, only_probe(tmp_path / "none" / "lock"):
+        pass
+    assert "in a folder that is there" in told.value.way_out
+
+
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("")
     (tmp_path / "lock").symlink_to(tmp_path / "target")

@@ -1,9 +1,12 @@
 """Measure an idle node: collectives, GPUs, links."""
 
+from typing import Any
+
 import click
 import msgspec
 
 from mldebug.rooms import load, names, summary
+from mldebug_agents.fanout.leaving import ended_by_signals
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,6 +28,11 @@ class Probes(click.Group):
         command: click.Command = module.create(module.Options())
         command.name, command.short_help = cmd_name, summary("probes", cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """SIGTERM and a closed terminal end it as Ctrl-C does: what was measured by then comes out."""
+        with ended_by_signals():
+            return super().invoke(ctx)
 
 
 @click.group("probe", cls=Probes, context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,8 +13,9 @@ from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.folding import unfold_nodes
 from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
 from mldebug_agents.probing.busy import BusyError
-from mldebug_agents.probing.child import Ended, events
+from mldebug_agents.probing.child import Ended, Event, blamed, events
 from mldebug_agents.probing.environment import sane_variables
+from mldebug_agents.probing.hearing import Failed, heard
 from mldebug_agents.probing.lock import only_probe
 from mldebug_agents.probing.measuring import Measurement, Wish
 from mldebug_agents.probing.nodes import Nodes
@@ -139,11 +140,15 @@ def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted) -> int:
 
 
 def _read(measurement: Measurement, told: TextIO) -> Ended:
-    """What ranks have said elsewhere."""
+    """What ranks have said elsewhere; one that failed there fails here, too."""
+    failures: list[Event] = []
     for line in told:
         for event in events([line.encode()]):
             measurement.hear(event)
-    return Ended(outcome="done")
+            if event["event"] == "failed":
+                failures.append(msgspec.structs.asdict(heard(event, Failed)))
+    why = blamed(failures)
+    return Ended(outcome="failed" if why else "done", reason=why)
 
 
 def _sentence(ended: Ended) -> str:

@@ -12,7 +12,7 @@ from mldebug.redact import clean
 from mldebug_agents.probing.child import Ended, Event
 from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.measuring import free_port
-from mldebug_agents.probing.options import probe_options, seconds, size, wanted
+from mldebug_agents.probing.options import Number, probe_options, seconds, size, wanted
 from mldebug_agents.probing.session import Session, Wanted, check_ranks, open_session
 
 JOIN = 120.0  # seconds in which the other nodes must come
@@ -104,7 +104,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--slow-below",
-    type=click.FloatRange(0.01, 0.79),
+    type=Number(0.01, 0.79),
     default=0.5,
     show_default=True,
     help="A pair below this share of the best one is bad.",
@@ -145,7 +145,7 @@ def command(
     told = Told([], [], [])
     try:
         ended = _run(asked, place, payload, longest, limits, told)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if told.trials and not node:
             _answer(told, limits, Ended(outcome="cancelled", reason="it was interrupted"), as_json)
         raise

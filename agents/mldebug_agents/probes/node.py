@@ -7,7 +7,7 @@ from mldebug.completing import FOLDER, Listed
 from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.probing.baselines import shipped
-from mldebug.probing.checks import Check, accept
+from mldebug.probing.checks import Acceptance, Check, accept
 from mldebug.probing.ports import check_wanted
 from mldebug.redact import clean
 from mldebug_agents.probing.environment import sane_variables
@@ -54,19 +54,20 @@ def command(
     what was published of it. Exit code 0: fit; 1: a check failed, the node is busy, or there was no time; 3: PyTorch is
     missing.
     """
-    shown = Shown(stages=_stages(stages), gpus=require_gpus, ports=_ports(require_ib), disk=disk)
+    shown = Shown(
+        stages=_stages(stages), gpus=require_gpus, ports=_ports(require_ib), disk=disk, cpus_only=device == "cpu"
+    )  # fmt: skip
     quiet = drain_reason or as_json
     probe = NodeProbe(shown, shipped(), lambda check: click.echo(_line(check), err=quiet))
-    node = _probe(probe, shown, wanted(python, device, duration, beside_jobs))
-    told = accept(node, probe.checks, probe.cut)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
-    elif not drain_reason:
-        click.echo(clean(told.verdict, 500))
-    elif told.drain_reason:
-        click.echo(clean(told.drain_reason, 100))
+    try:
+        _probe(probe, shown, wanted(python, device, duration, beside_jobs))
+    except (KeyboardInterrupt, SystemExit):  # what was found by then drains a node, too
+        probe.cut = "it was interrupted"
+        _show(probe, as_json, drain_reason)
+        raise
+    told = _show(probe, as_json, drain_reason)
     if probe.cut:
-        raise MldebugError(probe.cut, "measure when the node is idle, with a longer --duration")
+        raise MldebugError(probe.cut, probe.way_out)
     return ExitCode.FINE if told.fit else ExitCode.FOUND
 
 
@@ -75,17 +76,27 @@ def create(options: Options) -> click.Command:
     return command
 
 
-def _probe(probe: NodeProbe, shown: Shown, asked: Wanted) -> str:
-    """Do all stages; returns the node's name."""
+def _show(probe: NodeProbe, as_json: bool, drain_reason: bool) -> Acceptance:
+    told = accept(probe.node, probe.checks, probe.cut)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+    elif not drain_reason:
+        click.echo(clean(told.verdict, 500))
+    elif told.drain_reason:
+        click.echo(clean(told.drain_reason, 100))
+    return told
+
+
+def _probe(probe: NodeProbe, shown: Shown, asked: Wanted) -> None:
+    """Do all stages."""
     if set(shown.stages) <= set(WITHOUT_TORCH):
         with Workbench(load_config(None)) as bench:
             probe.look(bench)
-            return bench.node
+        return
     sane_variables()
     with open_session(asked) as session:
         probe.look(session.bench)
         probe.load(session)
-        return session.bench.node
 
 
 def _line(check: Check) -> str:

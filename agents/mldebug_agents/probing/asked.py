@@ -10,7 +10,7 @@ from mldebug.completing import INTERFACE, Listed
 from mldebug.errors import UsageError
 from mldebug.probing.formulas import OPS
 from mldebug_agents.probing.nodes import WAYS
-from mldebug_agents.probing.options import size
+from mldebug_agents.probing.options import Number, size
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8")
 LARGEST = 16 << 30
@@ -23,14 +23,14 @@ _OPTIONS = (
     click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the elements."),
     click.option("--warmup", type=click.IntRange(1, 1000), default=5, show_default=True, help="Untimed repetitions."),
     click.option("--repeats", type=click.IntRange(1, 1000), default=20, show_default=True, help="Timed repetitions at most."),
-    click.option("--timeout", type=click.FloatRange(1, 3600), default=60.0, show_default=True, help="Seconds that one operation may take."),
+    click.option("--timeout", type=Number(1, 3600), default=60.0, show_default=True, help="Seconds that one operation may take."),
     click.option("--memory", metavar="SIZE", help="Largest memory of each rank. Default: a share of what is free."),
     click.option("--interface", type=INTERFACE, default="", help="Network interface that the ranks talk over."),
     click.option("--hosts", metavar="LIST", help="Measure over these nodes: a,b or n[1-4]."),
     click.option("--through", type=click.Choice(WAYS), default="ssh", show_default=True, help="How --hosts are reached."),
     click.option("--print-commands", is_flag=True, help="Print a torchrun line for each of --hosts, to be typed there."),
     click.option("--if-idle", is_flag=True, help="That a node is busy is no failure then: exit code 0."),
-    click.option("--read", "told", type=click.File("r"), help="Show what such a line has printed (- for stdin)."),
+    click.option("--read", "told", type=click.File("r", errors="replace"), help="Show what such a line has printed (- for stdin)."),
     click.option("--json", "as_json", is_flag=True, help="Print a list with an object for each op and size."),
     click.option("--csv", type=_FILE, help="Write a table there, too."),
     click.option("--plot", "picture", type=_FILE, help="Draw bus bandwidths there (needs matplotlib)."),
@@ -62,6 +62,11 @@ def payloads(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         found.append(_payload(low))
+        if dash and _payload(high) < found[-1]:
+            raise UsageError(
+                f"--sizes {part.strip()}: the smaller one comes first",
+                f"--sizes {high}-{low.strip()}",
+            )
         while dash and found[-1] * 2 <= _payload(high):
             found.append(found[-1] * 2)
     return tuple(dict.fromkeys(found))

@@ -139,8 +139,8 @@ def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
     return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
 
 
-def _why(failures: list[Event], completed: Completed) -> str:
-    """A rank that was ended without a word is the cause, then one that says more than that a peer is gone."""
+def blamed(failures: Sequence[Event]) -> str:
+    """Why ranks failed, "" where none did: a rank that was ended without a word is the cause, then one that says more than that a peer is gone."""
     said = [one for one in failures if one["event"] == "failed"]
     talked = {one.get("rank") for one in said}
     silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
@@ -150,6 +150,12 @@ def _why(failures: list[Event], completed: Completed) -> str:
         who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
         first = str(one.get("error", "")).strip().splitlines() or [""]
         return clean(f"{who}{one.get('kind')}: {_PLACE.sub('', first[0])}", 500)
+    return ""
+
+
+def _why(failures: list[Event], completed: Completed) -> str:
+    if told := blamed(failures):
+        return told
     last = completed.stderr.decode(errors="replace").strip().splitlines() or [""]
     return clean(f"it ended with code {completed.returncode}: {last[-1]}", 500)
 

@@ -33,6 +33,15 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """`failed`: what a rank has raised."""
+
+    event: str
+    rank: int
+    kind: str
+    error: str
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """`cell`: one op and size. A row of times for each rank, all of one length; `wrong` as `collective` wants it."""
 

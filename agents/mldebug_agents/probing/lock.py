@@ -40,4 +40,10 @@ def _open(path: Path) -> int:
             os.close(made)
         return os.open(path, _FLAGS)
     except OSError as error:
-        raise MldebugError(f"{path}: {error.strerror}", "remove it: it is no lock file") from None
+        there = os.path.lexists(path)
+        way = (
+            "remove it: it is no lock file"
+            if there
+            else "name a file in a folder that is there: MLDEBUG_PROBE_LOCK"
+        )
+        raise MldebugError(f"{path}: {error.strerror}", way) from None

@@ -37,6 +37,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None = None  # so many at least
     ports: str | None = None  # see `ports_check`
     disk: str = ""
+    cpus_only: bool = False  # GPUs are left out on purpose
 
 
 class NodeProbe:
@@ -45,12 +46,15 @@ class NodeProbe:
     def __init__(self, wanted: Wanted, baselines: Baselines, tell: Tell) -> None:
         self._wanted, self._baselines, self._tell = wanted, baselines, tell
         self.checks: list[Check] = []
-        self.cut = ""
+        self.cut, self.way_out = "", "measure when the node is idle, with a longer --duration"
+        self.node = ""
+        self._answering = 0
         self._models: dict[str, str] = {}
         self._free = 0
 
     def look(self, bench: Workbench) -> None:
         """The stages that only look."""
+        self.node = bench.node
         if "driver" in self._wanted.stages:
             self._driver(bench)
         if "ib" in self._wanted.stages:
@@ -66,6 +70,9 @@ class NodeProbe:
         self._children(session, [one for one in stages if one != "nccl"], gpus)
         if "nccl" in stages and not self.cut:
             self._nccl(session, gpus)
+        if not self.cut and (unseen := self._unseen(gpus)):
+            self.cut = unseen
+            self.way_out = "name the training environment's --python; is CUDA_VISIBLE_DEVICES set?"
 
     def _skipped(self, gpus: int) -> dict[str, str]:
         """Stages that cannot be done here, with the reason."""
@@ -79,11 +86,18 @@ class NodeProbe:
                 found[stage] = "no --disk was named"
         return found
 
+    def _unseen(self, gpus: int) -> str:
+        """GPUs of which nothing was measured though they should have been: another Python's fault, or the driver's."""
+        wanted = self._wanted.gpus or (0 if gpus else self._answering)
+        if gpus >= wanted or self._wanted.cpus_only or not set(OF_GPUS) & set(self._wanted.stages):
+            return ""
+        return f"PyTorch sees {gpus} of {wanted} GPUs"
+
     def _driver(self, bench: Workbench) -> None:
         begin = time.monotonic()
         seen = OnceLooked(bench, bench.finder.find(), DRIVER_SECONDS, alone=True).take()
         seconds = time.monotonic() - begin
-        count = len(seen.gpus.gpus) if seen.gpus else 0
+        count = self._answering = len(seen.gpus.gpus) if seen.gpus else 0
         wrong = [seen.gpu_gap.reason] if seen.gpu_gap and not seen.no_library else []
         wrong += [f"GPU {one.index} does not answer: {one.reason}" for one in (seen.gpus.lost if seen.gpus else ())]  # fmt: skip
         if self._wanted.gpus is not None and count < self._wanted.gpus:

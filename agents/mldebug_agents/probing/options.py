@@ -1,5 +1,6 @@
 """The options that every probe has."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,21 @@ from mldebug.settings.units import parse_duration, parse_size
 from mldebug_agents.probing.session import Wanted
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """A number between two, which `nan` is not: it would be below and above nothing."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Fails as a number out of the range does."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return found
+
+
 _OPTIONS = (
     click.option("--python", type=FILE, metavar="PATH", help="Python of the training environment, with torch."),
     click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", help="What is measured."),

@@ -42,10 +42,12 @@ def main(order: dict[str, Any]) -> None:
     keep_stdout()
     try:
         check_interfaces()
+        check_address(order["address"])
         with beating():
             torch = import_module("torch")
         keeper = Crew()
         if order["node"] == 0:
+            check_port(order["port"])
             keeper.start("store", lambda: _keep_store(order))
         stand = Stand(order, _store(torch, order, order["join"]))
         stand.arrive()
@@ -59,6 +61,24 @@ def main(order: dict[str, Any]) -> None:
         os._exit(1)
     say("done")
     os._exit(0)
+
+
+def check_address(address: str) -> None:
+    """Raise OSError for a name that nobody knows: the store would look for it until its time is over."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise OSError(f"{address}: {error.strerror}") from None
+
+
+def check_port(port: int) -> None:
+    """Raise OSError where somebody listens there: the stand would speak with a stranger until its time is over."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("", port))
+        except OSError as error:
+            raise OSError(f"port {port} of this node: {error.strerror}") from None
 
 
 def _keep_store(order: dict[str, Any]) -> Result:

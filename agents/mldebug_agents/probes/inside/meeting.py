@@ -8,7 +8,11 @@ import time
 from importlib import import_module
 from typing import Any
 
+from .collectives import SHARE as OF_GPU
+from .collectives import available
+
 SHARE = 0.25  # of a step that timing may take: starting costs more
+BUFFERS = 5  # times the payload that a seat takes at once
 SIDE = 1024  # of the matrices that a seat multiplies alone
 
 
@@ -24,6 +28,7 @@ def meet(order: dict[str, Any]) -> dict[str, Any]:
     if order["world"] == 1:
         wrong = not _computes(torch, device)
         return {"bandwidth": None, "wrong": wrong, "seconds": time.monotonic() - began}
+    _check_memory(torch, device, order)
     seconds = datetime.timedelta(seconds=order["step"])
     store = torch.distributed.TCPStore(
         order["address"], order["port"], is_master=False, timeout=seconds, wait_for_workers=False
@@ -40,6 +45,17 @@ def meet(order: dict[str, Any]) -> dict[str, Any]:
     bandwidth = _time(torch, device, order)
     torch.distributed.barrier()  # whoever is first to leave must not end the others
     return {"bandwidth": bandwidth, "wrong": wrong, "seconds": time.monotonic() - began}
+
+
+def _check_memory(torch: Any, device: Any, order: dict[str, Any]) -> None:
+    """Raise MemoryError for a payload that would take more than a share of what is free."""
+    if device.type == "cuda":
+        may = int(torch.cuda.mem_get_info()[0] * OF_GPU)
+    else:
+        may = available() // 4 // order["seats"]
+    if BUFFERS * order["bytes"] > may:
+        need = BUFFERS * order["bytes"]
+        raise MemoryError(f"a payload of {order['bytes']} bytes needs {need}, {may} may be taken")
 
 
 def _computes(torch: Any, device: Any) -> bool:
