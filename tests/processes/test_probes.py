@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -338,6 +339,25 @@ def test_a_node_whose_rank_dies_is_named(tmp_path: Path) -> None:
         probe.process.communicate()
     assert code == 1
     assert re.search(r"node (n1: rank 0|n2: rank 1) was killed by signal 9", err)
+
+
+@alone
+def test_over_nodes_a_job_that_appears_on_one_ends_it_at_once(tmp_path: Path) -> None:
+    words = (*ENDLESS, "--hosts", "n1,n2", "--nproc", "1", "--interface", "lo")
+    probe = Probe(tmp_path, *words, more=with_ssh(tmp_path))
+    try:
+        first_row(probe)
+        with light_job(tmp_path / "job"):
+            began = time.monotonic()
+            code, _, err = probe.end()
+            assert time.monotonic() - began < 20
+            again, _, refused = Probe(tmp_path, *words, more=with_ssh(tmp_path)).end()
+    finally:
+        probe.process.kill()
+        probe.process.communicate()
+    assert (code, again) == (1, 1)
+    assert re.search(r"was ended: node n[12]: a training job runs on this node \(pid \d+\)", err)
+    assert re.search(r"a training job runs on n[12] \(pid \d+\)", refused)
 
 
 def test_over_nodes_one_that_is_killed_leaves_nothing(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ class Child:
         self._heard = time.monotonic()
         if event["event"] in ("failed", "died", "late"):
             self._failures.append(event)
+        if event["event"] == "stranger":
+            self._cancelled = clean(str(event.get("reason")), 300)
         self._done = self._done or event["event"] == "done"
 
     def _goes_on(self, pid: int | None) -> bool:

@@ -93,6 +93,8 @@ class Measurement:
         if not wanted.beside_jobs:
             check_idle(seen, device == "cuda")
         orders = self._orders(nodes.hosts, seen, device, until - time.monotonic())
+        for _, order in orders.values():
+            order["alone"] = not wanted.beside_jobs
         return cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.hear)))
 
     def _orders(

@@ -32,7 +32,7 @@ Runner = Callable[[list[str], Hear], Ended]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node told of itself. `compute`: pids that compute on its GPUs, None where that is not known."""
+    """What one node told of itself. `compute`: pids that compute on its GPUs, None where that is not known; `training`: ranks."""
 
     python: str = ""
     torch: str = ""
@@ -44,6 +44,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     port: int = 0
     compute: tuple[int, ...] | None = None
+    training: tuple[int, ...] = ()
 
 
 class Nodes:
@@ -109,17 +110,23 @@ _SAME = "each node needs this mldebug and the Python of --python at the same pat
 
 
 def cause(ended: Mapping[str, Ended]) -> Ended:
-    """The end that explains the others: one that says more than that a peer is gone comes first."""
+    """The end that explains the others: a node that is wanted first, then one that says more than that a peer is gone."""
     failed = [(host, one) for host, one in ended.items() if one.outcome != "done"]
-    failed.sort(key=lambda pair: bool(OF_PEERS.search(pair[1].reason)))
+    failed.sort(
+        key=lambda pair: (pair[1].outcome != "cancelled", bool(OF_PEERS.search(pair[1].reason)))
+    )
     for host, one in failed:
         return msgspec.structs.replace(one, reason=clean(f"node {host}: {one.reason}", 600))
     return Ended(outcome="done")
 
 
 def check_idle(seen: Mapping[str, Seen], uses_gpus: bool) -> None:
-    """Raise BusyError where somebody computes on a node's GPUs, another MldebugError where that is not known."""
+    """Raise BusyError where a node trains or somebody computes on its GPUs, another MldebugError where that is not known."""
     for host, one in seen.items():
+        if one.training:
+            raise BusyError(
+                f"a training job runs on {host} (pid {one.training[0]})", "wait until it has ended"
+            )
         if one.compute is None and uses_gpus:
             raise MldebugError(
                 f"who computes on the GPUs of {host} is not known", "does nvidia-smi work there?"

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from .ranks import beating, keep_stdout, say
+from .strangers import SMI, ranks_here
 
 SIOCGIFADDR = 0x8915
 
@@ -40,6 +41,7 @@ def main(order: dict[str, Any]) -> None:
         address=address(order.get("interface", "")),
         port=free_port(),
         compute=compute() if built else [],
+        training=ranks_here(),
     )
 
 
@@ -65,9 +67,8 @@ def free_port() -> int:
 
 def compute() -> list[int] | None:
     """Pids that compute on the GPUs here; None where nvidia-smi does not tell."""
-    words = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
     try:
-        told = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
+        told = subprocess.run(SMI, capture_output=True, text=True, timeout=30, check=True)
         return [int(line) for line in told.stdout.split()]
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

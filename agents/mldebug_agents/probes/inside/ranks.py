@@ -1,8 +1,8 @@
 """The ranks of a probe on one node: forked by a launcher that imports no torch, ended with it, heard line by line.
 
 An order has `ranks` (the global ranks of this node; absent under torchrun), `world`, `address`, `port`, `seconds` (until
-all is ended, whatever happens) and what the probe's own function wants. Events: `beat` (each second), `failed` (a rank's
-exception), `died` (a rank ended by a signal or an exit code), `done`.
+all is ended, whatever happens), `alone` (end when somebody else wants this node) and what the probe's own function wants. Events: `beat`
+(each second), `failed` (a rank's exception), `died` (a rank ended by a signal or an exit code), `stranger` (who wants it), `done`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import time
 import traceback
 from typing import Any, Callable, Iterator
 
+from .strangers import Strangers
+
 Order = dict[str, Any]
 
 BEAT = 1.0  # seconds
@@ -34,7 +36,8 @@ def launch(order: Order, work: Callable[[Order], None]) -> None:
     if "ranks" not in order:  # torchrun has started this rank
         os._exit(run_rank(order, work))
     pids = {fork_rank(order, number, work): rank for number, rank in enumerate(order["ranks"])}
-    os._exit(watch(pids, time.monotonic() + order["seconds"]))
+    others = Strangers(order["device"] == "cuda") if order.get("alone") else None
+    os._exit(watch(pids, time.monotonic() + order["seconds"], others))
 
 
 def say(event: str, **fields: object) -> None:
@@ -118,8 +121,8 @@ def run_rank(order: Order, work: Callable[[Order], None]) -> int:
         sys.stderr.flush()
 
 
-def watch(pids: dict[int, int], deadline: float) -> int:
-    """Wait for all ranks, beating; the others of one that failed are ended. Returns the exit code."""
+def watch(pids: dict[int, int], deadline: float, others: Strangers | None = None) -> int:
+    """Wait for all ranks, beating; the others of one that failed, and all where somebody else comes, are ended. Returns the exit code."""
     failed, beaten = False, 0.0
     while pids:
         for pid, code in ended(pids):
@@ -138,6 +141,9 @@ def watch(pids: dict[int, int], deadline: float) -> int:
         if now - beaten >= BEAT:
             say("beat")
             beaten = now
+            if others is not None and (reason := others.look()):
+                say("stranger", reason=reason)
+                deadline, failed = now, True
         time.sleep(LOOK)
     if not failed:
         say("done")

@@ -1,0 +1,116 @@
+"""Who else wants this node while a probe over several nodes runs on it: ranks of training jobs, and processes on its GPUs.
+
+Ranks are told by their environment, which only their own user and root may read, as everywhere in mldebug.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from typing import Dict, Iterator, List, Optional
+
+SETTLED = 5.0  # seconds: a process that is younger may still become another program
+ASK_EVERY = 3.0  # seconds between two questions to nvidia-smi, which takes about one
+SMI = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
+_PR_SET_PDEATHSIG = 1
+
+
+class Strangers:
+    """Keep one for each launcher and ask it each second; `gpus`: does the probe use them?"""
+
+    def __init__(self, gpus: bool) -> None:
+        self._smi = Smi() if gpus else None
+        self._met: Dict[int, float] = {}
+
+    def look(self) -> str:
+        """Why the probe must end now, "" while it may go on."""
+        for pid in self._young():
+            if is_rank(pid):
+                return "a training job runs on this node (pid {})".format(pid)
+        for pid in strangers(self._smi.answer() if self._smi else []):
+            return "a process computes on a GPU (pid {})".format(pid)
+        return ""
+
+    def _young(self) -> List[int]:
+        now = time.monotonic()
+        self._met = {pid: self._met.get(pid, now) for pid in pids()}
+        return [pid for pid, at in self._met.items() if now - at <= SETTLED]
+
+
+class Smi:
+    """nvidia-smi, asked again and again; one that hangs is waited for and never started twice."""
+
+    def __init__(self) -> None:
+        self._asked: Optional[subprocess.Popen[str]] = None
+        self._next = 0.0
+
+    def answer(self) -> List[int]:
+        """The pids of an answer that has just come, else nothing."""
+        asked, now = self._asked, time.monotonic()
+        if asked is None:
+            if now >= self._next:
+                self._asked, self._next = start(), now + ASK_EVERY
+            return []
+        if asked.poll() is None or asked.stdout is None:
+            return []
+        self._asked = None
+        with asked.stdout as told:
+            return [int(word) for word in told.read().split() if word.isdigit()]
+
+
+def start() -> Optional[subprocess.Popen[str]]:
+    """Start it so that it dies with us; None where there is none."""
+    try:
+        return subprocess.Popen(
+            SMI,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=_die_with_us,  # noqa: PLW1509 - a launcher has one thread
+        )
+    except OSError:
+        return None
+
+
+def _die_with_us() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def ranks_here() -> List[int]:
+    """Pids of training ranks on this node that are not of our own process group."""
+    return [pid for pid in pids() if is_rank(pid)]
+
+
+def strangers(computing: List[int]) -> Iterator[int]:
+    """Those of the pids that are here and not ours; one of another PID namespace may be our own rank."""
+    return (pid for pid in computing if os.path.exists("/proc/{}".format(pid)) and not _ours(pid))
+
+
+def pids() -> List[int]:
+    """Of all processes that can be seen."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def is_rank(pid: int) -> bool:
+    """Is it a Python that was started as a rank, by torchrun and all that do as it does, and not by us?"""
+    names = {word.partition(b"=")[0] for word in _read(pid, "environ").split(b"\0")}
+    python = _read(pid, "comm").startswith((b"python", b"pt_"))
+    return python and {b"RANK", b"WORLD_SIZE"} <= names and not _ours(pid)
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with open("/proc/{}/{}".format(pid, name), "rb") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return b""
+
+
+def _ours(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == os.getpgid(0)
+    except ProcessLookupError:
+        return True  # gone meanwhile
