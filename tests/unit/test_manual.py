@@ -135,5 +135,5 @@ def test_a_process_that_is_no_rank_is_told_why(others: tuple[int, ...]) -> None:
 def test_only_a_few_of_many_jobs_are_listed() -> None:
     with pytest.raises(MldebugError) as told:
         choose(found(*range(1, 21)), None, "nobody")
-    assert "job-4 (train.py, 1 ranks) and 16 more" in told.value.way_out
+    assert "job-4 (train.py, 1 rank) and 16 more" in told.value.way_out
     assert "job-5" not in told.value.way_out
