@@ -1,6 +1,8 @@
 """Who is bad, from trials of pairs: never a wrong name, whatever is broken and however noisy it is."""
 
+import json
 import socket
+import time
 from collections.abc import Iterable
 from itertools import combinations
 from types import SimpleNamespace
@@ -15,8 +17,8 @@ from mldebug.probing.isolate import Isolation, isolate
 from mldebug.probing.pairs import Limits
 from mldebug.probing.trials import Outcome, Trial
 from mldebug_agents.probes import isolate as probe
+from mldebug_agents.probes.inside import crew, meeting
 from mldebug_agents.probes.inside import isolate as stand
-from mldebug_agents.probes.inside import meeting
 from mldebug_agents.probes.inside.schedule import Trial as Tried
 from mldebug_agents.probes.inside.schedule import again, alone_again, plan, tournament
 from mldebug_agents.probing.child import Ended
@@ -386,3 +388,62 @@ def test_a_place_to_meet_that_nobody_knows_is_told(monkeypatch: pytest.MonkeyPat
 def test_a_share_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["probe", "isolate", "--slow-below", "nan"]) == 2
     assert "'nan' is no number" in capsys.readouterr().err
+
+
+class Store:
+    """A store of one process, in which other nodes tell how a step went after so many seconds; never where that is None."""
+
+    def __init__(self, after: float | None) -> None:
+        self.kept: dict[str, str] = {}
+        self.after, self.begun = after, 0.0
+
+    def set(self, key: str, value: str) -> None:
+        self.kept[key] = value
+        self.begun = time.monotonic()
+
+    def check(self, keys: list[str]) -> bool:
+        told = self.after is not None and time.monotonic() - self.begun >= self.after
+        return keys[0] in self.kept or told
+
+    def get(self, key: str) -> str:
+        return self.kept.get(key) or json.dumps(
+            {"0.0": {"bandwidth": 1e9, "seconds": 0.1}, "0.1": {"bandwidth": 2e9, "seconds": 0.2}}
+        )
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (stand, crew):
+        monkeypatch.setattr(module, "say", lambda *_, **__: None)
+    monkeypatch.setattr(stand, "GRACE", 0.1)
+    monkeypatch.setattr(stand, "KILLED", 0.1)
+
+
+def head(store: Store, step: float) -> stand.Head:
+    """Node 0 of three members, one each."""
+    made = stand.Head(
+        {"step": step, "seconds": 60.0}, stand.Stand({"node": 0, "step": step}, store)
+    )
+    made._seats = [[[node, 0]] for node in range(3)]
+    made._names = ["n0", "n1", "n2"]
+    return made
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_step_without_the_first_node_has_its_whole_deadline() -> None:
+    """Node 0 went on after five seconds: the others were still in that step, and late in the next ones, too."""
+    [trial] = head(Store(after=1.5), step=5.0)._try([[1, 2]])
+    assert (trial.outcome, trial.bandwidth) == ("measured", 1e9)
+
+
+@pytest.mark.usefixtures("quick")
+def test_nodes_that_say_nothing_are_waited_for_in_full_once_alone() -> None:
+    leader = head(Store(after=None), step=0.5)
+    took = []
+    for _ in range(2):
+        began = time.monotonic()
+        [trial] = leader._try([[1, 2]])
+        took.append(time.monotonic() - began)
+        assert trial.outcome == "timed_out"
+    assert took[0] >= 0.7
+    assert took[1] < 0.5

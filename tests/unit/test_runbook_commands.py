@@ -31,7 +31,8 @@ def commands(text: str) -> Iterator[str]:
 def parse(command: str) -> click.Context:
     """As the shell would call it, but nothing is done."""
     _, *words = shlex.split(re.sub(r"\{\{.*?\}\}", "x", command))
-    context, group = click.Context(cli, info_name="mldebug"), cli
+    # with the settings of the real one: click keeps the help option of the first context, for every later test
+    context, group = cli.make_context("mldebug", []), cli
     while True:
         name, verb, words = group.resolve_command(context, words)
         assert verb

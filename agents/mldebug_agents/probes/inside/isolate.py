@@ -16,9 +16,9 @@ import socket
 import time
 from functools import partial
 from importlib import import_module
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set
 
-from .crew import Crew, Result, failure
+from .crew import KILLED, Crew, Result, failure
 from .joining import check_interfaces
 from .meeting import meet
 from .ranks import BEAT, beating, keep_stdout, say
@@ -164,6 +164,7 @@ class Head:
         self._seats: List[List[List[int]]] = []  # of each member: node, local
         self._names: List[str] = []
         self._paths: Dict[str, str] = {}
+        self._silent: Set[int] = set()  # nodes
         self._step = 0
 
     def lead(self) -> None:
@@ -215,18 +216,27 @@ class Head:
             return []
         number, self._step = self._step, self._step + 1
         seats = [[seat for member in group for seat in self._seats[member]] for group in groups]
+        # the deadline of the others, also where no seat of this node takes part: whoever is still in this step is late in the next one, too
+        until = time.monotonic() + self._order["step"] + KILLED + GRACE
         self._stand.tell(f"step/{number}", {"end": False, "groups": seats})
         self._stand.work(number, seats)
-        until = time.monotonic() + GRACE + 1.0
-        told: Dict[int, Any] = {}
-        for node in sorted({seat[0] for group in seats for seat in group}):
-            told[node] = self._stand.heard(f"done/{number}/{node}", until)
+        nodes = sorted({seat[0] for group in seats for seat in group})
+        told = {node: self._told(number, node, until) for node in nodes}
         trials = [
             self._trial(group, [_of(told[node], place, position) for position, (node, _) in enumerate(seats[place])], len(groups) == 1)
             for place, group in enumerate(groups)
         ]  # fmt: skip
         say("step", number=number, trials=[one.told(self._names) for one in trials])
         return trials
+
+    def _told(self, number: int, node: int, until: float) -> Any:
+        """How a step went on that node; None where it says nothing. One that has said nothing before is not waited for as long."""
+        if node in self._silent:
+            until = min(until, time.monotonic() + GRACE)
+        told = self._stand.heard(f"done/{number}/{node}", until)
+        if told is None:
+            self._silent.add(node)
+        return told
 
     def _trial(self, group: Group, results: List[Result], alone: bool) -> Trial:
         path = self._paths.get(",".join(map(str, sorted(group))), "")
