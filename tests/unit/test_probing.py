@@ -257,6 +257,18 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert "it is no lock file" in caught.value.way_out
 
 
+def test_a_launcher_that_tells_of_a_stranger_is_ended_for_that_reason(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at this node, which knows of nobody, does not make that unsaid."""
+    monkeypatch.setattr(child, "LOOK_EVERY", 0.0)
+    program = """import time; print('{"event": "stranger", "reason": "a job"}', flush=True); time.sleep(60)"""
+    ended = Child(spawner).run(
+        [sys.executable, "-c", program], dict(os.environ), 60.0, lambda _: None
+    )
+    assert (ended.outcome, ended.reason) == ("cancelled", "a job")
+
+
 class Gpus:
     """GPUs with these compute processes (None: they do not tell), or an error."""
 

@@ -101,7 +101,7 @@ class Child:
 
     def _look(self, pid: int | None) -> None:
         try:
-            self._cancelled = self._may_go_on(pid)
+            self._cancelled = self._cancelled or self._may_go_on(pid)
         except MldebugError as error:
             self._broken = error.message
         self._looked = time.monotonic()
