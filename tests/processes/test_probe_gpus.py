@@ -1,5 +1,6 @@
 """What probes say where GPUs are too few, of no use, or unknown: a sentence, an exit code, no process left. PyTorch is a stand-in here."""
 
+import os
 import subprocess
 import textwrap
 import uuid
@@ -68,6 +69,15 @@ def test_a_python_that_says_what_no_rank_says_is_ended(tmp_path: Path) -> None:
     fails(tmp_path, words, python, {}, 2, "a line 'cell' is none that a probe's rank says")
 
 
+def alone() -> list[str]:
+    """What starts a program in a PID namespace of its own: this very process is a job to it, once any test has imported PyTorch."""
+    user = () if os.geteuid() == 0 else ("--map-root-user",)
+    here = ["unshare", "--fork", "--kill-child", "--pid", "--mount", "--mount-proc", *user]
+    if subprocess.run([*here, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user may not make a PID namespace")
+    return [*here, "sh", "-c", '"$@"; exit $?', "sh"]  # process 1 stays the shell
+
+
 def fails(
     folder: Path, words: str, python: Path, more: Mapping[str, str], code: int, said: str
 ) -> None:
@@ -75,7 +85,7 @@ def fails(
     mark = uuid.uuid4().hex
     own = {MARK: mark, "MLDEBUG_PROBE_LOCK": str(folder / "lock")}
     done = subprocess.run(
-        [str(SCRIPTS / "mldebug"), "probe", *words.split(), "--python", str(python)],
+        [*alone(), str(SCRIPTS / "mldebug"), "probe", *words.split(), "--python", str(python)],
         check=False, capture_output=True, text=True, timeout=100,
         env=clean_environment(folder) | own | more,
     )  # fmt: skip
