@@ -445,7 +445,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **to) {
 union value { double d; u32 ui; unsigned long ul; u64 ull; long long sll; int si; unsigned short us; };
 struct field { u32 id, scope; long long timestamp, latency; u32 type; int code; union value value; };
 
-enum { TRANSMIT = 138, RECEIVE = 139, LINKS = 36 };
+enum { COUNT = 91, TRANSMIT = 138, RECEIVE = 139, REPLAY = 161, STATE = 165, LINKS = 36 };
 static const u32 ALL_LINKS = ~0u;
 
 /* The bytes of all links, where no line tells them: the sum of those that have one. */
@@ -461,6 +461,15 @@ static int all_links(int device, struct field *field) {
         found = 1;
     }
     return found ? OK : UNSUPPORTED;
+}
+
+static int is_of_a_link(u32 id) {
+    return id == COUNT || id == TRANSMIT || id == RECEIVE || (id >= REPLAY && id <= STATE);
+}
+
+/* The real one (580.159.04) fills in the entry behind the last one of a link; behind the end of the array we only count that. */
+static void look_further(struct field *fields, int size) {
+    if (size > 0 && is_of_a_link(fields[size - 1].id)) count("behind the end");
 }
 
 /* Values: type, value, latency; a line without values is SUCCESS that nobody filled in, as drivers do. */
@@ -482,6 +491,7 @@ int nvmlDeviceGetFieldValues(void *device, int size, struct field *fields) {
         else if (field->type == 5) field->value.si = (int)number(row, 1);
         else field->value.ull = number(row, 1);
     }
+    if (!code) look_further(fields, size);
     return leave(code);
 }
 

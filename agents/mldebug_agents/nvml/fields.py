@@ -3,7 +3,7 @@
 A field that comes back with SUCCESS, type double, value 0 was never filled in: drivers do that, and none of ours is a double.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mldebug_agents.nvml.asking import Ask
@@ -42,9 +42,11 @@ PCIE_ERRORS = {
     "lane": 183,
 }
 
-# A GPU with 18 links is asked for some 135 fields in the first two reads. Readers that have just begun died there now and then when
-# that was one call (SIGSEGV, driver 580.159); none was seen to die in later reads, of some 20 fields.
-AT_ONCE = 32
+OF_LINKS = (
+    *(NVLINK_COUNT, NVLINK_TRANSMIT, NVLINK_RECEIVE),
+    *(NVLINK_REPLAY, NVLINK_RECOVERY, NVLINK_CRC, NVLINK_SPEED, NVLINK_STATE),
+)
+LAST = (POWER_INSTANT, 0)  # cheap, and of no link
 
 Key = tuple[int, int]  # field, scope
 Values = dict[Key, int | float]
@@ -64,24 +66,28 @@ _MEMBERS = {
 
 
 def read(ask: Ask, keys: Sequence[Key]) -> Values:
-    """All fields that this GPU tells, in few calls; a field that is not supported is not asked for again."""
-    left = tuple(key for key in keys if ("field", *key) not in ask.device.unsupported)
+    """All fields that this GPU tells, in one call; a field that is not supported is not asked for again."""
+    left = _of_no_link_last(key for key in keys if ("field", *key) not in ask.device.unsupported)
+    answer: Sequence[Any] | None = left and ask("fields", "nvmlDeviceGetFieldValues", left)
     found: Values = {}
-    for start in range(0, len(left), AT_ONCE):
-        found |= _read(ask, left[start : start + AT_ONCE])
-    return found
-
-
-def _read(ask: Ask, keys: tuple[Key, ...]) -> Values:
-    answer: Sequence[Any] = ask("fields", "nvmlDeviceGetFieldValues", keys) or ()
-    found: Values = {}
-    for key, one in zip(keys, answer, strict=False):
+    for key, one in zip(left, answer or (), strict=False):
         value = _value(one)
         if one.nvmlReturn in (2, 3, 13):
             ask.device.unsupported["field", *key] = f"field {key[0]}"
         elif one.nvmlReturn == 0 and value is not None:
             found[key] = value
     return found
+
+
+def _of_no_link_last(keys: Iterable[Key]) -> tuple[Key, ...]:
+    """Drivers (580.159.04 at least) fill in one entry more than the last one of a link, where what lies there looks like a link's.
+
+    Behind the end of the array that is somebody else's memory: readers died of it.
+    """
+    ordered = sorted(keys, key=lambda key: key[0] not in OF_LINKS)
+    if ordered and ordered[-1][0] in OF_LINKS:
+        ordered.append(LAST)
+    return tuple(ordered)
 
 
 def _value(one: Any) -> int | float | None:
