@@ -1,7 +1,7 @@
 """The ranks of `probes.py`: three ways to time one op over the same buffers, in turns.
 
 `bare`: a loop of the operation alone, timed from outside. `probe`: the probe's own loop, timed from outside, too. `own`: what the command
-would tell of it. `seed`: as the benchmark does that this probe comes from, see `seed_way`. Rank 0 says `rounds` for each op
+would tell of it. `seed`: as the benchmark does that this probe comes from, see `Turns.seed`. Rank 0 says `rounds` for each op
 and size: seconds of one operation by way. Started by path with an order in JSON, as the probe's own scripts are.
 """
 
@@ -88,6 +88,8 @@ class Turns:
             torch.distributed.reduce(mean, 0)
             speeds.append(float(mean.item()) / self._bench.world)
         told["seed"] = self._size / statistics.mean(speeds)
+        told["seed_median"] = self._size / statistics.median(speeds)
+        told["seed_least"] = self._size / max(speeds)
 
     def _blocking(self) -> float:
         """Seconds of one operation that nothing is queued before or after, as this rank sees it."""

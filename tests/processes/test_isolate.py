@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mldebug_agents.probing.measuring import free_port
 from processes.harness import MARK, SCRIPTS, clean_environment, marked, wait_for
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
@@ -90,6 +91,14 @@ def test_two_ranks_that_stop_or_die_are_both_named(tmp_path: Path, signal: str, 
         one for one in told["trials"] if "rank 1" in one["members"] and len(one["members"]) == 2
     ]
     assert {one["outcome"] for one in pairs} == {how}
+
+
+def test_a_node_that_does_not_come_is_named_in_half_of_the_time_for_all(tmp_path: Path) -> None:
+    words = ("--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", "--nproc", "1")
+    code, told, _ = isolate(tmp_path, *words, "--duration", "40s", "--step", "10s")
+    assert named(told) == [["node 1"]], json.dumps(told)
+    assert "it did not come within 20 s" in told["answer"]["culprits"][0]["evidence"]
+    assert code == 1
 
 
 def test_what_cannot_be_asked_is_told(tmp_path: Path) -> None:

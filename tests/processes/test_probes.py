@@ -202,6 +202,55 @@ def test_table_csv_and_metrics(tmp_path: Path) -> None:
     assert 'op="broadcast",bytes="1024",ranks="2"' in (tmp_path / "t.prom").read_text()
 
 
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "t.png"
+    words = ("--sizes", "1KiB,4KiB", "--ops", "broadcast", "--repeats", "3", "--plot", str(picture))
+    code, _, err = Probe(tmp_path, *words).end()
+    assert code == 0, err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+PLANTED = """
+import importlib.abc, importlib.util, os, sys
+class Plant(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torch.distributed.distributed_c10d":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (run(module), plant(module))
+        return spec
+def plant(module):
+    real = module.all_reduce
+    def all_reduce(tensor, *words, **more):
+        told = real(tensor, *words, **more)
+        if os.environ["RANK"] == "1" and tensor.numel() > 1000:
+            tensor[777] += 1
+        return told
+    module.all_reduce = all_reduce
+sys.meta_path.insert(0, Plant())
+"""
+
+
+def test_one_wrong_element_of_one_rank_is_found(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PLANTED)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    words = ("--sizes", "1KiB,64KiB", "--ops", "all_reduce,broadcast", "--python", str(python))
+    code, out, err = Probe(tmp_path, *words, "--repeats", "3").end()
+    assert code == 1, err
+    rows = {tuple(line.split()[:2]): line.split()[-1] for line in out.splitlines()[2:]}
+    assert rows["all_reduce", "1KiB"] == rows["broadcast", "64KiB"] == "ok"
+    assert rows["all_reduce", "64KiB"] != "ok"
+    code, out, err = Probe(tmp_path, *words, "--repeats", "3", "--json").end()
+    assert code == 1, err
+    (wrong,) = [one for one in json.loads(out) if one["correct"] is False]
+    assert (wrong["op"], wrong["bytes"]) == ("all_reduce", 1 << 16)
+    assert [(one["rank"], one["correct"]) for one in wrong["per_rank"]] == [(0, True), (1, False)]
+
+
 def test_an_interrupt_prints_what_was_measured(tmp_path: Path) -> None:
     code, out, _ = ended_when(tmp_path, lambda probe: probe.process.send_signal(signal.SIGINT))
     assert code == 130
@@ -279,6 +328,9 @@ def test_the_duration_ends_it(tmp_path: Path) -> None:
     [
         (("--device", "cuda"), {}, 3, "GPU"),
         (("--interface", "eht7"), {}, 1, "has no such interface"),
+        (("--interface", "^lo"), {}, 1, "has no such interface: ^lo"),
+        (("--interface", "lo,eht7"), {}, 1, "has no such interface: eht7"),
+        (("--sizes", ""), {}, 2, "--sizes ''"),
         ((), {"GLOO_SOCKET_IFNAME": "eht7"}, 1, "GLOO_SOCKET_IFNAME=eht7"),
         ((), {"NCCL_ALGO": "Rign"}, 2, "NCCL_ALGO=Rign means nothing to NCCL"),
         (("--memory", "1MiB"), {}, 1, "nothing was measured: all_reduce of 67108864 bytes"),
@@ -326,6 +378,7 @@ def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     assert code == 3
     assert "node gone cannot measure" in err
     assert "No route to host" in err
+    assert "this must work without a password: ssh gone true" in err
 
 
 def test_a_node_whose_rank_dies_is_named(tmp_path: Path) -> None:
@@ -387,6 +440,24 @@ def test_printed_lines_work_when_typed_and_are_read_again(tmp_path: Path) -> Non
     assert [(one["op"], one["bytes"], one["correct"]) for one in json.loads(out)] == [
         ("reduce", 1024, True)
     ]
+
+
+@alone
+def test_a_printed_line_measures_nothing_beside_a_job(tmp_path: Path) -> None:
+    words = ("--hosts", "localhost", "--nproc", "2", "--interface", "lo", "--ops", "reduce")
+    _, out, _ = Probe(tmp_path, *words, "--sizes", "1KiB", "--print-commands").end()
+    environment = clean_environment(tmp_path)
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    with light_job(tmp_path / "job"):
+        typed = subprocess.run(
+            ["bash", "-c", out], env=environment, capture_output=True, timeout=240, check=False
+        )
+    assert typed.returncode != 0
+    assert b'"event": "cell"' not in typed.stdout
+    (tmp_path / "told").write_bytes(typed.stdout)
+    code, _, err = Probe(tmp_path, "--read", str(tmp_path / "told")).end()
+    assert code == 1
+    assert re.search(r"the probe was ended: a training job runs on this node \(pid \d+\)", err)
 
 
 def history(folder: Path, *words: str) -> tuple[int, str]:

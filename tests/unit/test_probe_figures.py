@@ -6,9 +6,11 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from matplotlib.figure import Figure
 from prometheus_client.parser import text_string_to_metric_families
 
 from mldebug.cli import main
@@ -22,12 +24,15 @@ from mldebug.probing.statistics import slowest, spread
 from mldebug.probing.textfile import as_textfile
 from mldebug_agents.probes.inside.values import BLOCK, Stretch, Values
 from mldebug_agents.probing.asked import payloads
+from mldebug_agents.probing.plotting import plot
 
 MIB = 1 << 20
 
 
-def measured(op: str = "all_reduce", wrong: tuple[int | None, ...] = (0, 0)) -> Collective:
-    return collective(op, 8 * MIB, [[0.002, 0.001, 0.003], [0.001, 0.004, 0.002]], wrong)
+def measured(
+    op: str = "all_reduce", wrong: tuple[int | None, ...] = (0, 0), size: int = 8 * MIB
+) -> Collective:
+    return collective(op, size, [[0.002, 0.001, 0.003], [0.001, 0.004, 0.002]], wrong)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +255,37 @@ def test_a_picture_needs_matplotlib_before_anything_runs(
     monkeypatch.setattr("mldebug_agents.probing.plotting.find_spec", lambda _: None)
     assert main(["probe", "collectives", "--plot", "x.png"]) == 3
     assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("t.png", b"\x89PNG\r\n"), ("t.svg", b"<?xml"), ("t.pdf", b"%PDF-")]
+)
+def test_a_picture_is_drawn(tmp_path: Path, name: str, begins: bytes) -> None:
+    assert read(tmp_path, JOINED, CELL, more=("--plot", str(tmp_path / name))) == 0
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_a_picture_has_a_line_for_each_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    found = [
+        measured(op, size=size) for op in ("all_reduce", "broadcast") for size in (1024, 1 << 20)
+    ]
+    plot([*found, measured("barrier", size=0)], tmp_path / "t.png", "2 ranks, gloo")
+    (axes,) = drawn[0].axes
+    assert [line.get_label() for line in axes.lines] == ["all_reduce", "broadcast"]
+    for line in axes.lines:
+        speeds = [one.busbw_bytes_per_second for one in found if one.op == line.get_label()]
+        assert list(line.get_xdata()) == [1024, 1 << 20]
+        assert list(line.get_ydata()) == [speed / 1e9 for speed in speeds if speed]
+    assert axes.get_title() == "2 ranks, gloo"
+
+
+def test_a_kind_of_picture_that_is_unknown_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert read(tmp_path, JOINED, CELL, more=("--plot", str(tmp_path / "t.nosuch"))) == 1
+    assert "t.nosuch cannot be written: " in capsys.readouterr().err
 
 
 def test_of_one_rank_there_is_no_bandwidth() -> None:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mldebug.cli import cli
+from mldebug.errors import UsageError
 from mldebug.probing.baselines import shipped
 from mldebug.probing.checks import Acceptance, Check, accept, below_others, drain_reason
 from mldebug.probing.nodechecks import stage_checks
@@ -19,7 +20,6 @@ from mldebug.probing.pairs import rate
 from mldebug.probing.ports import Port, ports_check, read_port
 from mldebug_agents.host import Host
 from mldebug_agents.probes.inside import crew, hostwork, topology
-from mldebug_agents.probes.node import Options, create
 from mldebug_agents.probing.child import Ended, Event
 from mldebug_agents.probing.node import NodeProbe, Wanted, read_ports
 from mldebug_agents.probing.session import Facts
@@ -240,7 +240,7 @@ def test_the_verdict_names_what_was_skipped() -> None:
 
 def test_a_missing_gpu_is_a_reason_to_drain() -> None:
     told = CliRunner().invoke(
-        create(Options()), ["--stages", "driver", "--require-gpus", "8", "--drain-reason"], standalone_mode=False
+        cli, ["probe", "node", "--stages", "driver", "--require-gpus", "8", "--drain-reason"], standalone_mode=False
     )  # fmt: skip
     assert told.return_value == 1
     assert told.stdout == "mldebug: driver: 0 of 8 GPUs answer\n"
@@ -345,6 +345,28 @@ def test_a_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
     assert told["bandwidth"] > 0
     assert told["bytes"] > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_drains_no_node(tmp_path: Path) -> None:
+    """A word that was mistyped would drain one node after the other."""
+    told = hostwork.disk({"disk": str(tmp_path / "scrtach")})
+    stage = {"stage": "disk", "results": {"node": told}}
+    wanted = Wanted(stages=("disk",), disk=str(tmp_path / "scrtach"))
+    probe = NodeProbe(wanted, BASELINES, lambda _: None)
+    probe.load(cast("Any", Session(Ended(outcome="done"), stage)))
+    answer = accept("n1", probe.checks, probe.cut)
+    assert (answer.fit, answer.drain_reason) == (False, "")
+    assert (
+        answer.verdict == f"not all was checked: there is no folder {tmp_path}/scrtach on this node"
+    )
+    assert "disk" in probe.way_out
+
+
+@pytest.mark.parametrize("words", [("--stages", ""), ("--stages", "driver,")])
+def test_no_stages_are_not_all_of_them(words: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(cli, ["probe", "node", *words], standalone_mode=False)
+    assert isinstance(told.exception, UsageError)
+    assert "there is no stage ''" in told.exception.message
 
 
 def test_failures_of_forks_in_words() -> None:

@@ -167,6 +167,7 @@ def test_pytorch_may_come_from_a_slow_disk(
     monkeypatch.setattr(child, "SILENCE", 4.0)
     (tmp_path / "torch.py").write_text(SLOW_TORCH)
     order = {"stages": [], "gpus": 0, "seconds": 60, "node": 0, "nodes": 1, "address": "127.0.0.1"}
+    order["device"] = "cpu"
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     ended = Child(spawner).run(inside(sys.executable, script, order), env, 60.0, lambda _: None)
     assert "nothing was heard" not in ended.reason

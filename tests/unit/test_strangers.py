@@ -88,9 +88,9 @@ def test_an_nvidia_smi_that_hangs_is_started_once(
     wait_until(lambda: smi.answer() == [] and (tmp_path / "starts").exists())
     assert [smi.answer() for _ in range(5)] == [[]] * 5
     assert (tmp_path / "starts").read_text() == "x\n"
-    assert smi._asked is not None
-    smi._asked.kill()
-    smi._asked.communicate()
+    assert smi.asked is not None
+    smi.asked.kill()
+    smi.asked.communicate()
 
 
 def test_without_nvidia_smi_nobody_computes(
@@ -99,3 +99,26 @@ def test_without_nvidia_smi_nobody_computes(
     monkeypatch.setenv("PATH", str(tmp_path))
     smi = Smi()
     assert [smi.answer(), smi.answer()] == [[], []]
+
+
+def test_ranks_of_the_same_torchrun_are_no_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them has a process group of its own."""
+    monkeypatch.setattr(os, "getppid", os.getpid)  # as one of them sees the others
+    with sleeper(**RANK) as sibling:
+        assert sibling in ranks_here()
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        assert sibling not in ranks_here()
+        assert list(strangers([sibling])) == []
+
+
+def test_the_first_look_waits_for_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sleeper() as other:
+        slow = tmp_path / "nvidia-smi"
+        slow.write_text(f"#!/bin/sh\nsleep 1\necho {other}\n")
+        slow.chmod(0o755)
+        monkeypatch.setattr(inside, "SMI", (str(slow),))
+        monkeypatch.setattr(inside, "pids", list)
+        assert Strangers(gpus=True).first_look() == f"a process computes on a GPU (pid {other})"
+        assert Strangers(gpus=False).first_look() == ""

@@ -11,6 +11,7 @@ import msgspec
 from mldebug.config import load_config
 from mldebug.errors import ExitCode, MldebugError, UsageError
 from mldebug.folding import unfold_nodes
+from mldebug.redact import clean
 from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
 from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import Ended, Event, blamed, events
@@ -67,8 +68,8 @@ def command(
     wish = Wish(
         nproc=nproc or 0,
         ops=chosen_ops(ops),
-        sizes=payloads(sizes) if sizes else (),
-        memory=size(memory, "--memory") if memory else None,
+        sizes=() if sizes is None else payloads(sizes),
+        memory=None if memory is None else size(memory, "--memory"),
         **rest,
     )
     if picture:
@@ -134,7 +135,7 @@ def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted) -> int:
         raise UsageError(
             "--print-commands asks no node what it has", "add --hosts a,b --nproc 8 --device cuda"
         )
-    for line in Measurement(wish).torchrun(names, frame.device, PORT):
+    for line in Measurement(wish).torchrun(names, frame.device, PORT, not frame.beside_jobs):
         click.echo(line)
     return int(ExitCode.FINE)
 
@@ -144,6 +145,8 @@ def _read(measurement: Measurement, told: TextIO) -> Ended:
     failures: list[Event] = []
     for line in told:
         for event in events([line.encode()]):
+            if event["event"] == "stranger":
+                return Ended(outcome="cancelled", reason=clean(str(event.get("reason")), 300))
             measurement.hear(event)
             if event["event"] == "failed":
                 failures.append(msgspec.structs.asdict(heard(event, Failed)))

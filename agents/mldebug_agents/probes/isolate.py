@@ -15,7 +15,7 @@ from mldebug_agents.probing.measuring import free_port
 from mldebug_agents.probing.options import Number, probe_options, seconds, size, wanted
 from mldebug_agents.probing.session import Session, Wanted, check_ranks, open_session
 
-JOIN = 120.0  # seconds in which the other nodes must come
+JOIN = 120.0  # seconds in which the other nodes must come, and at most half of --duration
 STEP = {"cuda": 60.0, "cpu": 30.0}  # seconds: NCCL needs some of them to begin
 SIZE = {"cuda": 256 << 20, "cpu": 8 << 20}
 REPEATS = 20
@@ -48,6 +48,7 @@ class Told(msgspec.Struct):
 
     members: list[str]
     absent: list[int]
+    join: float  # seconds in which nodes could come
     trials: list[Trial]
     untried: int = 0  # groups for which there was no time
 
@@ -142,7 +143,7 @@ def command(
     payload = None if size_ is None else size(size_, "--size")
     longest = None if step is None else seconds(step, "--step")
     asked = wanted(python, device, duration, beside_jobs)
-    told = Told([], [], [])
+    told = Told([], [], min(JOIN, asked.duration / 2), [])
     try:
         ended = _run(asked, place, payload, longest, limits, told)
     except (KeyboardInterrupt, SystemExit):
@@ -168,6 +169,7 @@ def _run(
         seats = place.seats or (session.facts.gpus if session.device == "cuda" else 4)
         check_ranks(session, seats)
         order = _order(session, place, seats, limits)
+        order["join"] = told.join
         order["bytes"] = SIZE[session.device] if payload is None else payload
         order["step"] = STEP[session.device] if longest is None else longest
         return session.run("isolate", order, told.hear)
@@ -189,7 +191,6 @@ def _order(session: Session, place: Place, seats: int, limits: Limits) -> dict[s
         "port": place.port or free_port(),
         "device": session.device,
         "repeats": REPEATS,
-        "join": JOIN,
         "at_once": 1 if alone and session.device == "cpu" else 4096,
         "slow": limits.slow,
         "fine": limits.fine,
@@ -207,7 +208,7 @@ def _aside(ended: Ended) -> int:
 def _answer(told: Told, limits: Limits, ended: Ended, as_json: bool) -> int:
     if not told.trials:
         raise MldebugError(f"nothing was tried: {ended.reason or 'no node came'}", _way_out(ended))
-    absent = {f"node {one}": f"it did not come within {JOIN:g} s" for one in told.absent}
+    absent = {f"node {one}": f"it did not come within {told.join:g} s" for one in told.absent}
     cut = ended.reason or (
         f"--duration left no time for {told.untried} tries" if told.untried else ""
     )

@@ -105,7 +105,7 @@ def _line(check: Check) -> str:
 
 
 def _stages(text: str | None) -> tuple[str, ...]:
-    names = tuple(text.split(",")) if text else STAGES
+    names = STAGES if text is None else tuple(text.split(","))
     for one in names:
         if one not in STAGES:
             raise UsageError(f"there is no stage {one[:40]!r}", f"choose from: {','.join(STAGES)}")

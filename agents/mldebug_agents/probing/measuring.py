@@ -29,6 +29,7 @@ TYPED = (
     "timeout",
     "cell_seconds",
     "memory",
+    "alone",
 )
 SIZES = {
     "cuda": (1 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30),
@@ -116,9 +117,11 @@ class Measurement:
             made[host] = ("collectives", {**order, "seconds": max(1.0, seconds)})
         return made
 
-    def torchrun(self, hosts: tuple[str, ...], device: str, port: int) -> Iterator[str]:
-        """The line for each host that a person can type there."""
-        order = self.order(device, [], 0, "", 0)
+    def torchrun(
+        self, hosts: tuple[str, ...], device: str, port: int, alone: bool
+    ) -> Iterator[str]:
+        """The line for each host that a person can type there; `alone`: where nobody else computes."""
+        order = {**self.order(device, [], 0, "", 0), "alone": alone}
         kept = {name: value for name, value in order.items() if name in TYPED}
         for number, host in enumerate(hosts):
             place = f"--master-addr {hosts[0]} --master-port {port}"

@@ -51,6 +51,7 @@ class NodeProbe:
         self._answering = 0
         self._models: dict[str, str] = {}
         self._free = 0
+        self._lacking = ""
 
     def look(self, bench: Workbench) -> None:
         """The stages that only look."""
@@ -70,6 +71,8 @@ class NodeProbe:
         self._children(session, [one for one in stages if one != "nccl"], gpus)
         if "nccl" in stages and not self.cut:
             self._nccl(session, gpus)
+        if not self.cut and self._lacking:
+            self.cut, self.way_out = self._lacking, "name another --disk, or mount it"
         if not self.cut and (unseen := self._unseen(gpus)):
             self.cut = unseen
             self.way_out = "name the training environment's --python; is CUDA_VISIBLE_DEVICES set?"
@@ -139,6 +142,9 @@ class NodeProbe:
         if event["cut"]:
             self.cut = f"--duration left no time for {event['stage']}"
             return
+        if absent := event["results"].get("node", {}).get("absent"):
+            self._no_folder(absent)
+            return
         for who, one in event["results"].items():
             if "name" in one:
                 self._models[who] = one["name"]
@@ -150,6 +156,11 @@ class NodeProbe:
             event["stage"], event["results"], event["seconds"], self._models, self._baselines
         ):
             self._add(check)
+
+    def _no_folder(self, folder: str) -> None:
+        """A word that was mistyped would drain one node after the other."""
+        self._add(Check(stage="disk", state="skipped", sentence=f"disk: there is no folder {folder}"))  # fmt: skip
+        self._lacking = f"there is no folder {folder} on this node"
 
     def _nccl(self, session: Session, gpus: int) -> None:
         begin = time.monotonic()

@@ -4,6 +4,7 @@ Each node must have the same mldebug and Python at the same path. A launcher who
 as soon as nobody reads what it says.
 """
 
+import re
 import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,8 @@ class Nodes:
         ended = self.run(run, orders, {host: hearer(host) for host in self.hosts})
         for host in self.hosts:
             if host not in told:
-                raise ToolError(f"node {host} cannot measure: {ended[host].reason}", _SAME)
+                why = ended[host].reason
+                raise ToolError(f"node {host} cannot measure: {why}", self._way_out(host, why))
         return told
 
     def run(
@@ -105,8 +107,20 @@ class Nodes:
                 one.join(LOOK)
         return ended
 
+    def _way_out(self, host: str, reason: str) -> str:
+        """What helps where the way to a node fails is other than what helps where the node does."""
+        if self._way == "srun" and _OF_SRUN.search(reason):
+            return f"inside an allocation that has {host} this must work: srun --overlap --nodelist={host} true"
+        if self._way == "ssh" and _OF_SSH.search(reason):
+            return f"this must work without a password: ssh {host} true"
+        return "each node needs this mldebug and the Python of --python at the same path"
 
-_SAME = "each node needs this mldebug and the Python of --python at the same path"
+
+_OF_SRUN = re.compile(r"\bsrun: |slurmstepd: ")
+_OF_SSH = re.compile(
+    r"\bssh: |Permission denied \(|Host key verification failed|kex_exchange_identification|banner exchange"
+    r"|Connection (closed|reset) by .* port|code 255: $"
+)
 
 
 def cause(ended: Mapping[str, Ended]) -> Ended:

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from mldebug.errors import ToolError
 from mldebug.probing.collectives import Collective
+from mldebug.settings.units import format_size
+
+MOST_NAMED = 12  # payloads below the picture
 
 
 def check_matplotlib() -> None:
@@ -25,8 +29,18 @@ def plot(results: Sequence[Collective], path: Path, title: str) -> None:
             (one.bytes, one.busbw_bytes_per_second / 1e9) for one in results if one.op == op
         )
         axes.plot([size for size, _ in points], [speed for _, speed in points], "o-", label=op)
-    axes.set(xscale="log", xlabel="bytes", ylabel="bus bandwidth, GB/s", title=title)
+    axes.set(xlabel="payload", ylabel="bus bandwidth, GB/s", title=title)
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
+        _name_payloads(axes, sorted({one.bytes for one in results if one.bytes}))
+        axes.set_ylim(bottom=0)
         axes.legend()
     figure.savefig(path)
+
+
+def _name_payloads(axes: Any, sizes: Sequence[int]) -> None:
+    """As the table does, and some of them where there are many."""
+    axes.set_xscale("log", base=2)
+    shown = sizes[:: -(-len(sizes) // MOST_NAMED)]
+    axes.set_xticks(shown, [format_size(size) for size in shown])
+    axes.set_xticks([], minor=True)

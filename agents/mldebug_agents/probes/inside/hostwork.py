@@ -35,8 +35,10 @@ def dram(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def disk(order: dict[str, Any]) -> dict[str, Any]:
-    """Write a file that is gone afterwards: directly where the filesystem can, and synced in any case."""
+    """Write a file that is gone afterwards: directly where the filesystem can, and synced in any case. `absent`: there is no such folder."""
     folder = order["disk"]
+    if not os.path.isdir(folder):
+        return {"absent": folder}
     stat = os.statvfs(folder)
     size = min(DISK, int(stat.f_bavail * stat.f_frsize * (1 - LEFT))) // BLOCK * BLOCK
     if not size:

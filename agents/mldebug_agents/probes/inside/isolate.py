@@ -41,7 +41,7 @@ def main(order: dict[str, Any]) -> None:
     """Be the stand of this node."""
     keep_stdout()
     try:
-        check_interfaces()
+        check_interfaces(order["device"])
         check_address(order["address"])
         with beating():
             torch = import_module("torch")

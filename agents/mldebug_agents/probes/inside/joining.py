@@ -8,27 +8,38 @@ import socket
 from importlib import import_module
 from typing import Any
 
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+INTERFACES = {"cuda": "NCCL_SOCKET_IFNAME", "cpu": "GLOO_SOCKET_IFNAME"}
 
 
-def check_interfaces() -> None:
+def check_interfaces(device: str) -> None:
     """Raise ValueError for a network interface that this host does not have: back ends say so only in riddles."""
-    here = [name for _, name in socket.if_nameindex()]
-    for variable in INTERFACES:
-        wanted = os.environ.get(variable, "")
-        if not wanted or wanted[0] == "^":
-            continue
-        prefixes = [one.lstrip("=").split(":")[0] for one in wanted.split(",")]
-        if not any(name.startswith(one) for one in prefixes for name in here):
-            known = ", ".join(sorted(here))
-            raise ValueError(
-                f"{variable}={wanted}: {socket.gethostname()} has no such interface (it has {known})"
-            )
+    variable = INTERFACES[device]
+    wanted = os.environ.get(variable, "")
+    here = sorted(name for _, name in socket.if_nameindex())
+    missing = (nccl_lacks if device == "cuda" else gloo_lacks)(wanted, here)
+    if wanted and missing:
+        told = f"{socket.gethostname()} has no such interface: {missing} (it has {', '.join(here)})"
+        raise ValueError(f"{variable}={wanted}: {told}")
+
+
+def gloo_lacks(wanted: str, here: list[str]) -> str:
+    """Gloo takes names and needs every one of them; those that are not here."""
+    return ", ".join(one for one in wanted.split(",") if one not in here)
+
+
+def nccl_lacks(wanted: str, here: list[str]) -> str:
+    """NCCL takes beginnings of names (`=`: whole ones; `^`: all others) and needs one that fits; what was wanted where none does."""
+    words = wanted.lstrip("^").lstrip("=")
+    whole, others = wanted.lstrip("^").startswith("="), wanted.startswith("^")
+    names = tuple(one.split(":")[0] for one in words.split(","))
+    fits = [name for name in here if (name in names if whole else name.startswith(names))]
+    usable = len(fits) < len(here) if others else bool(fits)
+    return "" if usable else wanted
 
 
 def join(order: dict[str, Any]) -> tuple[Any, Any]:
     """Make the process group; returns torch and the device of this rank."""
-    check_interfaces()
+    check_interfaces(order["device"])
     torch = import_module("torch")
     device = torch.device("cpu")
     if order["device"] == "cuda":

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from typing import Any, Callable, Iterator
@@ -34,10 +35,29 @@ def launch(order: Order, work: Callable[[Order], None]) -> None:
     """Run `work` in each rank that belongs to this node; never returns."""
     keep_stdout()
     if "ranks" not in order:  # torchrun has started this rank
+        if order.get("alone") and os.environ["LOCAL_RANK"] == "0":
+            watch_from_here(Strangers(order["device"] == "cuda"))
         os._exit(run_rank(order, work))
     pids = {fork_rank(order, number, work): rank for number, rank in enumerate(order["ranks"])}
     others = Strangers(order["device"] == "cuda") if order.get("alone") else None
     os._exit(watch(pids, time.monotonic() + order["seconds"], others))
+
+
+def watch_from_here(others: Strangers) -> None:
+    """End this rank, and thereby torchrun's others, as soon as somebody else wants this node."""
+
+    def look(reason: str) -> None:
+        if reason:
+            say("stranger", reason=reason)
+            os._exit(1)
+
+    def watch() -> None:
+        while True:
+            time.sleep(BEAT)
+            look(others.look())
+
+    look(others.first_look())
+    threading.Thread(target=watch, name="strangers", daemon=True).start()
 
 
 def say(event: str, **fields: object) -> None:

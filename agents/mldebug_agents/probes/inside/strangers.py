@@ -14,6 +14,7 @@ from typing import Dict, Iterator, List, Optional
 
 SETTLED = 5.0  # seconds: a process that is younger may still become another program
 ASK_EVERY = 3.0  # seconds between two questions to nvidia-smi, which takes about one
+SMI_SECONDS = 30.0  # it may have to load firmware first
 SMI = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
 _PR_SET_PDEATHSIG = 1
 
@@ -24,6 +25,14 @@ class Strangers:
     def __init__(self, gpus: bool) -> None:
         self._smi = Smi() if gpus else None
         self._met: Dict[int, float] = {}
+
+    def first_look(self) -> str:
+        """As `look`, and waits for nvidia-smi: before anything is measured."""
+        reason, until = self.look(), time.monotonic() + SMI_SECONDS
+        while self._smi and self._smi.asked and not reason and time.monotonic() < until:
+            time.sleep(0.1)
+            reason = self.look()
+        return reason
 
     def look(self) -> str:
         """Why the probe must end now, "" while it may go on."""
@@ -44,19 +53,19 @@ class Smi:
     """nvidia-smi, asked again and again; one that hangs is waited for and never started twice."""
 
     def __init__(self) -> None:
-        self._asked: Optional[subprocess.Popen[str]] = None
+        self.asked: Optional[subprocess.Popen[str]] = None
         self._next = 0.0
 
     def answer(self) -> List[int]:
         """The pids of an answer that has just come, else nothing."""
-        asked, now = self._asked, time.monotonic()
+        asked, now = self.asked, time.monotonic()
         if asked is None:
             if now >= self._next:
-                self._asked, self._next = start(), now + ASK_EVERY
+                self.asked, self._next = start(), now + ASK_EVERY
             return []
         if asked.poll() is None or asked.stdout is None:
             return []
-        self._asked = None
+        self.asked = None
         with asked.stdout as told:
             return [int(word) for word in told.read().split() if word.isdigit()]
 
@@ -110,7 +119,15 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _ours(pid: int) -> bool:
+    """Of our process group; torchrun makes one for each rank, and is the parent of them all."""
     try:
-        return os.getpgid(pid) == os.getpgid(0)
+        return os.getpgid(pid) == os.getpgid(0) or (
+            "TORCHELASTIC_RUN_ID" in os.environ and _parent(pid) == os.getppid()
+        )
     except ProcessLookupError:
         return True  # gone meanwhile
+
+
+def _parent(pid: int) -> int:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else -1
