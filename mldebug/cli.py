@@ -111,6 +111,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error ends here, as a sentence on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     _never_fail_to_print()
     if COMPLETION in os.environ:
         with contextlib.suppress(Exception, KeyboardInterrupt):  # there is a prompt above it
@@ -160,6 +161,7 @@ def _explain(error: Exception, debug: bool) -> int:
         _say(error.format_message(), f"{path} --help")
         return int(ExitCode.USAGE)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EBADF):
+        _drop_stdout()
         _say(
             f"the output cannot be written: {error.strerror}",
             "free space, or redirect it elsewhere",
@@ -191,6 +193,17 @@ def _folded(line: str) -> str:
 def _wants_traceback(arguments: Sequence[str]) -> bool:
     before_verb = [argument for argument in arguments[:1] if argument == "--debug"]
     return bool(before_verb) or os.environ.get("MLDEBUG_DEBUG", "") not in ("", "0")
+
+
+def _open_closed_streams() -> None:
+    """Who closes one (`>&-`) does not want it; a file that took its number would get what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            if null > number:
+                os.close(null)
+            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115 - as long as we are
 
 
 def _never_fail_to_print() -> None:

@@ -210,6 +210,33 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_payloads_that_are_the_same_in_whole_elements_are_measured_once(tmp_path: Path) -> None:
+    words = ("--sizes", "1B-16B", "--ops", "all_reduce,all_gather", "--repeats", "3", "--json")
+    code, out, err = Probe(tmp_path, *words).end()
+    assert code == 0, err
+    assert [(one["op"], one["bytes"]) for one in json.loads(out)] == [
+        *(("all_reduce", 4), ("all_reduce", 8), ("all_reduce", 16)),
+        *(("all_gather", 8), ("all_gather", 16)),
+    ]
+
+
+def test_a_table_that_nobody_can_take_is_no_fault_of_the_probe(tmp_path: Path) -> None:
+    for place, code, said in (
+        ("/dev/full", 1, "the output cannot be written"),
+        ("closed", 141, ""),
+    ):
+        sink = "| true" if place == "closed" else f"> {place}"
+        words = " ".join(("probe", "collectives", "--device", "cpu", "--beside-jobs", *MANY[:4]))
+        own = {"MLDEBUG_PROBE_LOCK": str(tmp_path / "lock")}
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m mldebug {words} {sink}; exit ${{PIPESTATUS[0]}}"],
+            env=clean_environment(tmp_path) | own, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert said in done.stderr
+        assert "the probe failed" not in done.stderr
+
+
 PLANTED = """
 import importlib.abc, importlib.util, os, sys
 class Plant(importlib.abc.MetaPathFinder):

@@ -28,11 +28,20 @@ class NetworkHost(Host):
         spaces = ("--pid", "--mount", "--uts", "--net")
         return ["nsenter", f"--target={self.pid}", *spaces, *argv]
 
-    def shape(self, rate: str) -> None:
+    def shape(self, rate: str, device: str = "eth0") -> None:
         """What it sends goes no faster than `rate`, as tc writes it."""
         words = ("rate", rate, "burst", "32kbit", "latency", "400ms")
-        argv = self.inside("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *words)
+        argv = self.inside("tc", "qdisc", "add", "dev", device, "root", "tbf", *words)
         subprocess.run(argv, check=True)
+
+    def cable(self, other: "NetworkHost", rate: str) -> None:
+        """The two of them, and nobody else, talk over a link of their own, which is no faster than `rate` each way."""
+        peer = ("type", "veth", "peer", "name", "cable", "netns", str(other.pid))
+        _ip(self.pid, "link", "add", "cable", *peer)
+        for host, there in ((self, other), (other, self)):
+            _ip(host.pid, "link", "set", "cable", "up")
+            _ip(host.pid, "route", "add", f"{there.address}/32", "dev", "cable", "src", host.address)  # fmt: skip
+            host.shape(rate, "cable")
 
     def part(self, other: "NetworkHost") -> None:
         """Nothing goes from here to that host any more."""

@@ -168,7 +168,8 @@ CELL = '{"event":"cell","op":"reduce","bytes":8,"times":[[0.1],[0.2]],"wrong":[0
 
 
 def read(folder: Path, *lines: str, more: Sequence[str] = ()) -> int:
-    (folder / "told").write_text("\n".join(lines))
+    """Of a line that ran to its end."""
+    (folder / "told").write_text("\n".join((*lines, '{"event":"done"}')))
     return main(["probe", "collectives", "--read", str(folder / "told"), *more])
 
 
@@ -284,8 +285,10 @@ def test_a_picture_has_a_line_for_each_op(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_kind_of_picture_that_is_unknown_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert read(tmp_path, JOINED, CELL, more=("--plot", str(tmp_path / "t.nosuch"))) == 1
-    assert "t.nosuch cannot be written: " in capsys.readouterr().err
+    assert read(tmp_path, JOINED, CELL, more=("--plot", str(tmp_path / "t.nosuch"))) == 2
+    assert (
+        "t.nosuch cannot be drawn: there is no kind of picture .nosuch" in capsys.readouterr().err
+    )
 
 
 def test_of_one_rank_there_is_no_bandwidth() -> None:

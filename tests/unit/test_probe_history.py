@@ -234,6 +234,37 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: bytes | None) -> No
     assert (tmp_path / f"{NAME}.broken").read_bytes() == broken
 
 
+def test_whatever_a_disk_makes_of_it_is_one_sentence_or_nothing(tmp_path: Path) -> None:
+    """Bytes of text that are none, columns that hold something else, figures without end."""
+    keep(tmp_path, [measured(float(at), bytes=size) for at in range(5) for size in range(5)])
+    file, dice, told = tmp_path / NAME, random.Random(7), 0
+    whole = file.read_bytes()
+    for number in range(1500):
+        broken = bytearray(whole)
+        for _ in range(dice.randint(1, 4)):
+            broken[dice.randrange(len(broken))] = dice.randrange(256)
+        try:
+            for _, runs_ in unpack(bytes(broken)):
+                assert all(0 <= run.busbw < float("inf") for run in runs_)
+        except EvidenceError:
+            told += 1
+            if told % 8 == 0:
+                file.write_bytes(broken)
+                found = dict(keep(tmp_path, [measured(1e9 + number)]))
+                assert found[SERIES][-1].at == 1e9 + number
+                (tmp_path / f"{NAME}.broken").unlink(missing_ok=True)
+    assert told > 100
+
+
+@pytest.mark.parametrize("made", ["CREATE TABLE runs (a, b)", "CREATE TABLE series (x)"])
+def test_a_table_that_others_made_is_set_aside(tmp_path: Path, made: str) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / NAME)) as link:
+        link.execute(made)
+        link.commit()
+    assert [one for one, _ in keep(tmp_path, [measured(1.0)])] == [SERIES]
+    assert (tmp_path / f"{NAME}.broken").exists()
+
+
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     before = keep(tmp_path, [measured(1.0)])
     limit = (tmp_path / NAME).stat().st_size + 2048

@@ -5,6 +5,7 @@ file's bytes, without opening the database: it holds up no writer, and half a ch
 """
 
 import contextlib
+import math
 import os
 import sqlite3
 import stat
@@ -36,6 +37,11 @@ _FORGET = (
 _ALL = """SELECT CAST(told AS BLOB), at, seconds, busbw FROM runs JOIN series ON series.id = runs.series
 ORDER BY series.id, at, runs.rowid"""
 _OTHER = "name another folder with --state-dir"
+_NONE_OF_OURS = (
+    "no such column",
+    "table runs has",
+    "table series has",
+)  # of a table that others made
 
 Past = tuple[tuple[Series, tuple[Run, ...]], ...]
 
@@ -47,14 +53,13 @@ def keep(state_dir: Path, measured: Sequence[tuple[Series, Run]]) -> Past:
         _make(path)
         try:
             return _add(path, measured)
-        except sqlite3.OperationalError:
-            raise  # a full or ailing disk, or another writer: nothing is wrong with the file
-        except sqlite3.DatabaseError:
-            os.replace(path, path.with_name(f"{NAME}.broken"))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path.with_name(f"{NAME}-journal"))
-            _make(path)
-            return _add(path, measured)
+        except sqlite3.OperationalError as error:
+            if not str(error).startswith(_NONE_OF_OURS):
+                raise  # a full or ailing disk, or another writer: nothing is wrong with the file
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
+            pass  # damaged
+        _set_aside(path)
+        return _add(path, measured)
 
 
 def load(state_dir: Path) -> Past:
@@ -89,6 +94,15 @@ def _told(path: Path) -> Iterator[None]:
         raise EvidenceError(f"{path}: {error.strerror}", _OTHER) from error
     except sqlite3.Error as error:
         raise EvidenceError(f"{path}: {error}", _OTHER) from error
+    except UnicodeDecodeError as error:
+        raise EvidenceError(f"{path} is damaged: {error.reason}", _OTHER) from error
+
+
+def _set_aside(path: Path) -> None:
+    os.replace(path, path.with_name(f"{NAME}.broken"))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path.with_name(f"{NAME}-journal"))
+    _make(path)
 
 
 def _make(path: Path) -> None:
@@ -144,9 +158,16 @@ def _read(link: sqlite3.Connection) -> Past:
     if not link.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchall():
         return ()
     found: dict[bytes, list[Run]] = {}
-    for told, at, seconds, busbw in link.execute(_ALL):
-        found.setdefault(told, []).append(Run(at=at, seconds=seconds, busbw=busbw))
+    for told, *figures in link.execute(_ALL):
+        if isinstance(told, bytes) and all(_is_figure(one) for one in figures):
+            at, seconds, busbw = figures
+            found.setdefault(told, []).append(Run(at=at, seconds=seconds, busbw=busbw))
     return tuple((series, tuple(runs)) for told, runs in found.items() if (series := _series(told)))
+
+
+def _is_figure(value: object) -> bool:
+    """What a damaged page has in its place is left out."""
+    return isinstance(value, float) and math.isfinite(value) and value >= 0
 
 
 def _series(told: bytes) -> Series | None:

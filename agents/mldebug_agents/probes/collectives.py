@@ -16,7 +16,7 @@ from mldebug_agents.probing.asked import chosen_ops, collective_options, payload
 from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import Ended, Event, blamed, events
 from mldebug_agents.probing.environment import sane_variables
-from mldebug_agents.probing.hearing import Failed, heard
+from mldebug_agents.probing.hearing import FAILURES, heard
 from mldebug_agents.probing.lock import only_probe
 from mldebug_agents.probing.measuring import Measurement, Wish
 from mldebug_agents.probing.nodes import Nodes
@@ -76,31 +76,37 @@ def command(
         check_matplotlib()
     output = Output(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
     check_places(output)
-    names = unfold_nodes(hosts) if hosts else ()
-    if print_commands:
-        return _printed(wish, names, frame)
+    names = () if hosts is None else unfold_nodes(hosts)
     kept = sane_variables()
+    if print_commands:
+        return _printed(wish, names, frame, kept)
     measurement = Measurement(wish, telling(output, kept))
     if told is not None:
         return _measured(measurement, output, kept, lambda: _read(measurement, told))
+
+    def keep() -> None:
+        if not beside_jobs:  # else the figures are of two
+            record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
+
     try:
         if names:
-            code = _over(names, through, frame, measurement, output)
-        else:
-            with open_session(frame) as session:
-                code = _measured(measurement, output, kept, lambda: measurement.run(session))
+            return _over(names, through, frame, measurement, output, keep)
+        with open_session(frame) as session:
+            return _measured(measurement, output, kept, lambda: measurement.run(session), keep)
     except BusyError as error:
         if not if_idle:
             raise
         click.echo(f"{error.message}; no failure, because of --if-idle", err=True)
         return ExitCode.FINE
-    if not beside_jobs:  # else the figures are of two
-        record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
-    return code
 
 
 def _over(
-    names: tuple[str, ...], through: str, frame: Wanted, measurement: Measurement, output: Output
+    names: tuple[str, ...],
+    through: str,
+    frame: Wanted,
+    measurement: Measurement,
+    output: Output,
+    keep: Callable[[], None],
 ) -> int:
     """On these nodes."""
     kept = sane_variables()
@@ -108,15 +114,21 @@ def _over(
     nodes = Nodes(names, through, frame.python or sys.executable, travelling)
     with Workbench(load_config(None)) as bench, only_probe(frame.lock):
         run = lambda: measurement.run_on(nodes, frame, bench.spawner)
-        return _measured(measurement, output, kept, run)
+        return _measured(measurement, output, kept, run, keep)
 
 
 def _measured(
-    measurement: Measurement, output: Output, kept: Mapping[str, str], run: Callable[[], Ended]
+    measurement: Measurement,
+    output: Output,
+    kept: Mapping[str, str],
+    run: Callable[[], Ended],
+    keep: Callable[[], None] = lambda: None,
 ) -> int:
-    """Measure, show and write; whatever ends it, what there is by then comes out."""
+    """Measure, show and write; whatever ends it, what there is by then comes out. `keep` is called where it has run to its end."""
     try:
         ended = run()
+        if ended.outcome == "done" and measurement.results:
+            keep()
     finally:
         write(measurement, output)
     if ended.outcome == "cancelled":
@@ -130,12 +142,12 @@ def _measured(
     return int(ExitCode.FOUND if wrong else ExitCode.FINE)
 
 
-def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted) -> int:
+def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted, kept: Mapping[str, str]) -> int:
     if not names or not wish.nproc or frame.device == "auto":
         raise UsageError(
             "--print-commands asks no node what it has", "add --hosts a,b --nproc 8 --device cuda"
         )
-    for line in Measurement(wish).torchrun(names, frame.device, PORT, not frame.beside_jobs):
+    for line in Measurement(wish).torchrun(names, frame, PORT, kept):
         click.echo(line)
     return int(ExitCode.FINE)
 
@@ -143,14 +155,19 @@ def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted) -> int:
 def _read(measurement: Measurement, told: TextIO) -> Ended:
     """What ranks have said elsewhere; one that failed there fails here, too."""
     failures: list[Event] = []
+    done = False
     for line in told:
         for event in events([line.encode()]):
+            measurement.hear(event)
+            done = done or event["event"] == "done"
+            if (kind := FAILURES.get(event["event"])) is not None:
+                failures.append(msgspec.structs.asdict(heard(event, kind)))
             if event["event"] == "stranger":
                 return Ended(outcome="cancelled", reason=clean(str(event.get("reason")), 300))
-            measurement.hear(event)
-            if event["event"] == "failed":
-                failures.append(msgspec.structs.asdict(heard(event, Failed)))
-    why = blamed(failures)
+            if event["event"] == "late":
+                return Ended(outcome="late", reason="it did not end within its --duration")
+    cut = measurement.results and not done and "it ended before all was measured"
+    why = blamed(failures) or cut or ""
     return Ended(outcome="failed" if why else "done", reason=why)
 
 

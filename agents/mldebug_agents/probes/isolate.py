@@ -48,9 +48,9 @@ class Told(msgspec.Struct):
 
     members: list[str]
     absent: list[int]
-    join: float  # seconds in which nodes could come
     trials: list[Trial]
     untried: int = 0  # groups for which there was no time
+    join: float = JOIN  # seconds in which nodes could come
 
     def hear(self, event: Event) -> None:
         """Take one event."""
@@ -143,7 +143,7 @@ def command(
     payload = None if size_ is None else size(size_, "--size")
     longest = None if step is None else seconds(step, "--step")
     asked = wanted(python, device, duration, beside_jobs)
-    told = Told([], [], min(JOIN, asked.duration / 2), [])
+    told = Told([], [], [], join=min(JOIN, asked.duration / 2))
     try:
         ended = _run(asked, place, payload, longest, limits, told)
     except (KeyboardInterrupt, SystemExit):
@@ -171,7 +171,10 @@ def _run(
         order = _order(session, place, seats, limits)
         order["join"] = told.join
         order["bytes"] = SIZE[session.device] if payload is None else payload
-        order["step"] = STEP[session.device] if longest is None else longest
+        order["step"] = step = STEP[session.device] if longest is None else longest
+        if place.node == 0 and step >= asked.duration:
+            problem = f"--duration {asked.duration:g}s leaves no time for a try of {step:g} s"
+            raise UsageError(problem, "a longer --duration, or --step 5s")
         return session.run("isolate", order, told.hear)
 
 
@@ -207,7 +210,10 @@ def _aside(ended: Ended) -> int:
 
 def _answer(told: Told, limits: Limits, ended: Ended, as_json: bool) -> int:
     if not told.trials:
-        raise MldebugError(f"nothing was tried: {ended.reason or 'no node came'}", _way_out(ended))
+        untried = told.untried and "--duration left no time for a try"
+        raise MldebugError(
+            f"nothing was tried: {ended.reason or untried or 'no node came'}", _way_out(ended)
+        )
     absent = {f"node {one}": f"it did not come within {told.join:g} s" for one in told.absent}
     cut = ended.reason or (
         f"--duration left no time for {told.untried} tries" if told.untried else ""

@@ -61,21 +61,36 @@ class Child:
         self._heard = self._looked = time.monotonic()
         self._cancelled = self._broken = ""
         self._failures: list[Event] = []
+        self._unheard: OSError | None = None
         self._done = False
 
     def run(
-        self, argv: list[str], env: Mapping[str, str], timeout: float, hear: Callable[[Event], None]
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        timeout: float,
+        hear: Callable[[Event], None],
+        told: float | None = None,
     ) -> Ended:
-        """Run the program `argv` for at most `timeout` seconds; `hear` gets each of its events as it comes."""
+        """Run the program `argv` for at most `timeout` seconds; `hear` gets each of its events as it comes.
+
+        `told`: the seconds of which a person is told where it is late. What `hear` raises of OSError is raised when the program has ended.
+        """
 
         def listen(pid: int | None, chunk: bytes) -> bool:
-            for event in self._events(chunk):
-                self._note(event)
-                hear(event)
+            try:
+                for event in self._events(chunk):
+                    self._note(event)
+                    hear(event)
+            except OSError as error:  # of who hears: it must not be taken for one of the program
+                self._unheard = error
+                return False
             return self._goes_on(pid)
 
         completed = self._starter.run(argv, timeout=timeout, max_output=MOST, env=env, hear=listen)
-        return self._judge(completed, timeout)
+        if self._unheard:
+            raise self._unheard
+        return self._judge(completed, told or timeout)
 
     def _events(self, chunk: bytes) -> list[Event]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -129,7 +144,7 @@ def events(lines: Sequence[bytes]) -> list[Event]:
     for line in lines:
         try:
             event = msgspec.json.decode(line, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
         if isinstance(event.get("event"), str):
             found.append(event)

@@ -13,6 +13,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 Row = Annotated[list[Seconds], Meta(min_length=1)]
 T = TypeVar("T")
+SHORTEST = 1e-10  # seconds
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,17 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
+class Died(msgspec.Struct, frozen=True, kw_only=True):
+    """`died`: a rank that ended without being done; a negative code is a signal."""
+
+    event: str
+    rank: int
+    code: int
+
+
+FAILURES: dict[str, type[Failed | Died]] = {"failed": Failed, "died": Died}
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """`cell`: one op and size. A row of times for each rank, all of one length; `wrong` as `collective` wants it."""
 
@@ -56,6 +68,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("there is no such op")
         if len({len(row) for row in self.times}) > 1 or len(self.wrong) != len(self.times):
             raise ValueError("each rank has other figures")
+        if any(0 < one < SHORTEST for row in self.times for one in row):
+            raise ValueError("nothing takes less than a nanosecond")
 
 
 def heard(event: Event, kind: type[T]) -> T:

@@ -4,7 +4,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ TYPED = (
     "cell_seconds",
     "memory",
     "alone",
+    "seconds",
 )
 SIZES = {
     "cuda": (1 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30),
@@ -118,17 +119,21 @@ class Measurement:
         return made
 
     def torchrun(
-        self, hosts: tuple[str, ...], device: str, port: int, alone: bool
+        self, hosts: tuple[str, ...], wanted: Wanted, port: int, kept: Mapping[str, str]
     ) -> Iterator[str]:
-        """The line for each host that a person can type there; `alone`: where nobody else computes."""
-        order = {**self.order(device, [], 0, "", 0), "alone": alone}
-        kept = {name: value for name, value in order.items() if name in TYPED}
+        """The line for each host that a person can type there. `kept`: variables that change what is measured."""
+        order = self.order(wanted.device, [], 0, "", 0)
+        order |= {"alone": not wanted.beside_jobs, "seconds": wanted.duration}
+        typed = {name: value for name, value in order.items() if name in TYPED}
+        words = shlex.join([str(INSIDE), "collectives", msgspec.json.encode(typed).decode()])
+        given = {**kept, **self.variables()}
+        settings = "".join(f"{name}={shlex.quote(value)} " for name, value in given.items())
+        python = wanted.python and shlex.quote(wanted.python)
+        launcher = f"{python} -m torch.distributed.run" if python else "torchrun"
         for number, host in enumerate(hosts):
             place = f"--master-addr {hosts[0]} --master-port {port}"
             many = f"--nnodes {len(hosts)} --node-rank {number} --nproc-per-node {self.wish.nproc}"
-            words = shlex.join([str(INSIDE), "collectives", msgspec.json.encode(kept).decode()])
-            settings = "".join(f"{name}={value} " for name, value in self.variables().items())
-            yield f"{settings}torchrun {many} {place} {words}  # on {host}"
+            yield f"{settings}{launcher} {many} {place} {words}  # on {host}"
 
     def order(
         self, device: str, ranks: list[int], world: int, address: str, port: int

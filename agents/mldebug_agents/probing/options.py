@@ -53,6 +53,8 @@ def seconds(text: str, option: str = "--duration") -> float:
         found = parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: {error}", "write it like 10m") from None
+    if not found:
+        raise UsageError(f"{option} {text}: that leaves no time", "write it like 10m")
     if not 0 < found <= 86400:
         raise UsageError(f"{option} {text}: it may be up to a day", "write it like 10m")
     return found

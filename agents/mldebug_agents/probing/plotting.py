@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mldebug.errors import ToolError
+from mldebug.errors import ToolError, UsageError
 from mldebug.probing.collectives import Collective
 from mldebug.settings.units import format_size
 
@@ -17,6 +17,16 @@ def check_matplotlib() -> None:
     """Raise ToolError before anything is measured where no picture could be drawn."""
     if find_spec("matplotlib") is None:
         raise ToolError("--plot needs matplotlib", "pip install matplotlib, or take --csv")
+
+
+def check_picture(path: Path) -> None:
+    """Raise UsageError for a kind of picture that cannot be drawn."""
+    known = import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise UsageError(
+            f"{path} cannot be drawn: there is no kind of picture {path.suffix}",
+            "name it .png, .svg or .pdf",
+        )
 
 
 def plot(results: Sequence[Collective], path: Path, title: str) -> None:

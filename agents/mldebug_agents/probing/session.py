@@ -102,7 +102,9 @@ class Session:
         """Run any program that says events as ours do."""
         variables = {**self.environment.variables, **(env or {})}
         watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
-        return Child(self.spawner, watch).run(argv, variables, seconds + SPARE, hear)
+        return Child(self.spawner, watch).run(
+            argv, variables, seconds + SPARE, hear, told=self.wanted.duration
+        )
 
     def _ask_facts(self) -> Facts:
         told: list[Event] = []

@@ -1,10 +1,10 @@
 """Results of collectives as they come, and in files at the end."""
 
-import contextlib
 import os
+import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -18,7 +18,7 @@ from mldebug.probing.textfile import as_textfile
 from mldebug.redact import clean
 from mldebug_agents.probing.hearing import About
 from mldebug_agents.probing.measuring import Measurement, Telling
-from mldebug_agents.probing.plotting import plot
+from mldebug_agents.probing.plotting import check_picture, plot
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,25 +54,48 @@ def write(measurement: Measurement, output: Output) -> None:
     results = measurement.results
     if output.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
+    failed = [why for path, put in _files(measurement, output) if (why := _failure(path, put))]
+    if failed:  # one that cannot be written does not keep the others from it
+        raise MldebugError(failed[0], "name another place")
+
+
+def _files(
+    measurement: Measurement, output: Output
+) -> Iterator[tuple[Path, Callable[[Path], object]]]:
+    """Where something goes besides, and who puts it there. Where nothing was measured what stands there stays."""
+    results = measurement.results
+    if not results:
+        return
     if output.csv:
-        with _writing(output.csv):
-            output.csv.write_text(as_csv(results), encoding="utf-8")
+        yield output.csv, lambda path: path.write_text(as_csv(results), encoding="utf-8")
     if output.textfile:
-        with _writing(output.textfile):
-            _replace(output.textfile, as_textfile(results, time.time()))
-    if output.plot and results:
-        with _writing(output.plot):
-            plot(results, output.plot, title(measurement.about))
+        yield output.textfile, lambda path: _replace(path, as_textfile(results, time.time()))
+    if output.plot:
+        yield output.plot, lambda path: plot(results, path, title(measurement.about))
 
 
 def check_places(output: Output) -> None:
     """Raise UsageError before anything is measured where a file could not be written."""
     for path in filter(None, (output.csv, output.plot, output.textfile)):
-        place = path if path.exists() and path != output.textfile else path.parent
-        if not os.access(place, os.W_OK):
+        if not _writable(path, replaced=path == output.textfile):
             raise UsageError(
                 f"{path} cannot be written", "name a file in a folder that is there, and yours"
             )
+    if output.plot:
+        check_picture(output.plot)
+
+
+def _writable(path: Path, replaced: bool) -> bool:
+    try:
+        there = path.exists() and not (replaced and _is_plain(path))
+        return not path.is_dir() and os.access(path if there else path.parent, os.W_OK)
+    except OSError:  # a folder that may not be entered, a name that is too long
+        return False
+
+
+def _is_plain(path: Path) -> bool:
+    """Is it a file that another may stand in for? Never put one where a device, a pipe or a link is."""
+    return stat.S_ISREG(os.lstat(path).st_mode)
 
 
 def title(about: About) -> str:
@@ -87,6 +110,9 @@ def title(about: About) -> str:
 
 def _replace(path: Path, text: str) -> None:
     """Whole or not at all, and readable for a collector of another user, who may read it at any moment."""
+    if path.exists() and not _is_plain(path):
+        path.write_text(text, encoding="utf-8")
+        return
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -98,10 +124,10 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _failure(path: Path, put: Callable[[Path], object]) -> str:
     try:
-        yield
-    except (OSError, ValueError) as error:  # matplotlib does not know every kind of picture
+        put(path)
+    except (OSError, ValueError) as error:  # matplotlib has its own of what is wrong
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise MldebugError(f"{path} cannot be written: {why}", "name another place") from None
+        return f"{path} cannot be written: {why}"
+    return ""

@@ -32,7 +32,7 @@ def work(order: dict[str, Any]) -> None:
     if rank() == 0:
         say("joined", **about(torch, order, bench))
     for op in order["ops"]:
-        for size in order["sizes"] if op != "barrier" else [0]:
+        for size in bench.payloads(op):
             bench.cell(op, size)
     leave(torch)
 
@@ -66,6 +66,13 @@ class Bench:
         self._itemsize = torch.empty(0, dtype=getattr(torch, order["dtype"])).element_size()
         self._values = Values(torch, self.world, order["dtype"], device)
         self.memory = int(self._agreed(float(self._free()), "MIN"))
+
+    def payloads(self, op: str) -> list[int]:
+        """Those that are not the same once they are rounded down to whole elements."""
+        found: dict[int, int] = {}
+        for size in self._order["sizes"]:
+            found.setdefault(elements(op, size, self._itemsize, self.world), size)
+        return list(found.values())
 
     def cell(self, op: str, size: int) -> None:
         """Time one op with one payload, check its values, and have rank 0 say what all saw."""
@@ -156,7 +163,8 @@ class Bench:
             free = int(self._torch.cuda.mem_get_info()[0] * SHARE)
         else:
             free = available() // 4 // int(os.environ["LOCAL_WORLD_SIZE"])
-        return min(free, self._order["memory"] or free)
+        most = self._order["memory"]
+        return free if most is None else min(free, most)
 
 
 def available() -> int:

@@ -34,6 +34,11 @@ CONSEQUENCES = (
     "remote process exited",
     "not end in time",
 )
+COMMON = (
+    "bytes",
+    "repeats",
+    "step",
+)  # of node 0 for all: a pair of which each end does something else would look broken
 Group = List[int]  # numbers of members
 
 
@@ -110,6 +115,9 @@ class Stand:
     def arrive(self) -> None:
         """Tell that this node is here."""
         told = {"name": socket.gethostname(), "seats": self._order["seats"]}
+        told["device"] = self._order["device"]
+        if not self.node:
+            self.tell("common", {key: self._order[key] for key in COMMON})
         self.tell(f"node/{self.node}", told)
 
     def tell(self, key: str, value: Any) -> None:
@@ -132,6 +140,7 @@ class Stand:
     def follow(self) -> None:
         """Do one step after the other until there are no more."""
         until = time.monotonic() + self._order["seconds"]
+        self._order.update(self.heard("common", until) or {})
         number = 0
         while True:
             step = self.heard(f"step/{number}", until)
@@ -190,6 +199,12 @@ class Head:
             node: self._stand.heard(f"node/{node}", until) for node in range(self._order["nodes"])
         }
         here = [node for node, one in told.items() if one is not None]
+        for node in here:
+            if told[node]["device"] != self._order["device"]:
+                ours, its = self._order["device"], told[node]["device"]
+                raise ValueError(
+                    f"node {node} would measure {its}, and node 0 {ours}: name one --device on all"
+                )
         hosts = [told[node]["name"] for node in here]
         for node in here:
             host = told[node]["name"] + (f"#{node}" if hosts.count(told[node]["name"]) > 1 else "")

@@ -35,16 +35,21 @@ def launch(order: Order, work: Callable[[Order], None]) -> None:
     """Run `work` in each rank that belongs to this node; never returns."""
     keep_stdout()
     if "ranks" not in order:  # torchrun has started this rank
-        if order.get("alone") and os.environ["LOCAL_RANK"] == "0":
-            watch_from_here(Strangers(order["device"] == "cuda"))
-        os._exit(run_rank(order, work))
+        watch_from_here(order)
+        code = run_rank(order, work)
+        if not code and rank() == 0:
+            say("done")
+        os._exit(code)
     pids = {fork_rank(order, number, work): rank for number, rank in enumerate(order["ranks"])}
     others = Strangers(order["device"] == "cuda") if order.get("alone") else None
     os._exit(watch(pids, time.monotonic() + order["seconds"], others))
 
 
-def watch_from_here(others: Strangers) -> None:
-    """End this rank, and thereby torchrun's others, as soon as somebody else wants this node."""
+def watch_from_here(order: Order) -> None:
+    """End this rank, and thereby torchrun's others, when its time is over or somebody else wants this node: there is no launcher of ours."""
+    first = order.get("alone") and os.environ["LOCAL_RANK"] == "0"
+    others = Strangers(order["device"] == "cuda") if first else None
+    until = time.monotonic() + order["seconds"]
 
     def look(reason: str) -> None:
         if reason:
@@ -52,12 +57,14 @@ def watch_from_here(others: Strangers) -> None:
             os._exit(1)
 
     def watch() -> None:
-        while True:
+        while time.monotonic() < until:
             time.sleep(BEAT)
-            look(others.look())
+            look(others.look() if others else "")
+        say("late", ranks=[rank()])
+        os._exit(1)
 
-    look(others.first_look())
-    threading.Thread(target=watch, name="strangers", daemon=True).start()
+    look(others.first_look() if others else "")
+    threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
 def say(event: str, **fields: object) -> None:
