@@ -87,15 +87,22 @@ def _cleared(judged: Judged) -> frozenset[str]:
     return frozenset(name for pair in judged.good for name in pair)
 
 
+def _working(left: Sequence[str], judged: Judged) -> frozenset[str]:
+    """Who works with two others or more, however unsure it is how well."""
+    some = judged.good | judged.unsure
+    return frozenset(name for name in left if len(judged.of(name, some)) > 1)
+
+
 def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
-    cleared, found = _cleared(judged), []
+    cleared, working, found = _cleared(judged), _working(left, judged), []
     for name in left:
         bad = judged.of(name, judged.bad - judged.late)
-        if name in cleared or judged.of(name, judged.unsure):
+        if name in cleared or judged.of(name, judged.unsure | judged.chance):
             continue
         partners = [next(iter(pair - {name})) for pair in bad]
         enough = len(bad) in range(min(ENOUGH, len(left) - 1), len(left))
-        if enough and len(cleared.intersection(partners)) >= CLEARED:
+        well = cleared | working if judged.plain.issuperset(bad) else cleared
+        if enough and len(well.intersection(partners)) >= CLEARED:
             told = (
                 f"all of its {len(bad)} pairs are bad: with {partners[0]} it {judged.why[bad[0]]}"
             )
@@ -104,10 +111,9 @@ def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
 
 
 def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
-    """A pair that is bad while both ends do well with others; for one that never works it is enough that they work with two others."""
+    """A pair that is bad while both ends do well with others; where it is plainly bad it is enough that they work with two others."""
     order = {name: number for number, name in enumerate(left)}
-    well = _cleared(judged)
-    working = [name for name in left if len(judged.of(name, judged.good | judged.unsure)) > 1]
+    well, working = _cleared(judged), _working(left, judged)
     return [
         Culprit(
             kind="link",
@@ -115,7 +121,7 @@ def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
             evidence=f"the pair {judged.why[pair]}; both do well with others",
         )
         for pair in sorted(judged.bad, key=sorted)
-        if pair <= (well.union(working) if pair in judged.dead else well)
+        if pair <= (well | working if pair in judged.plain else well)
         and pair not in judged.chance | judged.late
     ]
 

@@ -1,12 +1,12 @@
 """How each pair did in its tries: good, bad, or neither. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from mldebug.probing.trials import Pair, Trial, hurried
 
-CHANCE = 0.01  # that all tries of a pair are slow like some of good pairs: from here on nobody is named for it
 _WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carried wrong values"}
 
 
@@ -29,10 +29,12 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     unsure: frozenset[Pair]
     why: dict[Pair, str]
     best: dict[str, float]
-    chance: frozenset[Pair] = frozenset()  # bad ones that chance alone may have slowed
+    chance: frozenset[Pair] = frozenset()  # bad ones that other work alone may have slowed
     late: frozenset[Pair] = frozenset()  # bad ones that may only have had too little time
     noisy: bool = False  # good pairs did badly in some of their tries, too
-    dead: frozenset[Pair] = frozenset()  # bad ones that never worked, in two tries or more
+    plain: frozenset[Pair] = (
+        frozenset()
+    )  # bad ones that no other work explains: dead or far behind in two tries or more
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
         """Those of these pairs that it took part in, sorted."""
@@ -57,10 +59,9 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
         sorts[sort].add(pair)
     tops = {path: max(speed for (other, _), speed in best.items() if other == path) for path, _ in best}  # fmt: skip
     fixed = {name: frozenset(pairs) for name, pairs in sorts.items()}
-    chance = _by_chance(fixed["bad"], fixed["good"], tries, best, limits)
-    dead = (
-        pair for pair in fixed["bad"] if len(tries[pair]) > 1 and not any(map(_speed, tries[pair]))
-    )
+    bad = fixed["bad"]
+    far = _far(bad, tries, limits)
+    chance = bad - far if _unsteady(bad, tries, best, limits) else frozenset()
     well = [one for pair in fixed["good"] for one in tries[pair]]
     late = (pair for pair in fixed["bad"] if any(hurried(one, well) for one in tries[pair]))
     return Judged(
@@ -72,28 +73,45 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
         why=why,
         best=tops,
         chance=chance,
-        dead=frozenset(dead),
+        plain=frozenset(pair for pair in far if len(tries[pair]) > 1),
     )
 
 
-def _by_chance(
-    bad: frozenset[Pair],
-    good: frozenset[Pair],
-    tries: Mapping[Pair, Sequence[Trial]],
-    best: Mapping[tuple[str, bool], float],
-    limits: Limits,
+def _far(
+    bad: frozenset[Pair], tries: Mapping[Pair, Sequence[Trial]], limits: Limits
 ) -> frozenset[Pair]:
-    """Slow pairs, where other work also slows so many tries of good ones that all of theirs may be slow for it."""
-    usual = [_compared(one, best)[0] < limits.slow for pair in good for one in tries[pair]]
-    if not any(usual):
-        return frozenset()
-    share = (sum(usual) + 1) / (len(usual) + 2)
+    """Bad pairs of which every try failed, or was far slower than even the slowest of all pairs of that path that are not bad."""
+    slowest: dict[str, float] = {}
+    for pair in tries.keys() - bad:
+        for one in tries[pair]:
+            slowest[one.path] = min(slowest.get(one.path, math.inf), _speed(one))
     return frozenset(
         pair
         for pair in bad
-        if all(one.outcome == "measured" for one in tries[pair])
-        and share ** len(tries[pair]) >= CHANCE
+        if all(
+            not _speed(one) or _speed(one) < limits.slow * slowest.get(one.path, 0.0)
+            for one in tries[pair]
+        )
     )
+
+
+def _unsteady(
+    bad: frozenset[Pair],
+    tries: Mapping[Pair, Sequence[Trial]],
+    best: Mapping[tuple[str, bool], float],
+    limits: Limits,
+) -> bool:
+    """Does other work slow pairs as much as a fault would: one that is not bad in some try, or any of them in one try and not in another?"""
+    if any(
+        _compared(one, best)[0] < limits.slow for pair in tries.keys() - bad for one in tries[pair]
+    ):
+        return True
+    for some in tries.values():
+        for alone in (True, False):
+            speeds = [_speed(one) for one in some if one.alone is alone and _speed(one)]
+            if speeds and min(speeds) < limits.slow * max(speeds):
+                return True
+    return False
 
 
 def rate(bandwidth: float) -> str:

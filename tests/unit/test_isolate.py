@@ -1,9 +1,10 @@
 """Who is bad, from trials of pairs: never a wrong name, whatever is broken and however noisy it is."""
 
 import json
+import random
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -143,10 +144,49 @@ def test_a_slow_link_is_not_named_where_good_pairs_are_slow_at_times() -> None:
     answer = isolate(names(4), world(names(4), [link]) + busy)
     assert (answer.outcome, answer.culprits) == ("unknown", ())
     assert answer.sentence == "cannot tell who is bad: n0 - n1 has 200 MB/s, the best 1 GB/s"
-    more = [Trial(members=("n0", "n1"), bandwidth=2e8)] * 4
-    assert named(isolate(names(4), world(names(4), [link]) + busy + more)) == {link}
+    far = [Trial(members=("n0", "n1"), bandwidth=5e7)]  # slower than whatever other work has slowed
+    assert named(isolate(names(4), world(names(4), [link], how=0.05) + busy + far)) == {link}
     failed = world(names(4), [link], how="failed")
     assert named(isolate(names(4), failed + busy)) == {link}
+
+
+NOISES: dict[str, Callable[[random.Random], float]] = {
+    "a shared machine": lambda dice: dice.lognormvariate(0, 0.3),
+    "a crowded machine": lambda dice: dice.lognormvariate(0, 0.7),
+    "stalls now and then": lambda dice: dice.uniform(0.8, 1) * (0.1 if dice.random() < 0.15 else 1),
+}
+
+
+def tried(count: int, dice: random.Random, noise: str, fault: Fault = frozenset()) -> set[Fault]:
+    """Who is named after everything that is tried, where each try has its own noise and a fault leaves a fiftieth."""
+
+    def step(groups: list[list[int]]) -> list[Tried]:
+        return [one(group, len(groups) == 1) for group in groups]
+
+    def one(group: list[int], alone: bool) -> Tried:
+        made = Tried(group=list(group), path="", alone=alone)
+        made.seconds = 0.1
+        who = frozenset(f"n{number}" for number in group)
+        if len(group) > 1:
+            made.bandwidth = NOISES[noise](dice) * (2e7 if fault and fault <= who else 1e9)
+        return made
+
+    first = [trial for groups in plan(count, 4096) for trial in step(groups)]
+    more = [trial for groups in again(first, 0.8) for trial in step(groups)]
+    told = [msgspec.convert(trial.told(names(count)), Trial) for trial in (*first, *more)]
+    return named(isolate(names(count), told))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("count", [3, 4, 5, 8])
+def test_of_hundreds_of_noisy_runs_none_has_a_wrong_name(count: int, noise: str) -> None:
+    dice = random.Random(count)
+    for fault in (frozenset[str](), frozenset({"n1"}), frozenset({"n1", f"n{count - 1}"})):
+        answers = [tried(count, dice, noise, fault) for _ in range(60)]
+        assert all(answer <= {fault} for answer in answers)
+        right = sum(answer == {fault} for answer in answers)
+        if fault and noise != "a crowded machine" and (count > 3 or len(fault) == 1):
+            assert right >= 54
 
 
 @pytest.mark.parametrize("faults", [{"n0"}, {"n1"}, {"n0", "n1"}])
