@@ -168,7 +168,8 @@ class Bad(NamedTuple):
 def bad_ones() -> Iterator[Bad]:
     """What needs GPUs of this machine stands last."""
     yield Bad(SHORT, {"NCCL_ALGO": "Banana"}, 2, "NCCL_ALGO=Banana means nothing to NCCL")
-    yield Bad(SHORT, {"NCCL_SOCKET_IFNAME": "nosuch0"}, 1, "no such interface")
+    interface = "NCCL_SOCKET_IFNAME" if GPUS else "GLOO_SOCKET_IFNAME"
+    yield Bad(SHORT, {interface: "nosuch0"}, 1, "no such interface")
     yield Bad((*SHORT, "--interface", "nosuch0"), {}, 1, "no such interface")
     yield Bad((*SHORT, "--python", "/bin/true"), {}, 3, "PyTorch does not work in /bin/true")
     yield Bad((*SHORT, "--memory", "1KiB"), {}, 1, "nothing was measured")

@@ -87,6 +87,7 @@ def _start(name: str, folder: Path) -> "subprocess.Popen[bytes]":
     setting = 'hostname "$1" && mount --bind "$2" /etc/hosts && : >"$3" && exec sleep infinity'
     process = subprocess.Popen(
         [
+            *("setpriv", "--pdeathsig", "KILL"),  # a pytest that is killed leaves no hosts
             *("unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--uts", "--net"),
             *("sh", "-c", setting, "host", name, str(folder / "hosts"), str(ready)),
         ],
