@@ -25,6 +25,7 @@ class NodeFacts(Noun, frozen=True, kw_only=True):
     iommu: bool = False  # the kernel uses one
     kernel_arguments: tuple[str, ...] = ()
     hosts: dict[str, str] = {}  # address -> name, of /etc/hosts
+    cores: int = 0  # logical CPUs; 0: not known
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     nccl: Version | None = None  # None where there is none, or its version is not known
     rocm: bool = False
     settings: Mapping[str, str] = {}  # of the allow-list alone
+    cores: int = 0  # logical CPUs that each of these ranks may use; 0: not known
     gpu: bool | None = None  # a rank of it has a GPU open; None: nobody has looked
     several_ranks: bool = False
     several_nodes: bool = False

@@ -27,6 +27,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     software: Software = Software()
     settings: Mapping[str, str] = {}
+    cores: int = 0  # see `Facts`
 
 
 class Trap(Noun, frozen=True, kw_only=True):
@@ -85,17 +86,19 @@ def _alike(
     job: Job, ran: Iterable[Ran], node: NodeFacts, said: NcclSaid
 ) -> Iterator[tuple[Facts, list[int]]]:
     """Ranks that run the same with the same settings, together: of 64 ranks mostly all."""
-    groups: dict[tuple[Software, tuple[tuple[str, str], ...]], list[int]] = {}
+    groups: dict[tuple[Software, tuple[tuple[str, str], ...], int], list[int]] = {}
     for one in ran:
-        groups.setdefault((one.software, tuple(sorted(one.settings.items()))), []).append(one.rank)
+        same = (one.software, tuple(sorted(one.settings.items())), one.cores)
+        groups.setdefault(same, []).append(one.rank)
     sizes = [rank.local_world_size for rank in job.ranks if rank.local_world_size]
     here = max(sizes, default=len(job.ranks) + len(job.lost))  # some may not be seen, or not yet
-    for (software, given), ranks in groups.items():
+    for (software, given, cores), ranks in groups.items():
         facts = Facts(
             torch=parse_version(software.torch),
             nccl=_nccl(software, said),
             rocm=software.rocm,
             settings=dict(given),
+            cores=cores,
             several_ranks=job.world_size > 1,
             several_nodes=job.world_size > here,
             node=node,

@@ -20,6 +20,7 @@ TOKENIZERS = "TOKENIZERS_PARALLELISM"
 PATHS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 NO_IB, NETWORK = "NCCL_IB_DISABLE", "NCCL_NET"
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+MANY_CORES = 4  # of a node: with fewer of them one for a rank may be meant
 _TAMED = ("iommu=pt", "iommu=soft", "iommu=off", "amd_iommu=off", "intel_iommu=off", "iommu.passthrough=1")  # fmt: skip
 _HANGS = next(rule for rule in OF_VERSIONS if rule.name == "nccl_launch_blocking_hang")
 
@@ -61,6 +62,11 @@ def _interfaces(facts: Facts) -> str:
 def _only_local(setting: str) -> bool:
     names = setting.partition("=")[2].strip().removeprefix("=").split(",")
     return all(is_local(name.strip().removeprefix("=")) for name in names)
+
+
+def _one_core(facts: Facts) -> str:
+    few = facts.cores == 1 and facts.node.cores >= MANY_CORES
+    return f"1 of {facts.node.cores} cores" if few and facts.gpu else ""
 
 
 def _iommu(facts: Facts) -> str:
@@ -180,6 +186,14 @@ RULES = (
         source="https://github.com/huggingface/transformers/issues/5486",
         reads=(TOKENIZERS,),
         seen=lambda facts: facts.is_on(TOKENIZERS),
+    ),
+    Rule(
+        name="one_core",
+        when=f"a rank that may use one core, a node of {MANY_CORES} or more, a job that has a GPU open",
+        wrong="Python, NCCL's threads and the DataLoader's workers of a rank share one core: steps are slow, and the GPU waits",
+        todo="srun --cpus-per-task=N, or SRUN_CPUS_PER_TASK: srun does not take it from sbatch since Slurm 22.05",
+        source="https://slurm.schedmd.com/sbatch.html",
+        seen=_one_core,
     ),
     Rule(
         name="amd_iommu",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hung import wait_until
 from mldebug.config import Agent, Config
 from mldebug.model import Job, RankIdentity
 from mldebug.rooms import create_all
@@ -223,6 +224,26 @@ def test_real_files_are_read(reader: Reader, package: Path) -> None:
     assert told(reader, package) == Software(torch="2.7.0+cu126", nccl="2.26.2")
 
 
+def test_a_rank_that_may_use_one_core_is_told_on_a_large_node(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["taskset", "--cpu-list", "0", "cat"], stdin=subprocess.PIPE) as pinned:
+        wait_until(lambda: os.sched_getaffinity(pinned.pid) == {0})
+        one = job(first=pinned.pid)
+        programs = loaded(one, Libraries())
+        monkeypatch.setattr(os, "cpu_count", lambda: 2)
+        assert TrapFinder(Host(), reader).of(one, programs, gpu=True) == ()
+        monkeypatch.setattr(os, "cpu_count", lambda: 96)
+        (trap,) = TrapFinder(Host(), reader).of(one, programs, gpu=True)
+        assert trap.name == "one_core"
+        assert trap.message.startswith("1 of 96 cores: ")
+        os.sched_setaffinity(pinned.pid, os.sched_getaffinity(0))
+        assert TrapFinder(Host(), reader).of(one, programs, gpu=True) == ()
+        pinned.kill()
+    monkeypatch.undo()
+    assert TrapFinder(Host(), reader).of(one, programs, gpu=True) == ()  # it is gone
+
+
 @pytest.mark.parametrize("trick", ["fifo", "huge", "link", "folder", "binary", "none"])
 def test_a_trick_gives_an_unknown_version_at_once(
     reader: Reader, package: Path, trick: str
@@ -286,6 +307,7 @@ def test_a_node_is_looked_at_seldom(tmp_path: Path, reader: Reader) -> None:
     )
     facts = read_node(Host(str(tmp_path)), reader)
     assert facts == NodeFacts(
+        cores=os.cpu_count() or 0,
         machine=os.uname().machine, rdma=("mlx5_0",), iommu=True,
         kernel_arguments=("BOOT_IMAGE=/vmlinuz", "iommu=pt"), hosts={"10.2.0.5": "n5.example"},
     )  # fmt: skip
@@ -302,7 +324,9 @@ def test_a_node_is_looked_at_seldom(tmp_path: Path, reader: Reader) -> None:
 
 
 def test_a_node_without_any_of_it_is_no_trouble(tmp_path: Path) -> None:
-    assert read_node(Host(str(tmp_path)), FakeReader({})) == NodeFacts(machine=os.uname().machine)
+    assert read_node(Host(str(tmp_path)), FakeReader({})) == NodeFacts(
+        machine=os.uname().machine, cores=os.cpu_count() or 0
+    )
 
 
 def test_the_pytorch_of_a_real_process_is_told(reader: Reader) -> None:

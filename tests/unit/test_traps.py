@@ -12,6 +12,7 @@ from mldebug.traps.version import Span, Version, parse_version
 PLAIN = NodeFacts(machine="x86_64")
 ARM = NodeFacts(machine="aarch64")
 RDMA = NodeFacts(machine="x86_64", rdma=("mlx5_0", "mlx5_1"))
+LARGE = NodeFacts(machine="x86_64", cores=192)
 AMD = NodeFacts(machine="x86_64", iommu=True, kernel_arguments=("BOOT_IMAGE=/vmlinuz", "quiet"))
 FOREIGN = NcclSaid(interfaces={"eth0": "10.0.0.5", "docker0": "172.17.0.1"})
 SOCKETS = NcclSaid(networks=("Socket",), interfaces={"eth0": "10.0.0.5"})
@@ -32,11 +33,12 @@ def found(
     node: NodeFacts = PLAIN,
     said: NcclSaid | None = None,
     gpu: bool | None = None,
+    cores: int = 0,
     **settings: str,
 ) -> dict[str, str]:
     """Names and messages of the traps of a job whose eight ranks all run the same."""
     runs = Software(torch=torch, nccl=nccl, rocm=rocm)
-    ran = [Ran(rank=rank, software=runs, settings=settings) for rank in range(8)]
+    ran = [Ran(rank=rank, software=runs, settings=settings, cores=cores) for rank in range(8)]
     return {trap.name: trap.message for trap in find_traps(job(world=world), ran, node, said, gpu)}
 
 
@@ -94,6 +96,7 @@ CAUGHT = [
     ("nccl_launch_blocking_hang", found("1.13.1", "2.14.3", CUDA_LAUNCH_BLOCKING="1")),
     ("nccl_nonblocking_hang", found("2.8.0", "2.26.5", TORCH_NCCL_USE_COMM_NONBLOCKING="1")),
     ("launch_blocking", found("2.8.0", "2.27.3", CUDA_LAUNCH_BLOCKING="1")),
+    ("one_core", found("2.8.0", "2.27.3", node=LARGE, gpu=True, cores=1)),
     ("launch_blocking", found(CUDA_LAUNCH_BLOCKING=" 1 ")),
     ("error_handling_off", found(TORCH_NCCL_ASYNC_ERROR_HANDLING="0")),
     ("error_handling_off", found(NCCL_ASYNC_ERROR_HANDLING="0")),
@@ -146,6 +149,11 @@ HEALTHY = [
     ("what PyTorch takes first counts", found(TORCH_NCCL_ASYNC_ERROR_HANDLING="1", NCCL_ASYNC_ERROR_HANDLING="0")),
     ("no RDMA to use", found(world=16, NCCL_IB_DISABLE="1", said=SOCKETS)),
     ("one node needs no network", found(node=RDMA, NCCL_IB_DISABLE="1", said=SOCKETS)),
+    ("two cores", found(node=LARGE, gpu=True, cores=2)),
+    ("cores that are not known", found(node=LARGE, gpu=True)),
+    ("a job on CPUs", found(node=LARGE, gpu=False, cores=1)),
+    ("nobody has looked for GPUs", found(node=LARGE, cores=1)),
+    ("a small node", found(node=NodeFacts(cores=2), gpu=True, cores=1)),
     ("one node may use lo", found(NCCL_SOCKET_IFNAME="lo", said=FOREIGN)),
     ("left out, not chosen", found(world=16, NCCL_SOCKET_IFNAME="^docker0,lo")),
     ("one of them leads out", found(world=16, NCCL_SOCKET_IFNAME="lo,eth0")),

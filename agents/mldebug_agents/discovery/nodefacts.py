@@ -30,6 +30,7 @@ def read_node(host: Host, reader: Reader) -> NodeFacts:
         kernel_arguments=tuple(given.decode(errors="replace").split())
         if isinstance(given, bytes)
         else (),
+        cores=os.cpu_count() or 0,
         hosts=_hosts(reader.read_file(f"{host.root}/etc/hosts", max_bytes=MAX_HOSTS_FILE)),
     )
 

@@ -1,5 +1,7 @@
 """The known traps of the jobs on this node. Node facts are read every ten minutes."""
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 
@@ -50,11 +52,20 @@ class TrapFinder:
                     job.id, rank.pid, programs[rank.pid].libraries, read=read
                 ),
                 settings=programs[rank.pid].settings,
+                cores=self._cores(rank.pid),
             )
             for rank in job.ranks
             if rank.pid in programs
         ]
         return find_traps(job, ran, self._node_facts() if read else self._node, said, gpu)
+
+    def _cores(self, pid: int) -> int:
+        """Logical CPUs that it may use; 0 where that is not known."""
+        if self._host.root:  # its numbers may be of other processes here
+            return 0
+        with contextlib.suppress(OSError):
+            return len(os.sched_getaffinity(pid))
+        return 0
 
     def _node_facts(self) -> NodeFacts:
         if self._clock() >= self._due:
