@@ -47,6 +47,7 @@ def alone(test: Callable[[Path], None]) -> Callable[[Path], None]:
             assert "CI" not in os.environ, "CI must be able to make a PID namespace"
             pytest.skip("this user may not make a PID namespace")
         words = (*here, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+        words = (*words, "--basetemp", str(tmp_path / "again"))  # that of real root may be there
         told = subprocess.run(
             [*words, f"{__file__}::{test.__name__}"],
             env={
