@@ -331,10 +331,10 @@ def test_other_networks_are_never_asked(ours: Identity, there: Peer, loop: Loop)
 def test_the_first_that_answers_coordinates(
     ours: Identity, strangers: Identity, there: Peer, loop: Loop
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        nobody = Peer("127.0.0.1", door.getsockname()[1])
     now = [0.0]
-    with served(strangers, loop) as other:
+    with socket.socket() as door, served(strangers, loop) as other:
+        door.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else gets that port
+        nobody = Peer("127.0.0.1", door.getsockname()[1])
         seeker = Seeker(Talk(ours), (nobody, other, there), lambda: now[0])
         found = seeker.announce(TOLD)
         assert (found.peer, found.welcome.node) == (there, "n1")

@@ -361,9 +361,9 @@ class Room(Scarce):
 
 @pytest.mark.parametrize("room", [1, 3])
 def test_want_of_descriptors_costs_no_node_where_others_refuse(ours: Identity, room: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.socket() as door, ExitStack() as stack:
+        door.bind(("127.0.0.1", 0))  # nobody listens, and no node gets its port
         dead = Peer("127.0.0.1", door.getsockname()[1])
-    with ExitStack() as stack:
         nodes = [stack.enter_context(node(ours, says(ANSWER))) for _ in range(6)]
         told = bodies(fire(Room(ours, room), [nodes[0], dead, dead, dead, *nodes[1:]]))
     assert [one for one in told if isinstance(one, bytes)] == [b"hello"] * 6
