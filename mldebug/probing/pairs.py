@@ -34,7 +34,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     noisy: bool = False  # good pairs did badly in some of their tries, too
     plain: frozenset[Pair] = (
         frozenset()
-    )  # bad ones that no other work explains: dead or far behind in two tries or more
+    )  # bad ones that no other work explains, in two tries or more
 
     def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
         """Those of these pairs that it took part in, sorted."""
@@ -80,7 +80,7 @@ def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
 def _far(
     bad: frozenset[Pair], tries: Mapping[Pair, Sequence[Trial]], limits: Limits
 ) -> frozenset[Pair]:
-    """Bad pairs of which every try failed, or was far slower than even the slowest of all pairs of that path that are not bad."""
+    """Bad pairs that carried wrong values, or of which every try failed or was far slower than all tries of that path that are not of bad pairs."""
     slowest: dict[str, float] = {}
     for pair in tries.keys() - bad:
         for one in tries[pair]:
@@ -88,7 +88,8 @@ def _far(
     return frozenset(
         pair
         for pair in bad
-        if all(
+        if any(one.outcome == "wrong" for one in tries[pair])
+        or all(
             not _speed(one) or _speed(one) < limits.slow * slowest.get(one.path, 0.0)
             for one in tries[pair]
         )

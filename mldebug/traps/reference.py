@@ -19,8 +19,8 @@ never name a culprit: most such jobs go well.
 
 When a job is found, the agent reads `torch/version.py` beside the library that a rank has mapped, NCCL's version from its
 file name or from `nccl.h` beside it, and the settings below as they stood when the process began (what a script sets later
-cannot be seen). Nothing is imported, and all of it is read once; how many cores a rank may use is asked at each look. Where a version is not known, or is one before its release
-(`2.6.0a0+…`) at the edge of a span, no rule that asks for it holds.
+cannot be seen). Nothing is imported, and all of it is read once; how many cores a rank may use is asked at each look. Where a
+version is not known, or is one before its release (`2.6.0a0+…`) at the edge of a span, no rule that asks for it holds.
 
 Lines of NCCL's in the log (`NCCL_DEBUG=WARN` or `INFO`) need the agent. A line counts where its writer can be a rank of the job:
 one of another job or of an earlier launch does not. An address is given its host's name where a rank there said that the

@@ -279,6 +279,12 @@ def test_wrong_values_are_never_excused_by_a_good_try() -> None:
     assert named(isolate(names(4), trials)) == {frozenset({"n0", "n1"})}
 
 
+def test_wrong_values_are_named_however_other_work_scatters() -> None:
+    busy = [Trial(members=("n2", "n3"), bandwidth=2e8), Trial(members=("n0", "n1"), bandwidth=7e8)]
+    trials = [*world(names(4), []), *busy, Trial(members=("n0", "n1"), outcome="wrong")]
+    assert named(isolate(names(4), trials)) == {frozenset({"n0", "n1"})}
+
+
 def test_a_way_that_is_cut_is_named_though_other_work_slows_its_ends() -> None:
     slow = dict.fromkeys(map(frozenset, combinations(names(5), 2)), 0.7) | {
         frozenset({"n2", "n3"}): 1.0

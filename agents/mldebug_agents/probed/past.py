@@ -37,11 +37,8 @@ _FORGET = (
 _ALL = """SELECT CAST(told AS BLOB), at, seconds, busbw FROM runs JOIN series ON series.id = runs.series
 ORDER BY series.id, at, runs.rowid"""
 _OTHER = "name another folder with --state-dir"
-_NONE_OF_OURS = (
-    "no such column",
-    "table runs has",
-    "table series has",
-)  # of a table that others made
+# What SQLite says of a table that others made
+_NONE_OF_OURS = ("no such column", "table runs has", "table series has")
 
 Past = tuple[tuple[Series, tuple[Run, ...]], ...]
 

@@ -34,11 +34,8 @@ CONSEQUENCES = (
     "remote process exited",
     "not end in time",
 )
-COMMON = (
-    "bytes",
-    "repeats",
-    "step",
-)  # of node 0 for all: a pair of which each end does something else would look broken
+# Of node 0 for all: a pair of which each end does something else would look broken
+COMMON = ("bytes", "repeats", "step")
 Group = List[int]  # numbers of members
 
 

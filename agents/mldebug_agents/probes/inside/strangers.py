@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
 import time
 from typing import Dict, Iterator, List, Optional
 
@@ -78,7 +79,8 @@ def start() -> Optional[subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            preexec_fn=_die_with_us,  # noqa: PLW1509 - a launcher has one thread
+            # Python must not run between fork and exec where there are other threads: in a rank that torchrun started
+            preexec_fn=_die_with_us if threading.active_count() == 1 else None,  # noqa: PLW1509
         )
     except OSError:
         return None
