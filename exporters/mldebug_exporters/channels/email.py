@@ -14,8 +14,8 @@ import msgspec
 from mldebug.events.message import plain_text
 from mldebug.events.model import Message, RefusedError
 from mldebug.settings.units import Duration
-from mldebug_exporters.sending.limit import TIMES, limit
-from mldebug_exporters.sending.secrets import secret
+from mldebug_exporters.channels._secrets import secret
+from mldebug_exporters.channels._time_limit import TIMES, limit
 
 PERMANENT = (550, 551, 552, 553, 554)
 

@@ -8,8 +8,8 @@ import msgspec
 
 from mldebug.events.model import Message
 from mldebug.settings.units import Duration
-from mldebug_exporters.sending.http import problem_of, request
-from mldebug_exporters.sending.secrets import secret
+from mldebug_exporters.channels._http import problem_of, request
+from mldebug_exporters.channels._secrets import secret
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

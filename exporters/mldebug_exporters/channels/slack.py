@@ -9,8 +9,8 @@ import msgspec
 from mldebug.events.message import plain_text
 from mldebug.events.model import Message
 from mldebug.settings.units import Duration
-from mldebug_exporters.sending.http import request
-from mldebug_exporters.sending.secrets import secret
+from mldebug_exporters.channels._http import request
+from mldebug_exporters.channels._secrets import secret
 
 MOST = 3500  # characters
 

@@ -8,8 +8,8 @@ import msgspec
 
 from mldebug.events.model import Message
 from mldebug.settings.units import Duration
-from mldebug_exporters.sending.http import request
-from mldebug_exporters.sending.login import credentials, login_problems
+from mldebug_exporters.channels._http import request
+from mldebug_exporters.channels._login import credentials, login_problems
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,14 @@ import msgspec
 from mldebug.gpus.readings import GpuReading, NodeGpus, NodeWatch
 from mldebug.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
-from mldebug_exporters.exposition.gputable import BY_LABEL, ECC, FAMILIES, GPU, SINGLE, UNREADABLE
+from mldebug_exporters.metrics._gpu_table import (
+    BY_LABEL,
+    ECC,
+    FAMILIES,
+    GPU,
+    SINGLE,
+    UNREADABLE,
+)
 
 NO_LIBRARY = "where there is no GPU library, and after a read that failed"
 

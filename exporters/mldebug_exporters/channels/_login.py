@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from mldebug_exporters.sending.http import problem_of
-from mldebug_exporters.sending.secrets import secret
+from mldebug_exporters.channels._http import problem_of
+from mldebug_exporters.channels._secrets import secret
 
 
 class Login(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from mldebug.events.model import RefusedError
-from mldebug_exporters.sending.limit import TIMES, limit
+from mldebug_exporters.channels._time_limit import TIMES, limit
 
 MOST = 4096  # bytes of an answer that are read
 LATER = (401, 403, 404, 408, 425, 429)  # a person, or time, may mend these

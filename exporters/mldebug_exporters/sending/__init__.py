@@ -1,1 +1,0 @@
-"""What channels share: HTTP without surprises, and secrets from files."""
