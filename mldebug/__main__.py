@@ -2,6 +2,6 @@
 
 import sys
 
-from mldebug.cli import main
+from mldebug.cli.main import main
 
 sys.exit(main())

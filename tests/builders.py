@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.model import (
+from mldebug.core.model import (
     Frame,
     Job,
     Movement,

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from mldebug.gpus.readings import GpuReading, GpuWatch, NodeGpus, NodeWatch
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, NodeGpus, NodeWatch
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.bundle import layout
 from mldebug_agents.bundle.layout import Clocks, Manifest
 

@@ -3,8 +3,14 @@
 import msgspec
 
 from builders import WAITER, capture, process, rank, still
-from mldebug.folding import fold_ranks
-from mldebug.model import Collective, FlightGroup, FlightRecord, NodeCapture, ProcessCapture
+from mldebug.core.model import (
+    Collective,
+    FlightGroup,
+    FlightRecord,
+    NodeCapture,
+    ProcessCapture,
+)
+from mldebug.core.ranksets import fold_ranks
 
 LONG_AGO = 1_600_000_000.0  # before the captures of `builders`
 

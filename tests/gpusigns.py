@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mldebug.gpus.fingerprint import Fingerprint, RunLevels
-from mldebug.gpus.signs import GpuSign, RankSign
+from mldebug.hardware.gpu.fingerprint import Fingerprint, RunLevels
+from mldebug.hardware.gpu.samples import GpuSign, RankSign
 from recordings import RECORD, phases
 
 FOLDER = Path(__file__).parent / "fixtures" / "h200" / "signals"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mldebug.model import Job, ProcessCapture, RankCapture, RankIdentity
+from mldebug.core.model import Job, ProcessCapture, RankCapture, RankIdentity
 from mldebug_agents import procfs
 from mldebug_agents.discovery.programs import Program, libraries, recorder_settings
 from mldebug_agents.host import Host

@@ -5,9 +5,16 @@ from collections.abc import Iterable
 import msgspec
 
 from builders import WAITER, process, still
-from mldebug.across.merge import Heard, Merged, merge
-from mldebug.across.wire import NodeReply
-from mldebug.model import AskedNode, Job, NodeCapture, ProcessCapture, RankCapture, RankIdentity
+from mldebug.cluster.merge import Heard, Merged, merge
+from mldebug.cluster.wire import NodeReply
+from mldebug.core.model import (
+    AskedNode,
+    Job,
+    NodeCapture,
+    ProcessCapture,
+    RankCapture,
+    RankIdentity,
+)
 
 INIT = (
     "rendezvous (torch/distributed/rendezvous.py:280)",

@@ -5,25 +5,33 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from mldebug.filling import filesystem
-from mldebug.filling.filesystem import Fullness
-from mldebug.filling.limits import default_limit
-from mldebug.filling.state import Alarm, PartState, Row, StorageState
-from mldebug.filling.trend import Forecast
-from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
-from mldebug.gpus.readings import LOST, EccCount, GpuReading, LostGpu, NodeGpus, NodeWatch, NvLink
-from mldebug.health.components import Action, Health, State
-from mldebug.hostmemory.parsing import Level, RankMemory
-from mldebug.hostmemory.telling import NodeMemory, judged
-from mldebug.kernellog.events import parse_line
-from mldebug.kernellog.folding import fold
-from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap, RankDevice
-from mldebug.probing.history import Judged, Run, Series, judge_all
-from mldebug.saves.files import State as Save
-from mldebug.saves.history import Kept
-from mldebug.saves.telling import SaveState
-from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug.core.model import Gap, RankDevice
+from mldebug.hardware.gpu.expected import GpuCount, KnownGpu, MissingGpu
+from mldebug.hardware.gpu.readings import (
+    LOST,
+    EccCount,
+    GpuReading,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+    NvLink,
+)
+from mldebug.hardware.health.model import Action, Health, State
+from mldebug.hardware.host_memory.parse import Level, RankMemory
+from mldebug.hardware.host_memory.state import NodeMemory, judged
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.bursts import fold
+from mldebug.hardware.kernel_log.parse import parse_line
+from mldebug.probes.history import Judged, Run, Series, judge_all
+from mldebug.status.snapshot import RunState, Snapshot, SourceState
+from mldebug.storage.checkpoints.history import Kept
+from mldebug.storage.checkpoints.model import State as Save
+from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.filesystems import fullness
+from mldebug.storage.filesystems.forecast import Forecast
+from mldebug.storage.filesystems.fullness import Fullness
+from mldebug.storage.filesystems.limits import default_limit
+from mldebug.storage.filesystems.state import Alarm, PartState, Row, StorageState
 from mldebug_agents.filesystems.mounts import Used
 from mldebug_agents.filesystems.telling import Seen, row, stuck
 from mldebug_agents.fsprobe.wire import Asked, Space
@@ -58,7 +66,7 @@ def mounted(point: str, source: str, kind: str, share: float, size: int, ahead: 
 
 def hanging_mount(point: str, source: str, seconds: float) -> Seen:
     """One that does not answer."""
-    why = f"it has not answered for {filesystem.duration_words(seconds)}"
+    why = f"it has not answered for {fullness.duration_words(seconds)}"
     return Seen(used=_used(point, source, "nfs4"), asked=Asked(mount=2, reason=why, stuck=seconds))
 
 
@@ -83,7 +91,7 @@ def _alarms(one: Seen) -> Iterable[Alarm]:
     if one.now is None:
         return [stuck(one)]
     limits = (default_limit(one.used.name), 0.85)
-    return filesystem.alarms(one.used.title, one.now, limits, one.ahead, (86400.0, 3))
+    return fullness.alarms(one.used.title, one.now, limits, one.ahead, (86400.0, 3))
 
 
 def part(name: str, *rows: Row, alarms: tuple[Alarm, ...] = ()) -> PartState:

@@ -2,7 +2,7 @@
 
 import random
 
-from mldebug.model import Role
+from mldebug.core.model import Role
 from mldebug.stall.signals import ProgressKind
 from traces import (
     ONE_LINE,

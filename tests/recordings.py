@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from builders import process
-from mldebug.judging.classification import classify
-from mldebug.model import OpenFile, RankCapture, RankIdentity
-from mldebug.stall.levels import DeviceLevels
+from mldebug.core.model import OpenFile, RankCapture, RankIdentity
+from mldebug.diagnosis.classify.rank_class import classify
+from mldebug.stall.device_levels import DeviceLevels
 from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook
 
 FOLDER = Path(__file__).parent / "fixtures" / "h200" / "signals"

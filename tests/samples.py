@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from mldebug.folding import fold_ranks
-from mldebug.model import (
+from mldebug.core.model import (
     Classification,
     ClassifiedRank,
     Confidence,
@@ -33,8 +32,9 @@ from mldebug.model import (
     TreeNode,
     Verdict,
 )
-from mldebug.report.build import build_report
-from mldebug.reportmodel import Report, Stall, TimelineEvent
+from mldebug.core.ranksets import fold_ranks
+from mldebug.core.report_model import Report, Stall, TimelineEvent
+from mldebug.incidents.report.build import build_report
 
 TAKEN_AT = 1_795_240_241.25  # 2026-11-21T05:50:41Z
 SUSPECT_FIRST = (Role.EXITED, Role.MISSING, Role.INERT, Role.BUSY, Role.UNCLEAR, Role.WAITING)

@@ -2,10 +2,10 @@
 
 import math
 
-from mldebug.model import Gap, Said
-from mldebug.records import STEP_BOUNDS, LogCounts, StepTimes
-from mldebug.snapshot import Children, RunState, Snapshot, SourceState
-from mldebug.traps.finding import Trap
+from mldebug.core.model import Gap, Said
+from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.logs.records import STEP_BOUNDS, LogCounts, StepTimes
+from mldebug.status.snapshot import Children, RunState, Snapshot, SourceState
 
 AT = 1_795_240_000.0
 REPORT = "20261121T055041Z-7f3a"

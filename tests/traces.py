@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mldebug.model import Role
-from mldebug.stall.pulse import StallMemory
+from mldebug.core.model import Role
+from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, RankLook, Stage
 from mldebug.stall.watch import StallWatch

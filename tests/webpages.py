@@ -8,11 +8,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import samples
-from mldebug.archive import Archive
-from mldebug.config import Agent
-from mldebug.model import Gap, Role, Said
-from mldebug.report.html import render_html
-from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug.config.schema import Agent
+from mldebug.core.model import Gap, Role, Said
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report_store import Archive
+from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.server import Server
 from mldebug_agents.serving.doors import open_unix
 from snapshots import AT, hooked, moving, snapshot, stalled

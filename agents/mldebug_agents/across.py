@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mldebug.across.merge import Heard, Merged, merge
-from mldebug.across.slimming import slim
-from mldebug.across.topology import placed
-from mldebug.across.wire import NodeReply
-from mldebug.config import Config
-from mldebug.errors import AccessError, MissingError, MldebugError
-from mldebug.folding import fold_nodes, shorten_ranks
-from mldebug.judging.nodes import by_reason
-from mldebug.model import Asked, Job
-from mldebug.rooms import load
+from mldebug.cluster.merge import Heard, Merged, merge
+from mldebug.cluster.slimming import slim
+from mldebug.cluster.topology import placed
+from mldebug.cluster.wire import NodeReply
+from mldebug.config.schema import Config
+from mldebug.core.errors import AccessError, MissingError, MldebugError
+from mldebug.core.model import Asked, Job
+from mldebug.core.plugins import load
+from mldebug.core.ranksets import fold_nodes, shorten_ranks
+from mldebug.diagnosis.classify.nodes import by_reason
 from mldebug_agents.fanout import worker
 from mldebug_agents.fanout.collecting import Progress, ask_all
 from mldebug_agents.fanout.leaving import ended_by_signals

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.endings.facts import Ending
-from mldebug.incident import Incident
-from mldebug.model import Diagnosis, Judgement
+from mldebug.core.model import Diagnosis, Judgement
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.incidents.incident import Incident
 from mldebug_agents.life.clock import Clock
 from mldebug_agents.runs import Run
 

@@ -7,10 +7,10 @@ import queue
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mldebug.config import Config
-from mldebug.endings.facts import Ending
-from mldebug.model import Job, NodeCapture
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Config
+from mldebug.core.model import Job, NodeCapture
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.acting.desk import Acting
 from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.hostmemory.board import MemoryBoard

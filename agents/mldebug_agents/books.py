@@ -10,9 +10,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from mldebug.incident import Incident, add_capture, add_gap, end, is_seen, is_untold, judge, say
-from mldebug.model import Gap, Judgement, NodeCapture
-from mldebug.report.build import State, make_id
+from mldebug.core.model import Gap, Judgement, NodeCapture
+from mldebug.incidents.incident import (
+    Incident,
+    add_capture,
+    add_gap,
+    end,
+    is_seen,
+    is_untold,
+    judge,
+    say,
+)
+from mldebug.incidents.report.build import State, make_id
 from mldebug_agents.badends import BadEnds
 from mldebug_agents.cases import Cases
 from mldebug_agents.life.clock import Clock

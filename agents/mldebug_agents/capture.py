@@ -17,8 +17,8 @@ from typing import Protocol
 import msgspec
 
 from mldebug import __version__
-from mldebug.judging.kernel import held_by_profiler, tracer_words
-from mldebug.model import (
+from mldebug.capture.movement import movement
+from mldebug.core.model import (
     FlightRecord,
     Gap,
     Job,
@@ -31,8 +31,8 @@ from mldebug.model import (
     RankIdentity,
     Remark,
 )
-from mldebug.movement import movement
-from mldebug.redact import clean
+from mldebug.core.redact import clean
+from mldebug.diagnosis.classify.kernel_state import held_by_profiler, tracer_words
 from mldebug_agents.capturing.blocked import blocked_on
 from mldebug_agents.capturing.native import Native
 from mldebug_agents.capturing.pyspy import FORBIDDEN, Dump, PySpy

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.incident import Incident
+from mldebug.incidents.incident import Incident
 from mldebug_agents.state.ledger import Ledger
 
 MEMO = "case:"

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from mldebug.model import Io, OpenFile, ProcessState, ThreadState
+from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState
 from mldebug_agents import procfs
 from mldebug_agents.procfs import Mount, Stat, Status
 from mldebug_agents.syscalls import syscall_name

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from mldebug.endings.facts import Ending
-from mldebug.endings.outcomes import Outcome
-from mldebug.incident import (
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.outcome import Outcome
+from mldebug.incidents.incident import (
     Incident,
     add_capture,
     add_ending,
@@ -20,7 +20,7 @@ from mldebug.incident import (
     judge,
     say,
 )
-from mldebug.report.build import State
+from mldebug.incidents.report.build import State
 from mldebug.stall.signals import Decision
 from mldebug_agents.runs import Run
 from mldebug_agents.shared import SharedStalls

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from mldebug.errors import ToolError, UsageError
-from mldebug.redact import clean
+from mldebug.core.errors import ToolError, UsageError
+from mldebug.core.redact import clean
 
 HOOK = "mldebug_training"
 FOLDER = "startup"

@@ -11,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.heartbeat import Heartbeat
-from mldebug.judging.classification import classify
-from mldebug.model import (
+from mldebug.capture.movement import Sample, movement
+from mldebug.capture.stacks import labels, last_frame, principal, python_frames
+from mldebug.core.model import (
     Classification,
     Gap,
     Job,
@@ -22,13 +22,13 @@ from mldebug.model import (
     RankCapture,
     RankIdentity,
 )
-from mldebug.movement import Sample, movement
-from mldebug.records import LogCounts, StepTimes
-from mldebug.stacks import labels, last_frame, principal, python_frames
-from mldebug.stall.beats import BeatProgress, last_step, scalars, shortest_timeout
-from mldebug.stall.progress import LogProgress
+from mldebug.diagnosis.classify.rank_class import classify
+from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.logs.records import LogCounts, StepTimes
+from mldebug.stall.heartbeats import BeatProgress, last_step, scalars, shortest_timeout
+from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.signals import Look, RankLook
-from mldebug.traps.finding import Trap
 from mldebug_agents.capturing.sourceline import source_line
 from mldebug_agents.hooks.records import Heartbeats
 from mldebug_agents.logs.places import LogFinder

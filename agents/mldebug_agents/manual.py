@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.archive import Archive
-from mldebug.diagnosis import diagnose
-from mldebug.errors import AccessError, MldebugError, UsageError
-from mldebug.model import Asked, Job, Judgement, NodeCapture
-from mldebug.nodeview.glance import Glance
-from mldebug.pruning import BY_HAND
-from mldebug.recorded import ASKED
-from mldebug.report.build import Trigger, build_report, make_id
-from mldebug.report.html import render_html
-from mldebug.report.words import plural
-from mldebug.reportmodel import Report, Stall
-from mldebug.traps.finding import remarks
+from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.core.model import Asked, Job, Judgement, NodeCapture
+from mldebug.core.report_model import Report, Stall
+from mldebug.core.text import plural
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.incidents.pruning import BY_HAND
+from mldebug.incidents.report.build import Trigger, build_report, make_id
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report_store import Archive
+from mldebug.incidents.stored_evidence import ASKED
+from mldebug.jobs.known_issues.match import remarks
+from mldebug.status.gpu_view import Glance
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.serving.nearest import ask_nearest
 from mldebug_agents.sources.ranks import Discovery

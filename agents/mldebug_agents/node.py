@@ -12,14 +12,14 @@ from collections.abc import Callable
 import msgspec
 
 from mldebug import __version__
-from mldebug.config import Config
-from mldebug.endings.facts import Ending
-from mldebug.errors import MldebugError
-from mldebug.model import Job, NodeCapture
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Config
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job, NodeCapture
+from mldebug.diagnosis.exits.model import Ending
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.sentences import stage_words
 from mldebug.stall.signals import Decision, Stage
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.boards import Boards, Seen
 from mldebug_agents.exits.follow import Endings
 from mldebug_agents.exits.pidfds import ExitWatch

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mldebug.model import Gap, Job
-from mldebug.redact import clean
+from mldebug.core.model import Gap, Job
+from mldebug.core.redact import clean
+from mldebug.incidents.uncaptured import WHAT
 from mldebug.stall.signals import Decision
-from mldebug.uncaptured import WHAT
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.runs import Run
 from mldebug_agents.sources.ranks import Discovery

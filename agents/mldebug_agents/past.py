@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from mldebug.endings.facts import Ending, Ends
-from mldebug.model import Job
+from mldebug.core.model import Job
+from mldebug.diagnosis.exits.model import Ending, Ends
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch

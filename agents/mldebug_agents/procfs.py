@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mldebug.model import Io
+from mldebug.core.model import Io
 
 FORKED = 0x40  # PF_FORKNOEXEC: a copy of its parent that never called exec
 KERNEL_THREAD = 0x200000  # PF_KTHREAD

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.model import Job
-from mldebug.stall.collectives import CollectiveProgress
+from mldebug.core.model import Job
+from mldebug.stall.collective_counts import CollectiveProgress
 from mldebug.stall.signals import STEPS, Stage
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.ras.asking import RasReply

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mldebug.snapshot import SourceState
+from mldebug.status.snapshot import SourceState
 
 MOST_WAITING = 64  # orders, of one user
 

@@ -6,13 +6,13 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from mldebug.heartbeat import said
-from mldebug.incident import Incident
-from mldebug.model import Gap, Job, Judgement, NodeCapture, Role, Said
-from mldebug.records import LogCounts
-from mldebug.snapshot import RunState
+from mldebug.core.model import Gap, Job, Judgement, NodeCapture, Role, Said
+from mldebug.incidents.incident import Incident
+from mldebug.jobs.heartbeat import said
+from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
+from mldebug.status.snapshot import RunState
 from mldebug_agents.jobwatch import JobLook
 
 NO_TRAINING = (

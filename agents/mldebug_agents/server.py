@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from mldebug.config import Agent
-from mldebug.rooms import create_all
-from mldebug.snapshot import Snapshot, encode
+from mldebug.config.schema import Agent
+from mldebug.core.plugins import create_all
+from mldebug.status.snapshot import Snapshot, encode
 from mldebug_agents.serving.alertdoor import PATH as ALERTS
 from mldebug_agents.serving.alertdoor import AlertDoor
 from mldebug_agents.serving.doors import open_tcp

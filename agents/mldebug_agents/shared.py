@@ -7,10 +7,18 @@ import logging
 
 import msgspec
 
-from mldebug.across.members import End, Whole
-from mldebug.incident import Incident, add_across, add_cause, add_whole, is_untold, judge, say
-from mldebug.model import Asked, NodeCapture
-from mldebug.report.build import State
+from mldebug.cluster.messages import End, Whole
+from mldebug.core.model import Asked, NodeCapture
+from mldebug.incidents.incident import (
+    Incident,
+    add_across,
+    add_cause,
+    add_whole,
+    is_untold,
+    judge,
+    say,
+)
+from mldebug.incidents.report.build import State
 from mldebug_agents.books import Books
 from mldebug_agents.runs import Run
 from mldebug_agents.written import owner_of, versions

@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mldebug.filling.state import Alarm, Measure, PartState, Row, StorageState
-from mldebug.model import Gap, Job, NodeCapture
-from mldebug.redact import clean
-from mldebug.snapshot import Snapshot
+from mldebug.core.model import Gap, Job, NodeCapture
+from mldebug.core.redact import clean
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.filesystems.state import Alarm, Measure, PartState, Row, StorageState
 from mldebug_agents.filesystems.canary import Canary
 from mldebug_agents.filesystems.evidence import stuck_devices, with_stuck
 from mldebug_agents.filesystems.kernelquotas import KernelQuotas

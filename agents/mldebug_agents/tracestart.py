@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from mldebug.errors import UsageError
-from mldebug.ring.opening import BEFORE
-from mldebug.settings.units import parse_size
+from mldebug.capture.trace.open_files import BEFORE
+from mldebug.core.errors import UsageError
+from mldebug.core.units import parse_size
 from mldebug_agents.jobstart import become, callers_environment, environment, hook_folder
 
 VARIABLE = "MLDEBUG_TRACE"

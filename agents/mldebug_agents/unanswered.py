@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from mldebug.flight.ways import Kind
+from mldebug.capture.flight_recorder.access import Kind
 
 RAS = "NCCL RAS"
 WAYS = (*map(str, Kind), RAS)

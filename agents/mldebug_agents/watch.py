@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from mldebug.model import Gap, Job
+from mldebug.core.model import Gap, Job
+from mldebug.jobs.known_issues.match import Trap, remarks
 from mldebug.stall.signals import Look, RankLook
-from mldebug.traps.finding import Trap, remarks
 from mldebug_agents.hooks.records import Heartbeats
 from mldebug_agents.jobwatch import JobLook, JobWatch, with_traces
 from mldebug_agents.logs.pipes import Unread

@@ -5,11 +5,11 @@ import os
 import socket
 from typing import Self
 
-from mldebug.config import Config
-from mldebug.logparser import LogParser
-from mldebug.model import Job
-from mldebug.ras.places import World
-from mldebug.rooms import create_all, load
+from mldebug.capture.nccl_ras.process_map import World
+from mldebug.config.schema import Config
+from mldebug.core.model import Job
+from mldebug.core.plugins import create_all, load
+from mldebug.jobs.logs.parser import LogParser
 from mldebug_agents.capture import Capturer, Settings
 from mldebug_agents.capturing.pyspy import PySpy
 from mldebug_agents.discovery.traps import TrapFinder

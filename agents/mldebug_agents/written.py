@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from mldebug import __version__
-from mldebug.incident import Incident, write_report
-from mldebug.model import Judgement, NodeCapture
-from mldebug.recorded import ASKED
-from mldebug.report.html import render_html
+from mldebug.core.model import Judgement, NodeCapture
+from mldebug.incidents.incident import Incident, write_report
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.stored_evidence import ASKED
 from mldebug_agents.state.ledger import Ledger
 
 

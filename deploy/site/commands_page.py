@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import click
 
-from mldebug.cli import cli
+from mldebug.cli.main import cli
 
 HEAD = """# Commands
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from mldebug.config import SYSTEM_STATE_DIR
-from mldebug.settings.scalars import members, unwrap
-from mldebug.settings.units import SECONDS, SIZE, format_duration, format_size
+from mldebug.config.schema import SYSTEM_STATE_DIR
+from mldebug.core.scalars import members, unwrap
+from mldebug.core.units import SECONDS, SIZE, format_duration, format_size
 
 SCALARS = {
     bool: "true, false",

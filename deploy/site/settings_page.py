@@ -9,15 +9,15 @@ import msgspec
 
 from fieldvalues import allowed, default
 from fieldwords import comments
-from mldebug.config import Config
-from mldebug.health.thresholds import FILE, Thresholds
-from mldebug.rooms import summary
-from mldebug.settings.plugins import Room
-from mldebug.settings.scalars import unwrap
+from mldebug.config.schema import Config
+from mldebug.core.plugin_options import Room
+from mldebug.core.plugins import summary
+from mldebug.core.scalars import unwrap
+from mldebug.hardware.health.thresholds import FILE, Thresholds
 
 HEAD = """# Settings
 
-<!-- Made from mldebug/config.py and the plugins' own settings by
+<!-- Made from mldebug/config/schema.py and the plugins' own settings by
      pytest tests/unit/test_site_pages.py --update-golden
      Do not edit. -->
 

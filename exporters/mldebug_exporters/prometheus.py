@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from mldebug.rooms import load, names
-from mldebug.snapshot import Snapshot
+from mldebug.core.plugins import load, names
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.collect import collect
 from mldebug_exporters.exposition.families import Metrics
 from mldebug_exporters.exposition.text import write

@@ -23,11 +23,11 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.heartbeat import LEGITIMATE
-from mldebug.stall.gaps import MOST, Timeout
-from mldebug.stall.pulse import Pulse
+from mldebug.jobs.heartbeat import LEGITIMATE
+from mldebug.stall.progress_clock import Pulse
 from mldebug.stall.signals import Look
 from mldebug.stall.stillness import Ranks, Standing
+from mldebug.stall.timeouts import MOST, Timeout
 
 BUSY_FACTOR, BUSY_LEAST = 4.0, 300.0
 BEFORE_EVIDENCE_DIES = 0.75

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Callable
 
-from mldebug.folding import fold_ranks, shorten_ranks
-from mldebug.model import Role
-from mldebug.redact import safe_line
+from mldebug.core.model import Role
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.redact import safe_line
+from mldebug.stall.rank_activity import STOPPED, Trail
 from mldebug.stall.rules import Rule
 from mldebug.stall.stillness import Standing
-from mldebug.stall.trails import STOPPED, Trail
 
 NAMED = 3
 STAGE_WORDS = {"confirmed": "stalled, nobody named yet", "blamed": "stalled"}

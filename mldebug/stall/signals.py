@@ -1,7 +1,7 @@
 """What a cheap watch hands to the decision: one `Look` is one tick of one run on all the nodes that answered.
 
 Progress is evidence that the job moved; activity (CPU, switches, I/O, GPU) says what a rank does, never that the job
-moves, but for bytes that are written as fast as a checkpoint's (`mldebug.stall.writes`). Times are monotonic seconds of
+moves, but for bytes that are written as fast as a checkpoint's (`mldebug.stall.checkpoint_writes`). Times are monotonic seconds of
 one clock; `switches`, `io_bytes` and `written_bytes` are counters since the rank started.
 """
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from mldebug.model import Noun, Role
+from mldebug.core.model import Noun, Role
 
 COLLECTIVE_TIMEOUTS = {"nccl": 600.0, "gloo": 1800.0}
 """Seconds after which torch itself ends a collective, where nobody changed it."""
@@ -46,7 +46,7 @@ class RankLook(Noun, frozen=True, kw_only=True):
 
     rank: int
     role: Role | None = None
-    class_name: str = ""  # mldebug.judging.classes: collective, init, sleep …
+    class_name: str = ""  # mldebug.diagnosis.classify.frame_table: collective, init, sleep …
     operation: str = ""  # what a waiting rank waits in: all_reduce
     doing: str = ""  # follows "rank 3 ": "sleeps in slow_data_loader (train.py:7)"
     frames_signature: str | None = None  # equal for equal Python frames of the main thread

@@ -4,8 +4,8 @@ import math
 
 import msgspec
 
+from mldebug.stall.rank_activity import Condition, Trail, new_trail
 from mldebug.stall.signals import Look
-from mldebug.stall.trails import Condition, Trail, new_trail
 
 
 class Standing(msgspec.Struct, frozen=True):

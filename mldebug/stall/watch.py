@@ -8,8 +8,7 @@ Pure: no threads, no files, no clock; the same looks give the same decisions.
 import copy
 from typing import Any
 
-from mldebug.stall.gaps import Timeout
-from mldebug.stall.pulse import Pulse, StallMemory
+from mldebug.stall.progress_clock import Pulse, StallMemory
 from mldebug.stall.rules import (
     Rule,
     StallSettings,
@@ -24,6 +23,7 @@ from mldebug.stall.rules import (
 from mldebug.stall.sentences import quietly, saving_words, seconds, standing_words
 from mldebug.stall.signals import Decision, Look, Stage
 from mldebug.stall.stillness import Ranks, Standing
+from mldebug.stall.timeouts import Timeout
 
 LATER_CAPTURES = (
     30.0,

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 
 from bench.table import Row, show
-from mldebug.across.merge import Heard, Run, merge
-from mldebug.across.slimming import slim
-from mldebug.across.wire import Pieces, encode, read_line
-from mldebug.diagnosis import diagnose
-from mldebug.report.build import build_report
-from mldebug.report.html import render_html
-from mldebug.reportmodel import Stall
+from mldebug.cluster.merge import Heard, Run, merge
+from mldebug.cluster.slimming import slim
+from mldebug.cluster.wire import Pieces, encode, read_line
+from mldebug.core.report_model import Stall
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.incidents.report.build import build_report
+from mldebug.incidents.report.html import render_html
 from nodes import replies, run, sleeper
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "5"))

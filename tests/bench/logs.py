@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from bench.table import Row, show
-from mldebug.logparser import LogParser
-from mldebug.rooms import create_all
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import LogParser
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "9"))
 LINES = 100_000

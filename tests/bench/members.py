@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from bench.table import Row, show
-from mldebug.across.members import Announcement, RunNews
-from mldebug.across.runs import run_key
-from mldebug.across.slimming import slim
-from mldebug.across.wire import pack
-from mldebug.model import NodeCapture
+from mldebug.cluster.messages import Announcement, RunNews
+from mldebug.cluster.run_identity import run_key
+from mldebug.cluster.slimming import slim
+from mldebug.cluster.wire import pack
+from mldebug.core.model import NodeCapture
 from mldebug_agents.members.identity import Identity, derive, identity
 from mldebug_agents.members.openapi import ANNOUNCE
 from mldebug_agents.members.talk import Peer, Talk

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.table import Row, show
 from hung import hung_mount
-from mldebug.config import Config, Storage
+from mldebug.config.schema import Config, Storage
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.workbench import Workbench
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from bench.table import Row, show
 from builders import WAITER, process, rank, still
 from builders import capture as node_capture
-from mldebug.config import Agent, Capture, Config
-from mldebug.diagnosis import diagnose
-from mldebug.model import NodeCapture
-from mldebug.report.build import build_report
-from mldebug.report.html import render_html
-from mldebug.reportmodel import Stall
+from mldebug.config.schema import Agent, Capture, Config
+from mldebug.core.model import NodeCapture
+from mldebug.core.report_model import Stall
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.incidents.report.build import build_report
+from mldebug.incidents.report.html import render_html
 from mldebug_agents.capturing.pyspy import find_binary
 from mldebug_agents.manual import choose, write_down
 from mldebug_agents.workbench import Workbench

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.table import Row, show
-from mldebug.config import Agent
-from mldebug.rooms import create_all
+from mldebug.config.schema import Agent
+from mldebug.core.plugins import create_all
 from mldebug_agents.server import Server
 from processes.harness import free_port
 from snapshots import big, snapshot

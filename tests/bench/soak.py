@@ -26,7 +26,7 @@ from typing import NamedTuple
 import psutil
 
 from bench.alone import alone
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.status.snapshot import RunState, Snapshot
 from processes.harness import wait_for
 from processes.light import LightJob, light_job
 from processes.watching import RunningAgent, settings, watching

@@ -17,7 +17,7 @@ import psutil
 from bench.alone import alone
 from bench.table import Row, show
 from hung import wait_until
-from mldebug.config import Agent, Config
+from mldebug.config.schema import Agent, Config
 from mldebug_agents.discovery.identity import SETTLING
 from mldebug_agents.watch import Watch
 from mldebug_agents.workbench import Workbench

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from gpu.smi import Key, Value
-from mldebug.gpus.readings import NodeGpus
-from mldebug.snapshot import Snapshot
+from mldebug.hardware.gpu.readings import NodeGpus
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.metrics.gpus import GpuMetrics
 
 OURS = "mldebug_gpu_"

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from gpu import world
-from mldebug.gpus.fingerprint import RunLevels
-from mldebug.gpus.signs import RankSign, sign_of
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.hardware.gpu.fingerprint import RunLevels
+from mldebug.hardware.gpu.samples import RankSign, sign_of
+from mldebug.status.snapshot import RunState, Snapshot
 from processes.harness import wait_for
 from processes.watching import Report, RunningAgent
 

@@ -10,8 +10,8 @@ import sys
 import time
 from collections import Counter
 
-from mldebug.config import load_config
-from mldebug.errors import MldebugError
+from mldebug.config.schema import load_config
+from mldebug.core.errors import MldebugError
 from mldebug_agents.gpuchild.errors import GpuCrashedError
 from mldebug_agents.sources.gpus import Gpus
 from mldebug_agents.workbench import Workbench

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug_agents.gpus.nvidia import Nvidia
 from mldebug_agents.nvml import fields
 from mldebug_agents.nvml.energy import KEPT, Energy

@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from mldebug.config import load_config
+from mldebug.config.schema import load_config
 from mldebug_agents.manual import choose
 from mldebug_agents.workbench import Workbench
 

@@ -21,10 +21,10 @@ import jsonschema
 import msgspec
 
 import samples
-from mldebug.archive import Archive
-from mldebug.errors import MldebugError
-from mldebug.model import NodeCapture
-from mldebug.report.schema import report_schema
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import NodeCapture
+from mldebug.incidents.report.schema import report_schema
+from mldebug.incidents.report_store import Archive
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch

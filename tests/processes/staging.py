@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fakenvml.library import FakeNvml
-from mldebug.filling.state import Measure, PartState, StorageState
-from mldebug.kernellog.counts import KernelCounts, KindCount
-from mldebug.kernellog.facts import Kind
-from mldebug.probing.history import Run, Series
-from mldebug.snapshot import RunState
+from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount
+from mldebug.hardware.kernel_log.model import Kind
+from mldebug.probes.history import Run, Series
+from mldebug.status.snapshot import RunState
+from mldebug.storage.filesystems.state import Measure, PartState, StorageState
 from mldebug_agents.probed.past import keep
 from mldebug_exporters.prometheus import Prometheus as Renderer
 from processes.harness import (

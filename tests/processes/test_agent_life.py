@@ -28,9 +28,9 @@ import pytest
 from disks import disk, frozen
 from hung import frozen_disk, hung_mount, wait_until
 from hung import state as process_state
-from mldebug.archive import Archive
-from mldebug.report.schema import report_schema
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.incidents.report.schema import report_schema
+from mldebug.incidents.report_store import Archive
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.serving.client import ask_agent
 from mldebug_agents.starting.leftovers import children_of
 from processes.harness import (

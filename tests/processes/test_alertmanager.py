@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mldebug.events.message import message_of
-from mldebug.events.model import Alarm, Event, Message, Severity, State
+from mldebug.alerts.message import message_of
+from mldebug.alerts.model import Alarm, Event, Message, Severity, State
 from mldebug_exporters.channels import alertmanager
 from processes.harness import (
     Plan,

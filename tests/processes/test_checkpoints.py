@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from mldebug.saves.telling import SaveState
+from mldebug.storage.checkpoints.state import SaveState
 from processes.harness import JOBS, SCRIPTS, User, clean_environment, folder_for, wait_for
 from processes.watching import RunningAgent, settings, watching
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dumps import Dump, late, not_started, odd_size, stuck, write
-from mldebug.flight.analysis import Answer, analyse
-from mldebug.flight.folder import read_folder
+from mldebug.capture.flight_recorder.analysis import Answer, analyse
+from mldebug.capture.flight_recorder.folder import read_folder
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]
 pytest.importorskip("torch", reason="real ranks write dumps with PyTorch")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fakenvml.library import FakeNvml
-from mldebug.gpus.readings import GpuReading
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.status.snapshot import RunState, Snapshot
 from processes.harness import free_port, wait_for
 from processes.light import LightJob, light_job
 from processes.watching import Report, RunningAgent, settings, watching

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fakenvml.library import FakeNvml
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
 from processes.harness import SCRIPTS, clean_environment, wait_for
 from processes.light import LightJob, light_job
 from processes.watching import Report, RunningAgent, settings, watching

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.heartbeat import Heartbeat, parse_record, record_name
+from mldebug.jobs.heartbeat import Heartbeat, parse_record, record_name
 from processes.harness import (
     SCRIPTS,
     Plan,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.heartbeat import record_name
-from mldebug.snapshot import RunState
+from mldebug.jobs.heartbeat import record_name
+from mldebug.status.snapshot import RunState
 from mldebug_agents.jobstart import environment, hook_folder
 from processes.harness import JOBS, SCRIPTS, clean_environment, state_of, wait_for
 from processes.light import LightJob, light_job

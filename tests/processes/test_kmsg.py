@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.kernellog.facts import Kind, Origin
-from mldebug.kernellog.folding import Burst
-from mldebug.model import Gap
+from mldebug.core.model import Gap
+from mldebug.hardware.kernel_log.bursts import Burst
+from mldebug.hardware.kernel_log.model import Kind, Origin
 from mldebug_agents.sources.kernellog import KernelLogSource
 
 KMSG = Path("/dev/kmsg")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.probing.history import Run, Series
+from mldebug.probes.history import Run, Series
 from mldebug_agents.probed.past import NAME, keep
 from processes.harness import User, folder_for, free_port, wait_for
 from processes.watching import settings, watching

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.health.components import Action, Health, State
+from mldebug.hardware.health.model import Action, Health, State
 from mldebug_exporters.prometheus import Prometheus as Exposition
 from processes.harness import wait_for
 from processes.test_metrics import Prometheus

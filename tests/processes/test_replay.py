@@ -15,9 +15,9 @@ import pytest
 
 from bundles import unpacked
 from fakenvml.library import FakeNvml
-from mldebug.config import load_config
-from mldebug.pseudonyms import COMMON
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.config.schema import load_config
+from mldebug.core.pseudonyms import COMMON
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.replay.player import Player
 from mldebug_agents.replay.recording import load
 from mldebug_agents.serving.client import ask_agent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
 from processes.harness import MLDEBUG, Plan, User, clean_environment, folder_for, running, wait_for
 from processes.test_notices import QUICK, Told, sink
 from processes.watching import RunningAgent, settings, watching

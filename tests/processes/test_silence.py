@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.snapshot import RunState
+from mldebug.status.snapshot import RunState
 from processes.harness import (
     SCRIPTS,
     Plan,

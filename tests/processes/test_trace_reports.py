@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from disks import disk, frozen
-from mldebug.cli import main
-from mldebug.ring.layout import PREFIX
+from mldebug.capture.trace.layout import PREFIX
+from mldebug.cli.main import main
 from processes.harness import (
     SCRIPTS,
     Plan,

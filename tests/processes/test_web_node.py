@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from browser import CHROMIUM, chromium, relayed, tab
 from fakenvml.library import FakeNvml
 from hung import hung_mount
-from mldebug.probing.history import Run
+from mldebug.probes.history import Run
 from mldebug_agents.probed.past import keep
 from pagedata import SERIES
 from processes.harness import wait_for

@@ -54,7 +54,7 @@ def main() -> None:
         deny((*ATTACHING, "lseek"))
         os.execv(sys.argv[2], sys.argv[2:])
     deny(ATTACHING)
-    from mldebug.cli import main as mldebug
+    from mldebug.cli.main import main as mldebug
     from mldebug_agents import procfs
     from mldebug_agents.answers import Unreadable
     from mldebug_agents.reader import Reader

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.serving.client import ask_agent
 from processes.harness import MLDEBUG, RunningJob, User, clean_environment, wait_for
 from system.lending import UNIT, VISITOR, Column, lent

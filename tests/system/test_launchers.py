@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mldebug.heartbeat import Heartbeat, parse_record, record_name
-from mldebug.snapshot import RunState
+from mldebug.jobs.heartbeat import Heartbeat, parse_record, record_name
+from mldebug.status.snapshot import RunState
 from processes.harness import SCRIPTS, wait_for
 from processes.watching import Report, RunningAgent, settings, watching
 from system.launching import (

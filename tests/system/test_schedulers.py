@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mldebug.events.view import EventView
-from mldebug.scheduling.model import Queue, SchedulerState, Standing
+from mldebug.alerts.view import EventView
+from mldebug.jobs.schedulers.model import Queue, SchedulerState, Standing
 from mldebug_agents.schedulers import slurm as slurm_plugin
 from mldebug_agents.spawn import Spawner
 from processes.harness import wait_for

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mldebug.config import Actions
-from mldebug.events.actions import Decision, Outcome
-from mldebug.model import Culprit
-from mldebug.settings.plugins import Plugin
+from mldebug.alerts.action_model import Decision, Outcome
+from mldebug.config.schema import Actions
+from mldebug.core.model import Culprit
+from mldebug.core.plugin_options import Plugin
 from mldebug_agents.actions import drain
 from mldebug_agents.spawn import Spawner
 from processes.harness import wait_for

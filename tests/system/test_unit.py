@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config import Config, load_config
+from mldebug.config.schema import Config, load_config
 
 pytestmark = pytest.mark.system
 

@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, Page
 import pagedata
 import samples
 from browser import CHROMIUM, chromium, relayed, tab
-from mldebug.report.html import render_html
-from mldebug.snapshot import Snapshot
+from mldebug.incidents.report.html import render_html
+from mldebug.status.snapshot import Snapshot
 from unit.test_page_browser import whole
 from webpages import hanging, hostile, pages, shown, store, training
 

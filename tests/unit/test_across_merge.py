@@ -10,16 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import process, still
-from mldebug.across.merge import Heard, merge
-from mldebug.across.topology import placed
-from mldebug.across.wire import NodeReply
-from mldebug.diagnosis import diagnose
-from mldebug.model import Asked, AskedNode, Confidence, Fault, Judgement, ProcessCapture, Verdict
-from mldebug.recorded import load_recorded
-from mldebug.report.build import build_report
-from mldebug.report.html import render_html
-from mldebug.report.text import report_lines
-from mldebug.reportmodel import Report, Stall
+from mldebug.cluster.merge import Heard, merge
+from mldebug.cluster.topology import placed
+from mldebug.cluster.wire import NodeReply
+from mldebug.core.model import (
+    Asked,
+    AskedNode,
+    Confidence,
+    Fault,
+    Judgement,
+    ProcessCapture,
+    Verdict,
+)
+from mldebug.core.report_model import Report, Stall
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.incidents.report.build import build_report
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import report_lines
+from mldebug.incidents.stored_evidence import load_recorded
 from mldebug_agents.manual import evidence
 from nodes import merged, node_capture, rank, replies, run, silent, sleeper, starter, waiter
 

@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import process, stack, still
-from mldebug.across import slimming
-from mldebug.across.slimming import ROOM, slim
-from mldebug.across.wire import MAX_BYTES, MAX_LINE, NodeReply, Pieces, decode, encode, read_line
-from mldebug.diagnosis import diagnose
-from mldebug.errors import EvidenceError
-from mldebug.judging.classification import classify
-from mldebug.model import LogTail, OpenFile
+from mldebug.cluster import slimming
+from mldebug.cluster.slimming import ROOM, slim
+from mldebug.cluster.wire import (
+    MAX_BYTES,
+    MAX_LINE,
+    NodeReply,
+    Pieces,
+    decode,
+    encode,
+    read_line,
+)
+from mldebug.core.errors import EvidenceError
+from mldebug.core.model import LogTail, OpenFile
+from mldebug.diagnosis.classify.rank_class import classify
+from mldebug.diagnosis.diagnose import diagnose
 from nodes import node_capture, rank, replies, run, sleeper, waiter
 
 

@@ -16,18 +16,18 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.config import Actions, Agent, Config
-from mldebug.errors import ConfigError
-from mldebug.events.actions import Decision, Facts, Outcome, UnfitError, environment
-from mldebug.events.book import EventBook
-from mldebug.events.limits import Limits
-from mldebug.events.model import Alarm, Severity
-from mldebug.events.telling import event_lines
-from mldebug.model import Culprit, Job, RankIdentity
-from mldebug.rooms import load, names
-from mldebug.settings.parse import parse
-from mldebug.settings.plugins import Plugin
-from mldebug.snapshot import Snapshot
+from mldebug.alerts.action_model import Decision, Facts, Outcome, UnfitError, environment
+from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.model import Alarm, Severity
+from mldebug.alerts.rate_limits import Limits
+from mldebug.alerts.status_lines import event_lines
+from mldebug.config.schema import Actions, Agent, Config
+from mldebug.core.errors import ConfigError
+from mldebug.core.model import Culprit, Job, RankIdentity
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import load, names
+from mldebug.core.yaml_reader import parse
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.acting import audit, desk
 from mldebug_agents.acting.desk import Acting
 from mldebug_agents.acting.work import Work

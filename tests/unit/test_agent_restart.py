@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import samples
-from mldebug.reportmodel import Report
+from mldebug.core.report_model import Report
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook, Role, Stage
 from mldebug.stall.watch import StallWatch

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hung import wait_until
-from mldebug.config import Agent
-from mldebug.errors import MldebugError
-from mldebug.model import Job, NodeCapture
+from mldebug.config.schema import Agent
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.acting import captures as module
 from mldebug_agents.acting.alerts import Alerts
 from mldebug_agents.acting.captures import Captures

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 import samples
-from mldebug import storage
-from mldebug.archive import DAY, Archive, load_captures
-from mldebug.errors import AccessError, EvidenceError
-from mldebug.model import NodeCapture
-from mldebug.report.build import make_id
-from mldebug.reportmodel import Report
+from mldebug.core import files
+from mldebug.core.errors import AccessError, EvidenceError
+from mldebug.core.model import NodeCapture
+from mldebug.core.report_model import Report
+from mldebug.incidents.report.build import make_id
+from mldebug.incidents.report_store import DAY, Archive, load_captures
 
 NOW = samples.TAKEN_AT + 60
 
@@ -204,7 +204,7 @@ def test_a_fifo_does_not_block(archive: Archive) -> None:
 
 def test_a_huge_file_is_not_read(archive: Archive) -> None:
     folder = archive.save(made(), "", evidence())
-    os.truncate(folder / "report.json", storage.MAX_FILE_BYTES + 1)
+    os.truncate(folder / "report.json", files.MAX_FILE_BYTES + 1)
     assert "more than" in archive.list()[0].broken
 
 
@@ -313,7 +313,7 @@ def test_replacing_leaves_the_new_one_and_no_litter(
     archive: Archive, monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
     if not atomic:
-        monkeypatch.setattr(storage, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     archive.save(made(), "first", evidence())
     folder = archive.save(made(), "second", {})
     assert (folder / "report.html").read_text() == "second"
@@ -327,5 +327,5 @@ def test_the_kernel_exchanges_two_folders(tmp_path: Path) -> None:
     one.mkdir()
     other.mkdir()
     (one / "here").touch()
-    assert storage._exchange(one, other)
+    assert files._exchange(one, other)
     assert (other / "here").exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.model import OpenFile, ProcessState, ThreadState
+from mldebug.core.model import OpenFile, ProcessState, ThreadState
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.capturing.blocked import blocked_on
 from mldebug_agents.procfs import Mount

@@ -13,12 +13,12 @@ import pytest
 
 from bundles import unpacked
 from fakenvml.library import FakeNvml
-from mldebug.config import Config, effective_yaml, load_config
-from mldebug.errors import AccessError, UsageError
-from mldebug.gpus.readings import LostGpu, NodeGpus, NodeWatch
-from mldebug.model import Gap, Job
-from mldebug.pseudonyms import Pseudonyms
-from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug.config.schema import Config, effective_yaml, load_config
+from mldebug.core.errors import AccessError, UsageError
+from mldebug.core.model import Gap, Job
+from mldebug.core.pseudonyms import Pseudonyms
+from mldebug.hardware.gpu.readings import LostGpu, NodeGpus, NodeWatch
+from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.bundle import layout, packing
 from mldebug_agents.bundle.facts import MAX_LOG, agent_log
 from mldebug_agents.bundle.folder import Folder

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config import Canary as Wanted
-from mldebug.config import Config, Storage
-from mldebug.filling.canary import Written, sentence
+from mldebug.config.schema import Canary as Wanted
+from mldebug.config.schema import Config, Storage
+from mldebug.storage.filesystems.canary import Written, sentence
 from mldebug_agents.filesystems.canary import Canary
 from mldebug_agents.storage import all_parts
 from mldebug_agents.workbench import Workbench

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.across.members import End
-from mldebug.across.merge import Run as Merged
-from mldebug.endings.facts import Ending, RankExit
-from mldebug.endings.judge import judge_ending
-from mldebug.model import Asked, Confidence, Verdict
-from mldebug.reportmodel import Report
+from mldebug.cluster.merge import Run as Merged
+from mldebug.cluster.messages import End
+from mldebug.core.model import Asked, Confidence, Verdict
+from mldebug.core.report_model import Report
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import Ending, RankExit
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch

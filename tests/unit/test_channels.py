@@ -19,13 +19,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from mldebug.commands.notify import command
-from mldebug.config import Config
-from mldebug.errors import ConfigError, MldebugError, UsageError
-from mldebug.events.message import message_of
-from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, State
-from mldebug.rooms import load, names
-from mldebug.settings.parse import parse
+from mldebug.alerts.message import message_of
+from mldebug.alerts.model import Alarm, Event, Message, RefusedError, Severity, State
+from mldebug.cli.commands.notify import command
+from mldebug.config.schema import Config
+from mldebug.core.errors import ConfigError, MldebugError, UsageError
+from mldebug.core.plugins import load, names
+from mldebug.core.yaml_reader import parse
 from mldebug_exporters.channels import alertmanager, apprise, email, ping, slack, webhook
 
 NOW = 1_700_000_000.0

@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 import samples
-from mldebug import archives, cli, storage
-from mldebug import config as config_module
-from mldebug.archive import Archive
-from mldebug.errors import (
+from mldebug.cli import main as cli
+from mldebug.config import schema as config_module
+from mldebug.core import files
+from mldebug.core.errors import (
     AccessError,
     ConfigError,
     EvidenceError,
@@ -27,7 +27,9 @@ from mldebug.errors import (
     ToolError,
     UsageError,
 )
-from mldebug.rooms import names
+from mldebug.core.plugins import names
+from mldebug.incidents import report_dirs
+from mldebug.incidents.report_store import Archive
 
 Golden = Callable[[str, str], None]
 VERBS = [name.replace("_", "-") for name in names("commands")]
@@ -264,11 +266,11 @@ def test_only_the_verb_that_is_asked_for_gets_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = done.stdout.split()
-    assert "mldebug.commands.check_config" in loaded
+    assert "mldebug.cli.commands.check_config" in loaded
     assert not [
         name
         for name in loaded
-        if name.startswith(("mldebug_agents.", "mldebug.commands.r", "torch", "psutil"))
+        if name.startswith(("mldebug_agents.", "mldebug.cli.commands.r", "torch", "psutil"))
     ]
 
 
@@ -448,7 +450,7 @@ def test_without_a_config_the_reports_of_the_service_are_found_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(archives, "SYSTEM_STATE_DIR", tmp_path / "state")
+    monkeypatch.setattr(report_dirs, "SYSTEM_STATE_DIR", tmp_path / "state")
     monkeypatch.setattr(config_module, "SYSTEM_STATE_DIR", tmp_path / "own")
     report = samples.report(samples.sleeping())
     assert cli.main(["reports", "show", report.id]) == 0
@@ -540,7 +542,7 @@ def test_a_file_that_is_far_too_large_is_not_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (tmp_path / "capture-n.json").open("wb") as file:
-        file.truncate(storage.MAX_FILE_BYTES + 1)
+        file.truncate(files.MAX_FILE_BYTES + 1)
     code, (first, _) = diagnosed(capsys, str(tmp_path))
     assert code == 2
     assert "more than 67,108,864" in first

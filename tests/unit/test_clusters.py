@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from mldebug.rooms import create_all, names, summary
+from mldebug.core.plugins import create_all, names, summary
 from mldebug_agents.clusters.slurm import tasks_here
 from mldebug_agents.discovery.claims import Claim, runs, script_of
 from mldebug_agents.members.candidates import listed

@@ -6,16 +6,16 @@ import msgspec
 import pytest
 
 from builders import ALL_REDUCE, WAITER, capture, process, rank
-from mldebug.commands.diagnose import judge as judge_again
-from mldebug.comparison import RankChange, compare
-from mldebug.incident import Incident, add_capture, judge, write_report
-from mldebug.model import Io, NodeCapture, ProcessCapture, RankCapture, Remark
-from mldebug.recorded import Recorded
-from mldebug.report.changes import MAX_MOVES, comparison
-from mldebug.report.html import render_html
-from mldebug.report.schema import report_schema
-from mldebug.report.text import report_lines
-from mldebug.reportmodel import Change, Report
+from mldebug.cli.commands.diagnose import judge as judge_again
+from mldebug.core.model import Io, NodeCapture, ProcessCapture, RankCapture, Remark
+from mldebug.core.report_model import Change, Report
+from mldebug.incidents.compare import RankChange, compare
+from mldebug.incidents.incident import Incident, add_capture, judge, write_report
+from mldebug.incidents.report.changes import MAX_MOVES, comparison
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.schema import report_schema
+from mldebug.incidents.report.text import report_lines
+from mldebug.incidents.stored_evidence import Recorded
 
 STRIKE = ("strike (train.py:34)", "<module> (train.py:50)")
 BACKWARD = ("backward (train.py:80)", "<module> (train.py:50)")

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 import samples
 from hung import hung_mount
-from mldebug.archive import Archive
-from mldebug.cli import COMPLETION, cli, main
-from mldebug.rooms import names
+from mldebug.cli.main import COMPLETION, cli, main
+from mldebug.core.plugins import names
+from mldebug.incidents.report_store import Archive
 from mldebug_agents.commands.demo import FAULTS
 from mldebug_agents.completing import aside
 from mldebug_agents.completing.answer import lines

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.config import (
+from mldebug.config.schema import (
     MAX_BYTES,
     Agent,
     Capture,
@@ -19,9 +19,8 @@ from mldebug.config import (
     effective_yaml,
     load_config,
 )
-from mldebug.errors import ConfigError, ExitCode
-from mldebug.settings.parse import Section, parse
-from mldebug.settings.units import (
+from mldebug.core.errors import ConfigError, ExitCode
+from mldebug.core.units import (
     Duration,
     Size,
     format_duration,
@@ -29,6 +28,7 @@ from mldebug.settings.units import (
     parse_duration,
     parse_size,
 )
+from mldebug.core.yaml_reader import Section, parse
 
 
 def problems(text: str | bytes, tmp_path: Path) -> list[str]:

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.across.fitting import fitting
-from mldebug.across.members import (
+from mldebug.cluster.announcement_size import fitting
+from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
+from mldebug.cluster.membership import Call
+from mldebug.cluster.messages import (
     MAX_MESSAGE,
     SCHEMA,
     Announcement,
@@ -19,13 +20,12 @@ from mldebug.across.members import (
     believed,
     read,
 )
-from mldebug.across.membership import Call
-from mldebug.across.quiet import HOLD
-from mldebug.across.roster import FRESH, KEPT
-from mldebug.across.runs import run_id
-from mldebug.errors import EvidenceError
-from mldebug.model import Confidence, Culprit, Diagnosis, Gap, Verdict
-from mldebug.nodeview.cluster import cluster_lines, stalled
+from mldebug.cluster.quiet_check import HOLD
+from mldebug.cluster.roster import FRESH, KEPT
+from mldebug.cluster.run_identity import run_id
+from mldebug.core.errors import EvidenceError
+from mldebug.core.model import Confidence, Culprit, Diagnosis, Gap, Verdict
+from mldebug.status.cluster_lines import cluster_lines, stalled
 
 KEY = ("env", "", "n1:29500")
 WHOLE = Whole(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from boards import BOARDS, FOLDER, Asking, queries, titled
-from mldebug.health.components import State
+from mldebug.hardware.health.model import State
 from series import JOINED, RECORDED, SERIES, asked, labels_of, rules
 
 ROOT = Path(__file__).parents[2]

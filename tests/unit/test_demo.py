@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from clocks import Clock
-from mldebug.errors import MldebugError, ToolError
-from mldebug.model import Culprit
-from mldebug.reportmodel import Report
+from mldebug.core.errors import MldebugError, ToolError
+from mldebug.core.model import Culprit
+from mldebug.core.report_model import Report
 from mldebug_agents.commands import demo
 from mldebug_agents.demo import job as demo_job
 from mldebug_agents.demo.job import DemoJob, Plan, Step, job_environment

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from builders import ALL_REDUCE, WAITER, WRAPPER, capture, moving, process, rank, stack, still
-from mldebug.diagnosis import diagnose
-from mldebug.judging.standing import wants_native
-from mldebug.model import (
+from mldebug.capture.stacks import parse_pyspy_json, parse_pyspy_text
+from mldebug.core.model import (
     LostRank,
     Movement,
     NodeCapture,
@@ -17,7 +16,8 @@ from mldebug.model import (
     ThreadState,
     Verdict,
 )
-from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
+from mldebug.diagnosis.classify.rank_states import wants_native
+from mldebug.diagnosis.diagnose import diagnose
 from mldebug_agents.filesystems.evidence import with_stuck
 
 H200 = Path(__file__).parent.parent / "fixtures" / "h200"

@@ -12,8 +12,8 @@ import pytest
 
 from disks import disk, frozen
 from hung import missing
-from mldebug.config import Canary as Wanted
-from mldebug.config import Config, Storage
+from mldebug.config.schema import Canary as Wanted
+from mldebug.config.schema import Config, Storage
 from mldebug_agents.filesystems import canary
 from mldebug_agents.filesystems.canary import Canary
 from mldebug_agents.filesystems.part import Filesystems

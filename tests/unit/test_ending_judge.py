@@ -7,19 +7,7 @@ import pytest
 
 from builders import WAITER, capture, process, rank, still
 from flights import call, group
-from mldebug.diagnosis import diagnose
-from mldebug.endings.facts import (
-    Ending,
-    KernelDeath,
-    LauncherFailure,
-    LauncherWords,
-    RankError,
-    RankExit,
-)
-from mldebug.endings.judge import judge_ending
-from mldebug.endings.written import judgement_of, without_processes
-from mldebug.incident import Incident, add_capture, add_ending, end, judge, write_report
-from mldebug.model import (
+from mldebug.core.model import (
     Confidence,
     FlightRecord,
     Job,
@@ -27,6 +15,25 @@ from mldebug.model import (
     RankCapture,
     RankIdentity,
     Verdict,
+)
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.judgement import judgement_of, without_processes
+from mldebug.diagnosis.exits.model import (
+    Ending,
+    KernelDeath,
+    LauncherFailure,
+    LauncherWords,
+    RankError,
+    RankExit,
+)
+from mldebug.incidents.incident import (
+    Incident,
+    add_capture,
+    add_ending,
+    end,
+    judge,
+    write_report,
 )
 
 LAUNCHER = 90

@@ -14,20 +14,26 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from mldebug import cli
-from mldebug.commands.diagnose import judge, read_evidence
-from mldebug.endings.facts import Ending, LauncherFailure, LauncherWords, RankError, RankExit
-from mldebug.endings.judge import judge_ending
-from mldebug.endings.timeline import MAX_SINGLE, UNKNOWN, exit_events
-from mldebug.errors import EvidenceError
-from mldebug.incident import Incident, add_ending, end, say, write_report
-from mldebug.incident import judge as judge_incident
-from mldebug.model import Job, RankIdentity
-from mldebug.report.html import render_html
-from mldebug.report.story import last_words, story
-from mldebug.report.text import report_lines
-from mldebug.report.tidy import tidy
-from mldebug.reportmodel import Report
+from mldebug.cli import main as cli
+from mldebug.cli.commands.diagnose import judge, read_evidence
+from mldebug.core.errors import EvidenceError
+from mldebug.core.model import Job, RankIdentity
+from mldebug.core.report_model import Report
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import (
+    Ending,
+    LauncherFailure,
+    LauncherWords,
+    RankError,
+    RankExit,
+)
+from mldebug.diagnosis.exits.timeline import MAX_SINGLE, UNKNOWN, exit_events
+from mldebug.incidents.incident import Incident, add_ending, end, say, write_report
+from mldebug.incidents.incident import judge as judge_incident
+from mldebug.incidents.report.exit_story import last_words, story
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.sanitize import tidy
+from mldebug.incidents.report.text import report_lines
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "endings" / "reports"
 NAMES = sorted(folder.name for folder in RECORDED.iterdir())

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.endings.errorfile import parse_error_file
-from mldebug.endings.kernel import kernel_deaths
-from mldebug.endings.launchers import launcher_words
-from mldebug.endings.output import Output, own_errors, own_lines, paths, shared_lines
-from mldebug.endings.words import (
+from mldebug.diagnosis.exits.error_file import parse_error_file
+from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
+from mldebug.diagnosis.exits.last_words import (
     blames_peer,
     is_out_of_memory,
     last_error,
@@ -17,6 +15,8 @@ from mldebug.endings.words import (
     take_apart,
     told_to_stop,
 )
+from mldebug.diagnosis.exits.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.output import Output, own_errors, own_lines, paths, shared_lines
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "endings"
 

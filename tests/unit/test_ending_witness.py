@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from mldebug.config import Agent, Config
-from mldebug.endings.facts import Ending, RankExit
-from mldebug.endings.judge import judge_ending
-from mldebug.model import Job, LostRank, RankIdentity
+from mldebug.config.schema import Agent, Config
+from mldebug.core.model import Job, LostRank, RankIdentity
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import Ending, RankExit
 from mldebug_agents.exits import kernel, notes
 from mldebug_agents.exits import witness as module
 from mldebug_agents.exits.kernel import KEPT, KernelLog

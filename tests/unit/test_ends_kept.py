@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.endings.facts import Ending, Ends, LauncherWords, RankError, RankExit
-from mldebug.endings.judge import judge_ending
-from mldebug.incident import Incident
-from mldebug.model import Job, LostRank, RankIdentity
-from mldebug.reportmodel import Report
+from mldebug.core.model import Job, LostRank, RankIdentity
+from mldebug.core.report_model import Report
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import Ending, Ends, LauncherWords, RankError, RankExit
+from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch

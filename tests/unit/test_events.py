@@ -9,27 +9,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config import Config
-from mldebug.events.book import KEPT, MOST, EventBook
-from mldebug.events.message import message_of, plain_text
-from mldebug.events.model import Alarm, Event, Message, RefusedError, Severity, State
-from mldebug.events.noderooms import of_memory, of_saves, of_storage, together
-from mldebug.events.rooms import health_alarms, healthy_keys
-from mldebug.events.telling import event_lines
-from mldebug.events.view import Events, EventView
-from mldebug.filling.state import Alarm as RoomAlarm
-from mldebug.filling.state import PartState, StorageState
-from mldebug.health.components import Action, Health
-from mldebug.health.components import State as HealthState
-from mldebug.health.telling import GpuName
-from mldebug.hostmemory.parsing import Level
-from mldebug.hostmemory.telling import LevelState, NodeMemory
-from mldebug.incident import Incident, end, judge
-from mldebug.model import Gap
-from mldebug.saves.files import State as SavedAs
-from mldebug.saves.history import Kept
-from mldebug.saves.telling import SaveState
-from mldebug.settings.plugins import Plugin
+from mldebug.alerts.event_book import KEPT, MOST, EventBook
+from mldebug.alerts.health_events import health_alarms, healthy_keys
+from mldebug.alerts.message import message_of, plain_text
+from mldebug.alerts.model import Alarm, Event, Message, RefusedError, Severity, State
+from mldebug.alerts.node_events import of_memory, of_saves, of_storage, together
+from mldebug.alerts.status_lines import event_lines
+from mldebug.alerts.view import Events, EventView
+from mldebug.config.schema import Config
+from mldebug.core.model import Gap
+from mldebug.core.plugin_options import Plugin
+from mldebug.hardware.health.model import Action, Health
+from mldebug.hardware.health.model import State as HealthState
+from mldebug.hardware.health.sentences import GpuName
+from mldebug.hardware.host_memory.parse import Level
+from mldebug.hardware.host_memory.state import LevelState, NodeMemory
+from mldebug.incidents.incident import Incident, end, judge
+from mldebug.storage.checkpoints.history import Kept
+from mldebug.storage.checkpoints.model import State as SavedAs
+from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.filesystems.state import Alarm as RoomAlarm
+from mldebug.storage.filesystems.state import PartState, StorageState
 from mldebug_agents.notices import desk, line
 from mldebug_agents.notices.desk import Notices
 from mldebug_agents.runner import Result

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.across.merge import Heard
-from mldebug.across.wire import NodeReply, encode
-from mldebug.config import load_config
-from mldebug.console import Console
-from mldebug.errors import ConfigError, MissingError, MldebugError, ToolError, UsageError
+from mldebug.cli.console import Console
+from mldebug.cluster.merge import Heard
+from mldebug.cluster.wire import NodeReply, encode
+from mldebug.config.schema import load_config
+from mldebug.core.errors import ConfigError, MissingError, MldebugError, ToolError, UsageError
 from mldebug_agents.across import capture_all
 from mldebug_agents.fanout import worker
 from mldebug_agents.fanout.collecting import Collector, ask_all

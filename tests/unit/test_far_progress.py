@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from mldebug.across.coordinator import Coordinator
-from mldebug.across.members import Announcement, RunNews, Signal
-from mldebug.model import Job, Role
+from mldebug.cluster.coordinator import Coordinator
+from mldebug.cluster.messages import Announcement, RunNews, Signal
+from mldebug.core.model import Job, Role
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, RankLook, Stage
 from mldebug.stall.watch import StallWatch

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.config import Canary, Config, Storage
-from mldebug.model import Job, RankIdentity
-from mldebug.nodeview.storage import storage_json
+from mldebug.config.schema import Canary, Config, Storage
+from mldebug.core.model import Job, RankIdentity
+from mldebug.status.storage_lines import storage_json
 from mldebug_agents.filesystems import part as filesystems
 from mldebug_agents.filesystems.canary import Canary as Writing
 from mldebug_agents.filesystems.mounts import Used, mount_table, used_mounts

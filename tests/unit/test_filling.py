@@ -4,9 +4,15 @@ import random
 
 import pytest
 
-from mldebug.filling.filesystem import alarms, fullness
-from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
-from mldebug.filling.trend import Forecast, Point, forecast
+from mldebug.storage.filesystems.forecast import Forecast, Point, forecast
+from mldebug.storage.filesystems.fullness import alarms, fullness
+from mldebug.storage.filesystems.limits import (
+    Limit,
+    default_limit,
+    nearest,
+    parse_limit,
+    usable,
+)
 
 GIB = 1 << 30
 MINUTE = 60.0

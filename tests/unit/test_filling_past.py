@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config import Checkpoints, Config
-from mldebug.filling.past import KEPT, MOST_STORED, Past, restored, stored
-from mldebug.filling.trend import forecast
+from mldebug.config.schema import Checkpoints, Config
+from mldebug.storage.filesystems.forecast import forecast
+from mldebug.storage.filesystems.history import KEPT, MOST_STORED, Past, restored, stored
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.runner import Result

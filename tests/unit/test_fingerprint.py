@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusigns import CARDS, H200, Card, Told, during, moments, played, without
-from mldebug.gpus.baseline import Load
-from mldebug.gpus.fingerprint import MAX_GPUS, GpuPrint, GpuState, RunLevels, tell
-from mldebug.gpus.readings import Activity, GpuWatch
-from mldebug.gpus.sentences import sentence
-from mldebug.gpus.signs import Average, GpuSign, RankSign, sign_of
+from mldebug.hardware.gpu.baseline import Load
+from mldebug.hardware.gpu.fingerprint import MAX_GPUS, GpuPrint, GpuState, RunLevels, tell
+from mldebug.hardware.gpu.readings import Activity, GpuWatch
+from mldebug.hardware.gpu.samples import Average, GpuSign, RankSign, sign_of
+from mldebug.hardware.gpu.sentences import sentence
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "h200"
 HANGS = ("sleep", "loop", "stop")  # rank 1 never comes

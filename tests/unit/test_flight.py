@@ -14,9 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.flight.parse import MAX_BYTES, MAX_CALLS, MAX_GROUPS, parse_file
-from mldebug.flight.votes import collective_words
-from mldebug.heartbeat import parse_record
+from mldebug.capture.flight_recorder.hook_file import (
+    MAX_BYTES,
+    MAX_CALLS,
+    MAX_GROUPS,
+    parse_file,
+)
+from mldebug.capture.flight_recorder.votes import collective_words
+from mldebug.jobs.heartbeat import parse_record
 from mldebug_training import flight as written
 from mldebug_training.record import Record
 from mldebug_training.recording import NEW, OLD, record_collectives

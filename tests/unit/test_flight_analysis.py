@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import Dump, calls, dump, late, made, not_started, odd_size, stuck, transfer
-from mldebug.flight.analysis import KINDS, Answer, analyse
-from mldebug.flight.dump import parse_dump
+from mldebug.capture.flight_recorder.analysis import KINDS, Answer, analyse
+from mldebug.capture.flight_recorder.dump import parse_dump
 
 WORLD = {"0": range(4)}
 

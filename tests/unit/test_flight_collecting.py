@@ -13,11 +13,11 @@ import pytest
 from builders import WAITER, capture, moving, process, still
 from flights import job, waits_in
 from hung import state, wait_until
-from mldebug.config import Config
-from mldebug.diagnosis import diagnose
-from mldebug.endings.facts import Ending, RankExit
-from mldebug.endings.judge import judge_ending
-from mldebug.model import Gap, NodeCapture, RankCapture, Said, ThreadState
+from mldebug.config.schema import Config
+from mldebug.core.model import Gap, NodeCapture, RankCapture, Said, ThreadState
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import Ending, RankExit
 from mldebug_agents.discovery.installed import Installed
 from mldebug_agents.flights.collecting import Collector
 from mldebug_agents.host import Host

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import as_json, calls, dump, made, transfer
-from mldebug.flight.dump import KEEP, MAX_BYTES, living, parse_dump
-from mldebug.flight.plain import CUT, MAX_TUPLES, load_plain
+from mldebug.capture.flight_recorder.dump import KEEP, MAX_BYTES, living, parse_dump
+from mldebug.capture.flight_recorder.safe_load import CUT, MAX_TUPLES, load_plain
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 ONE = dump([*calls(3), made("all_reduce", 4, state="started")])

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hung import state, wait_until
-from mldebug.flight.dump import MAX_DUMP, MAX_LIVING
-from mldebug.flight.entries import MAX_CALLS
-from mldebug.model import RankIdentity
+from mldebug.capture.flight_recorder.dump import MAX_DUMP, MAX_LIVING
+from mldebug.capture.flight_recorder.entries import MAX_CALLS
+from mldebug.core.model import RankIdentity
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.flights.fifo import INHERITED, LONGEST, OPEN, TRIES, Asked, Fifo, seconds, whom

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dumps import as_json, calls, dump, late, write
-from mldebug import cli
-from mldebug.errors import EvidenceError
-from mldebug.flight.folder import read_folder
+from mldebug.capture.flight_recorder.folder import read_folder
+from mldebug.cli import main as cli
+from mldebug.core.errors import EvidenceError
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 ONE = pickle.dumps(dump(calls(3)), 2)
@@ -225,7 +225,7 @@ def test_nothing_that_can_be_read_is_wrong_usage(
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mldebug.flight.folder.MAX_FILES", 3)
+    monkeypatch.setattr("mldebug.capture.flight_recorder.folder.MAX_FILES", 3)
     write(tmp_path, dict.fromkeys(range(4), dump(calls(1))))
     with pytest.raises(EvidenceError, match="holds 4 files"):
         read_folder(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 
 from dumps import as_json, calls, dump
 from hung import state, wait_until
-from mldebug.model import FlightRecord
+from mldebug.core.model import FlightRecord
 from mldebug_agents.flights.means import servers
 from mldebug_agents.flights.servers import ask_server
 from mldebug_agents.host import Host

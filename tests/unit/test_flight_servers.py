@@ -14,9 +14,9 @@ import pytest
 
 from dumps import as_json, calls, dump, made
 from hung import state, wait_until
-from mldebug.flight.dump import MAX_DUMP
-from mldebug.flight.ways import Kind, Means, plan
-from mldebug.model import FlightRecord, RankIdentity
+from mldebug.capture.flight_recorder.access import Kind, Means, plan
+from mldebug.capture.flight_recorder.dump import MAX_DUMP
+from mldebug.core.model import FlightRecord, RankIdentity
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.discovery.installed import Installed
 from mldebug_agents.discovery.programs import Program, libraries

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import FRAMES, Dump, as_json, as_torch, calls, dump, made, transfer
-from mldebug.flight.dump import KEEP, USUAL, _record, parse_dump
-from mldebug.flight.skim import skim_pickle
-from mldebug.model import FlightRecord
+from mldebug.capture.flight_recorder.dump import KEEP, USUAL, _record, parse_dump
+from mldebug.capture.flight_recorder.fast_parse import skim_pickle
+from mldebug.core.model import FlightRecord
 
 HALF = KEEP // 2
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
@@ -101,7 +101,7 @@ def test_a_full_recorder_is_not_read_whole(
     def refuse(*_: object) -> object:
         raise AssertionError("all of it was read")
 
-    monkeypatch.setattr("mldebug.flight.dump.load_plain", refuse)
+    monkeypatch.setattr("mldebug.capture.flight_recorder.dump.load_plain", refuse)
     assert parse_dump(data) == expected
 
 

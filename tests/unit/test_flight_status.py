@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumps import Dump, as_json, calls, dump, late, made, odd_size, stuck, transfer
-from mldebug.flight.analysis import Analysis
-from mldebug.flight.dump import living, parse_dump
-from mldebug.flight.status import Status, beside, parse_status, spoken_for
-from mldebug.model import FlightRecord
+from mldebug.capture.flight_recorder.analysis import Analysis
+from mldebug.capture.flight_recorder.dump import living, parse_dump
+from mldebug.capture.flight_recorder.status import Status, beside, parse_status, spoken_for
+from mldebug.core.model import FlightRecord
 from mldebug_agents.flights.servers import SECONDS, ask_servers
 from mldebug_agents.reader import Reader
 from mldebug_agents.spawn import Spawner

@@ -9,10 +9,10 @@ import pytest
 from builders import capture, process, rank, still
 from dumps import Dump, calls, dump, late, made, not_started, odd_size, stuck, transfer
 from flights import call, group, has_done, job, waits_in
-from mldebug.diagnosis import diagnose
-from mldebug.flight.analysis import analyse
-from mldebug.flight.dump import parse_dump
-from mldebug.model import Diagnosis, FlightGroup, FlightRecord, NodeCapture
+from mldebug.capture.flight_recorder.analysis import analyse
+from mldebug.capture.flight_recorder.dump import parse_dump
+from mldebug.core.model import Diagnosis, FlightGroup, FlightRecord, NodeCapture
+from mldebug.diagnosis.diagnose import diagnose
 
 Records = dict[int, tuple[FlightGroup, ...] | None]
 SITE = "at sync (train.py:30)"

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.flight.ways import NAMES, Kind, Means, Plan, dump_files, is_nccl2, plan, records
+from mldebug.capture.flight_recorder.access import (
+    NAMES,
+    Kind,
+    Means,
+    Plan,
+    dump_files,
+    is_nccl2,
+    plan,
+    records,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "flight-recorder-collection.md"
 PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/fr_"}

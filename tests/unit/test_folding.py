@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.errors import UsageError
-from mldebug.folding import fold_nodes, fold_ranks, shorten_ranks, unfold, unfold_nodes
+from mldebug.core.errors import UsageError
+from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks, unfold, unfold_nodes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.cli import main
+from mldebug.cli.main import main
 from mldebug_training.followed import Code, Followed, folders
 from ringwords import Words
 from unit.test_tracer import AGENTS, run

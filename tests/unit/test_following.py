@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hung import hung_mount
-from mldebug.logparser import LogParser
-from mldebug.rooms import create_all
-from mldebug.stall.progress import LogProgress
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.logs import following
 from mldebug_agents.logs.following import LogFollower, LogNews

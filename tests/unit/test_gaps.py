@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.stall.gaps import GapMemory, Gaps
+from mldebug.stall.timeouts import GapMemory, Gaps
 
 EVIDENCE = 450.0
 

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.gpus.counting import MAX_BAD, WORD, Counters
-from mldebug.gpus.readings import (
+from mldebug.hardware.gpu.clock_unit import (
+    IDLE,
+    MANY,
+    MICROSECOND,
+    NANOSECOND,
+    OFTEN,
+    PROOFS,
+    Unit,
+)
+from mldebug.hardware.gpu.counters import MAX_BAD, WORD, Counters
+from mldebug.hardware.gpu.readings import (
     Activity,
     EccCount,
     GpuReading,
@@ -18,8 +27,7 @@ from mldebug.gpus.readings import (
     NvLink,
     RemappedRows,
 )
-from mldebug.gpus.totals import STILL, Total
-from mldebug.gpus.unit import IDLE, MANY, MICROSECOND, NANOSECOND, OFTEN, PROOFS, Unit
+from mldebug.hardware.gpu.total import STILL, Total
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures/h200"
 

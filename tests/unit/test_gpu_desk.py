@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config import Agent
-from mldebug.errors import MldebugError, UsageError
+from mldebug.config.schema import Agent
+from mldebug.core.errors import MldebugError, UsageError
 from mldebug_agents.hardware.desk import FOR_RESET, HOLD, LONGEST, Accepted, GpuDesk, Released
 from mldebug_agents.hardware.verbs import ACCEPT, RELEASE, gpu_verbs
 from mldebug_agents.server import Server

@@ -7,24 +7,7 @@ import msgspec
 import pytest
 
 from builders import WAITER, capture, process, rank, still
-from mldebug.diagnosis import diagnose
-from mldebug.endings.facts import Ending, RankError, RankExit
-from mldebug.endings.judge import judge_ending
-from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
-from mldebug.gpus.readings import GpuReading, LostGpu
-from mldebug.health.faults import (
-    faults_of_count,
-    faults_of_events,
-    faults_of_memory,
-    gpus_by_address,
-)
-from mldebug.health.newerrors import LOW_READS, ErrorCount, NewErrors
-from mldebug.judging.faults import BEFORE, LAG, PROMPT, UNDATED
-from mldebug.kernellog.events import parse_line
-from mldebug.kernellog.folding import fold
-from mldebug.kernellog.joining import Owner, join
-from mldebug.kernellog.xids import ACTION_WORDS, catalogue, xid_row
-from mldebug.model import (
+from mldebug.core.model import (
     Confidence,
     Diagnosis,
     Fault,
@@ -35,6 +18,23 @@ from mldebug.model import (
     RankIdentity,
     Verdict,
 )
+from mldebug.diagnosis.classify.gpu_faults import BEFORE, LAG, PROMPT, UNDATED
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import Ending, RankError, RankExit
+from mldebug.hardware.gpu.expected import GpuCount, KnownGpu, MissingGpu
+from mldebug.hardware.gpu.readings import GpuReading, LostGpu
+from mldebug.hardware.health.faults import (
+    faults_of_count,
+    faults_of_events,
+    faults_of_memory,
+    gpus_by_address,
+)
+from mldebug.hardware.health.new_errors import LOW_READS, ErrorCount, NewErrors
+from mldebug.hardware.kernel_log.attribution import Owner, join
+from mldebug.hardware.kernel_log.bursts import fold
+from mldebug.hardware.kernel_log.parse import parse_line
+from mldebug.hardware.kernel_log.xids import ACTION_WORDS, catalogue, xid_row
 
 TAKEN = 1_700_000_000.0  # builders.capture
 QUIET = 100.0

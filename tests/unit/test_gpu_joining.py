@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.gpus.joining import JoinEvidence, RankProcess, join
-from mldebug.gpus.readings import GpuProcess, GpuReading
-from mldebug.gpus.visible import visible
+from mldebug.hardware.gpu.rank_join import JoinEvidence, RankProcess, join
+from mldebug.hardware.gpu.readings import GpuProcess, GpuReading
+from mldebug.hardware.gpu.visible_devices import visible
 
 A, B, C, D = (f"GPU-{letter * 8}-0000-4000-8000-00000000000{n}" for n, letter in enumerate("abcd"))
 GIB = 2**30

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
-from mldebug.gpus.plain import plain_sentence
-from mldebug.gpus.readings import (
+from mldebug.core.model import Gap, Job
+from mldebug.hardware.gpu.expected import GpuCount, KnownGpu, MissingGpu
+from mldebug.hardware.gpu.figures import plain_sentence
+from mldebug.hardware.gpu.readings import (
     UNLISTED,
     GpuProcess,
     GpuReading,
@@ -18,16 +19,15 @@ from mldebug.gpus.readings import (
     NodeGpus,
     NodeWatch,
 )
-from mldebug.health.components import Action, Health, State
-from mldebug.health.telling import GpuName, complaints, headline, state_of_gpu
-from mldebug.kernellog.events import parse_line
-from mldebug.kernellog.folding import fold
-from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap, Job
-from mldebug.nodeview.glance import Glance, GpuUser, of_agent
-from mldebug.nodeview.lines import hardware_lines, rank_lines, rank_sentences
-from mldebug.nodeview.listing import missing, rows, table, users
-from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug.hardware.health.model import Action, Health, State
+from mldebug.hardware.health.sentences import GpuName, complaints, headline, state_of_gpu
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.bursts import fold
+from mldebug.hardware.kernel_log.parse import parse_line
+from mldebug.status.gpu_lines import hardware_lines, rank_lines, rank_sentences
+from mldebug.status.gpu_table import missing, rows, table, users
+from mldebug.status.gpu_view import Glance, GpuUser, of_agent
+from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.commands.doctor import show_gpus
 from mldebug_agents.commands.gpus import show_list
 from mldebug_agents.doctor.gpus import examined

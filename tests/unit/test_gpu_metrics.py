@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakenvml.library import FakeNvml
-from mldebug.gpus.counting import Counters
-from mldebug.gpus.readings import (
+from mldebug.hardware.gpu.counters import Counters
+from mldebug.hardware.gpu.readings import (
     EccCount,
     GpuReading,
     GpuWatch,
@@ -23,7 +23,7 @@ from mldebug.gpus.readings import (
     NodeWatch,
     RemappedRows,
 )
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.nvml.library import Library
 from mldebug_exporters.metrics import gpus as group

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from mldebug.gpus.joining import Joined, JoinEvidence, RankProcess, join
-from mldebug.gpus.places import LOST, located, named, remembering, with_lost
-from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
+from mldebug.hardware.gpu.positions import LOST, located, named, remembering, with_lost
+from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankProcess, join
+from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 
 
 def reading(index: int) -> GpuReading:

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.diagnosis import diagnose
-from mldebug.endings.facts import Ending
-from mldebug.incident import Incident
-from mldebug.incident import judge as judge_incident
-from mldebug.model import Diagnosis, NcclCommunicator, NcclRank, NodeCapture
-from mldebug.ras.judge import behind, crossed
-from mldebug.recorded import load_recorded
+from mldebug.capture.nccl_ras.progress import behind, crossed
+from mldebug.core.model import Diagnosis, NcclCommunicator, NcclRank, NodeCapture
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.incidents.incident import Incident
+from mldebug.incidents.incident import judge as judge_incident
+from mldebug.incidents.stored_evidence import load_recorded
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "hangs"
 TOLD = {

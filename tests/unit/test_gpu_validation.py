@@ -20,10 +20,10 @@ from gpu.page import page
 from gpu.parts import desync, fingerprint, metrics, ways, xid13
 from gpu.tables import number
 from mldebug import __version__
-from mldebug.gpus.readings import GpuEvent
-from mldebug.kernellog.facts import KernelEvent, Kind
-from mldebug.kernellog.folding import Burst
-from mldebug.kernellog.joining import Evidence, RankEvent
+from mldebug.hardware.gpu.readings import GpuEvent
+from mldebug.hardware.kernel_log.attribution import Evidence, RankEvent
+from mldebug.hardware.kernel_log.bursts import Burst
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 from mldebug_agents.gpus.nvidia import Nvidia
 from mldebug_agents.nvml.energy import KEPT, Energy
 from mldebug_agents.nvml.library import Library

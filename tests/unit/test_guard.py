@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from mldebug.model import ProcessState
+from mldebug.core.model import ProcessState
 from mldebug_agents.capturing.guard import STOP_BIT, harmed, restore
 
 FINE = ProcessState(pid=9, state="S", start_ticks=5)

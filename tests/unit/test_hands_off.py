@@ -11,14 +11,14 @@ import pytest
 from clocks import Clock
 from fakenvml.library import FakeNvml
 from hung import wait_until
-from mldebug.config import Config
-from mldebug.gpus.expected import ExpectedGpus
-from mldebug.gpus.handsoff import CODE, PAUSE, HandsOff, gaps, placed
-from mldebug.gpus.readings import LostGpu
-from mldebug.kernellog.events import parse_line
-from mldebug.kernellog.facts import KernelEvent
-from mldebug.kernellog.folding import fold
-from mldebug.kernellog.handsoff import hands_off
+from mldebug.config.schema import Config
+from mldebug.hardware.gpu.expected import ExpectedGpus
+from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, gaps, placed
+from mldebug.hardware.gpu.readings import LostGpu
+from mldebug.hardware.kernel_log.bursts import fold
+from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.model import KernelEvent
+from mldebug.hardware.kernel_log.parse import parse_line
 from mldebug_agents.gpuchild import serving
 from mldebug_agents.gpuchild.wire import NAME
 from mldebug_agents.gpus import nvidia

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu, RankProcess
-from mldebug.gpus.readings import (
+from mldebug.core.model import Job, RankIdentity
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu, RankProcess
+from mldebug.hardware.gpu.readings import (
     LOST,
     EccCount,
     GpuProcess,
@@ -24,9 +25,8 @@ from mldebug.gpus.readings import (
     NodeWatch,
     NvLink,
 )
-from mldebug.health.components import State
-from mldebug.health.thresholds import Thresholds
-from mldebug.model import Job, RankIdentity
+from mldebug.hardware.health.model import State
+from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.stall.signals import Look, RankLook
 from mldebug_agents.gpuchild.errors import GpuBlockedError, NoGpuLibraryError
 from mldebug_agents.hardware.gpus import EXPECTED, GpuBoard

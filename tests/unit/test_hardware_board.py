@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from hung import wait_until
-from mldebug.config import Config
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu
-from mldebug.gpus.readings import (
+from mldebug.config.schema import Config
+from mldebug.core.model import Gap, Job, NodeCapture, RankIdentity
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.readings import (
     GpuProcess,
     GpuReading,
     GpuWatch,
@@ -22,9 +23,8 @@ from mldebug.gpus.readings import (
     NodeGpus,
     NodeWatch,
 )
-from mldebug.health.components import State
-from mldebug.model import Gap, Job, NodeCapture, RankIdentity
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.hardware.health.model import State
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.gpuchild.errors import GpusReleasedError
 from mldebug_agents.hardware import board as module

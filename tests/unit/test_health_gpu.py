@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.errors import ConfigError
-from mldebug.gpus.readings import EccCount, GpuReading, NvLink, RemappedRows
-from mldebug.health.components import (
+from mldebug.core.errors import ConfigError
+from mldebug.core.yaml_reader import parse
+from mldebug.hardware.gpu.readings import EccCount, GpuReading, NvLink, RemappedRows
+from mldebug.hardware.health.gpu_rules import RULES, gpu_health
+from mldebug.hardware.health.model import (
     Action,
     Health,
     State,
@@ -17,9 +19,7 @@ from mldebug.health.components import (
     unread,
     worst_of,
 )
-from mldebug.health.gpurules import RULES, gpu_health
-from mldebug.health.thresholds import FILE, Thresholds, shipped
-from mldebug.settings.parse import parse
+from mldebug.hardware.health.thresholds import FILE, Thresholds, shipped
 
 LIMITS = Thresholds()
 MINUTE = 60.0

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config import Config, effective_yaml, load_config
-from mldebug.errors import ConfigError
-from mldebug.health.components import Action, Health, State
-from mldebug.settings.parse import parse
+from mldebug.config.schema import Config, effective_yaml, load_config
+from mldebug.core.errors import ConfigError
+from mldebug.core.yaml_reader import parse
+from mldebug.hardware.health.model import Action, Health, State
 from mldebug_exporters.metrics.health import Options, create
 from snapshots import snapshot
 

@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.gpus.expected import FORGET_AFTER, ExpectedGpus, GpuCount
-from mldebug.gpus.readings import LOST, UNLISTED, GpuReading, LostGpu, NodeGpus, NvLink
-from mldebug.health.components import Action, Health, State, instructions
-from mldebug.health.noderules import node_health
-from mldebug.health.thresholds import Thresholds
-from mldebug.kernellog.events import parse_line
-from mldebug.kernellog.facts import KernelEvent, Kind
-from mldebug.kernellog.folding import Burst, fold
-from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap
+from mldebug.core.model import Gap
+from mldebug.hardware.gpu.expected import FORGET_AFTER, ExpectedGpus, GpuCount
+from mldebug.hardware.gpu.readings import LOST, UNLISTED, GpuReading, LostGpu, NodeGpus, NvLink
+from mldebug.hardware.health.model import Action, Health, State, instructions
+from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.health.thresholds import Thresholds
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.bursts import Burst, fold
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.parse import parse_line
 
 LIMITS = Thresholds()
 NOW = 1_800_000_000.0

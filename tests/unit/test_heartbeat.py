@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record, record_name
-from mldebug.model import RankIdentity
-from mldebug.stall.beats import BeatProgress, last_step, shortest_timeout
+from mldebug.core.model import RankIdentity
+from mldebug.jobs.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record, record_name
+from mldebug.stall.heartbeats import BeatProgress, last_step, shortest_timeout
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.hooks.records import Heartbeats, read_said
 from mldebug_agents.host import Host

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mldebug.diagnosis import diagnose
-from mldebug.model import Diagnosis, GpuSample, NodeCapture, RankDevice
+from mldebug.core.model import Diagnosis, GpuSample, NodeCapture, RankDevice
+from mldebug.diagnosis.diagnose import diagnose
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "h200" / "hangs"
 ALL = sorted(file.stem for file in RECORDED.iterdir() if "kill" not in file.stem)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mldebug.diagnosis import diagnose
-from mldebug.model import NcclRank, NcclRas, NodeCapture, RankCapture, RankDevice
-from mldebug.ras.rows import communicator
+from mldebug.capture.nccl_ras.communicators import communicator
+from mldebug.core.model import NcclRank, NcclRas, NodeCapture, RankCapture, RankDevice
+from mldebug.diagnosis.diagnose import diagnose
 from unit.test_held import recorded
 
 SPINS, HELD = 0, 1

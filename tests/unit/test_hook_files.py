@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.heartbeat import TornError, parse_record
+from mldebug.jobs.heartbeat import TornError, parse_record
 from mldebug_training import record as written
 from mldebug_training import sharedfiles
 from unit.test_training_hook import run, site

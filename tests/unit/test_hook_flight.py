@@ -13,8 +13,8 @@ import pytest
 
 from hooked import HOLDS, RANK, SHM, process, state
 from hung import wait_until
-from mldebug.heartbeat import parse_record
-from mldebug.model import RankIdentity
+from mldebug.core.model import RankIdentity
+from mldebug.jobs.heartbeat import parse_record
 from mldebug_agents.hooks.asking import Asking
 from mldebug_agents.hooks.flight import Answers, HookFlight
 from mldebug_agents.host import Host

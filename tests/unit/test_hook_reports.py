@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 import samples
-from mldebug.heartbeat import RECORD, Heartbeat, said
-from mldebug.model import Gap, Job, RankIdentity, Said
-from mldebug.records import LogRecord
-from mldebug.report.html import render_html
-from mldebug.report.text import report_lines
-from mldebug.reportmodel import Report
-from mldebug.stall.progress import LogProgress
+from mldebug.core.model import Gap, Job, RankIdentity, Said
+from mldebug.core.report_model import Report
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import report_lines
+from mldebug.jobs.heartbeat import RECORD, Heartbeat, said
+from mldebug.jobs.logs.records import LogRecord
+from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch

@@ -18,8 +18,8 @@ import pytest
 
 from hooked import HOLDS, RANK, SHM, SLEEPS, process, state
 from hung import wait_until
-from mldebug.heartbeat import Heartbeat, record_name
-from mldebug.model import RankIdentity, ThreadStack
+from mldebug.core.model import RankIdentity, ThreadStack
+from mldebug.jobs.heartbeat import Heartbeat, record_name
 from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.asking import Asking, Hooked
 from mldebug_agents.hooks.stacks import HookStacks, parse_faulthandler, whole_answer

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.hostmemory.parsing import (
+from mldebug.core.model import Job, RankIdentity
+from mldebug.hardware.host_memory.parse import (
     Level,
     RankMemory,
     parse_group,
@@ -18,10 +19,9 @@ from mldebug.hostmemory.parsing import (
     parse_pss,
     parse_rank,
 )
-from mldebug.hostmemory.telling import NodeMemory, alarms, judged, left_words
-from mldebug.hostmemory.trend import Trend
-from mldebug.model import Job, RankIdentity
-from mldebug.snapshot import Snapshot
+from mldebug.hardware.host_memory.state import NodeMemory, alarms, judged, left_words
+from mldebug.hardware.host_memory.trend import Trend
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.fakereader import FakeReader
 from mldebug_agents.host import Host
 from mldebug_agents.hostmemory.groups import Group, groups_of

@@ -12,13 +12,13 @@ import pytest
 
 import mldebug_agents.books as module
 import samples
-from mldebug.config import Agent, Config, Stall
-from mldebug.errors import EvidenceError
-from mldebug.incident import Incident
-from mldebug.model import NodeCapture, Verdict
-from mldebug.report.html import render_html
-from mldebug.report.text import report_lines
-from mldebug.reportmodel import Report
+from mldebug.config.schema import Agent, Config, Stall
+from mldebug.core.errors import EvidenceError
+from mldebug.core.model import NodeCapture, Verdict
+from mldebug.core.report_model import Report
+from mldebug.incidents.incident import Incident
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import report_lines
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.cli import main
-from mldebug.probing.isolate import Isolation, isolate
-from mldebug.probing.pairs import Limits
-from mldebug.probing.trials import Outcome, Trial
+from mldebug.cli.main import main
+from mldebug.probes.isolate import Isolation, isolate
+from mldebug.probes.pairs import Limits
+from mldebug.probes.trials import Outcome, Trial
 from mldebug_agents.probes import isolate as probe
 from mldebug_agents.probes.inside import crew, meeting
 from mldebug_agents.probes.inside import isolate as stand

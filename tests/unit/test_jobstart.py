@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from mldebug.errors import UsageError
+from mldebug.core.errors import UsageError
 from mldebug_agents.jobstart import IGNORED, become
 
 

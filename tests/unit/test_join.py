@@ -8,10 +8,10 @@ import msgspec
 from builders import WAITER, capture, process, rank, still
 from flights import call, group, has_done, waits_in
 from gpusigns import played
-from mldebug.diagnosis import diagnose
-from mldebug.flight.dump import parse_dump
-from mldebug.gpus.sentences import sentence
-from mldebug.model import (
+from mldebug.capture.flight_recorder.dump import parse_dump
+from mldebug.capture.nccl_ras.answer import parse
+from mldebug.capture.stacks import parse_pyspy_json
+from mldebug.core.model import (
     Diagnosis,
     FlightGroup,
     FlightRecord,
@@ -21,8 +21,8 @@ from mldebug.model import (
     ProcessCapture,
     RankCapture,
 )
-from mldebug.ras.parse import parse
-from mldebug.stacks import parse_pyspy_json
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.hardware.gpu.sentences import sentence
 from rasserver import H200, HOST, answer, recorded_text
 
 SLEEPS = process("load (data.py:7)", "<module> (train.py:50)", wchan="hrtimer_nanosleep", move=still(span=60.0))  # fmt: skip

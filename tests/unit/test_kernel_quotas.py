@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config import Config
-from mldebug.model import Job, RankIdentity
+from mldebug.config.schema import Config
+from mldebug.core.model import Job, RankIdentity
 from mldebug_agents.filesystems.kernelquotas import KEEPERS, KernelQuotas
 from mldebug_agents.filesystems.mounts import used_mounts
 from mldebug_agents.fsprobe.asking import Probe

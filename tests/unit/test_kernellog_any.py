@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mldebug.kernellog.events import SIGNS, parse_event, parse_line
-from mldebug.kernellog.facts import MAX_TEXT, KernelEvent, Kind, Origin
-from mldebug.kernellog.folding import Burst, Folding, fold
-from mldebug.kernellog.joining import RankEvent, sentence
-from mldebug.kernellog.reading import MAX_NAME, bus_id
-from mldebug.kernellog.records import KernelRecord, parse_printed, parse_record
+from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
+from mldebug.hardware.kernel_log.bursts import Burst, Folding, fold
+from mldebug.hardware.kernel_log.line_readers import MAX_NAME, bus_id
+from mldebug.hardware.kernel_log.model import MAX_TEXT, KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
+from mldebug.hardware.kernel_log.records import KernelRecord, parse_printed, parse_record
 
 PIECES = st.sampled_from(
     [

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mldebug.kernellog.events import SIGNS, parse_event, parse_line
-from mldebug.kernellog.facts import KernelEvent, Kind, Origin
-from mldebug.kernellog.nvidia import gpu_named
-from mldebug.kernellog.reading import bus_id
-from mldebug.kernellog.records import parse_record
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.nvidia_lines import gpu_named
+from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
+from mldebug.hardware.kernel_log.records import parse_record
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/kernellog"
 K = Kind

@@ -9,15 +9,30 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from mldebug.gpus.readings import GpuEvent
-from mldebug.kernellog.counts import MAX_KEYS, OTHER, Counts, GpuName, KernelCounts, named
-from mldebug.kernellog.events import parse_event
-from mldebug.kernellog.facts import KernelEvent, Kind, Origin
-from mldebug.kernellog.folding import KEPT, LONGEST, MAX_DISTINCT, OPEN, Burst, Folding, fold
-from mldebug.kernellog.folding import OTHER as OTHER_XIDS
-from mldebug.kernellog.nvml import xid_of_nvml
-from mldebug.kernellog.records import parse_record
-from mldebug.kernellog.xids import Tier
+from mldebug.hardware.gpu.readings import GpuEvent
+from mldebug.hardware.kernel_log.bursts import (
+    KEPT,
+    LONGEST,
+    MAX_DISTINCT,
+    OPEN,
+    Burst,
+    Folding,
+    fold,
+)
+from mldebug.hardware.kernel_log.bursts import OTHER as OTHER_XIDS
+from mldebug.hardware.kernel_log.counts import (
+    MAX_KEYS,
+    OTHER,
+    Counts,
+    GpuName,
+    KernelCounts,
+    named,
+)
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.nvml_xids import xid_of_nvml
+from mldebug.hardware.kernel_log.parse import parse_event
+from mldebug.hardware.kernel_log.records import parse_record
+from mldebug.hardware.kernel_log.xids import Tier
 
 GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mldebug.kernellog.counts import KernelCounts, KindCount, XidCount
-from mldebug.kernellog.facts import Kind
+from mldebug.hardware.kernel_log.counts import KernelCounts, KindCount, XidCount
+from mldebug.hardware.kernel_log.model import Kind
 from mldebug_exporters.metrics.kernellog import Options, create
 from snapshots import snapshot
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.endings.kernel import kernel_deaths
-from mldebug.kernellog.facts import KernelEvent, Kind, Origin
-from mldebug.kernellog.xids import Tier
+from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.xids import Tier
 from mldebug_agents.host import Host
 from mldebug_agents.sources import kernellog
 from mldebug_agents.sources.kernellog import (

@@ -30,8 +30,8 @@ from manifests import (
     render,
     stored,
 )
-from mldebug.config import load_config
-from mldebug.scheduling.kubernetes import KINDS
+from mldebug.config.schema import load_config
+from mldebug.jobs.schedulers.kubernetes import KINDS
 from unit.test_rules import promtool
 
 SCHEMAS = ROOT / "tests/fixtures/kubernetes"

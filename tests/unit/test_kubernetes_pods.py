@@ -20,8 +20,8 @@ from manifests import (
     render,
     stored,
 )
-from mldebug.config import SYSTEM_STATE_DIR, Agent, default_state_dir
-from mldebug.settings.units import parse_size
+from mldebug.config.schema import SYSTEM_STATE_DIR, Agent, default_state_dir
+from mldebug.core.units import parse_size
 from mldebug_agents.server import Server
 from processes.harness import free_port
 from snapshots import snapshot

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.endings.facts import Ending, LauncherWords, RankError, RankExit
-from mldebug.endings.judge import judge_ending
-from mldebug.endings.launchers import launcher_words
-from mldebug.endings.words import last_error
-from mldebug.model import Job, RankIdentity
+from mldebug.core.model import Job, RankIdentity
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.last_words import last_error
+from mldebug.diagnosis.exits.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.model import Ending, LauncherWords, RankError, RankExit
 from mldebug_agents.clusters import mpich, openmpi
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "endings"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.rooms import ROOMS, load, names
+from mldebug.core.plugins import ROOMS, load, names
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/plugins.md"

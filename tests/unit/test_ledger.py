@@ -19,11 +19,11 @@ import msgspec
 import pytest
 
 from hung import hung_mount, wait_until
-from mldebug.endings.facts import Ends, RankExit
-from mldebug.errors import AccessError, MldebugError, UsageError
-from mldebug.incident import Incident
-from mldebug.model import Job, NodeCapture, RankIdentity
-from mldebug.stall.pulse import StallMemory
+from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.core.model import Job, NodeCapture, RankIdentity
+from mldebug.diagnosis.exits.model import Ends, RankExit
+from mldebug.incidents.incident import Incident
+from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.serving.doors import open_unix
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.leftovers import Leftover, children_of

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mldebug.errors import ConfigError
-from mldebug.logparser import LogFormat
-from mldebug.records import LogRecord, duration, number, whole
-from mldebug.rooms import create_all, load
+from mldebug.core.errors import ConfigError
+from mldebug.core.plugins import create_all, load
+from mldebug.jobs.logs.parser import LogFormat
+from mldebug.jobs.logs.records import LogRecord, duration, number, whole
 
 FORMATS: list[LogFormat] = create_all("logs")
 BLOOM = (

@@ -5,11 +5,11 @@ from itertools import cycle, islice
 
 import pytest
 
-from mldebug.logparser import LogParser
-from mldebug.records import LogRecord
-from mldebug.rooms import create_all
-from mldebug.stall.progress import LogProgress
-from mldebug.stall.pulse import Pulse
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.records import LogRecord
+from mldebug.stall.log_progress import LogProgress
+from mldebug.stall.progress_clock import Pulse
 from mldebug.stall.signals import Look
 
 MINUTE = 60

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mldebug.logparser import MAX_LINE, LogParser
-from mldebug.records import LogRecord
-from mldebug.rooms import create_all
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import MAX_LINE, LogParser
+from mldebug.jobs.logs.records import LogRecord
 
 SIGNALS = Path(__file__).parents[1] / "fixtures/h200/signals"
 LINE = " iteration %d/ 100 | elapsed time per iteration (ms): 500.0 | lm loss: 1.5E+00 |\n"

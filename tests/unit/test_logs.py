@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.model import OpenFile, ProcessState
+from mldebug.core.model import OpenFile, ProcessState
 from mldebug_agents.host import Host
 from mldebug_agents.logs.pipes import FORGOTTEN_AFTER, Unread
 from mldebug_agents.logs.places import LogFinder, Logs, container_marks, find_logs

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mldebug.commands.check_config import command
-from mldebug.config import Config, effective_yaml, load_config
-from mldebug.errors import ConfigError
-from mldebug.logparser import PATIENCE, LogParser
-from mldebug.records import LogRecord
-from mldebug.rooms import create_all, load
-from mldebug.settings.plugins import Plugin
+from mldebug.cli.commands.check_config import command
+from mldebug.config.schema import Config, effective_yaml, load_config
+from mldebug.core.errors import ConfigError
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import create_all, load
+from mldebug.jobs.logs.parser import PATIENCE, LogParser
+from mldebug.jobs.logs.records import LogRecord
 from mldebug_agents.workbench import Workbench
 
 GOOD = r"""

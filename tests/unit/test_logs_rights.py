@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.logparser import LogParser
-from mldebug.rooms import create_all
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import LogParser
 from mldebug_agents.host import Host
 from mldebug_agents.logs.following import LogFollower, LogNews
 from mldebug_agents.logs.places import LogPlace, find_logs

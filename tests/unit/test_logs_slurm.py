@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.model import OpenFile, ProcessState
+from mldebug.core.model import OpenFile, ProcessState
 from mldebug_agents.host import Host
 from mldebug_agents.logs.places import LogFinder
 from mldebug_agents.logs.sockets import peers

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from hung import hung_mount
-from mldebug.logparser import LogParser
-from mldebug.model import Job, ProcessState, RankIdentity
-from mldebug.rooms import create_all
-from mldebug.stall.progress import LogProgress
+from mldebug.core.model import Job, ProcessState, RankIdentity
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.host import Host
 from mldebug_agents.logs import following, watching
 from mldebug_agents.logs.places import LogFinder

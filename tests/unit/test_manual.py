@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import samples
-from mldebug.archive import Archive
-from mldebug.errors import MldebugError
-from mldebug.model import Job, RankIdentity, Remark
-from mldebug.reportmodel import Report
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job, RankIdentity, Remark
+from mldebug.core.report_model import Report
+from mldebug.incidents.report_store import Archive
 from mldebug_agents import manual
 from mldebug_agents.manual import Named, choose, store, write_down
 from mldebug_agents.sources.ranks import Discovery

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.across.members import Announcement, CaptureOrder, Welcome, read
-from mldebug.across.wire import MAX_BYTES, unpack
-from mldebug.config import Agent, Cluster
-from mldebug.errors import ConfigError, UsageError
+from mldebug.cluster.messages import Announcement, CaptureOrder, Welcome, read
+from mldebug.cluster.wire import MAX_BYTES, unpack
+from mldebug.config.schema import Agent, Cluster
+from mldebug.core.errors import ConfigError, UsageError
 from mldebug_agents.members.certificates import says
 from mldebug_agents.members.door import app
 from mldebug_agents.members.errors import RefusedError, SilentError

@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.across.coordinator import MOVES, Coordinator
-from mldebug.across.members import (
+from mldebug.cluster.coordinator import MOVES, Coordinator
+from mldebug.cluster.membership import Call, Member
+from mldebug.cluster.merge import Heard, merge
+from mldebug.cluster.messages import (
     Announcement,
     CaptureOrder,
     DumpOrder,
@@ -29,14 +31,10 @@ from mldebug.across.members import (
     of_user,
     read,
 )
-from mldebug.across.membership import Call, Member
-from mldebug.across.merge import Heard, merge
-from mldebug.across.runs import job_key, run_key
-from mldebug.across.wire import NodeReply, pack, unpack
-from mldebug.diagnosis import diagnose
-from mldebug.errors import MldebugError
-from mldebug.incident import Incident
-from mldebug.model import (
+from mldebug.cluster.run_identity import job_key, run_key
+from mldebug.cluster.wire import NodeReply, pack, unpack
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import (
     Asked,
     AskedNode,
     Confidence,
@@ -47,6 +45,8 @@ from mldebug.model import (
     RankIdentity,
     Verdict,
 )
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch

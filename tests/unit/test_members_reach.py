@@ -2,9 +2,9 @@
 
 import pytest
 
-from mldebug.across.members import ClusterView, MemberView, RunNews
-from mldebug.across.runs import run_id
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.cluster.messages import ClusterView, MemberView, RunNews
+from mldebug.cluster.run_identity import run_id
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.members.reach import run_elsewhere
 
 KEY, OTHER = ("torchrun", "", "10.0.0.1:29500"), ("torchrun", "", "10.0.0.1:29501")

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.across.members import MAX_MESSAGE, Announcement, Welcome, read
-from mldebug.config import Agent
+from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
+from mldebug.config.schema import Agent
 from mldebug_agents.members.door import app
 from mldebug_agents.members.errors import RefusedError, StrangerError
 from mldebug_agents.members.identity import Identity, counting, derive, identity

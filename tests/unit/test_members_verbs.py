@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.across.members import ClusterView, DumpOrder, MemberView, RunNews
-from mldebug.errors import MldebugError
-from mldebug.nodeview.cluster import cluster_lines
+from mldebug.cluster.messages import ClusterView, DumpOrder, MemberView, RunNews
+from mldebug.core.errors import MldebugError
+from mldebug.status.cluster_lines import cluster_lines
 from mldebug_agents.members.errors import RefusedError, SilentError
 from mldebug_agents.members.openapi import DUMP
 from mldebug_agents.members.talk import Peer

@@ -17,9 +17,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
 from hung import wait_until
-from mldebug.model import Verdict
-from mldebug.records import STEP_BOUNDS, StepTimes
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.core.model import Verdict
+from mldebug.jobs.logs.records import STEP_BOUNDS, StepTimes
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 from mldebug_exporters.prometheus import (
     FORGOTTEN,

@@ -5,10 +5,10 @@ import time
 import msgspec
 import pytest
 
-from mldebug.incident import Incident
-from mldebug.model import Job, RankIdentity
-from mldebug.records import LogRecord
-from mldebug.stall.progress import LogProgress
+from mldebug.core.model import Job, RankIdentity
+from mldebug.incidents.incident import Incident
+from mldebug.jobs.logs.records import LogRecord
+from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Stage
 from mldebug.stall.watch import StallWatch

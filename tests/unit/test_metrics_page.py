@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mldebug.rooms import names, summary
+from mldebug.core.plugins import names, summary
 from mldebug_exporters.exposition.reference import page
 from mldebug_exporters.prometheus import Prometheus, groups
 from snapshots import hooked, moving, snapshot, stalled, trapped

@@ -1,6 +1,6 @@
 """What the probe child saw of a filesystem, joined to the ranks that wait on it."""
 
-from mldebug.filling.state import PartState, Row
+from mldebug.storage.filesystems.state import PartState, Row
 from mldebug_agents.filesystems.evidence import FRESH, stuck_devices
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from builders import stack
-from mldebug.model import Io, ProcessState, ThreadState
-from mldebug.movement import Sample, movement
+from mldebug.capture.movement import Sample, movement
+from mldebug.core.model import Io, ProcessState, ThreadState
 
 
 def sample(at: float, frames: tuple[str, ...], cpu: float, switches: int, io: int = 0) -> Sample:

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from builders import capture, rank
-from mldebug.diagnosis import diagnose
-from mldebug.judging.nativewords import native_words
-from mldebug.model import Frame, ProcessCapture
-from mldebug.stacks import parse_pyspy_json, parse_pyspy_text
+from mldebug.capture.stacks import parse_pyspy_json, parse_pyspy_text
+from mldebug.core.model import Frame, ProcessCapture
+from mldebug.diagnosis.classify.native_text import native_words
+from mldebug.diagnosis.diagnose import diagnose
 
 H200 = Path(__file__).parents[1] / "fixtures/h200"
 DRIVER = "libcuda.so.580.159.04"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.logparser import MAX_NCCL, MAX_NCCL_LINE, LogParser
-from mldebug.traps.nccllog import MAX_PEERS, NcclLog, NcclSaid, Ours, is_local
+from mldebug.jobs.known_issues.nccl_log import MAX_PEERS, NcclLog, NcclSaid, Ours, is_local
+from mldebug.jobs.logs.parser import MAX_NCCL, MAX_NCCL_LINE, LogParser
 
 H200 = Path(__file__).parents[1] / "fixtures/h200"
 OURS = Ours(node="node-2.cluster.example", pids={5776}, elsewhere=True)

@@ -2,13 +2,13 @@
 
 import msgspec
 
-from mldebug.filling.state import StorageState
-from mldebug.nodeview.saves import saves_part
-from mldebug.nodeview.storage import storage_json, storage_lines
-from mldebug.saves.files import State, Verdict
-from mldebug.saves.history import Seen, Series
-from mldebug.saves.telling import LISTED, tell
-from mldebug.snapshot import Snapshot
+from mldebug.status.checkpoint_lines import saves_part
+from mldebug.status.snapshot import Snapshot
+from mldebug.status.storage_lines import storage_json, storage_lines
+from mldebug.storage.checkpoints.history import Seen, Series
+from mldebug.storage.checkpoints.model import State, Verdict
+from mldebug.storage.checkpoints.state import LISTED, tell
+from mldebug.storage.filesystems.state import StorageState
 
 NOW = 1_700_000_000.0
 

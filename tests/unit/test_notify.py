@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.config import Agent, Config, Stall
-from mldebug.errors import MldebugError
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Agent, Config, Stall
+from mldebug.core.errors import MldebugError
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents import node as module
 from mldebug_agents.life.notify import MAX_STATUS, Notifier, reloading, status_text
 from mldebug_agents.node import Node

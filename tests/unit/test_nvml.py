@@ -13,12 +13,12 @@ import pytest
 
 from clocks import Clock
 from fakenvml.library import BASIC, RECOVERY, FakeNvml
-from mldebug.gpus.counting import Counters
-from mldebug.gpus.expected import ExpectedGpus
-from mldebug.gpus.readings import GpuReading, NodeGpus, encode, nvlink_errors
-from mldebug.health.components import State
-from mldebug.health.gpurules import gpu_health
-from mldebug.health.thresholds import Thresholds
+from mldebug.hardware.gpu.counters import Counters
+from mldebug.hardware.gpu.expected import ExpectedGpus
+from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, encode, nvlink_errors
+from mldebug.hardware.health.gpu_rules import gpu_health
+from mldebug.hardware.health.model import State
+from mldebug.hardware.health.thresholds import Thresholds
 from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.nvml import fields, sane

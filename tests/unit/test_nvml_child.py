@@ -18,8 +18,8 @@ import pytest
 from clocks import Clock
 from fakenvml.library import FakeNvml
 from hung import state, wait_until
-from mldebug.errors import MldebugError
-from mldebug.gpus.readings import NodeWatch
+from mldebug.core.errors import MldebugError
+from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug_agents.gpuchild import budget, serving, stuck
 from mldebug_agents.gpuchild.errors import (
     GpuBlockedError,

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from fakenvml.library import FakeNvml
-from mldebug.config import Config
-from mldebug.gpus.readings import NodeGpus, NodeWatch
-from mldebug.model import GpuSample, Job, RankDevice, RankIdentity
-from mldebug.nodeview.glance import of_agent
-from mldebug.snapshot import RunState, Snapshot, SourceState
+from mldebug.config.schema import Config
+from mldebug.core.model import GpuSample, Job, RankDevice, RankIdentity
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug.status.gpu_view import of_agent
+from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.sources.gpus import Gpus

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mldebug.config import Config
-from mldebug.events.jobrooms import of_orphans
-from mldebug.scheduling.telling import orphan_line, orphan_words
+from mldebug.alerts.job_events import of_orphans
+from mldebug.config.schema import Config
+from mldebug.jobs.schedulers.status_lines import orphan_line, orphan_words
 from mldebug_agents.queues import orphans
 from mldebug_agents.queues.orphans import OrphanOrder, OrphanWatch
 from mldebug_agents.workbench import Workbench

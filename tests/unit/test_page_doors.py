@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 import samples
-from mldebug.paging import frame
+from mldebug.web import frame
 from mldebug_agents.serving import shelf
 from mldebug_agents.serving.doors import open_unix
 from mldebug_agents.serving.origins import hostname, misled

@@ -7,17 +7,17 @@ import pytest
 from msgspec.structs import replace
 
 from fakenvml.library import FakeNvml
-from mldebug.gpus.expected import GpuCount, KnownGpu, MissingGpu
-from mldebug.gpus.readings import GpuProcess, LostGpu, NodeGpus, NodeWatch
-from mldebug.health.components import Health, State
-from mldebug.health.telling import complaints
-from mldebug.kernellog.xids import xid_row
-from mldebug.nodeview.glance import of_agent
-from mldebug.nodeview.listing import rows
-from mldebug.pages.gpus import MOST, NO_GPU, NOT_YET, Gpus, Shown
-from mldebug.paging import frame
-from mldebug.paging.asked import Asked
-from mldebug.snapshot import Snapshot, SourceState
+from mldebug.hardware.gpu.expected import GpuCount, KnownGpu, MissingGpu
+from mldebug.hardware.gpu.readings import GpuProcess, LostGpu, NodeGpus, NodeWatch
+from mldebug.hardware.health.model import Health, State
+from mldebug.hardware.health.sentences import complaints
+from mldebug.hardware.kernel_log.xids import xid_row
+from mldebug.status.gpu_table import rows
+from mldebug.status.gpu_view import of_agent
+from mldebug.status.snapshot import Snapshot, SourceState
+from mldebug.web import frame
+from mldebug.web.page import Asked
+from mldebug.web.pages.gpus import MOST, NO_GPU, NOT_YET, Gpus, Shown
 from mldebug_agents.gpus import nvidia
 from mldebug_agents.nvml.library import Library
 from mldebug_agents.serving.peers import Peer, view

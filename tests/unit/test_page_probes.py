@@ -6,12 +6,12 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from mldebug.nodeview.probes import common, verdict
-from mldebug.pages.probes import HEIGHT, NONE, NOT_YET, WIDTH, Probes, Shown, Spark
-from mldebug.paging import frame
-from mldebug.paging.asked import Asked
-from mldebug.probing.history import RECENT, figures, judge, judge_all
-from mldebug.snapshot import Snapshot, SourceState
+from mldebug.probes.history import RECENT, figures, judge, judge_all
+from mldebug.status.probe_lines import common, verdict
+from mldebug.status.snapshot import Snapshot, SourceState
+from mldebug.web import frame
+from mldebug.web.page import Asked
+from mldebug.web.pages.probes import HEIGHT, NONE, NOT_YET, WIDTH, Probes, Shown, Spark
 from pagedata import SERIES, history, measured, probes, quiet
 from webtext import HOSTILE, text_of
 

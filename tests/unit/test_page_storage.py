@@ -5,15 +5,15 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from mldebug.filling.state import StorageState
-from mldebug.hostmemory.telling import NodeMemory
-from mldebug.model import Gap
-from mldebug.nodeview.saves import saves_part
-from mldebug.nodeview.storage import NOTHING, storage_lines
-from mldebug.pages.storage import MOST, NOT_YET, Shown, Storage
-from mldebug.paging import frame
-from mldebug.paging.asked import Asked
-from mldebug.snapshot import Snapshot, SourceState
+from mldebug.core.model import Gap
+from mldebug.hardware.host_memory.state import NodeMemory
+from mldebug.status.checkpoint_lines import saves_part
+from mldebug.status.snapshot import Snapshot, SourceState
+from mldebug.status.storage_lines import NOTHING, storage_lines
+from mldebug.storage.filesystems.state import StorageState
+from mldebug.web import frame
+from mldebug.web.page import Asked
+from mldebug.web.pages.storage import MOST, NOT_YET, Shown, Storage
 from mldebug_agents.serving.peers import Peer, view
 from pagedata import filesystems, hanging_mount, memory, mounted, part, quiet, saved, storage
 from snapshots import stalled

@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from mldebug.entries import Entry
-from mldebug.health.telling import GpuName
-from mldebug.model import Gap, Role, Said
-from mldebug.paging import frame
-from mldebug.paging.asked import Asked
-from mldebug.paging.incidentlist import rows_of
-from mldebug.paging.rankgrid import MOST, grid
-from mldebug.snapshot import Snapshot
+from mldebug.core.model import Gap, Role, Said
+from mldebug.hardware.health.sentences import GpuName
+from mldebug.incidents.report_entry import Entry
+from mldebug.status.snapshot import Snapshot
+from mldebug.web import frame
+from mldebug.web.incident_list import rows_of
+from mldebug.web.page import Asked
+from mldebug.web.rank_grid import MOST, grid
 from snapshots import REPORT, moving, stalled
 from webpages import HOSTILE, hanging, hostile, shown, training
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 
 import samples
 from browser import CHROMIUM, chromium, relayed, tab
-from mldebug.paging import frame
+from mldebug.web import frame
 from mldebug_agents.server import Server
 from mldebug_agents.serving.doors import open_tcp
 from webpages import LATER, hanging, hostile, pages, shown, store, training

@@ -20,10 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mldebug.across.coordinator import Coordinator
-from mldebug.across.members import Announcement, CaptureOrder, DumpOrder, Welcome
-from mldebug.config import Agent
-from mldebug.errors import MldebugError
+from mldebug.cluster.coordinator import Coordinator
+from mldebug.cluster.messages import Announcement, CaptureOrder, DumpOrder, Welcome
+from mldebug.config.schema import Agent
+from mldebug.core.errors import MldebugError
 from mldebug_agents.members.door import app
 from mldebug_agents.members.identity import Identity, derive, identity
 from mldebug_agents.members.openapi import OPENAPI, document

@@ -13,15 +13,15 @@ import pytest
 from matplotlib.figure import Figure
 from prometheus_client.parser import text_string_to_metric_families
 
-from mldebug.cli import main
-from mldebug.errors import UsageError
-from mldebug.probing.collectives import Collective, collective
-from mldebug.probing.csvtext import as_csv
-from mldebug.probing.formulas import OPS, algbw, busbw
-from mldebug.probing.rows import row
-from mldebug.probing.settings import nonsense
-from mldebug.probing.statistics import slowest, spread
-from mldebug.probing.textfile import as_textfile
+from mldebug.cli.main import main
+from mldebug.core.errors import UsageError
+from mldebug.probes.collectives import Collective, collective
+from mldebug.probes.csv_text import as_csv
+from mldebug.probes.formulas import OPS, algbw, busbw
+from mldebug.probes.nccl_settings import nonsense
+from mldebug.probes.rows import row
+from mldebug.probes.statistics import slowest, spread
+from mldebug.probes.textfile import as_textfile
 from mldebug_agents.probes.inside.values import BLOCK, Stretch, Values
 from mldebug_agents.probing.asked import payloads
 from mldebug_agents.probing.plotting import plot

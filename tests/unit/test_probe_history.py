@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from mldebug.errors import EvidenceError
-from mldebug.events.proberooms import of_probes
-from mldebug.probing.history import (
+from mldebug.alerts.probe_events import of_probes
+from mldebug.core.errors import EvidenceError
+from mldebug.probes.history import (
     ACCEPTED,
     LAST,
     LEAST,
@@ -271,8 +271,8 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     program = f"""
 import resource, signal
 from pathlib import Path
-from mldebug.errors import EvidenceError
-from mldebug.events.proberooms import of_probes
+from mldebug.core.errors import EvidenceError
+from mldebug.alerts.probe_events import of_probes
 from unit.test_probe_history import keep, measured
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))

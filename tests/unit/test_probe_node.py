@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from mldebug.cli import cli
-from mldebug.errors import UsageError
-from mldebug.probing.baselines import shipped
-from mldebug.probing.checks import Acceptance, Check, accept, below_others, drain_reason
-from mldebug.probing.nodechecks import stage_checks
-from mldebug.probing.pairs import rate
-from mldebug.probing.ports import Port, ports_check, read_port
+from mldebug.cli.main import cli
+from mldebug.core.errors import UsageError
+from mldebug.probes.baselines import shipped
+from mldebug.probes.checks import Acceptance, Check, accept, below_others, drain_reason
+from mldebug.probes.node_checks import stage_checks
+from mldebug.probes.pairs import rate
+from mldebug.probes.ports import Port, ports_check, read_port
 from mldebug_agents.host import Host
 from mldebug_agents.probes.inside import crew, hostwork, topology
 from mldebug_agents.probing.child import Ended, Event

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.cli import main
-from mldebug.probing.collectives import Collective, collective
+from mldebug.cli.main import main
+from mldebug.probes.collectives import Collective, collective
 from mldebug_agents.probing.hearing import About
 from mldebug_agents.probing.measuring import Measurement, Wish
 from mldebug_agents.probing.showing import Output, check_places, write

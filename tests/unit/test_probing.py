@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.errors import MldebugError, UsageError
-from mldebug.gpus.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
-from mldebug.model import Job, RankIdentity
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.model import Job, RankIdentity
+from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
 from mldebug_agents.gpuchild.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
 from mldebug_agents.probing import child
 from mldebug_agents.probing.busy import BusyError

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 import samples
-from mldebug.archive import Archive
-from mldebug.pruning import Kept, excess
+from mldebug.incidents.pruning import Kept, excess
+from mldebug.incidents.report_store import Archive
 
 ADA, BOB = 1000, 1001
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mldebug.pseudonyms import Pseudonyms
+from mldebug.core.pseudonyms import Pseudonyms
 
 
 def names() -> Pseudonyms:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mldebug.errors import ToolError
+from mldebug.core.errors import ToolError
 from mldebug_agents.capturing.pyspy import PySpy, read_dump
 from mldebug_agents.spawn import Completed
 from mldebug_agents.starting.programs import FakeSpawner

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mldebug.stacks import principal
+from mldebug.capture.stacks import principal
 from mldebug_agents.capturing.pystack import find_pystack, parse_pystack, second_opinion
 from mldebug_agents.spawn import Completed, Spawner
 from mldebug_agents.starting.programs import FakeSpawner

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mldebug.config import Config, Quota, Storage
-from mldebug.filling.quotas import QuotaError, amount, read_quota
+from mldebug.config.schema import Config, Quota, Storage
+from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
 from mldebug_agents.filesystems.quotas import Quotas
 from mldebug_agents.workbench import Workbench
 

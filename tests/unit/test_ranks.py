@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mldebug.model import Job
-from mldebug.rooms import create_all
+from mldebug.core.model import Job
+from mldebug.core.plugins import create_all
 from mldebug_agents.discovery.identity import PROBES
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Unreadable

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hung import state, wait_until
-from mldebug.model import Job
-from mldebug.rooms import create_all
+from mldebug.core.model import Job
+from mldebug.core.plugins import create_all
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.sources.ranks import Discovery, RankFinder

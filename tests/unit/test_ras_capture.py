@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.config import Agent, Config
-from mldebug.diagnosis import diagnose
-from mldebug.model import Job, NodeCapture, RankIdentity
+from mldebug.config.schema import Agent, Config
+from mldebug.core.model import Job, NodeCapture, RankIdentity
+from mldebug.diagnosis.diagnose import diagnose
 from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook

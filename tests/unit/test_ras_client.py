@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.model import Gap, Job, RankIdentity
+from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug_agents.host import Host
 from mldebug_agents.ras import asking
 from mldebug_agents.ras.address import OFF, Place, is_own, places, setting

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from builders import WAITER, capture, process, rank, still
-from mldebug.diagnosis import diagnose
-from mldebug.model import Diagnosis, NcclRas, NodeCapture
-from mldebug.ras.judge import behind, brief, differs, moved
-from mldebug.ras.parse import parse
-from mldebug.ras.places import global_ranks, home
+from mldebug.capture.nccl_ras.answer import parse
+from mldebug.capture.nccl_ras.process_map import global_ranks, home
+from mldebug.capture.nccl_ras.progress import behind, brief, differs, moved
+from mldebug.core.model import Diagnosis, NcclRas, NodeCapture
+from mldebug.diagnosis.diagnose import diagnose
 from rasserver import HOST, answer, recorded, recorded_text
 
 GONE = {"unresponsive": True}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mldebug.model import NcclAbsent, NcclLevel
-from mldebug.ras import parse as parsing
-from mldebug.ras.parse import parse
-from mldebug.ras.rows import MAX_NAMED, few
+from mldebug.capture.nccl_ras import answer as parsing
+from mldebug.capture.nccl_ras.answer import parse
+from mldebug.capture.nccl_ras.communicators import MAX_NAMED, few
+from mldebug.core.model import NcclAbsent, NcclLevel
 from rasserver import HOST, answer, recorded, recorded_text
 
 GOOD = [told for name in ("sleep", "loop", "stop") for _, told in recorded(name) if told[:1] == "{"]

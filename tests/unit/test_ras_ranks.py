@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from hung import wait_until
-from mldebug.config import Agent, Capture, Config
-from mldebug.model import Job, NcclRas
-from mldebug.ras.parse import parse
-from mldebug.ras.places import World, world_of
-from mldebug.rooms import create_all
+from mldebug.capture.nccl_ras.answer import parse
+from mldebug.capture.nccl_ras.process_map import World, world_of
+from mldebug.config.schema import Agent, Capture, Config
+from mldebug.core.model import Job, NcclRas
+from mldebug.core.plugins import create_all
 from mldebug_agents.commands.status import Seen, status_lines
 from mldebug_agents.discovery.rasranks import PAUSES
 from mldebug_agents.discovery.seats import BY_RAS

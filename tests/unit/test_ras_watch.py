@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from mldebug.model import Job, NcclRas, RankIdentity
-from mldebug.ras.parse import parse
-from mldebug.stall.collectives import LIMIT, CollectiveProgress
+from mldebug.capture.nccl_ras.answer import parse
+from mldebug.core.model import Job, NcclRas, RankIdentity
+from mldebug.stall.collective_counts import LIMIT, CollectiveProgress
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.ras.address import OFF

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.redact import HIDDEN, clean, redact, redact_argv, safe_line
+from mldebug.core.redact import HIDDEN, clean, redact, redact_argv, safe_line
 
 SECRET = "S3cr3t-Value/+x"
 secrets = st.text(

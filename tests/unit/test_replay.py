@@ -11,13 +11,20 @@ import msgspec
 import pytest
 
 from bundles import JOB, UUIDS, h200_bundle, write
-from mldebug.cli import main
-from mldebug.config import Config, Health, load_config
-from mldebug.errors import EvidenceError, UsageError
-from mldebug.gpus.expected import ExpectedGpus
-from mldebug.gpus.readings import GpuEvent, GpuReading, GpuWatch, LostGpu, NodeGpus, NodeWatch
-from mldebug.model import Job, RankIdentity
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.cli.main import main
+from mldebug.config.schema import Config, Health, load_config
+from mldebug.core.errors import EvidenceError, UsageError
+from mldebug.core.model import Job, RankIdentity
+from mldebug.hardware.gpu.expected import ExpectedGpus
+from mldebug.hardware.gpu.readings import (
+    GpuEvent,
+    GpuReading,
+    GpuWatch,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+)
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.bundle import layout
 from mldebug_agents.bundle.layout import Clocks, Failure, Manifest
 from mldebug_agents.commands.agent import replay_settings

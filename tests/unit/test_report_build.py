@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 import samples
-from mldebug.model import ProcessCapture, ThreadStack, TreeNode
-from mldebug.report.build import MAX_DEPTH, make_id, rfc3339
-from mldebug.report.ranks import MAX_DETAILED, MAX_FRAMES
+from mldebug.core.model import ProcessCapture, ThreadStack, TreeNode
+from mldebug.core.text import rfc3339
+from mldebug.incidents.report.build import MAX_DEPTH, make_id
+from mldebug.incidents.report.ranks import MAX_DETAILED, MAX_FRAMES
 
 
 def test_names_the_job_the_times_and_the_culprit() -> None:

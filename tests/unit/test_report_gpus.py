@@ -7,11 +7,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mldebug.across.sane import wrong_numbers
-from mldebug.diagnosis import diagnose
-from mldebug.gpus.fingerprint import Fingerprint, GpuPrint, GpuState
-from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu
-from mldebug.gpus.readings import (
+from mldebug.capture.validation import wrong_numbers
+from mldebug.core.model import GpuSample, NodeCapture, RankDevice
+from mldebug.core.report_model import Report, Stall
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.hardware.gpu.fingerprint import Fingerprint, GpuPrint, GpuState
+from mldebug.hardware.gpu.rank_gpus import KEPT, SPAN, Samples, rank_devices, with_looks
+from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.readings import (
     Activity,
     GpuProcess,
     GpuReading,
@@ -19,13 +22,10 @@ from mldebug.gpus.readings import (
     NodeGpus,
     NodeWatch,
 )
-from mldebug.gpus.states import KEPT, SPAN, Samples, rank_devices, with_looks
-from mldebug.model import GpuSample, NodeCapture, RankDevice
-from mldebug.report.build import build_report
-from mldebug.report.gpus import MAX_LINES, gpu_lines, gpu_views
-from mldebug.report.html import render_html
-from mldebug.report.text import report_lines
-from mldebug.reportmodel import Report, Stall
+from mldebug.incidents.report.build import build_report
+from mldebug.incidents.report.gpus import MAX_LINES, gpu_lines, gpu_views
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import report_lines
 
 TAKEN = msgspec.json.decode(
     (Path(__file__).parents[1] / "fixtures/h200/hangs/untouched-frozen.json").read_bytes(),

@@ -3,16 +3,16 @@
 import msgspec
 
 import samples
-from mldebug.diagnosis import diagnose
-from mldebug.endings.facts import Ending
-from mldebug.endings.written import with_gaps, without_processes
-from mldebug.model import Fault, NodeCapture
-from mldebug.report.build import build_report
-from mldebug.report.hardware import hardware_lines
-from mldebug.report.html import render_html
-from mldebug.report.text import report_lines
-from mldebug.reportmodel import Report
-from mldebug.stacks import last_frame
+from mldebug.capture.stacks import last_frame
+from mldebug.core.model import Fault, NodeCapture
+from mldebug.core.report_model import Report
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.diagnosis.exits.judgement import with_gaps, without_processes
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.incidents.report.build import build_report
+from mldebug.incidents.report.hardware import hardware_lines
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import report_lines
 
 AT = samples.TAKEN_AT
 XID = Fault(

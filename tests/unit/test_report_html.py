@@ -16,9 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 import samples
-from mldebug.report import rankmap
-from mldebug.report.html import embed, render_html
-from mldebug.report.words import moment
+from mldebug.core.text import moment
+from mldebug.incidents.report import rank_map
+from mldebug.incidents.report.html import embed, render_html
 
 VOID = {"meta", "link", "br", "input"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -183,15 +183,15 @@ def test_every_rank_of_a_small_job_has_a_cell_with_a_letter() -> None:
 
 def test_a_drawn_map_covers_every_rank_once() -> None:
     report = samples.report(samples.scattered(1_000))
-    legend = rankmap.kinds(report.ranks)
-    which = rankmap.kind_indices(report.ranks, legend)
-    for drawing in rankmap.drawings(report.ranks, legend):
+    legend = rank_map.kinds(report.ranks)
+    which = rank_map.kind_indices(report.ranks, legend)
+    for drawing in rank_map.drawings(report.ranks, legend):
         seen: dict[int, int] = {}
         for kind, path in drawing.paths:
             for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)v10h-\d+z", path):
-                row = int(y) // rankmap.PITCH
+                row = int(y) // rank_map.PITCH
                 for column in range(drawing.columns):
-                    if int(x) <= rankmap.left(column, drawing.per_node) < int(x) + int(width):
+                    if int(x) <= rank_map.left(column, drawing.per_node) < int(x) + int(width):
                         seen[row * drawing.columns + column] = kind
         assert [seen[index] for index in range(1_000)] == which
         assert len(seen) == 1_000

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import samples
-from mldebug.report.text import print_report, report_lines
-from mldebug.report.tidy import tidy
+from mldebug.incidents.report.sanitize import tidy
+from mldebug.incidents.report.text import print_report, report_lines
 
 WIDTHS = (40, 61, 80, 200)
 

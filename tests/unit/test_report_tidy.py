@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import samples
-from mldebug.report.tidy import tidy, tidy_report
-from mldebug.reportmodel import Report
+from mldebug.core.report_model import Report
+from mldebug.incidents.report.sanitize import tidy, tidy_report
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The merged tree as a flat list of branches."""
 
-from mldebug.model import TreeNode
-from mldebug.report.treeview import MAX_NODES, branches, left_out
+from mldebug.core.model import TreeNode
+from mldebug.incidents.report.stack_tree import MAX_NODES, branches, left_out
 
 
 def node(frame: str, ranks: str, count: int, *children: TreeNode) -> TreeNode:

@@ -15,20 +15,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import rings
-from mldebug.cli import main
-from mldebug.ring import layout
-from mldebug.ring.chrome import chrome
-from mldebug.ring.comparing import merged_lines
-from mldebug.ring.layout import parse_header, parse_names
-from mldebug.ring.lines import lines
-from mldebug.ring.merge import merge, numbered
-from mldebug.ring.opening import open_ring
-from mldebug.ring.reading import read_ends, read_last, read_whole
-from mldebug.ring.records import Header, Kind, Listed, Ring
-from mldebug.ring.spans import edges
-from mldebug.ring.speedscope import speedscope
-from mldebug.ring.streaming import Read
-from mldebug.ring.tree import tree_lines
+from mldebug.capture.trace import layout
+from mldebug.capture.trace.call_tree import tree_lines
+from mldebug.capture.trace.chrome import chrome
+from mldebug.capture.trace.layout import parse_header, parse_names
+from mldebug.capture.trace.line_format import lines
+from mldebug.capture.trace.merge import merge, numbered
+from mldebug.capture.trace.merge_text import merged_lines
+from mldebug.capture.trace.open_files import open_ring
+from mldebug.capture.trace.reader import read_ends, read_last, read_whole
+from mldebug.capture.trace.records import Header, Kind, Listed, Ring
+from mldebug.capture.trace.spans import edges
+from mldebug.capture.trace.speedscope import speedscope
+from mldebug.capture.trace.stream import Read
+from mldebug.cli.main import main
 from mldebug_training import ring as written
 from rings import LINE, RETURN, Chunk, Rec, function_id
 

@@ -14,9 +14,9 @@ import pytest
 
 import rings
 import samples
-from mldebug.endings.facts import Ending, RankExit
-from mldebug.endings.written import _with_words
-from mldebug.model import (
+from mldebug.capture.trace.reader import read_whole
+from mldebug.capture.trace.tail import trace_tail
+from mldebug.core.model import (
     Job,
     NodeCapture,
     ProcessCapture,
@@ -25,11 +25,11 @@ from mldebug.model import (
     RankIdentity,
     TraceTail,
 )
-from mldebug.report.html import render_html
-from mldebug.report.text import report_lines
-from mldebug.ring.last import trace_tail
-from mldebug.ring.reading import read_whole
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.diagnosis.exits.judgement import _with_words
+from mldebug.diagnosis.exits.model import Ending, RankExit
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import report_lines
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 from mldebug_agents.rings.collecting import Rings

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from mldebug.gpus.readings import CLOCK_EVENTS
-from mldebug.health.components import COMPONENTS, State
-from mldebug.kernellog.facts import Kind
-from mldebug.kernellog.xids import Tier, catalogue
-from mldebug.model import Verdict
-from mldebug.rooms import names
+from mldebug.core.model import Verdict
+from mldebug.core.plugins import names
+from mldebug.hardware.gpu.readings import CLOCK_EVENTS
+from mldebug.hardware.health.model import COMPONENTS, State
+from mldebug.hardware.kernel_log.model import Kind
+from mldebug.hardware.kernel_log.xids import Tier, catalogue
 from series import FOLDER, JOINED, RECORDED, RULES, SCRAPED, SERIES, asked, labels_of, load, rules
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from mldebug.cli import cli
-from mldebug.snapshot import Snapshot
+from mldebug.cli.main import cli
+from mldebug.status.snapshot import Snapshot
 from series import FOLDER
 
 ROOT = Path(__file__).parents[2]

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config import Config
-from mldebug.heartbeat import Heartbeat
-from mldebug.model import Classification, Job, NodeCapture, RankIdentity, Role
-from mldebug.records import LogCounts
+from mldebug.config.schema import Config
+from mldebug.core.model import Classification, Job, NodeCapture, RankIdentity, Role
+from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, RankLook, Stage
 from mldebug.stall.watch import StallWatch

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.model import ProcessState
+from mldebug.core.model import ProcessState
 from mldebug_agents.capturing.pyspy import Dump
 from mldebug_agents.capturing.sampling import RELEASES, Sampling, Target
 

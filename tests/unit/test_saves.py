@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.rooms import create_all
-from mldebug.saves import pickles
-from mldebug.saves.files import Entry, Save, State, Verdict, Wanted
-from mldebug.saves.judging import BESIDE, judge, wants
-from mldebug.saves.names import Place, is_part, place_of, shape, step_of
+from mldebug.core.plugins import create_all
+from mldebug.storage.checkpoints import safe_pickle
+from mldebug.storage.checkpoints.completeness import BESIDE, judge, wants
+from mldebug.storage.checkpoints.model import Entry, Save, State, Verdict, Wanted
+from mldebug.storage.checkpoints.names import Place, is_part, place_of, shape, step_of
 
 LAYOUTS = create_all("checkpoints")
 if not os.environ.get("CI"):
@@ -201,7 +201,7 @@ def test_a_large_index_is_searched_for_names_and_the_ends_of_shards_are_looked_a
     path = dcp(tmp_path / "step_5")
     shutil.copy(path / "__0_0.distcp", path / "__1_0.distcp")
     index = large_index(path / ".metadata", 30_000, ("__0_0.distcp", "__1_0.distcp"))
-    assert index.stat().st_size > pickles.MAX_BYTES
+    assert index.stat().st_size > safe_pickle.MAX_BYTES
     told = verdict(path)
     assert (told.state, told.shards, told.why) == (State.COMPLETE, 2, "")
     cut(path / "__1_0.distcp", 1)
@@ -229,7 +229,7 @@ def test_no_class_of_a_pickle_is_imported_or_called(tmp_path: Path) -> None:
     (path / ".metadata").write_bytes(pickle.dumps([Bomb(), "__0_0.distcp"]))
     assert verdict(path).state is State.COMPLETE
     assert not Path("/tmp/mldebug-was-here").exists()
-    assert [one.name for one in pickles.made(pickle.dumps(Bomb()))] == ["posix.system"]
+    assert [one.name for one in safe_pickle.made(pickle.dumps(Bomb()))] == ["posix.system"]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_no_class_of_a_pickle_is_imported_or_called(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_hostile_pickle_costs_nothing(data: bytes) -> None:
     try:
-        assert pickles.made(data) == []
+        assert safe_pickle.made(data) == []
     except ValueError as error:
         assert str(error)  # noqa: PT017 - either is fine, anything else is not
 

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config import Checkpoints
-from mldebug.model import Job, NodeCapture, RankIdentity
-from mldebug.saves.telling import SaveState
+from mldebug.config.schema import Checkpoints
+from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.signals import Look, RankLook
+from mldebug.storage.checkpoints.state import SaveState
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.host import Host
 from mldebug_agents.jobwatch import JobLook

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.rooms import create_all
-from mldebug.saves.crew import family, ranks_of
-from mldebug.saves.files import Entry, Save, State
-from mldebug.saves.history import Kept, Series
+from mldebug.core.plugins import create_all
+from mldebug.storage.checkpoints.history import Kept, Series
+from mldebug.storage.checkpoints.model import Entry, Save, State
+from mldebug.storage.checkpoints.rank_files import family, ranks_of
 from mldebug_agents.reader import Reader
 from mldebug_agents.saving.looking import SeriesWatch
 from mldebug_agents.spawn import Spawner

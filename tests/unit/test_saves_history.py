@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from mldebug.saves.files import State, Verdict
-from mldebug.saves.history import Memory, Seen, Series, change, printable
-from mldebug.saves.telling import newest_of, tell
+from mldebug.storage.checkpoints.history import Memory, Seen, Series, change, printable
+from mldebug.storage.checkpoints.model import State, Verdict
+from mldebug.storage.checkpoints.state import newest_of, tell
 
 START = 1_700_000_000.0
 GIB = 1 << 30

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hung import hung_mount
-from mldebug.rooms import create_all
-from mldebug.saves.files import State, Wanted
+from mldebug.core.plugins import create_all
+from mldebug.storage.checkpoints.model import State, Wanted
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
 from mldebug_agents.saving import looking
@@ -110,7 +110,7 @@ def test_names_with_newlines_and_without_utf8_are_saves_like_others(
 
 STRANGER = f"""
 import os, sys, time
-from mldebug.rooms import create_all
+from mldebug.core.plugins import create_all
 from mldebug_agents.reader import Reader
 from mldebug_agents.saving.looking import SeriesWatch
 from mldebug_agents.spawn import Spawner

@@ -14,13 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.config import Config, ExpectedJob, Jobs, load_config
-from mldebug.errors import ConfigError
-from mldebug.events.book import EventBook
-from mldebug.events.jobrooms import of_schedulers
-from mldebug.events.model import State
-from mldebug.events.noderooms import together
-from mldebug.scheduling.model import (
+from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.job_events import of_schedulers
+from mldebug.alerts.model import State
+from mldebug.alerts.node_events import together
+from mldebug.config.schema import Config, ExpectedJob, Jobs, load_config
+from mldebug.core.errors import ConfigError
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.yaml_reader import parse
+from mldebug.jobs.schedulers.model import (
     Queue,
     QueueError,
     QueueJob,
@@ -28,10 +30,8 @@ from mldebug.scheduling.model import (
     SchedulerState,
     Standing,
 )
-from mldebug.scheduling.telling import scheduler_lines
-from mldebug.settings.parse import parse
-from mldebug.settings.plugins import Plugin
-from mldebug.snapshot import Snapshot
+from mldebug.jobs.schedulers.status_lines import scheduler_lines
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.queues.asking import Asked
 from mldebug_agents.runner import Result
 from mldebug_agents.schedulers import kubernetes, slurm

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.scheduling import slurmjson, slurmtext
-from mldebug.scheduling.model import Queue, QueueError, QueueJob, Standing
-from mldebug.scheduling.orphans import Known, Suspect, judge, step_job
-from mldebug.scheduling.slurmstates import node_trouble, standing_of
-from mldebug.scheduling.watching import Pattern, watch
+from mldebug.jobs.schedulers import slurm_json, slurm_text
+from mldebug.jobs.schedulers.expected_jobs import Pattern, watch
+from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob, Standing
+from mldebug.jobs.schedulers.orphans import Known, Suspect, judge, step_job
+from mldebug.jobs.schedulers.slurm_states import node_trouble, standing_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/slurm"
 NOW = 1_795_483_100.0
@@ -21,7 +21,7 @@ MARK = "@f00d@"
 def recorded() -> dict[str, QueueJob]:
     """A real Slurm 22.05 with a running job, an array, and three that wait."""
     return {
-        one.id: one for one in slurmjson.read_jobs((FIXTURES / "squeue-22.05.json").read_bytes())
+        one.id: one for one in slurm_json.read_jobs((FIXTURES / "squeue-22.05.json").read_bytes())
     }
 
 
@@ -41,7 +41,7 @@ def test_a_recorded_queue_is_read() -> None:
     assert jobs["4"].starts == 1_795_486_622
     assert jobs["5"].reason == "Dependency"
     assert {jobs[one].standing for one in ("2_[2-10%1]", "3", "4", "5")} == {Standing.QUEUED}
-    (node,) = slurmjson.read_nodes((FIXTURES / "sinfo-22.05.json").read_bytes())
+    (node,) = slurm_json.read_nodes((FIXTURES / "sinfo-22.05.json").read_bytes())
     assert (node.name, node.state, node.reason) == ("a2", "draining", "bad disk | ünder test")
 
 
@@ -53,7 +53,7 @@ def test_all_shapes_of_a_field_mean_the_same(word: object, wrap: Any) -> None:
         "array_task_id": wrap(3), "array_task_string": "", "submit_time": wrap(100), "start_time": wrap(200),
         "end_time": wrap(900), "time_limit": wrap(10), "nodes": "n1", "state_reason": "None",
     }  # fmt: skip
-    (read,) = slurmjson.read_jobs(json.dumps({"jobs": [job], "errors": []}).encode())
+    (read,) = slurm_json.read_jobs(json.dumps({"jobs": [job], "errors": []}).encode())
     assert read == QueueJob(
         id="5_3", number="7", name="x", state="RUNNING", standing=Standing.RUNNING, user="ada",
         nodes="n1", submitted=100.0, started=200.0, ends=900.0,
@@ -63,7 +63,7 @@ def test_all_shapes_of_a_field_mean_the_same(word: object, wrap: Any) -> None:
 @pytest.mark.parametrize("limit", [None, {"set": False, "infinite": True, "number": 0}, {"set": True, "infinite": True, "number": 0}])  # fmt: skip
 def test_no_time_limit_is_no_end(limit: object) -> None:
     job = {"job_id": 7, "job_state": "RUNNING", "time_limit": limit, "end_time": set_to(900)}
-    assert slurmjson.read_jobs(json.dumps({"jobs": [job]}).encode())[0].ends is None
+    assert slurm_json.read_jobs(json.dumps({"jobs": [job]}).encode())[0].ends is None
 
 
 def test_nodes_of_later_versions() -> None:
@@ -75,7 +75,7 @@ def test_nodes_of_later_versions() -> None:
             {"node": {"state": ["DOWN", "NOT_RESPONDING"]}, "nodes": {"nodes": ["n5"]}, "reason": "gone"},
         ]
     }  # fmt: skip
-    read = slurmjson.read_nodes(json.dumps(told).encode())
+    read = slurm_json.read_nodes(json.dumps(told).encode())
     assert [(one.name, one.state, one.reason) for one in read] == [
         ("n1", "drained", "fan"), ("n2", "drained", "fan"), ("n3", "draining", "disk"), ("n5", "down", "gone"),
     ]  # fmt: skip
@@ -90,15 +90,15 @@ def test_nodes_of_later_versions() -> None:
 )  # fmt: skip
 def test_what_is_no_queue_is_refused_and_never_taken_for_an_empty_one(data: bytes) -> None:
     with pytest.raises(QueueError):
-        slurmjson.read_jobs(data)
+        slurm_json.read_jobs(data)
     with pytest.raises(QueueError):
-        slurmjson.read_nodes(data)
+        slurm_json.read_nodes(data)
 
 
 def test_an_error_in_the_answer_is_no_empty_queue() -> None:
     with pytest.raises(QueueError, match="not authorized"):
-        slurmjson.read_jobs(b'{"jobs": [], "errors": [{"description": "not authorized"}]}')
-    assert slurmjson.read_jobs(b'{"jobs": [], "errors": []}') == ()
+        slurm_json.read_jobs(b'{"jobs": [], "errors": [{"description": "not authorized"}]}')
+    assert slurm_json.read_jobs(b'{"jobs": [], "errors": []}') == ()
 
 
 def record(*fields: str) -> str:
@@ -111,7 +111,7 @@ def test_names_with_bars_and_newlines_are_no_other_jobs() -> None:
     lie = "a|b\n 99|99|root|RUNNING|my-training\t\x1b[31m"
     text = record("1", "1", "ada", "RUNNING", *times, "all", "a1", "None", lie)
     text += record("2", "2_[2-10%1]", "bob", "PENDING", "N/A", "N/A", "UNLIMITED", times[3], "all", "", "Dependency", "müller")  # fmt: skip
-    first, second = slurmtext.read_jobs(text, MARK)
+    first, second = slurm_text.read_jobs(text, MARK)
     assert (first.name, first.user, first.ends) == (lie, "ada", 1_795_484_224.0)
     assert (second.id, second.reason, second.name) == ("2_[2-10%1]", "Dependency", "müller")
     assert (second.starts, second.ends, second.nodes) == (None, None, "")
@@ -120,8 +120,8 @@ def test_names_with_bars_and_newlines_are_no_other_jobs() -> None:
 @pytest.mark.parametrize("text", ["JOBID PARTITION NAME\n", MARK + "1|2\n", "Fehler: unbekannt\n"])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(QueueError):
-        slurmtext.read_jobs(text, MARK)
-    assert slurmtext.read_jobs("", MARK) == ()
+        slurm_text.read_jobs(text, MARK)
+    assert slurm_text.read_jobs("", MARK) == ()
 
 
 def test_states() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.errors import UsageError
+from mldebug.core.errors import UsageError
 from mldebug_agents.state import scribe as module
 from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.scribe import MAX_REPORTS, REPORT, Scribe

@@ -18,15 +18,15 @@ import msgspec
 import pytest
 
 from hung import hung_mount, wait_until
-from mldebug.config import Agent
-from mldebug.errors import UsageError
-from mldebug.filling.state import Measure, PartState, StorageState
-from mldebug.kernellog.facts import KernelEvent, Kind
-from mldebug.kernellog.folding import fold
-from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap, Remark
-from mldebug.saves.telling import SaveState
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Agent
+from mldebug.core.errors import UsageError
+from mldebug.core.model import Gap, Remark
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.bursts import fold
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.filesystems.state import Measure, PartState, StorageState
 from mldebug_agents.server import Server
 from mldebug_agents.serving import peers
 from mldebug_agents.serving.client import Inquiry, ask_agent, inquire

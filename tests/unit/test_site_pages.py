@@ -12,8 +12,8 @@ import yaml
 
 import commands_page
 import settings_page
-from mldebug.config import Config, effective_yaml
-from mldebug.rooms import load, names
+from mldebug.config.schema import Config, effective_yaml
+from mldebug.core.plugins import load, names
 
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = {"settings.md": settings_page.page, "commands.md": commands_page.page}

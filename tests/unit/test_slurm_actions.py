@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mldebug.events.actions import UnfitError
-from mldebug.model import Culprit
+from mldebug.alerts.action_model import UnfitError
+from mldebug.core.model import Culprit
 from mldebug_agents.acting.work import ProgramError, Work
 from mldebug_agents.actions import drain, scancel
 from mldebug_agents.host import Host

@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import frame, stack
-from mldebug.errors import EvidenceError
-from mldebug.folding import unfold
-from mldebug.model import TreeNode
-from mldebug.stacks import (
+from mldebug.capture.stacks import (
     MAX_FRAMES,
     inner,
     is_user,
@@ -24,6 +21,9 @@ from mldebug.stacks import (
     short_function,
     site,
 )
+from mldebug.core.errors import EvidenceError
+from mldebug.core.model import TreeNode
+from mldebug.core.ranksets import unfold
 
 H200 = Path(__file__).parent.parent / "fixtures" / "h200"
 

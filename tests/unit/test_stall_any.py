@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mldebug.model import Role
-from mldebug.stall.pulse import StallMemory
+from mldebug.core.model import Role
+from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook
 from mldebug.stall.watch import StallWatch

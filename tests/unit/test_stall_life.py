@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mldebug.stall.pulse import StallMemory
+from mldebug.stall.progress_clock import StallMemory
 from mldebug.stall.signals import ProgressKind, Stage
 from plots import restart, trained, unlogged
 from traces import (

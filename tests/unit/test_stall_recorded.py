@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from mldebug.stall.levels import DeviceLevels
+from mldebug.stall.device_levels import DeviceLevels
 from mldebug.stall.signals import Look, Stage
 from recordings import looks, phases, stretch
 from traces import Story, watch

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mldebug.console import print_line
-from mldebug.model import Gap, Job, LostRank, RankIdentity, Remark, Said
-from mldebug.snapshot import RunState, Snapshot, SourceState
-from mldebug.traps.finding import Trap
+from mldebug.cli.console import print_line
+from mldebug.core.model import Gap, Job, LostRank, RankIdentity, Remark, Said
+from mldebug.jobs.known_issues.match import Trap
+from mldebug.status.snapshot import RunState, Snapshot, SourceState
 from mldebug_agents.commands.status import Seen, status_lines
 
 NOW = 1_795_240_000.0

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mldebug.records import STEP_BOUNDS, LogRecord, StepTimes
-from mldebug.stall.progress import LogProgress
+from mldebug.jobs.logs.records import STEP_BOUNDS, LogRecord, StepTimes
+from mldebug.stall.log_progress import LogProgress
 
 
 def record(step: int | None, seconds: float | None = None, total: int | None = None) -> LogRecord:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.config import Config, Storage
-from mldebug.filling.owners import of_user
-from mldebug.filling.state import Alarm, Measure, PartState, StorageState
-from mldebug.model import Gap, Job, RankIdentity
-from mldebug.nodeview.storage import NOTHING, storage_lines
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.config.schema import Config, Storage
+from mldebug.core.model import Gap, Job, RankIdentity
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.status.storage_lines import NOTHING, storage_lines
+from mldebug.storage.filesystems.state import Alarm, Measure, PartState, StorageState
+from mldebug.storage.filesystems.visibility import of_user
 from mldebug_agents.filesystems.part import Filesystems
 from mldebug_agents.serving.peers import Peer, view
 from mldebug_agents.workbench import Workbench

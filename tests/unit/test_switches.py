@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import mldebug_training
 from builders import capture, process, rank, still
-from mldebug import cli
-from mldebug.diagnosis import diagnose
-from mldebug.errors import AccessError, MldebugError, UsageError
-from mldebug.switches import parse_announcement, parse_polled, parse_switch, state_lines
+from mldebug.cli import main as cli
+from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.jobs.switches import parse_announcement, parse_polled, parse_switch, state_lines
 from mldebug_agents.hooks import switchroom
 from mldebug_agents.hooks.switchroom import Order, Owner, ask, carry_out
 from mldebug_agents.spawn import Spawner

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.cli import main
-from mldebug.errors import UsageError
+from mldebug.cli.main import main
+from mldebug.core.errors import UsageError
 from mldebug_agents.tracestart import Wanted, make_way, variables
 from mldebug_training import ringfile
 from ringwords import Words

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.heartbeat import Heartbeat, parse_record, record_name
+from mldebug.jobs.heartbeat import Heartbeat, parse_record, record_name
 from mldebug_agents.jobstart import environment, hook_folder
 from processes.harness import clean_environment
 from processes.torchlike import write_torch

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug.config import Agent, Config
-from mldebug.model import Job, RankIdentity
-from mldebug.rooms import create_all
-from mldebug.traps.facts import NodeFacts, Software
-from mldebug.traps.nccllog import NcclSaid
+from mldebug.config.schema import Agent, Config
+from mldebug.core.model import Job, RankIdentity
+from mldebug.core.plugins import create_all
+from mldebug.jobs.known_issues.model import NodeFacts, Software
+from mldebug.jobs.known_issues.nccl_log import NcclSaid
 from mldebug_agents.discovery.installed import MAX_READS, MAX_VERSION_FILE, Installed
 from mldebug_agents.discovery.nodefacts import read_node
 from mldebug_agents.discovery.programs import (

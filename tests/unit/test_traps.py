@@ -3,11 +3,19 @@
 import msgspec
 import pytest
 
-from mldebug.model import Job, RankIdentity
-from mldebug.traps.facts import Facts, NodeFacts, Software
-from mldebug.traps.finding import MAX_TRAPS, RULES, SETTINGS, Ran, allowed, find_traps, remarks
-from mldebug.traps.nccllog import NcclSaid
-from mldebug.traps.version import Span, Version, parse_version
+from mldebug.core.model import Job, RankIdentity
+from mldebug.jobs.known_issues.match import (
+    MAX_TRAPS,
+    RULES,
+    SETTINGS,
+    Ran,
+    allowed,
+    find_traps,
+    remarks,
+)
+from mldebug.jobs.known_issues.model import Facts, NodeFacts, Software
+from mldebug.jobs.known_issues.nccl_log import NcclSaid
+from mldebug.jobs.known_issues.version import Span, Version, parse_version
 
 PLAIN = NodeFacts(machine="x86_64")
 ARM = NodeFacts(machine="aarch64")

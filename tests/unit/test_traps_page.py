@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.traps.finding import RULES, SETTINGS
-from mldebug.traps.reference import page
+from mldebug.jobs.known_issues.match import RULES, SETTINGS
+from mldebug.jobs.known_issues.reference import page
 
 PAGE = Path(__file__).parents[2] / "docs/known-traps.md"
 

@@ -13,8 +13,16 @@ import msgspec
 import pytest
 
 from hung import hung_mount
-from mldebug.filling.state import PartState
-from mldebug.trees import LOST, PARTLY, RESCANNED, STUCK, WATCHED, TreeState, tree_lines
+from mldebug.storage.dir_sizes import (
+    LOST,
+    PARTLY,
+    RESCANNED,
+    STUCK,
+    WATCHED,
+    TreeState,
+    tree_lines,
+)
+from mldebug.storage.filesystems.state import PartState
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.trees import keeper as keeping

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.rooms import create_all
+from mldebug.core.plugins import create_all
 from mldebug_agents import host as module
 from mldebug_agents.host import Host
 from mldebug_agents.sources.ranks import RankFinder

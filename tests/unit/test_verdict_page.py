@@ -10,11 +10,7 @@ import pytest
 
 from builders import ALL_REDUCE, WAITER, WRAPPER, capture, process, rank, still
 from flights import job, waits_in
-from mldebug.diagnosis import diagnose
-from mldebug.judging import classes
-from mldebug.judging.case import LONG, SOFT_CLASSES
-from mldebug.judging.faults import BEFORE, LAG, PROMPT, UNDATED
-from mldebug.model import (
+from mldebug.core.model import (
     AskedNode,
     Confidence,
     Diagnosis,
@@ -26,7 +22,11 @@ from mldebug.model import (
     ProcessCapture,
     Verdict,
 )
-from mldebug.stall import gaps, rules, watch
+from mldebug.diagnosis.classify import frame_table
+from mldebug.diagnosis.classify.evidence import LONG, SOFT_CLASSES
+from mldebug.diagnosis.classify.gpu_faults import BEFORE, LAG, PROMPT, UNDATED
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.stall import rules, timeouts, watch
 from mldebug.stall.signals import COLLECTIVE_TIMEOUTS
 from nodes import merged, run, silent
 
@@ -196,7 +196,7 @@ def made_by(verdict: Verdict) -> set[str]:
     """All files, but for the model, that name it."""
     sources = (*ROOT.glob("mldebug/**/*.py"), *ROOT.glob("agents/**/*.py"))
     found = (file for file in sources if f"Verdict.{verdict.name}" in file.read_text())
-    return {str(file.relative_to(ROOT)) for file in found} - {"mldebug/model.py"}
+    return {str(file.relative_to(ROOT)) for file in found} - {"mldebug/core/model.py"}
 
 
 def test_what_nothing_gives_is_told_so() -> None:
@@ -206,7 +206,7 @@ def test_what_nothing_gives_is_told_so() -> None:
 
 
 def test_every_detector_has_its_row() -> None:
-    detectors = {f"mldebug/detectors/{file.name}" for file in ROOT.glob("mldebug/detectors/[a-z]*.py")}  # fmt: skip
+    detectors = {f"mldebug/diagnosis/detectors/{file.name}" for file in ROOT.glob("mldebug/diagnosis/detectors/[a-z]*.py")}  # fmt: skip
     assert detectors <= {file for files, _ in table().values() for file in files}
 
 
@@ -242,7 +242,7 @@ def test_a_silent_node_that_nobody_has_given_up_is_one_sign() -> None:
 def test_every_class_stands_in_its_row() -> None:
     rows = PAGE.split("| role | classes |")[1].split("\n\n")[0].splitlines()[2:]
     told = {row.split("|")[1].strip(): set(re.findall(r"`([a-z_]+)`", row)) for row in rows}
-    by_table = {(sign.role.value, sign.name) for sign in (*classes.PYTHON, *classes.NATIVE, *classes.WAIT_CHANNELS, *classes.SOURCE, *classes.GPU_SOURCE, classes.BACKWARD)}  # fmt: skip
+    by_table = {(sign.role.value, sign.name) for sign in (*frame_table.PYTHON, *frame_table.NATIVE, *frame_table.WAIT_CHANNELS, *frame_table.SOURCE, *frame_table.GPU_SOURCE, frame_table.BACKWARD)}  # fmt: skip
 
     assert not [(role, name) for role, name in by_table if name not in told[role]]
     assert {name for names in told.values() for name in names} == named_in_code() | {name for _, name in by_table}  # fmt: skip
@@ -251,7 +251,7 @@ def test_every_class_stands_in_its_row() -> None:
 
 def named_in_code() -> set[str]:
     """Classes that are given by code and not by a table."""
-    text = "".join(file.read_text() for file in ROOT.glob("mldebug/judging/*.py"))
+    text = "".join(file.read_text() for file in ROOT.glob("mldebug/diagnosis/classify/*.py"))
     plain = re.findall(r'\bname="([a-z_]+)"', text)
     plain += re.findall(r'(?:_loosely|inert)\(\s*subject, "([a-z_]+)"', text)
     chosen = re.findall(r'name[ =]+"([a-z_]+)" if \w+ else "([a-z_]+)"', text)
@@ -273,8 +273,8 @@ def test_its_figures_are_those_of_the_code() -> None:
     last, more = watch.LATER_CAPTURES
     settings = rules.StallSettings()
     told = (
-        f"{gaps.FACTOR:.0f} x the 99th percentile of its last {gaps.KEPT} gaps, {gaps.LEAST:.0f} s to {gaps.MOST:.0f} s",
-        f"{gaps.MOST:.0f} s before {gaps.ENOUGH} gaps are known",
+        f"{timeouts.FACTOR:.0f} x the 99th percentile of its last {timeouts.KEPT} gaps, {timeouts.LEAST:.0f} s to {timeouts.MOST:.0f} s",
+        f"{timeouts.MOST:.0f} s before {timeouts.ENOUGH} gaps are known",
         f"{rules.NO_SIGNAL:.0f} s; {rules.UNREADABLE_LOG:.0f} s while a log grows",
         f"`stall.init_timeout`, {settings.init_timeout / 60:.0f} min",
         f"{rules.BUSY_FACTOR:.0f} x the timeout, {rules.BUSY_LEAST / 60:.0f} min at least",
@@ -286,7 +286,7 @@ def test_its_figures_are_those_of_the_code() -> None:
         f"faults of the last {UNDATED / 60:.0f} minutes count",
     )
     assert [one for one in told if one not in text] == []
-    assert (BEFORE, rules.BEFORE_EVIDENCE_DIES, gaps.WIDEST) == (
+    assert (BEFORE, rules.BEFORE_EVIDENCE_DIES, timeouts.WIDEST) == (
         60.0,
         0.75,
         2.0,

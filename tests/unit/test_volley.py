@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 from mldebug_agents.members import hands, volley
 from mldebug_agents.members.answer import Answer
 from mldebug_agents.members.errors import CutError, NoRoomError, RefusedError, SilentError

@@ -16,10 +16,10 @@ import pytest
 
 from builders import stack
 from hung import hung_mount, wait_until
-from mldebug.config import Agent, Config, load_config
-from mldebug.logparser import LogParser
-from mldebug.model import Gap
-from mldebug.rooms import create_all
+from mldebug.config.schema import Agent, Config, load_config
+from mldebug.core.model import Gap
+from mldebug.core.plugins import create_all
+from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.stillness import Ranks
 from mldebug_agents.capturing.pyspy import Dump
 from mldebug_agents.discovery.traps import TrapFinder

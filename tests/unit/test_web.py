@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from browser import relayed
-from mldebug.cli import main
+from mldebug.cli.main import main
 from mldebug_agents.commands.web import way_in
 from mldebug_agents.serving import peers
 from mldebug_agents.serving.guests import MOST

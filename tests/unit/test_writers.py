@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug.filling.state import Alarm
-from mldebug.model import Job, RankIdentity
-from mldebug.writers import (
+from mldebug.core.model import Job, RankIdentity
+from mldebug.storage.filesystems.state import Alarm
+from mldebug.storage.write_rates import (
     Calls,
     OpenOutput,
     Writer,

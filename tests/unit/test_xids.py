@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.errors import EvidenceError
-from mldebug.kernellog.events import parse_line
-from mldebug.kernellog.facts import KernelEvent, Kind
-from mldebug.kernellog.xids import (
+from mldebug.core.errors import EvidenceError
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.kernel_log.parse import parse_line
+from mldebug.hardware.kernel_log.xids import (
     ACTION_WORDS,
     ORDER,
     Action,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.kernellog.facts import Kind
-from mldebug.kernellog.reference import TIERS, page
-from mldebug.kernellog.xids import Tier, catalogue
+from mldebug.hardware.kernel_log.model import Kind
+from mldebug.hardware.kernel_log.reference import TIERS, page
+from mldebug.hardware.kernel_log.xids import Tier, catalogue
 
 PAGE = Path(__file__).parents[2] / "docs/kernel-log.md"
 

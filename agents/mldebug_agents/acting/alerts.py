@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.errors import MldebugError, UsageError
-from mldebug.events.alerts import Wanted, chosen, sentence, wanted
-from mldebug.model import Job
+from mldebug.alerts.alertmanager import Wanted, chosen, sentence, wanted
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.model import Job
 from mldebug_agents.acting.captures import Captures
 
 OK, BAD_REQUEST, NOT_FOUND, BUSY = 200, 400, 404, 503

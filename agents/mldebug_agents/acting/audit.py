@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.events.actions import Decision
+from mldebug.alerts.action_model import Decision
 from mldebug_agents.runner import Result, Worker
 
 FILE, BEFORE = "actions.jsonl", "actions.jsonl.1"

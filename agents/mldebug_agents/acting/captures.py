@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from mldebug.errors import MldebugError
-from mldebug.model import Job, NodeCapture
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.sources.ranks import Discovery
 from mldebug_agents.workbench import Workbench

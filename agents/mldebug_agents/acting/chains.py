@@ -2,11 +2,11 @@
 
 import msgspec
 
-from mldebug.config import Actions
-from mldebug.events.model import Event, State
-from mldebug.model import Job, Noun
-from mldebug.rooms import load
-from mldebug.settings.plugins import Plugin
+from mldebug.alerts.model import Event, State
+from mldebug.config.schema import Actions
+from mldebug.core.model import Job, Noun
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import load
 from mldebug_agents.acting.work import Action
 
 RECOVERED = "recovered"  # an outcome of an event

@@ -14,16 +14,16 @@ from typing import NamedTuple
 import msgspec
 
 from mldebug import __version__
-from mldebug.config import Config
-from mldebug.errors import MldebugError
-from mldebug.events.actions import Decision, Facts, Outcome, UnfitError, facts_of
-from mldebug.events.book import EventBook
-from mldebug.events.limits import Limits, Past
-from mldebug.events.model import Event
-from mldebug.model import Job
-from mldebug.redact import safe_line
-from mldebug.settings.plugins import Plugin
-from mldebug.snapshot import Snapshot
+from mldebug.alerts.action_model import Decision, Facts, Outcome, UnfitError, facts_of
+from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.model import Event
+from mldebug.alerts.rate_limits import Limits, Past
+from mldebug.config.schema import Config
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.redact import safe_line
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.acting.audit import Audit
 from mldebug_agents.acting.captures import Captures
 from mldebug_agents.acting.chains import Chain, action_of, as_it_was, chain_of, is_over, refusal

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from mldebug.events.actions import UnfitError
-from mldebug.model import Job, RankIdentity
+from mldebug.alerts.action_model import UnfitError
+from mldebug.core.model import Job, RankIdentity
 from mldebug_agents.acting.work import ProgramError, judged
 from mldebug_agents.host import Host
 from mldebug_agents.spawn import Completed, Starter

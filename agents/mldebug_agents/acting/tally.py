@@ -2,8 +2,8 @@
 
 import msgspec
 
-from mldebug.events.actions import Decision, Outcome
-from mldebug.events.view import ActionState
+from mldebug.alerts.action_model import Decision, Outcome
+from mldebug.alerts.view import ActionState
 
 
 class Tally:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from mldebug.errors import MldebugError
-from mldebug.events.actions import Facts
-from mldebug.model import Job
+from mldebug.alerts.action_model import Facts
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
 from mldebug_agents.host import Host
 from mldebug_agents.spawn import Completed, Starter
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mldebug.events.actions import UnfitError
+from mldebug.alerts.action_model import UnfitError
 from mldebug_agents.acting.work import Did, Plan, Work
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from mldebug.events.actions import environment
-from mldebug.settings.units import SIZE, Duration
+from mldebug.alerts.action_model import environment
+from mldebug.core.units import SIZE, Duration
 from mldebug_agents.acting.work import Did, Plan, Work, judged
 
 

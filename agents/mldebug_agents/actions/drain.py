@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from mldebug.events.actions import Facts, Sure, UnfitError, sure_enough
+from mldebug.alerts.action_model import Facts, Sure, UnfitError, sure_enough
 from mldebug_agents.acting.slurm import ask, is_on, node_of, raw_of
 from mldebug_agents.acting.work import Did, Plan, Work
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from mldebug.events.actions import Sure, UnfitError, sure_enough
-from mldebug.model import Job
+from mldebug.alerts.action_model import Sure, UnfitError, sure_enough
+from mldebug.core.model import Job
 from mldebug_agents.acting.slurm import ask, holding, number_of, raw_of
 from mldebug_agents.acting.work import Did, Plan, Work
 

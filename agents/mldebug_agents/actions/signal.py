@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.events.actions import Facts, Sure, UnfitError, sure_enough
-from mldebug.model import RankIdentity
+from mldebug.alerts.action_model import Facts, Sure, UnfitError, sure_enough
+from mldebug.core.model import RankIdentity
 from mldebug_agents.acting.work import Did, Plan, Work
 from mldebug_agents.host import Host
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mldebug.rooms import load
-from mldebug.settings.units import Duration
+from mldebug.core.plugins import load
+from mldebug.core.units import Duration
 from mldebug_agents.acting.work import Did, Plan, Work
 
 

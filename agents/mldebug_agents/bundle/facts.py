@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from mldebug import __version__
-from mldebug.archive import Archive
-from mldebug.config import Config
-from mldebug.errors import AccessError, MldebugError
-from mldebug.storage import read_bytes
+from mldebug.config.schema import Config
+from mldebug.core.errors import AccessError, MldebugError
+from mldebug.core.files import read_bytes
+from mldebug.incidents.report_store import Archive
 from mldebug_agents.bundle.folder import Folder
 from mldebug_agents.bundle.layout import AGENT_LOG, AGENT_PROC, MEMORY, REPORTS, VERSIONS
 from mldebug_agents.host import Host

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from mldebug.errors import MldebugError
-from mldebug.model import Gap
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Gap
 
 MAX_FILE = 16 << 20  # bytes
 MAX_TOTAL = 64 << 20

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from mldebug.errors import AccessError, EvidenceError, MldebugError
-from mldebug.kernellog.records import parse_record
+from mldebug.core.errors import AccessError, EvidenceError, MldebugError
+from mldebug.hardware.kernel_log.records import parse_record
 
 FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 RECORD = 16 << 10  # bytes of one read

@@ -5,7 +5,7 @@ A folder, or a tar.gz with one folder in it. All times in it are unix seconds of
 
 from typing import Literal
 
-from mldebug.model import Gap, Noun, Spoken
+from mldebug.core.model import Gap, Noun, Spoken
 
 SCHEMA = "mldebug.bundle/1"
 

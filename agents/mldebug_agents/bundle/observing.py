@@ -9,11 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.errors import MldebugError
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.readings import NodeGpus, NodeWatch
-from mldebug.model import Gap, Job, RankIdentity
-from mldebug.snapshot import Snapshot
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Gap, Job, RankIdentity
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.bundle.layout import Failure
 from mldebug_agents.gpuchild.errors import NoGpuLibraryError
 from mldebug_agents.hardware.holders import Holders

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from mldebug.errors import AccessError, MldebugError, UsageError
-from mldebug.model import Gap
-from mldebug.pseudonyms import Pseudonyms
+from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.core.model import Gap
+from mldebug.core.pseudonyms import Pseudonyms
 from mldebug_agents.bundle.layout import MANIFEST, Manifest
 
 USERS = ("USER", "LOGNAME", "SUDO_USER")

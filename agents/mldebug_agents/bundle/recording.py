@@ -8,9 +8,9 @@ from collections.abc import Callable
 import msgspec
 
 from mldebug import __version__
-from mldebug.config import effective_yaml
-from mldebug.kernellog.handsoff import hands_off
-from mldebug.model import Job
+from mldebug.config.schema import effective_yaml
+from mldebug.core.model import Job
+from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug_agents.bundle import facts, layout
 from mldebug_agents.bundle.folder import Folder
 from mldebug_agents.bundle.kernel import HOURS, read_kernel_log

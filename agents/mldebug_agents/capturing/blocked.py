@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from mldebug.model import OpenFile, ProcessState, ThreadState
-from mldebug.redact import clean
+from mldebug.core.model import OpenFile, ProcessState, ThreadState
+from mldebug.core.redact import clean
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.procfs import Mount
 

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from mldebug.model import Gap, ProcessState
+from mldebug.core.model import Gap, ProcessState
 
 STOP_BIT = 1 << (signal.SIGSTOP - 1)
 

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from mldebug.judging.classes import STORAGE_WAITS
-from mldebug.judging.standing import wants_native
-from mldebug.model import Gap, NodeCapture, ProcessState, RankCapture
+from mldebug.core.model import Gap, NodeCapture, ProcessState, RankCapture
+from mldebug.diagnosis.classify.frame_table import STORAGE_WAITS
+from mldebug.diagnosis.classify.rank_states import wants_native
 from mldebug_agents.capturing.guard import restore
 from mldebug_agents.capturing.pyspy import Dump, PySpy
 from mldebug_agents.host import Host

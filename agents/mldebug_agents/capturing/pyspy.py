@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.errors import EvidenceError, ToolError
-from mldebug.model import ThreadStack
-from mldebug.stacks import parse_pyspy_json
+from mldebug.capture.stacks import parse_pyspy_json
+from mldebug.core.errors import EvidenceError, ToolError
+from mldebug.core.model import ThreadStack
 from mldebug_agents.spawn import Completed, Starter
 
 INSTALL = "pip install py-spy, or name it in the config: capture: {py_spy: /path/to/py-spy}"

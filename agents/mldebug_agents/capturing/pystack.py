@@ -8,9 +8,9 @@ import re
 import sys
 from pathlib import Path
 
-from mldebug.model import MAIN_THREAD, Frame, ThreadStack
-from mldebug.redact import clean
-from mldebug.stacks import named_frame
+from mldebug.capture.stacks import named_frame
+from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
+from mldebug.core.redact import clean
 from mldebug_agents.spawn import Starter
 
 _THREAD = re.compile(r"^Traceback for thread (\d+) \((.*?)\) \[(.*?)\]")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from mldebug.model import ProcessState
-from mldebug.movement import Sample
+from mldebug.capture.movement import Sample
+from mldebug.core.model import ProcessState
 from mldebug_agents.capturing.pyspy import Dump, PySpy
 from mldebug_agents.host import Host
 

@@ -1,7 +1,7 @@
 """The text of the line where a process stands: `loss.item()` tells of a wait that leaves no frame of its own."""
 
-from mldebug.model import ThreadStack
-from mldebug.stacks import principal, site
+from mldebug.capture.stacks import principal, site
+from mldebug.core.model import ThreadStack
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader, Unreadable
 

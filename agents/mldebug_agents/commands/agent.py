@@ -12,12 +12,12 @@ from typing import Any
 import click
 import msgspec
 
-from mldebug.across.membership import lives
-from mldebug.across.runs import job_key, run_id
-from mldebug.config import Config, load_config
-from mldebug.errors import MldebugError, UsageError
-from mldebug.model import Job, NodeCapture
-from mldebug.suggest import typed
+from mldebug.cluster.membership import lives
+from mldebug.cluster.run_identity import job_key, run_id
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.hints import typed
+from mldebug.core.model import Job, NodeCapture
 from mldebug_agents.across import machine
 from mldebug_agents.acting.alerts import Alerts
 from mldebug_agents.acting.captures import Captures

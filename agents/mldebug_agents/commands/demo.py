@@ -11,9 +11,9 @@ import click
 import msgspec
 from rich.console import Console
 
-from mldebug.errors import ExitCode, MldebugError, ToolError
-from mldebug.report.text import print_report
-from mldebug.reportmodel import Report
+from mldebug.core.errors import ExitCode, MldebugError, ToolError
+from mldebug.core.report_model import Report
+from mldebug.incidents.report.text import print_report
 from mldebug_agents.demo.job import DemoJob, Plan
 from mldebug_agents.demo.progress import show_progress
 from mldebug_agents.demo.watcher import DemoAgent

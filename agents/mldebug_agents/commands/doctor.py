@@ -12,10 +12,10 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from mldebug.config import Config, load_config
-from mldebug.console import Console, print_line
-from mldebug.errors import ExitCode
-from mldebug.redact import clean
+from mldebug.cli.console import Console, print_line
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import ExitCode
+from mldebug.core.redact import clean
 from mldebug_agents.capturing.pyspy import find_binary
 from mldebug_agents.doctor.checks import OWN_DUMP, World, examine
 from mldebug_agents.doctor.gpulines import gpu_lines

@@ -7,17 +7,17 @@ from pathlib import Path
 import click
 import msgspec
 
-from mldebug.across.members import ClusterView
-from mldebug.across.wire import encode
-from mldebug.completing import FILE, JOB
-from mldebug.config import Config, load_config
-from mldebug.console import Console
-from mldebug.errors import ExitCode, MldebugError, UsageError
-from mldebug.model import Verdict
-from mldebug.report.html import render_html
-from mldebug.report.text import print_report
-from mldebug.reportmodel import Report
-from mldebug.settings.units import parse_duration
+from mldebug.cli.console import Console
+from mldebug.cli.param_types import FILE, JOB
+from mldebug.cluster.messages import ClusterView
+from mldebug.cluster.wire import encode
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.model import Verdict
+from mldebug.core.report_model import Report
+from mldebug.core.units import parse_duration
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import print_report
 from mldebug_agents.across import capture_all, reply
 from mldebug_agents.fanout.leaving import end_without_reader, ended_by_signals
 from mldebug_agents.fanout.orders import Wanted

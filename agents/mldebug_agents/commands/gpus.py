@@ -9,15 +9,15 @@ import click
 import msgspec
 from rich.text import Text
 
-from mldebug.config import Config, load_config
-from mldebug.console import Console, print_line
-from mldebug.errors import MldebugError, ToolError, UsageError
-from mldebug.health.telling import complaints, headline
-from mldebug.nodeview.glance import Glance
-from mldebug.nodeview.listing import missing, rows, table, users
-from mldebug.redact import clean
-from mldebug.settings.units import format_duration, parse_duration
-from mldebug.suggest import typed
+from mldebug.cli.console import Console, print_line
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import MldebugError, ToolError, UsageError
+from mldebug.core.hints import typed
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration, parse_duration
+from mldebug.hardware.health.sentences import complaints, headline
+from mldebug.status.gpu_table import missing, rows, table, users
+from mldebug.status.gpu_view import Glance
 from mldebug_agents.hardware.desk import LONGEST, Accepted, Released
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.hardware.verbs import ACCEPT, RELEASE

@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from mldebug.rooms import load, names, summary
+from mldebug.core.plugins import load, names, summary
 from mldebug_agents.fanout.leaving import ended_by_signals
 
 

@@ -6,7 +6,7 @@ import shlex
 import click
 import msgspec
 
-from mldebug.errors import UsageError
+from mldebug.core.errors import UsageError
 from mldebug_agents import tracestart
 from mldebug_agents.jobstart import become, callers_environment, environment, hook_folder
 

@@ -10,28 +10,28 @@ import click
 import msgspec
 from rich.text import Text
 
-from mldebug.across.members import ClusterView
-from mldebug.config import Config, load_config
-from mldebug.console import Console, print_line
-from mldebug.errors import ExitCode
-from mldebug.events.telling import event_lines
-from mldebug.filling.state import PartState, StorageState
-from mldebug.folding import fold_ranks
-from mldebug.hostmemory.telling import alarms
-from mldebug.kernellog.joining import RankEvent
-from mldebug.model import Gap, Job, RankIdentity, Remark
-from mldebug.nodeview.cluster import cluster_lines, stalled
-from mldebug.nodeview.lines import hardware_lines, rank_lines
-from mldebug.nodeview.saves import saves_part
-from mldebug.nodeview.storage import storage_json, storage_lines
-from mldebug.nodeview.watching import ailing_lines, pace_words, stale_words, state_words
-from mldebug.redact import clean
-from mldebug.saves.telling import lines_of
-from mldebug.scheduling.telling import orphan_line, scheduler_lines
-from mldebug.settings.units import format_duration
-from mldebug.snapshot import RunState, Snapshot
-from mldebug.suggest import typed
-from mldebug.traps.finding import Trap
+from mldebug.alerts.status_lines import event_lines
+from mldebug.cli.console import Console, print_line
+from mldebug.cluster.messages import ClusterView
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import ExitCode
+from mldebug.core.hints import typed
+from mldebug.core.model import Gap, Job, RankIdentity, Remark
+from mldebug.core.ranksets import fold_ranks
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration
+from mldebug.hardware.host_memory.state import alarms
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
+from mldebug.status.checkpoint_lines import saves_part
+from mldebug.status.cluster_lines import cluster_lines, stalled
+from mldebug.status.gpu_lines import hardware_lines, rank_lines
+from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, state_words
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.status.storage_lines import storage_json, storage_lines
+from mldebug.storage.checkpoints.state import lines_of
+from mldebug.storage.filesystems.state import PartState, StorageState
 from mldebug_agents.discovery.seats import BY_RAS
 from mldebug_agents.members.verbs import CLUSTER_PATH, MAX_VIEW
 from mldebug_agents.serving.nearest import ask_nearest

@@ -11,9 +11,9 @@ from types import FrameType
 import click
 import msgspec
 
-from mldebug.config import SYSTEM_STATE_DIR, Config, load_config
-from mldebug.errors import UsageError
-from mldebug.settings.units import parse_duration
+from mldebug.config.schema import SYSTEM_STATE_DIR, Config, load_config
+from mldebug.core.errors import UsageError
+from mldebug.core.units import parse_duration
 from mldebug_agents.bundle import facts, packing
 from mldebug_agents.bundle.layout import Manifest
 from mldebug_agents.bundle.recording import Recorder

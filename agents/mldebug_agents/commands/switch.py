@@ -12,14 +12,14 @@ import click
 import msgspec
 from rich.text import Text
 
-from mldebug.completing import FOLDER, JOB
-from mldebug.config import load_config
-from mldebug.console import Console, print_line
-from mldebug.errors import ExitCode, UsageError
-from mldebug.model import Job
-from mldebug.redact import clean
-from mldebug.settings.units import format_duration, parse_duration
-from mldebug.switches import (
+from mldebug.cli.console import Console, print_line
+from mldebug.cli.param_types import FOLDER, JOB
+from mldebug.config.schema import load_config
+from mldebug.core.errors import ExitCode, UsageError
+from mldebug.core.model import Job
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration, parse_duration
+from mldebug.jobs.switches import (
     KILL,
     SAVE,
     VARIABLE,

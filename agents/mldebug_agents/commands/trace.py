@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from mldebug.ring import verbs
+from mldebug.capture.trace import verbs
 from mldebug_agents import tracestart
 
 

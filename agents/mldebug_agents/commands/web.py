@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from mldebug.config import load_config
-from mldebug.errors import AccessError, MldebugError
-from mldebug.redact import clean
-from mldebug.suggest import typed
+from mldebug.config.schema import load_config
+from mldebug.core.errors import AccessError, MldebugError
+from mldebug.core.hints import typed
+from mldebug.core.redact import clean
 from mldebug_agents.serving.client import Inquiry
 from mldebug_agents.serving.doors import MAX_PATH, SOCKET, open_tcp
 from mldebug_agents.serving.nearest import ask_nearest

@@ -12,8 +12,8 @@ import time
 
 import msgspec
 
-from mldebug.redact import clean
-from mldebug.rooms import load
+from mldebug.core.plugins import load
+from mldebug.core.redact import clean
 from mldebug_agents.completing.asked import LISTED, Asked, Value, is_plain
 
 DEADLINE = 0.7  # seconds; usually it takes 0.05

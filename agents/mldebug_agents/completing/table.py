@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from mldebug.completing import Listed, Looked, Place
+from mldebug.cli.param_types import Listed, Looked, Place
 
 FILE = Path(__file__).with_name("verbs.json")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.config import load_config
+from mldebug.config.schema import load_config
 from mldebug_agents.completing.asked import Asked, Value
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.config import SYSTEM_STATE_DIR, load_config
-from mldebug.model import Noun
+from mldebug.config.schema import SYSTEM_STATE_DIR, load_config
+from mldebug.core.model import Noun
 from mldebug_agents.completing.asked import Asked, Value
 from mldebug_agents.serving.overunix import OverUnix
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.archive import Archive
-from mldebug.archives import archives_of
-from mldebug.entries import read_entry
-from mldebug.errors import AccessError
+from mldebug.core.errors import AccessError
+from mldebug.incidents.report_dirs import archives_of
+from mldebug.incidents.report_entry import read_entry
+from mldebug.incidents.report_store import Archive
 from mldebug_agents.completing.asked import LISTED, Asked, Value
 
 OPENED = 40  # for a sentence each; older ones are listed without

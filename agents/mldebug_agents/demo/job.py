@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from mldebug.errors import ToolError
+from mldebug.core.errors import ToolError
 from mldebug_agents.spawn import Completed, Starter
 
 SCRIPT = Path(__file__).with_name("training.py")

@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from mldebug.errors import ToolError
+from mldebug.core.errors import ToolError
 from mldebug_agents.demo.job import STRIKE_AT, DemoJob, Step
 
 START_TIMEOUT = (

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mldebug.archive import Archive
-from mldebug.errors import ToolError
-from mldebug.reportmodel import Report
-from mldebug.snapshot import RunState
+from mldebug.core.errors import ToolError
+from mldebug.core.report_model import Report
+from mldebug.incidents.report_store import Archive
 from mldebug.stall.sentences import stage_words
+from mldebug.status.snapshot import RunState
 from mldebug_agents.demo.job import job_environment
 from mldebug_agents.serving.client import ask_agent
 from mldebug_agents.spawn import Completed, Starter

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.across.runs import is_loopback, is_specific
-from mldebug.redact import clean
+from mldebug.cluster.run_identity import is_loopback, is_specific
+from mldebug.core.redact import clean
 from mldebug_agents.discovery.pods import pods
 
 MAX_WORLD = 1_000_000

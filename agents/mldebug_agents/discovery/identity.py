@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from mldebug.redact import clean, redact_argv
-from mldebug.traps.finding import allowed
+from mldebug.core.redact import clean, redact_argv
+from mldebug.jobs.known_issues.match import allowed
 from mldebug_agents import procfs
 from mldebug_agents.discovery.claims import Claim, Cluster, script_of
 from mldebug_agents.discovery.programs import (

@@ -8,7 +8,7 @@ import errno
 import threading
 from collections.abc import Collection
 
-from mldebug.traps.facts import Software
+from mldebug.jobs.known_issues.model import Software
 from mldebug_agents.discovery.nodefacts import TIMEOUT
 from mldebug_agents.discovery.programs import (
     Libraries,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.across.runs import port_of
+from mldebug.cluster.run_identity import port_of
 from mldebug_agents.discovery.claims import MAX_LOCAL, Claim
 from mldebug_agents.discovery.seats import BY_RAS, Family, Seat
 from mldebug_agents.procfs import Stat

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from mldebug.model import Gap, LostRank, RankIdentity
-from mldebug.redact import clean
+from mldebug.core.model import Gap, LostRank, RankIdentity
+from mldebug.core.redact import clean
 from mldebug_agents.discovery.identity import Registry, named_python
 from mldebug_agents.discovery.jobs import Team, common_parent, expected_ranks, match_zombies
 from mldebug_agents.discovery.seats import Family

@@ -4,8 +4,8 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from mldebug.redact import clean
-from mldebug.traps.facts import NodeFacts
+from mldebug.core.redact import clean
+from mldebug.jobs.known_issues.model import NodeFacts
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from mldebug.model import Gap, Remark
+from mldebug.core.model import Gap, Remark
 from mldebug_agents.discovery.identity import Process
 from mldebug_agents.discovery.jobs import Team
 from mldebug_agents.discovery.seats import Family

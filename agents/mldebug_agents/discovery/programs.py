@@ -9,9 +9,9 @@ from posixpath import basename, dirname
 
 import msgspec
 
-from mldebug.flight.ways import NAMES
-from mldebug.redact import clean
-from mldebug.traps.facts import Software
+from mldebug.capture.flight_recorder.access import NAMES
+from mldebug.core.redact import clean
+from mldebug.jobs.known_issues.model import Software
 
 MAX_PATH = 1024
 MAX_VALUE = 4096  # characters of a setting that tells of the Flight Recorder: some are paths

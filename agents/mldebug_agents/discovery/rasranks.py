@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from mldebug.model import Job, RankIdentity
-from mldebug.ras.places import World
+from mldebug.capture.nccl_ras.process_map import World
+from mldebug.core.model import Job, RankIdentity
 from mldebug_agents.discovery.claims import Claim
 from mldebug_agents.discovery.identity import Process
 from mldebug_agents.discovery.seats import BY_RAS, Family

@@ -5,10 +5,10 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from mldebug.model import Job
-from mldebug.traps.facts import NodeFacts
-from mldebug.traps.finding import Ran, Trap, find_traps
-from mldebug.traps.nccllog import NcclSaid
+from mldebug.core.model import Job
+from mldebug.jobs.known_issues.match import Ran, Trap, find_traps
+from mldebug.jobs.known_issues.model import NodeFacts
+from mldebug.jobs.known_issues.nccl_log import NcclSaid
 from mldebug_agents.discovery.installed import Installed
 from mldebug_agents.discovery.nodefacts import read_node
 from mldebug_agents.discovery.programs import Program

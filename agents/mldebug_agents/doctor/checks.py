@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.errors import MldebugError
-from mldebug.settings.units import format_size
+from mldebug.core.errors import MldebugError
+from mldebug.core.units import format_size
 from mldebug_agents.doctor import rights, rows, trials
 from mldebug_agents.doctor.clock import ClockState, clock_state
 from mldebug_agents.doctor.rows import Check

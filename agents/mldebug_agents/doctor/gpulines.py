@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 from rich.text import Text
 
-from mldebug.folding import fold_ranks, shorten_ranks
-from mldebug.health.components import ACTION_WORDS, Action, Health, State
-from mldebug.health.telling import NODE, GpuName, complaints
-from mldebug.kernellog.joining import RankEvent, sentence
-from mldebug.redact import clean
-from mldebug.settings.units import format_duration
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration
+from mldebug.hardware.health.model import ACTION_WORDS, Action, Health, State
+from mldebug.hardware.health.sentences import NODE, GpuName, complaints
+from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
 from mldebug_agents.doctor.gpus import GpuExamination
 
 MAX_XIDS = 10

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.errors import ExitCode
-from mldebug.health.components import Health, State
-from mldebug.kernellog.facts import is_gpu
-from mldebug.kernellog.joining import RankEvent
-from mldebug.nodeview.glance import Glance, GpuUser
-from mldebug.nodeview.listing import missing
-from mldebug.settings.units import format_duration
-from mldebug.snapshot import Snapshot
+from mldebug.core.errors import ExitCode
+from mldebug.core.units import format_duration
+from mldebug.hardware.health.model import Health, State
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.model import is_gpu
+from mldebug.status.gpu_table import missing
+from mldebug.status.gpu_view import Glance, GpuUser
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.doctor.rows import Check
 
 DRIVER_AWAY = "install the NVIDIA driver; in a container start it with --gpus all"

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from mldebug.model import Spoken
+from mldebug.core.model import Spoken
 from mldebug_agents.doctor.clock import ClockState
 from mldebug_agents.doctor.rights import INITIAL_PID_NAMESPACE, USES
 

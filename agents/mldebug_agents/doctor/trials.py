@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.errors import EvidenceError, ToolError
-from mldebug.redact import clean
+from mldebug.core.errors import EvidenceError, ToolError
+from mldebug.core.redact import clean
 from mldebug_agents.capturing.pyspy import INSTALL, Dump, PySpy, read_dump
 from mldebug_agents.starting.programs import Completed, Starter
 

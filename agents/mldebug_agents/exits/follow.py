@@ -12,9 +12,9 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.endings.facts import Ending, Ends, RankExit, words_of_status
-from mldebug.endings.judge import judge_ending
-from mldebug.endings.outcomes import Outcome
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import Ending, Ends, RankExit, words_of_status
+from mldebug.diagnosis.exits.outcome import Outcome
 from mldebug_agents.exits.following import Following
 from mldebug_agents.exits.known import joined, with_exits
 from mldebug_agents.exits.pidfds import ExitWatch, ProcessExit

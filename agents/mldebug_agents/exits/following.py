@@ -6,8 +6,8 @@ Belongs to the main loop's thread.
 import time
 from collections.abc import Iterable
 
-from mldebug.endings.facts import Ending, Ends, RankExit, full_words
-from mldebug.model import Job, RankIdentity
+from mldebug.core.model import Job, RankIdentity
+from mldebug.diagnosis.exits.model import Ending, Ends, RankExit, full_words
 from mldebug_agents.exits.known import ends_of, past
 from mldebug_agents.exits.pidfds import ProcessExit
 from mldebug_agents.runs import Run

@@ -6,8 +6,8 @@ import re
 import stat
 from collections import deque
 
-from mldebug.endings.facts import KernelDeath
-from mldebug.endings.kernel import kernel_deaths
+from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
+from mldebug.diagnosis.exits.model import KernelDeath
 from mldebug_agents.host import Host
 
 KEPT = 256

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.endings.facts import Ending, Ends, LauncherWords, RankExit
-from mldebug.model import Job, LostRank, RankIdentity
+from mldebug.core.model import Job, LostRank, RankIdentity
+from mldebug.diagnosis.exits.model import Ending, Ends, LauncherWords, RankExit
 from mldebug.stall.signals import Look
 from mldebug_agents.host import Host
 from mldebug_agents.procfs import exit_reason

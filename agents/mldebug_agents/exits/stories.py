@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from mldebug.endings.facts import Ending
-from mldebug.endings.judge import judge_ending
-from mldebug.endings.outcomes import Outcome
-from mldebug.incident import Incident
-from mldebug.model import Job
-from mldebug.report.build import State
+from mldebug.core.model import Job
+from mldebug.diagnosis.exits.judge import judge_ending
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.outcome import Outcome
+from mldebug.incidents.incident import Incident
+from mldebug.incidents.report.build import State
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.watch import StallWatch
 from mldebug_agents.exits.follow import ELASTIC

@@ -8,10 +8,18 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from mldebug.endings.errorfile import parse_error_file
-from mldebug.endings.facts import Ending, RankError
-from mldebug.endings.launchers import launcher_words
-from mldebug.endings.output import (
+from mldebug.core.model import FlightRecord, Job, LogTail, RankIdentity
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.error_file import parse_error_file
+from mldebug.diagnosis.exits.last_words import (
+    before_launcher,
+    last_error,
+    take_apart,
+    told_to_stop,
+)
+from mldebug.diagnosis.exits.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.model import Ending, RankError
+from mldebug.diagnosis.exits.output import (
     OWN,
     SHARED,
     Output,
@@ -21,9 +29,6 @@ from mldebug.endings.output import (
     ranks_of_tasks,
     shared_lines,
 )
-from mldebug.endings.words import before_launcher, last_error, take_apart, told_to_stop
-from mldebug.model import FlightRecord, Job, LogTail, RankIdentity
-from mldebug.redact import safe_line
 from mldebug_agents import procfs
 from mldebug_agents.exits.kernel import KernelLog, oom_counter, silence
 from mldebug_agents.exits.notes import ErrorFile, Log, Notes, count_kills, more_kills, owner_of

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from mldebug.across.merge import Heard
-from mldebug.across.wire import NodeReply, Pieces, read_line
-from mldebug.errors import EvidenceError, MldebugError
-from mldebug.model import AskedNode
-from mldebug.redact import safe_line
+from mldebug.cluster.merge import Heard
+from mldebug.cluster.wire import NodeReply, Pieces, read_line
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import AskedNode
+from mldebug.core.redact import safe_line
 from mldebug_agents.fanout.orders import NAME, News, Plan, Transport
 from mldebug_agents.spawn import Spawner
 from mldebug_agents.starting.worker import Worker

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.model import AskedNode
+from mldebug.core.model import AskedNode
 from mldebug_agents.spawn import Starter
 
 NAME = "fanout"  # of the worker that the process starter forks

@@ -6,8 +6,8 @@ from typing import Self
 
 from rich.status import Status
 
-from mldebug.console import Console
-from mldebug.folding import fold_nodes, shorten_ranks
+from mldebug.cli.console import Console
+from mldebug.core.ranksets import fold_nodes, shorten_ranks
 
 MAX_NAMES = 60  # characters
 OFTEN = 0.1  # seconds between two lines

@@ -18,7 +18,7 @@ from ClusterShell.Task import Task, task_self
 from ClusterShell.Topology import TopologyError
 from ClusterShell.Worker.Ssh import SshClient, WorkerSsh
 
-from mldebug.across.wire import MAX_LINE, read_line
+from mldebug.cluster.wire import MAX_LINE, read_line
 from mldebug_agents.fanout.orders import News, Order
 from mldebug_agents.starting.leftovers import children_of
 

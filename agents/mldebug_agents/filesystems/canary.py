@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from mldebug.filling.canary import Written, sentence
-from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.model import Gap, Job
+from mldebug.core.model import Gap, Job
+from mldebug.storage.filesystems.canary import Written, sentence
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
 from mldebug_agents.fsprobe.wire import Asked, Place, Trial
 from mldebug_agents.workbench import Workbench
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.filling.state import PartState
-from mldebug.model import NodeCapture, ProcessCapture, RankCapture
+from mldebug.core.model import NodeCapture, ProcessCapture, RankCapture
+from mldebug.storage.filesystems.state import PartState
 
 FRESH = 120.0  # seconds: what was seen earlier may have come back since
 

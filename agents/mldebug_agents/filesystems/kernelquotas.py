@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mldebug.filling.filesystem import told_bytes
-from mldebug.filling.owners import UIDS, uids_cell
-from mldebug.filling.state import Alarm, Cell, Measure, Row
-from mldebug.model import Gap, Job
+from mldebug.core.model import Gap, Job
+from mldebug.storage.filesystems.fullness import told_bytes
+from mldebug.storage.filesystems.state import Alarm, Cell, Measure, Row
+from mldebug.storage.filesystems.visibility import UIDS, uids_cell
 from mldebug_agents.filesystems.mounts import Used, used_mounts
 from mldebug_agents.fsprobe.wire import Asked, Block, Owners, Place
 from mldebug_agents.workbench import Workbench

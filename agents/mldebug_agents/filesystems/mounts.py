@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.model import Job, RankIdentity
+from mldebug.core.model import Job, RankIdentity
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 

@@ -6,13 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from mldebug.filling import filesystem
-from mldebug.filling.filesystem import Fullness, fullness
-from mldebug.filling.limits import Limit, default_limit, nearest, parse_limit, usable
-from mldebug.filling.past import Past, Stored, restored, stored
-from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.filling.trend import forecast
-from mldebug.model import Gap, Job
+from mldebug.core.model import Gap, Job
+from mldebug.storage.filesystems import fullness as filesystem
+from mldebug.storage.filesystems.forecast import forecast
+from mldebug.storage.filesystems.fullness import Fullness, fullness
+from mldebug.storage.filesystems.history import Past, Stored, restored, stored
+from mldebug.storage.filesystems.limits import (
+    Limit,
+    default_limit,
+    nearest,
+    parse_limit,
+    usable,
+)
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
 from mldebug_agents.filesystems.mounts import (
     IMAGES,
     Key,

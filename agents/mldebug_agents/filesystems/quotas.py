@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from mldebug.config import Quota as Wanted
-from mldebug.filling.filesystem import told_bytes
-from mldebug.filling.quotas import Quota, QuotaError, read_quota
-from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.model import Gap, Job
-from mldebug.redact import clean
+from mldebug.config.schema import Quota as Wanted
+from mldebug.core.model import Gap, Job
+from mldebug.core.redact import clean
+from mldebug.storage.filesystems.fullness import told_bytes
+from mldebug.storage.filesystems.quotas import Quota, QuotaError, read_quota
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
 from mldebug_agents.spawn import Completed
 from mldebug_agents.workbench import Workbench
 

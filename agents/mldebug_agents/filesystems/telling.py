@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.filling import filesystem
-from mldebug.filling.filesystem import Fullness
-from mldebug.filling.owners import UIDS, uids_cell
-from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.filling.trend import Forecast
+from mldebug.storage.filesystems import fullness
+from mldebug.storage.filesystems.forecast import Forecast
+from mldebug.storage.filesystems.fullness import Fullness
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug.storage.filesystems.visibility import UIDS, uids_cell
 from mldebug_agents.filesystems.mounts import Used
 from mldebug_agents.fsprobe.wire import Asked
 
@@ -27,7 +27,7 @@ def stuck(seen: Seen) -> Alarm:
     """It has not answered."""
     ranks = len(seen.used.ranks)
     users = f": {ranks} {'rank uses' if ranks == 1 else 'ranks use'} it" if ranks else ""
-    title, since = seen.used.title, filesystem.duration_words(seen.asked.stuck)
+    title, since = seen.used.title, fullness.duration_words(seen.asked.stuck)
     words = f"{title} has not answered for {since}{users}"
     return Alarm(kind="stuck", subject=title, sentence=words)
 
@@ -84,7 +84,7 @@ def row(seen: Seen) -> Row:
         "saves_left": seen.ahead[0].saves_left,
         "stuck_seconds": seen.asked.stuck,
         "title": seen.used.title,
-        "forecast": filesystem.forecast_words(seen.ahead[0]),
+        "forecast": fullness.forecast_words(seen.ahead[0]),
         "reason": seen.asked.reason,
         UIDS: uids_cell(seen.used.uids),
         "line": _line(seen),
@@ -99,6 +99,6 @@ def _line(seen: Seen) -> str:
         read_only = seen.asked.space is not None and seen.asked.space.read_only
         return f"{title}: {'read-only' if read_only else 'tells no size'}"
     inodes = f", inodes {now.inode_share:.0%}" if now.inodes else ""
-    ahead = filesystem.forecast_words(seen.ahead[0])
-    left = filesystem.told_bytes(now.left)
+    ahead = fullness.forecast_words(seen.ahead[0])
+    left = fullness.told_bytes(now.left)
     return f"{title}: {now.share:.1%} used, {left} left{inodes}{f'; {ahead}' if ahead else ''}"

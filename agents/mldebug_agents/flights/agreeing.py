@@ -3,8 +3,8 @@
 import threading
 import time
 
-from mldebug.flight.status import Status, spoken_for
-from mldebug.model import FlightRecord
+from mldebug.capture.flight_recorder.status import Status, spoken_for
+from mldebug.core.model import FlightRecord
 
 
 class Agreement:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.flight.ways import Kind, Means, Plan, Way, expected, plan
-from mldebug.folding import MAX_RANK, fold_ranks
-from mldebug.judging.standing import still_waiting
-from mldebug.model import FlightRecord, Gap, NodeCapture, RankCapture, RankIdentity
+from mldebug.capture.flight_recorder.access import Kind, Means, Plan, Way, expected, plan
+from mldebug.core.model import FlightRecord, Gap, NodeCapture, RankCapture, RankIdentity
+from mldebug.core.ranksets import MAX_RANK, fold_ranks
+from mldebug.diagnosis.classify.rank_states import still_waiting
 from mldebug_agents.flights.fifo import Asked, Fifo, seconds, whom
 from mldebug_agents.flights.files import RECENT, Careful, Found, newest, read_dump, timed_out
 from mldebug_agents.flights.servers import SECONDS, ask_servers

@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from mldebug.flight.ways import Kind, Means, plan
-from mldebug.model import FlightRecord, NodeCapture, RankCapture, RankIdentity
-from mldebug.traps.facts import Software
+from mldebug.capture.flight_recorder.access import Kind, Means, plan
+from mldebug.core.model import FlightRecord, NodeCapture, RankCapture, RankIdentity
+from mldebug.jobs.known_issues.model import Software
 from mldebug_agents.discovery.installed import Installed
 from mldebug_agents.discovery.programs import Program
 from mldebug_agents.flights.climbing import Climb, Tools, told_by

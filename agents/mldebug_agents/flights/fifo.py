@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mldebug.model import RankIdentity
+from mldebug.core.model import RankIdentity
 from mldebug_agents.flights.files import Careful, Found, Mark, mark, newest, read_dump
 
 LONGEST = 2.5  # seconds for all answers together: PyTorch looks into the FIFO once a second

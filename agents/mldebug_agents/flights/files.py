@@ -7,9 +7,9 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mldebug.flight.dump import MAX_DUMP, living, parse_dump
-from mldebug.flight.votes import newest_call
-from mldebug.model import FlightRecord, RankIdentity
+from mldebug.capture.flight_recorder.dump import MAX_DUMP, living, parse_dump
+from mldebug.capture.flight_recorder.votes import newest_call
+from mldebug.core.model import FlightRecord, RankIdentity
 from mldebug_agents.answers import Piece, Tail, Unreadable
 from mldebug_agents.reader import Reader
 

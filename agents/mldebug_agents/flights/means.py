@@ -6,10 +6,10 @@ Its PyTorch and its settings are what discovery has found.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from mldebug.flight.ways import SOCKET, Means
-from mldebug.model import OpenFile, ProcessState, RankIdentity, ThreadState
-from mldebug.traps.facts import Software
-from mldebug.traps.version import parse_version
+from mldebug.capture.flight_recorder.access import SOCKET, Means
+from mldebug.core.model import OpenFile, ProcessState, RankIdentity, ThreadState
+from mldebug.jobs.known_issues.model import Software
+from mldebug.jobs.known_issues.version import parse_version
 from mldebug_agents.discovery.programs import Program
 from mldebug_agents.host import Host
 

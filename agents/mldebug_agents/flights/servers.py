@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from mldebug.flight.dump import MAX_DUMP, living, parse_dump
-from mldebug.flight.status import Status, beside, parse_status
-from mldebug.model import FlightRecord
+from mldebug.capture.flight_recorder.dump import MAX_DUMP, living, parse_dump
+from mldebug.capture.flight_recorder.status import Status, beside, parse_status
+from mldebug.core.model import FlightRecord
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.flights.agreeing import Agreement
 from mldebug_agents.reader import Reader

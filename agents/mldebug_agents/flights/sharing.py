@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from posixpath import basename
 from typing import NamedTuple
 
-from mldebug.flight.ways import possible_dumps
-from mldebug.model import RankIdentity
-from mldebug.redact import clean
-from mldebug.traps.facts import Software
-from mldebug.traps.version import parse_version
+from mldebug.capture.flight_recorder.access import possible_dumps
+from mldebug.core.model import RankIdentity
+from mldebug.core.redact import clean
+from mldebug.jobs.known_issues.model import Software
+from mldebug.jobs.known_issues.version import parse_version
 from mldebug_agents.discovery.programs import Program
 from mldebug_agents.flights.files import Careful, mark
 from mldebug_agents.flights.means import means

@@ -1,6 +1,6 @@
 """Why there is no reading of the GPUs, as the agent says it."""
 
-from mldebug.errors import MissingError, MldebugError
+from mldebug.core.errors import MissingError, MldebugError
 
 
 class NoGpuLibraryError(MissingError):

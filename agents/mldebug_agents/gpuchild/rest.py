@@ -4,7 +4,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 from mldebug_agents.gpuchild.errors import GpusReleasedError
 
 RELEASED = "the GPUs are released: nothing reads them for now"

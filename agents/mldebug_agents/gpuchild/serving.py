@@ -11,9 +11,9 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.readings import NodeGpus, NodeWatch
-from mldebug.rooms import load
+from mldebug.core.plugins import load
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
 from mldebug_agents.gpuchild.wire import Incoming, Reply, Request, send
 

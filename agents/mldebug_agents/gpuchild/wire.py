@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 
 NAME = "gpus"  # of the worker that the process starter forks
 SIZE = struct.Struct("<I")

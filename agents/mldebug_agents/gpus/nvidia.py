@@ -8,8 +8,9 @@ from typing import TypeVar
 
 import msgspec
 
-from mldebug.gpus.handsoff import XIDS, HandsOff
-from mldebug.gpus.readings import (
+from mldebug.core.model import Gap
+from mldebug.hardware.gpu.hands_off import XIDS, HandsOff
+from mldebug.hardware.gpu.readings import (
     GpuEvent,
     GpuReading,
     GpuWatch,
@@ -17,7 +18,6 @@ from mldebug.gpus.readings import (
     NodeGpus,
     NodeWatch,
 )
-from mldebug.model import Gap
 from mldebug_agents.gpuchild.trouble import DriverGoneError
 from mldebug_agents.nvml.absent import Absent
 from mldebug_agents.nvml.asking import Ask

@@ -14,26 +14,26 @@ from typing import Self
 
 import msgspec
 
-from mldebug.config import Config
-from mldebug.endings.facts import Ending
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.handsoff import gaps as gaps_of
-from mldebug.gpus.readings import NodeGpus
-from mldebug.gpus.releasing import wants_release
-from mldebug.gpus.states import rank_devices
-from mldebug.health.components import BAD, Health
-from mldebug.health.faults import faults_of_events, gpus_by_address
-from mldebug.health.noderules import node_health
-from mldebug.kernellog.counts import GpuName, KernelCounts, named
-from mldebug.kernellog.facts import KernelEvent
-from mldebug.kernellog.handsoff import hands_off
-from mldebug.kernellog.joining import RankEvent, join
-from mldebug.kernellog.nvml import xid_of_nvml
-from mldebug.kernellog.owners import gpu_owners, process_owners
-from mldebug.kernellog.reading import bus_id
-from mldebug.model import Fault, Gap, Job, NodeCapture, RankDevice
-from mldebug.nodeview.lines import rank_sentences
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.config.schema import Config
+from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.hands_off import gaps as gaps_of
+from mldebug.hardware.gpu.rank_gpus import rank_devices
+from mldebug.hardware.gpu.readings import NodeGpus
+from mldebug.hardware.gpu.release import wants_release
+from mldebug.hardware.health.faults import faults_of_events, gpus_by_address
+from mldebug.hardware.health.model import BAD, Health
+from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.kernel_log.attribution import RankEvent, join
+from mldebug.hardware.kernel_log.counts import GpuName, KernelCounts, named
+from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.model import KernelEvent
+from mldebug.hardware.kernel_log.nvml_xids import xid_of_nvml
+from mldebug.hardware.kernel_log.owners import gpu_owners, process_owners
+from mldebug.status.gpu_lines import rank_sentences
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.gpuchild.errors import GpusReleasedError
 from mldebug_agents.hardware.desk import BY_ITSELF, GpuDesk
 from mldebug_agents.hardware.gpus import GpuBoard

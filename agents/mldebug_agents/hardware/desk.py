@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from mldebug.errors import MldebugError, UsageError
-from mldebug.settings.units import format_duration
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.units import format_duration
 
 LONGEST = 4 * 3600.0  # seconds that the GPUs may be left unwatched by one request
 FOR_RESET = 300.0  # seconds for which the agent lets go by itself, and then looks again

@@ -8,17 +8,24 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mldebug.gpus.expected import ExpectedGpus, GpuCount
-from mldebug.gpus.joining import Joined
-from mldebug.gpus.places import remembering
-from mldebug.gpus.readings import GpuEvent, GpuReading, LostGpu, NodeGpus, NodeWatch, ecc_count
-from mldebug.gpus.states import Samples, with_looks
-from mldebug.health.components import Health
-from mldebug.health.faults import as_sure, faults_of_count, faults_of_memory
-from mldebug.health.gpurules import gpu_health
-from mldebug.health.newerrors import ErrorCount, NewErrors
-from mldebug.health.thresholds import Thresholds
-from mldebug.model import Fault, Job
+from mldebug.core.model import Fault, Job
+from mldebug.hardware.gpu.expected import ExpectedGpus, GpuCount
+from mldebug.hardware.gpu.positions import remembering
+from mldebug.hardware.gpu.rank_gpus import Samples, with_looks
+from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.readings import (
+    GpuEvent,
+    GpuReading,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+    ecc_count,
+)
+from mldebug.hardware.health.faults import as_sure, faults_of_count, faults_of_memory
+from mldebug.hardware.health.gpu_rules import gpu_health
+from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.new_errors import ErrorCount, NewErrors
+from mldebug.hardware.health.thresholds import Thresholds
 from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.hardware.reads import GpuNews
 

@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from mldebug.gpus.joining import RankProcess
-from mldebug.gpus.visible import VARIABLES
-from mldebug.model import RankIdentity
+from mldebug.core.model import RankIdentity
+from mldebug.hardware.gpu.rank_join import RankProcess
+from mldebug.hardware.gpu.visible_devices import VARIABLES
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader

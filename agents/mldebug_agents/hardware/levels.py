@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from mldebug.gpus.fingerprint import Fingerprint, RunLevels
-from mldebug.gpus.joining import Joined
-from mldebug.gpus.readings import NodeWatch
-from mldebug.gpus.sentences import sentence
-from mldebug.gpus.signs import GpuSign, RankSign, sign_of
-from mldebug.model import Role
+from mldebug.core.model import Role
+from mldebug.hardware.gpu.fingerprint import Fingerprint, RunLevels
+from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.readings import NodeWatch
+from mldebug.hardware.gpu.samples import GpuSign, RankSign, sign_of
+from mldebug.hardware.gpu.sentences import sentence
+from mldebug.stall.checkpoint_writes import Writes
 from mldebug.stall.signals import RankLook
-from mldebug.stall.writes import Writes
 from mldebug_agents.hardware.memory import Memory
 from mldebug_agents.jobwatch import JobLook
 

@@ -11,22 +11,22 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from mldebug.config import Config
-from mldebug.folding import fold_ranks
-from mldebug.gpus.expected import ExpectedGpus, GpuCount
-from mldebug.gpus.joining import Joined
-from mldebug.gpus.readings import NodeGpus
-from mldebug.gpus.states import rank_devices, with_looks
-from mldebug.health.components import Health
-from mldebug.health.faults import gpus_by_address
-from mldebug.health.gpurules import gpu_health
-from mldebug.health.noderules import node_health
-from mldebug.kernellog.handsoff import hands_off
-from mldebug.kernellog.joining import RankEvent, join
-from mldebug.kernellog.owners import gpu_owners, process_owners
-from mldebug.model import Gap, Job, RankDevice
-from mldebug.nodeview.glance import Glance, GpuUser, fresh, of_agent
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Config
+from mldebug.core.model import Gap, Job, RankDevice
+from mldebug.core.ranksets import fold_ranks
+from mldebug.hardware.gpu.expected import ExpectedGpus, GpuCount
+from mldebug.hardware.gpu.rank_gpus import rank_devices, with_looks
+from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.readings import NodeGpus
+from mldebug.hardware.health.faults import gpus_by_address
+from mldebug.hardware.health.gpu_rules import gpu_health
+from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.kernel_log.attribution import RankEvent, join
+from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.owners import gpu_owners, process_owners
+from mldebug.status.gpu_view import Glance, GpuUser, fresh, of_agent
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.gpuchild.errors import GpuBlockedError
 from mldebug_agents.hardware.ownreads import GpuPart, read_gpus, read_kernel
 from mldebug_agents.sources.kernellog import KernelNews, sees_kernel_pids

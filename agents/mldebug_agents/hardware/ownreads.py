@@ -6,9 +6,9 @@ from functools import partial
 
 import msgspec
 
-from mldebug.errors import MldebugError
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.model import Gap, Job
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Gap, Job
+from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug_agents.hardware.holders import Holders
 from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads
 from mldebug_agents.hardware.slots import gpu_slots

@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mldebug.gpus.counting import Counters
-from mldebug.gpus.handsoff import HandsOff, placed
-from mldebug.gpus.joining import Joined, join
-from mldebug.gpus.places import located, named, with_lost
-from mldebug.gpus.readings import NodeGpus, NodeWatch
-from mldebug.model import RankIdentity
+from mldebug.core.model import RankIdentity
+from mldebug.hardware.gpu.counters import Counters
+from mldebug.hardware.gpu.hands_off import HandsOff, placed
+from mldebug.hardware.gpu.positions import located, named, with_lost
+from mldebug.hardware.gpu.rank_join import Joined, join
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug_agents.gpuchild.errors import NoGpuLibraryError
 from mldebug_agents.hardware.holders import Holders
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mldebug.errors import UsageError
+from mldebug.core.errors import UsageError
 from mldebug_agents.hardware.desk import GpuDesk
 
 RELEASE, ACCEPT = "/api/v1/gpus/release", "/api/v1/gpus/accept"

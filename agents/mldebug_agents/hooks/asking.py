@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from mldebug.heartbeat import STACKS, Heartbeat, record_name
-from mldebug.model import RankIdentity
+from mldebug.core.model import RankIdentity
+from mldebug.jobs.heartbeat import STACKS, Heartbeat, record_name
 from mldebug_agents.hooks import threads
 from mldebug_agents.hooks.records import FOLDER, Heartbeats
 from mldebug_agents.host import Host

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 import msgspec
 
-from mldebug.flight.parse import MAX_BYTES, parse_file
-from mldebug.flight.ways import Kind
-from mldebug.heartbeat import FLIGHT
-from mldebug.model import FlightRecord, Gap, RankIdentity
+from mldebug.capture.flight_recorder.access import Kind
+from mldebug.capture.flight_recorder.hook_file import MAX_BYTES, parse_file
+from mldebug.core.model import FlightRecord, Gap, RankIdentity
+from mldebug.jobs.heartbeat import FLIGHT
 from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.asking import Asking, Hooked
 from mldebug_agents.hooks.records import check_owner

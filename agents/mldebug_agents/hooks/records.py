@@ -9,8 +9,16 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from mldebug.heartbeat import RECORD, SIZE, Heartbeat, TornError, parse_record, record_name, said
-from mldebug.model import Gap, RankIdentity, Said
+from mldebug.core.model import Gap, RankIdentity, Said
+from mldebug.jobs.heartbeat import (
+    RECORD,
+    SIZE,
+    Heartbeat,
+    TornError,
+    parse_record,
+    record_name,
+    said,
+)
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader

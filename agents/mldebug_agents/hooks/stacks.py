@@ -13,10 +13,10 @@ process could have written it.
 import re
 import time
 
-from mldebug.heartbeat import STACKS
-from mldebug.model import MAIN_THREAD, Frame, ThreadStack
-from mldebug.redact import clean
-from mldebug.stacks import named_frame
+from mldebug.capture.stacks import named_frame
+from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
+from mldebug.core.redact import clean
+from mldebug.jobs.heartbeat import STACKS
 from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.asking import Asking, Hooked
 from mldebug_agents.hooks.records import check_owner

@@ -2,9 +2,9 @@
 
 import os
 
-from mldebug.heartbeat import record_name
-from mldebug.model import Job, RankIdentity
-from mldebug.switches import MAX_BYTES, SUFFIX, parse_announcement
+from mldebug.core.model import Job, RankIdentity
+from mldebug.jobs.heartbeat import record_name
+from mldebug.jobs.switches import MAX_BYTES, SUFFIX, parse_announcement
 from mldebug_agents.answers import Piece
 from mldebug_agents.hooks.records import FOLDER, check_owner
 from mldebug_agents.hooks.switchroom import Order, Owner

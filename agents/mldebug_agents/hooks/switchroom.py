@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.errors import AccessError, MldebugError, UsageError
-from mldebug.switches import (
+from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.jobs.switches import (
     KILL,
     MAX_BYTES,
     POLLED,

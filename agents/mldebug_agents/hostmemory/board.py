@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.config import MemorySettings
-from mldebug.hostmemory.telling import NodeMemory, alarms
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import MemorySettings
+from mldebug.hardware.host_memory.state import NodeMemory, alarms
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.hostmemory.watch import MemoryOrder, MemoryWatch
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.runs import Run

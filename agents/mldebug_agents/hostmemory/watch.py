@@ -10,7 +10,8 @@ from functools import partial
 
 import msgspec
 
-from mldebug.hostmemory.parsing import (
+from mldebug.core.model import Gap, Job
+from mldebug.hardware.host_memory.parse import (
     Level,
     RankMemory,
     parse_group,
@@ -18,9 +19,8 @@ from mldebug.hostmemory.parsing import (
     parse_pss,
     parse_rank,
 )
-from mldebug.hostmemory.telling import LevelState, NodeMemory, judged
-from mldebug.hostmemory.trend import LEAST, NOISE, SPACING, Trend
-from mldebug.model import Gap, Job
+from mldebug.hardware.host_memory.state import LevelState, NodeMemory, judged
+from mldebug.hardware.host_memory.trend import LEAST, NOISE, SPACING, Trend
 from mldebug_agents.host import Host, Paths
 from mldebug_agents.hostmemory.groups import FILES, Group, groups_of
 

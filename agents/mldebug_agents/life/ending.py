@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 
 log = logging.getLogger("mldebug")
 

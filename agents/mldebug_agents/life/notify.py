@@ -6,8 +6,8 @@ import socket
 import time
 from collections.abc import Mapping
 
-from mldebug.redact import clean
-from mldebug.snapshot import Snapshot
+from mldebug.core.redact import clean
+from mldebug.status.snapshot import Snapshot
 
 MAX_STATUS = 200
 MAX_NAMED = 3

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from mldebug.config import Config
-from mldebug.model import Remark
+from mldebug.config.schema import Config
+from mldebug.core.model import Remark
 from mldebug_agents.starting.leftovers import Leftover
 
 _FIXED = ("agent.state_dir", "agent.listen", "agent.group", "agent.token_file", "logs", "cluster")

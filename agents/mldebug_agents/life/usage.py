@@ -6,7 +6,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 
-from mldebug.snapshot import Children
+from mldebug.status.snapshot import Children
 from mldebug_agents.host import Host
 from mldebug_agents.procfs import TICKS
 

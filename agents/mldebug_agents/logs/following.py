@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.logparser import LogParser
-from mldebug.model import Gap
-from mldebug.records import LogRecord
+from mldebug.core.model import Gap
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.records import LogRecord
 from mldebug_agents.logs.places import LogPlace
 from mldebug_agents.reader import Piece, Reader, Unreadable
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from mldebug.model import ProcessState
+from mldebug.core.model import ProcessState
 from mldebug_agents.host import Host
 from mldebug_agents.procfs import Stat
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from mldebug.model import OpenFile, ProcessState
-from mldebug.redact import clean
+from mldebug.core.model import OpenFile, ProcessState
+from mldebug.core.redact import clean
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 from mldebug_agents.logs.pipes import Processes, Unread

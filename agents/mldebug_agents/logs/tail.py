@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from mldebug.model import LogTail, OpenFile, ProcessState
-from mldebug.redact import redact, safe_line
+from mldebug.core.model import LogTail, OpenFile, ProcessState
+from mldebug.core.redact import redact, safe_line
 from mldebug_agents import procfs
 from mldebug_agents.logs.rights import Rights
 from mldebug_agents.reader import Reader, Unreadable

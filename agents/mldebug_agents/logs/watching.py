@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
-from mldebug.logparser import LogParser
-from mldebug.model import Gap, Job, ProcessState, RankIdentity
-from mldebug.records import LogCounts
-from mldebug.redact import clean
-from mldebug.stall.progress import LogProgress
-from mldebug.traps.nccllog import NcclLog, Ours
+from mldebug.core.model import Gap, Job, ProcessState, RankIdentity
+from mldebug.core.redact import clean
+from mldebug.jobs.known_issues.nccl_log import NcclLog, Ours
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.records import LogCounts
+from mldebug.stall.log_progress import LogProgress
 from mldebug_agents.host import Host
 from mldebug_agents.logs.following import LogFollower, LogNews
 from mldebug_agents.logs.places import LogFinder, LogPlace

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.across.members import CaptureOrder
-from mldebug.across.membership import Call, ranks_of
-from mldebug.across.merge import Heard, Run, merge
-from mldebug.across.runs import RunKey, run_key
-from mldebug.across.topology import Topology, placed
-from mldebug.across.wire import MAX_BYTES, NodeReply, unpack
-from mldebug.errors import EvidenceError, MldebugError
-from mldebug.folding import unfold
-from mldebug.model import AskedNode, Gap
-from mldebug.report.build import Trigger
+from mldebug.cluster.membership import Call, ranks_of
+from mldebug.cluster.merge import Heard, Run, merge
+from mldebug.cluster.messages import CaptureOrder
+from mldebug.cluster.run_identity import RunKey, run_key
+from mldebug.cluster.topology import Topology, placed
+from mldebug.cluster.wire import MAX_BYTES, NodeReply, unpack
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import AskedNode, Gap
+from mldebug.core.ranksets import unfold
+from mldebug.incidents.report.build import Trigger
 from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.openapi import CAPTURE
 from mldebug_agents.members.talk import Peer, Talk

@@ -3,10 +3,10 @@
 A job chose these words: they are names and addresses to be asked for a proof, and nothing more.
 """
 
-from mldebug.across.runs import is_loopback
-from mldebug.errors import UsageError
-from mldebug.folding import unfold_nodes
-from mldebug.model import Job
+from mldebug.cluster.run_identity import is_loopback
+from mldebug.core.errors import UsageError
+from mldebug.core.model import Job
+from mldebug.core.ranksets import unfold_nodes
 from mldebug_agents.members.talk import Peer
 
 MAX_HOST = 253  # characters of a name

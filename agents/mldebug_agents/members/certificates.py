@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from mldebug.redact import clean
+from mldebug.core.redact import clean
 
 MAX_NAMES = 4  # told
 _VERIFIED = {

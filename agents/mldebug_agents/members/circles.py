@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from mldebug.across.members import Announcement, Welcome
-from mldebug.across.roster import SLOWEST
-from mldebug.across.runs import job_key, run_id
-from mldebug.errors import MldebugError
-from mldebug.model import Job
+from mldebug.cluster.messages import Announcement, Welcome
+from mldebug.cluster.roster import SLOWEST
+from mldebug.cluster.run_identity import job_key, run_id
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
 from mldebug_agents.members.candidates import candidates
 from mldebug_agents.members.seeking import Found, Seeker
 from mldebug_agents.members.talk import Peer, Talk

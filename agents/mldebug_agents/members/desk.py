@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mldebug.across.fitting import fitting
-from mldebug.across.members import (
+from mldebug.cluster.announcement_size import fitting
+from mldebug.cluster.membership import aged
+from mldebug.cluster.messages import (
     Announcement,
     CaptureOrder,
     DumpOrder,
@@ -21,10 +22,9 @@ from mldebug.across.members import (
     RunWord,
     Welcome,
 )
-from mldebug.across.membership import aged
-from mldebug.across.topology import Topology
-from mldebug.errors import MldebugError
-from mldebug.model import NodeCapture
+from mldebug.cluster.topology import Topology
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import NodeCapture
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.members.circles import Circle, Circles, Named, leader_words

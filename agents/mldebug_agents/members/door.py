@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mldebug.across.members import (
+from mldebug.cluster.messages import (
     MAX_MESSAGE,
     Announcement,
     CaptureOrder,
@@ -23,11 +23,11 @@ from mldebug.across.members import (
     check_incident,
     read,
 )
-from mldebug.across.slimming import slim
-from mldebug.across.wire import NodeReply, pack
-from mldebug.errors import EvidenceError, MldebugError
-from mldebug.model import Gap
-from mldebug.redact import clean
+from mldebug.cluster.slimming import slim
+from mldebug.cluster.wire import NodeReply, pack
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import Gap
+from mldebug.core.redact import clean
 from mldebug_agents.members.asking import DEADLINE, Together
 from mldebug_agents.members.certificates import Certificate, CertificateError
 from mldebug_agents.members.identity import Identity

@@ -1,6 +1,6 @@
 """Why a question to another agent came to nothing: three ways, and what each may be taken for."""
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 
 
 class SilentError(MldebugError):

@@ -1,7 +1,7 @@
 """What the coordinator says, and what becomes of it here. Belongs to the main loop's thread."""
 
-from mldebug.across.coordinator import MOVES
-from mldebug.across.members import RunWord
+from mldebug.cluster.coordinator import MOVES
+from mldebug.cluster.messages import RunWord
 from mldebug.stall.signals import Stage
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.members.circles import Circles

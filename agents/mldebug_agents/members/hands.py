@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 from mldebug_agents.members.talk import Line
 
 MOST = 192  # threads of one stall: four at once fit into the unit's TasksMax

@@ -7,9 +7,9 @@ Belongs to the main loop's thread.
 import time
 from collections.abc import Callable, Mapping
 
-from mldebug.across.quiet import HOLD
-from mldebug.across.roster import SLOWEST
-from mldebug.model import Gap
+from mldebug.cluster.quiet_check import HOLD
+from mldebug.cluster.roster import SLOWEST
+from mldebug.core.model import Gap
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.members.circles import ALONE, Circles
 from mldebug_agents.runs import Run

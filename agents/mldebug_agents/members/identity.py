@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from mldebug.errors import ToolError, UsageError
-from mldebug.redact import clean
+from mldebug.core.errors import ToolError, UsageError
+from mldebug.core.redact import clean
 from mldebug_agents.members.certificates import (
     Certificate,
     CertificateError,

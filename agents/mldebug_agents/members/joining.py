@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from mldebug.across.topology import placed
-from mldebug.config import Cluster
-from mldebug.errors import ConfigError, UsageError
-from mldebug.folding import unfold_nodes
-from mldebug.model import Asked
+from mldebug.cluster.topology import placed
+from mldebug.config.schema import Cluster
+from mldebug.core.errors import ConfigError, UsageError
+from mldebug.core.model import Asked
+from mldebug.core.ranksets import unfold_nodes
 from mldebug_agents.members.identity import Identity, Pair, identity
 from mldebug_agents.members.renewing import Renewing
 from mldebug_agents.members.talk import Network, Peer, Talk, peer

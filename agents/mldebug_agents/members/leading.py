@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
-from mldebug.across.coordinator import DOUBT, MOVES, Coordinator
-from mldebug.across.members import (
+from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
+from mldebug.cluster.membership import Call
+from mldebug.cluster.merge import Run as MergedRun
+from mldebug.cluster.messages import (
     Announcement,
     ClusterView,
     DumpOrder,
@@ -23,13 +25,11 @@ from mldebug.across.members import (
     Welcome,
     WordsFor,
 )
-from mldebug.across.membership import Call
-from mldebug.across.merge import Run as MergedRun
-from mldebug.across.runs import RunKey, run_id, user_of
-from mldebug.across.topology import Topology
-from mldebug.errors import MldebugError
-from mldebug.model import Asked, AskedNode
-from mldebug.redact import clean
+from mldebug.cluster.run_identity import RunKey, run_id, user_of
+from mldebug.cluster.topology import Topology
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Asked, AskedNode
+from mldebug.core.redact import clean
 from mldebug_agents.incidents import Incidents
 from mldebug_agents.members.asking import Round, ToAsk, Together, ask_all
 from mldebug_agents.members.candidates import listed

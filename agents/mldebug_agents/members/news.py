@@ -2,10 +2,10 @@
 
 import time
 
-from mldebug.across.members import End, RunNews, spoken
-from mldebug.across.runs import job_key
-from mldebug.folding import fold_ranks
-from mldebug.incident import is_untold
+from mldebug.cluster.messages import End, RunNews, spoken
+from mldebug.cluster.run_identity import job_key
+from mldebug.core.ranksets import fold_ranks
+from mldebug.incidents.incident import is_untold
 from mldebug_agents.badends import BadEnd
 from mldebug_agents.members.progress import FarProgress
 from mldebug_agents.runs import Run

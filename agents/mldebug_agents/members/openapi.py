@@ -6,7 +6,13 @@ from typing import Any
 import msgspec
 
 from mldebug import __version__
-from mldebug.across.members import Announcement, CaptureOrder, ClusterView, DumpOrder, Welcome
+from mldebug.cluster.messages import (
+    Announcement,
+    CaptureOrder,
+    ClusterView,
+    DumpOrder,
+    Welcome,
+)
 
 ANNOUNCE, CAPTURE = "/peer/v1/announce", "/peer/v1/capture"
 VIEW, DUMP, OPENAPI = "/peer/v1/cluster", "/peer/v1/dump", "/peer/v1/openapi.json"

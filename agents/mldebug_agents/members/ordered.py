@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from mldebug.errors import MldebugError
-from mldebug.model import NodeCapture
-from mldebug.redact import clean
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import NodeCapture
+from mldebug.core.redact import clean
 from mldebug_agents.members.waiting import give, refuse
 from mldebug_agents.runs import Run
 

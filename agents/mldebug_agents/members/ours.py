@@ -5,8 +5,8 @@ Belongs to the main loop's thread.
 
 from collections.abc import Callable, Mapping
 
-from mldebug.across.members import RunNews
-from mldebug.across.runs import RunKey, job_key
+from mldebug.cluster.messages import RunNews
+from mldebug.cluster.run_identity import RunKey, job_key
 from mldebug_agents.badends import BadEnd, BadEnds
 from mldebug_agents.members.news import gone, news_of
 from mldebug_agents.members.progress import FarProgress

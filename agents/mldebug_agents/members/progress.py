@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mldebug.across.members import Signal
+from mldebug.cluster.messages import Signal
 from mldebug.stall.signals import STEPS, Progress, ProgressKind
 from mldebug_agents.jobwatch import JobLook
 

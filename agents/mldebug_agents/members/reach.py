@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from mldebug.across.members import ClusterView, RunNews
-from mldebug.across.membership import lives
-from mldebug.across.runs import run_id
-from mldebug.folding import fold_ranks
-from mldebug.snapshot import Snapshot
+from mldebug.cluster.membership import lives
+from mldebug.cluster.messages import ClusterView, RunNews
+from mldebug.cluster.run_identity import run_id
+from mldebug.core.ranksets import fold_ranks
+from mldebug.status.snapshot import Snapshot
 
 
 def run_elsewhere(job: str, snapshot: Snapshot, view: ClusterView) -> str | None:

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import Counter
 
-from mldebug.redact import clean
+from mldebug.core.redact import clean
 
 log = logging.getLogger("mldebug")
 

@@ -8,14 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from mldebug.across.members import (
-    MAX_WELCOME,
-    Announcement,
-    Welcome,
-    believed_welcome,
-    read,
-)
-from mldebug.errors import MldebugError
+from mldebug.cluster.messages import MAX_WELCOME, Announcement, Welcome, believed_welcome, read
+from mldebug.core.errors import MldebugError
 from mldebug_agents.members.errors import SilentError
 from mldebug_agents.members.openapi import ANNOUNCE
 from mldebug_agents.members.talk import Peer, Talk

@@ -6,17 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.across.members import (
-    MAX_MESSAGE,
-    ClusterView,
-    DumpOrder,
-    joined,
-    of_user,
-    read,
-)
-from mldebug.across.wire import MAX_BYTES
-from mldebug.errors import MldebugError, UsageError
-from mldebug.reportmodel import Report
+from mldebug.cluster.messages import MAX_MESSAGE, ClusterView, DumpOrder, joined, of_user, read
+from mldebug.cluster.wire import MAX_BYTES
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.report_model import Report
 from mldebug_agents.members.desk import Members
 from mldebug_agents.members.door import DUMP_DEADLINE
 from mldebug_agents.members.openapi import DUMP, VIEW

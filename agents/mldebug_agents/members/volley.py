@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 from mldebug_agents.members.answer import Answer
 from mldebug_agents.members.errors import CutError, NoRoomError, SilentError, SlowError
 from mldebug_agents.members.hands import Hands, Reached

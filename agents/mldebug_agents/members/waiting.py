@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from typing import TypeVar
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 
 T = TypeVar("T")
 

@@ -12,20 +12,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import msgspec
 
 from mldebug import __version__
-from mldebug.config import Config
-from mldebug.events.book import EventBook
-from mldebug.events.jobrooms import of_orphans, of_schedulers
-from mldebug.events.message import alive, cleaned, message_of
-from mldebug.events.model import Alarm, Event, RefusedError, State
-from mldebug.events.noderooms import Word, of_memory, of_saves, of_storage, together
-from mldebug.events.proberooms import of_probes
-from mldebug.events.rooms import health_alarms, health_key, healthy_keys
-from mldebug.events.view import ChannelState, Events, EventView
-from mldebug.health.telling import GpuName
-from mldebug.incident import Incident
-from mldebug.model import Judgement
-from mldebug.settings.plugins import Plugin
-from mldebug.snapshot import Snapshot
+from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.health_events import health_alarms, health_key, healthy_keys
+from mldebug.alerts.job_events import of_orphans, of_schedulers
+from mldebug.alerts.message import alive, cleaned, message_of
+from mldebug.alerts.model import Alarm, Event, RefusedError, State
+from mldebug.alerts.node_events import Word, of_memory, of_saves, of_storage, together
+from mldebug.alerts.probe_events import of_probes
+from mldebug.alerts.view import ChannelState, Events, EventView
+from mldebug.config.schema import Config
+from mldebug.core.model import Judgement
+from mldebug.core.plugin_options import Plugin
+from mldebug.hardware.health.sentences import GpuName
+from mldebug.incidents.incident import Incident
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.notices.line import WORKER, Line, Sent
 from mldebug_agents.notices.stories import INCIDENT, alarm_of, tells
 from mldebug_agents.runner import Result

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from mldebug.events.book import EventBook
-from mldebug.events.model import Channel, Event, Message
-from mldebug.redact import safe_line
-from mldebug.rooms import load
-from mldebug.settings.plugins import Plugin
+from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.model import Channel, Event, Message
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import load
+from mldebug.core.redact import safe_line
 from mldebug_agents.runner import Result, Worker
 
 log = logging.getLogger("mldebug")

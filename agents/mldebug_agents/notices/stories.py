@@ -1,8 +1,8 @@
 """An incident as an alarm, whatever its state: what is known of it now. Pure."""
 
-from mldebug.events.model import Alarm, Severity
-from mldebug.incident import Incident
-from mldebug.model import Culprit, Job, Judgement
+from mldebug.alerts.model import Alarm, Severity
+from mldebug.core.model import Culprit, Job, Judgement
+from mldebug.incidents.incident import Incident
 
 INCIDENT = "incident/"
 # seconds: a job that has failed is over at once, and a receiver that groups alerts (Alertmanager: 30 s and then 5 min) has to

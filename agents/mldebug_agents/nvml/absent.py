@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from mldebug.gpus.handsoff import CODE, PAUSE, HandsOff, why
-from mldebug.gpus.places import as_nvml
-from mldebug.gpus.readings import UNLISTED, LostGpu
-from mldebug.kernellog.reading import bus_id
+from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, why
+from mldebug.hardware.gpu.positions import as_nvml
+from mldebug.hardware.gpu.readings import UNLISTED, LostGpu
+from mldebug.hardware.kernel_log.line_readers import bus_id
 from mldebug_agents.nvml.asking import Device
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost is left alone

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from mldebug.gpus.readings import GpuEvent
+from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug_agents.nvml.asking import Device
 
 MAX_EVENTS = 256  # of one read; more come with the next

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mldebug.gpus.readings import RECOVERY_ACTIONS, GpuReading
+from mldebug.hardware.gpu.readings import RECOVERY_ACTIONS, GpuReading
 from mldebug_agents.nvml import fields, links, sane, state
 from mldebug_agents.nvml.asking import Ask
 from mldebug_agents.nvml.energy import fresh_energy

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from mldebug.gpus.readings import Activity
+from mldebug.hardware.gpu.readings import Activity
 from mldebug_agents.nvml import sane
 from mldebug_agents.nvml.asking import Ask, Device
 

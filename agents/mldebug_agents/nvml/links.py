@@ -7,7 +7,7 @@ one field where the driver tells those. Whether a link is up is asked at every r
 
 from typing import Any
 
-from mldebug.gpus.readings import NvLink
+from mldebug.hardware.gpu.readings import NvLink
 from mldebug_agents.nvml import fields, sane
 from mldebug_agents.nvml.asking import Ask
 from mldebug_agents.nvml.fields import Key, Values

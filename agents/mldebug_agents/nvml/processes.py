@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mldebug.gpus.readings import GpuProcess
+from mldebug.hardware.gpu.readings import GpuProcess
 from mldebug_agents.nvml import sane
 from mldebug_agents.nvml.asking import Ask
 

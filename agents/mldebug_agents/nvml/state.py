@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mldebug.gpus.readings import CLOCK_EVENTS
+from mldebug.hardware.gpu.readings import CLOCK_EVENTS
 from mldebug_agents.nvml import fields, sane
 from mldebug_agents.nvml.asking import Ask
 from mldebug_agents.nvml.fields import Values

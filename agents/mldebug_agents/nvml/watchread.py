@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mldebug.gpus.readings import GpuWatch
+from mldebug.hardware.gpu.readings import GpuWatch
 from mldebug_agents.nvml import fields, sane
 from mldebug_agents.nvml.asking import Ask
 from mldebug_agents.nvml.energy import energy_if_cheap

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.errors import EvidenceError
-from mldebug.probing.history import Judged, current, judge_all
-from mldebug.snapshot import Snapshot
+from mldebug.core.errors import EvidenceError
+from mldebug.probes.history import Judged, current, judge_all
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.probed.past import MAX_BYTES, NAME, unpack
 from mldebug_agents.reader import Reader

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.errors import AccessError, EvidenceError
-from mldebug.probing.history import Run, Series
+from mldebug.core.errors import AccessError, EvidenceError
+from mldebug.probes.history import Run, Series
 
 NAME = "probes.sqlite"
 MOST_RUNS = 100  # of one series

@@ -8,10 +8,10 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from mldebug.config import load_config
-from mldebug.errors import ExitCode, MldebugError, UsageError
-from mldebug.folding import unfold_nodes
-from mldebug.redact import clean
+from mldebug.config.schema import load_config
+from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.ranksets import unfold_nodes
+from mldebug.core.redact import clean
 from mldebug_agents.probing.asked import chosen_ops, collective_options, payloads
 from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import Ended, Event, blamed, events

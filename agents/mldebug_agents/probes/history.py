@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from mldebug.config import load_config
-from mldebug.errors import ExitCode
-from mldebug.nodeview.probes import common, row
-from mldebug.probing.history import Judged, Standing, current, judge_all
-from mldebug.redact import clean
+from mldebug.config.schema import load_config
+from mldebug.core.errors import ExitCode
+from mldebug.core.redact import clean
+from mldebug.probes.history import Judged, Standing, current, judge_all
+from mldebug.status.probe_lines import common, row
 from mldebug_agents.probed.past import NAME, load
 
 

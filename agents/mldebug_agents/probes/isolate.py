@@ -3,12 +3,12 @@
 import click
 import msgspec
 
-from mldebug.errors import ExitCode, MldebugError, UsageError
-from mldebug.probing.isolate import Isolation, isolate
-from mldebug.probing.isolatetext import lines, progress
-from mldebug.probing.pairs import Limits
-from mldebug.probing.trials import Trial
-from mldebug.redact import clean
+from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.redact import clean
+from mldebug.probes.isolate import Isolation, isolate
+from mldebug.probes.isolate_text import lines, progress
+from mldebug.probes.pairs import Limits
+from mldebug.probes.trials import Trial
 from mldebug_agents.probing.child import Ended, Event
 from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.measuring import free_port

@@ -3,13 +3,13 @@
 import click
 import msgspec
 
-from mldebug.completing import FOLDER, Listed
-from mldebug.config import load_config
-from mldebug.errors import ExitCode, MldebugError, UsageError
-from mldebug.probing.baselines import shipped
-from mldebug.probing.checks import Acceptance, Check, accept
-from mldebug.probing.ports import check_wanted
-from mldebug.redact import clean
+from mldebug.cli.param_types import FOLDER, Listed
+from mldebug.config.schema import load_config
+from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.redact import clean
+from mldebug.probes.baselines import shipped
+from mldebug.probes.checks import Acceptance, Check, accept
+from mldebug.probes.ports import check_wanted
 from mldebug_agents.probing.environment import sane_variables
 from mldebug_agents.probing.node import STAGES, WITHOUT_TORCH, NodeProbe
 from mldebug_agents.probing.node import Wanted as Shown

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import click
 
-from mldebug.completing import INTERFACE, Listed
-from mldebug.errors import UsageError
-from mldebug.probing.formulas import OPS
+from mldebug.cli.param_types import INTERFACE, Listed
+from mldebug.core.errors import UsageError
+from mldebug.probes.formulas import OPS
 from mldebug_agents.probing.nodes import WAYS
 from mldebug_agents.probing.options import Number, size
 

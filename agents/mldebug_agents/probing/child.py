@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mldebug.errors import MldebugError
-from mldebug.redact import clean
+from mldebug.core.errors import MldebugError
+from mldebug.core.redact import clean
 from mldebug_agents.probing.python import INSIDE
 from mldebug_agents.spawn import Completed, Hearer
 

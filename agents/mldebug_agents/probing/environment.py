@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.errors import UsageError
-from mldebug.probing.settings import nonsense
+from mldebug.core.errors import UsageError
+from mldebug.probes.nccl_settings import nonsense
 
 JOB = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "PET_"),

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from mldebug.errors import MldebugError
-from mldebug.gpus.readings import GpuReading, NodeGpus
-from mldebug.model import Job
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
+from mldebug.hardware.gpu.readings import GpuReading, NodeGpus
 from mldebug_agents.gpuchild.errors import GpuCrashedError, NoGpuLibraryError
 from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.sources.ranks import Discovery

@@ -5,8 +5,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from mldebug.errors import EvidenceError
-from mldebug.probing.formulas import OPS
+from mldebug.core.errors import EvidenceError
+from mldebug.probes.formulas import OPS
 from mldebug_agents.probing.child import Event
 
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]

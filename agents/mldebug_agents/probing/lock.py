@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 from mldebug_agents.probing.busy import BusyError
 
 USUAL = "/tmp/mldebug-probe.lock"  # noqa: S108 - the one place that all users of a node share

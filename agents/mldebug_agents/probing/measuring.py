@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from mldebug.errors import MldebugError
-from mldebug.probing.collectives import Collective, collective
-from mldebug.redact import clean
+from mldebug.core.errors import MldebugError
+from mldebug.core.redact import clean
+from mldebug.probes.collectives import Collective, collective
 from mldebug_agents.probing.child import Child, Ended, Event
 from mldebug_agents.probing.hearing import About, Cell, Skipped, heard
 from mldebug_agents.probing.nodes import Nodes, Seen, agreed_device, cause, check_idle

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.gpus.readings import NodeGpus
-from mldebug.health.components import State
-from mldebug.health.telling import GpuName, complaints
-from mldebug.probing.baselines import Baselines
-from mldebug.probing.checks import Check
-from mldebug.probing.nodechecks import stage_checks
-from mldebug.probing.ports import Port, ports_check, read_port
+from mldebug.hardware.gpu.readings import NodeGpus
+from mldebug.hardware.health.model import State
+from mldebug.hardware.health.sentences import GpuName, complaints
+from mldebug.probes.baselines import Baselines
+from mldebug.probes.checks import Check
+from mldebug.probes.node_checks import stage_checks
+from mldebug.probes.ports import Port, ports_check, read_port
 from mldebug_agents.hardware.once import OnceLooked
 from mldebug_agents.host import Host
 from mldebug_agents.probing.child import Ended, Event

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from mldebug.errors import MldebugError, ToolError
-from mldebug.redact import clean
+from mldebug.core.errors import MldebugError, ToolError
+from mldebug.core.redact import clean
 from mldebug_agents.probing.busy import BusyError
 from mldebug_agents.probing.child import OF_PEERS, Ended, Event, inside
 

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import click
 
-from mldebug.completing import FILE
-from mldebug.errors import UsageError
-from mldebug.settings.units import parse_duration, parse_size
+from mldebug.cli.param_types import FILE
+from mldebug.core.errors import UsageError
+from mldebug.core.units import parse_duration, parse_size
 from mldebug_agents.probing.session import Wanted
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mldebug.errors import ToolError, UsageError
-from mldebug.probing.collectives import Collective
-from mldebug.settings.units import format_size
+from mldebug.core.errors import ToolError, UsageError
+from mldebug.core.units import format_size
+from mldebug.probes.collectives import Collective
 
 MOST_NAMED = 12  # payloads below the picture
 

@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from mldebug.errors import ToolError, UsageError
+from mldebug.core.errors import ToolError, UsageError
 
 INSIDE = Path(__file__).parent.parent / "probes" / "inside"
 WAY_OUT = "name the training environment's: --python /path/to/env/bin/python"

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mldebug.config import load_config
-from mldebug.errors import MldebugError
-from mldebug.folding import fold_nodes
-from mldebug.probing.history import Judged, Series, judge_all, runs_of, sentence
-from mldebug.redact import clean
+from mldebug.config.schema import load_config
+from mldebug.core.errors import MldebugError
+from mldebug.core.ranksets import fold_nodes
+from mldebug.core.redact import clean
+from mldebug.probes.history import Judged, Series, judge_all, runs_of, sentence
 from mldebug_agents.probed.past import keep
 from mldebug_agents.probing.measuring import Measurement
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from mldebug.config import load_config
-from mldebug.errors import MldebugError, ToolError
+from mldebug.config.schema import load_config
+from mldebug.core.errors import MldebugError, ToolError
 from mldebug_agents.probing.child import Child, Ended, Event, inside
 from mldebug_agents.probing.environment import Environment, prepare
 from mldebug_agents.probing.guard import Guard

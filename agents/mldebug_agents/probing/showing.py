@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from mldebug.errors import MldebugError, UsageError
-from mldebug.probing.collectives import Collective
-from mldebug.probing.csvtext import as_csv
-from mldebug.probing.rows import HEADER, UNITS, row
-from mldebug.probing.textfile import as_textfile
-from mldebug.redact import clean
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.redact import clean
+from mldebug.probes.collectives import Collective
+from mldebug.probes.csv_text import as_csv
+from mldebug.probes.rows import HEADER, UNITS, row
+from mldebug.probes.textfile import as_textfile
 from mldebug_agents.probing.hearing import About
 from mldebug_agents.probing.measuring import Measurement, Telling
 from mldebug_agents.probing.plotting import check_picture, plot

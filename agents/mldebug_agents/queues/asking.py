@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mldebug.config import ExpectedJob, Jobs
-from mldebug.redact import safe_line
-from mldebug.rooms import load
-from mldebug.scheduling.model import (
+from mldebug.config.schema import ExpectedJob, Jobs
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import load
+from mldebug.core.redact import safe_line
+from mldebug.jobs.schedulers.expected_jobs import Pattern, watch
+from mldebug.jobs.schedulers.model import (
     Queue,
     QueueError,
     QueueNode,
@@ -24,8 +26,6 @@ from mldebug.scheduling.model import (
     Standing,
     WatchedState,
 )
-from mldebug.scheduling.watching import Pattern, watch
-from mldebug.settings.plugins import Plugin
 from mldebug_agents.runner import Result, Worker
 from mldebug_agents.spawn import Starter
 

@@ -6,10 +6,10 @@ import time
 
 import msgspec
 
-from mldebug.config import Config
-from mldebug.gpus.readings import NodeGpus
-from mldebug.scheduling.model import Orphan
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Config
+from mldebug.hardware.gpu.readings import NodeGpus
+from mldebug.jobs.schedulers.model import Orphan
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.queues.asking import WORKER, Asked
 from mldebug_agents.queues.orphans import OrphanOrder, OrphanWatch
 from mldebug_agents.runner import Result, Worker

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
-from mldebug.redact import safe_line
-from mldebug.scheduling.model import Orphan
-from mldebug.scheduling.orphans import VARIABLES, Gone, Known, Suspect, judge, step_job
+from mldebug.core.redact import safe_line
+from mldebug.jobs.schedulers.model import Orphan
+from mldebug.jobs.schedulers.orphans import VARIABLES, Gone, Known, Suspect, judge, step_job
 from mldebug_agents import procfs
 from mldebug_agents.discovery.seats import Family
 from mldebug_agents.host import Host

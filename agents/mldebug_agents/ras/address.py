@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from mldebug.redact import clean
+from mldebug.core.redact import clean
 
 DEFAULT = "localhost:28028"
 OFF = "off"

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mldebug.model import NcclRas
-from mldebug.ras.judge import brief
-from mldebug.ras.parse import MAX_BYTES, parse
-from mldebug.ras.places import World, home, pids_at, world_of
-from mldebug.ras.rows import few
-from mldebug.redact import clean
+from mldebug.capture.nccl_ras.answer import MAX_BYTES, parse
+from mldebug.capture.nccl_ras.communicators import few
+from mldebug.capture.nccl_ras.process_map import World, home, pids_at, world_of
+from mldebug.capture.nccl_ras.progress import brief
+from mldebug.core.model import NcclRas
+from mldebug.core.redact import clean
 from mldebug_agents.host import Host
 from mldebug_agents.ras.address import Place, is_own, places
 from mldebug_agents.ras.netinfo import holds, own_addresses, owner

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from mldebug.model import Gap, Job, NcclRas
+from mldebug.core.model import Gap, Job, NcclRas
 from mldebug_agents.ras.asking import RasReply
 from mldebug_agents.ras.client import SLACK, WHAT, gap, is_ours_to_ask
 

@@ -6,7 +6,7 @@ import socket
 
 import msgspec
 
-from mldebug.model import Gap, Job, RankIdentity
+from mldebug.core.model import Gap, Job, RankIdentity
 from mldebug_agents.host import Host
 from mldebug_agents.ras.address import OFF
 from mldebug_agents.ras.asking import NAME, RasOrder, RasReply

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from mldebug.kernellog.records import parse_record
-from mldebug.model import Gap
+from mldebug.core.model import Gap
+from mldebug.hardware.kernel_log.records import parse_record
 from mldebug_agents.replay.clock import RecordedClock
 from mldebug_agents.sources.kernellog import KernelLogSource, KernelNews
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.config import Config, effective_yaml
-from mldebug.errors import UsageError
+from mldebug.config.schema import Config, effective_yaml
+from mldebug.core.errors import UsageError
 from mldebug_agents.serving.doors import SOCKET, open_unix
 
 CONFIG = "mldebug.yaml"

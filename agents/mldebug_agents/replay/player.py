@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mldebug import __version__
-from mldebug.config import Config
-from mldebug.errors import EvidenceError, MldebugError
-from mldebug.gpus.expected import ExpectedGpus
-from mldebug.gpus.readings import NodeGpus, NodeWatch
-from mldebug.model import Job, RankIdentity
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.config.schema import Config
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import Job, RankIdentity
+from mldebug.hardware.gpu.expected import ExpectedGpus
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.stall.signals import Look, RankLook
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.bundle.layout import Failure
 from mldebug_agents.hardware.board import Hardware
 from mldebug_agents.hardware.gpus import EXPECTED

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from mldebug.gpus.counting import Counters
-from mldebug.gpus.joining import Joined, JoinEvidence, RankGpu
-from mldebug.gpus.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
-from mldebug.snapshot import RunState
+from mldebug.hardware.gpu.counters import Counters
+from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
+from mldebug.status.snapshot import RunState
 from mldebug_agents.hardware.reads import GpuNews
 
 RECORDED = "as recorded"

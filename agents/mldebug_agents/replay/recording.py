@@ -15,13 +15,13 @@ from typing import TypeVar
 
 import msgspec
 
-from mldebug.config import Config
-from mldebug.errors import ConfigError, EvidenceError, MldebugError
-from mldebug.gpus.readings import NodeGpus, NodeWatch
-from mldebug.model import Job
-from mldebug.settings.parse import parse
-from mldebug.snapshot import Snapshot
-from mldebug.storage import read_bytes
+from mldebug.config.schema import Config
+from mldebug.core.errors import ConfigError, EvidenceError, MldebugError
+from mldebug.core.files import read_bytes
+from mldebug.core.model import Job
+from mldebug.core.yaml_reader import parse
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.bundle import layout
 from mldebug_agents.bundle.kernel import split_records
 from mldebug_agents.bundle.layout import Failure, Manifest

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from mldebug.config import Config
-from mldebug.health.components import BAD
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Config
+from mldebug.hardware.health.model import BAD
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.replay.player import Player
 from mldebug_agents.replay.recording import Recording
 

@@ -1,16 +1,16 @@
 """One ring read through the reader child, and only believed where it is that very process's own.
 
 It has to be a regular file of the rank's user that nobody else may write, and its header has to name the rank's pid, its
-start and this boot. Each read has a deadline of its own, and sizes are bounded by `mldebug.ring.layout`.
+start and this boot. Each read has a deadline of its own, and sizes are bounded by `mldebug.capture.trace.layout`.
 """
 
 import errno
 from collections.abc import Iterable
 
-from mldebug.model import RankIdentity
-from mldebug.ring.layout import HEAD_SIZE, HEADER_SIZE, MAX_CHUNKS
-from mldebug.ring.reading import newest, read_ends, read_header
-from mldebug.ring.records import Header, Ring
+from mldebug.capture.trace.layout import HEAD_SIZE, HEADER_SIZE, MAX_CHUNKS
+from mldebug.capture.trace.reader import newest, read_ends, read_header
+from mldebug.capture.trace.records import Header, Ring
+from mldebug.core.model import RankIdentity
 from mldebug_agents.answers import Piece, Unreadable
 from mldebug_agents.hooks.records import check_owner
 from mldebug_agents.reader import Reader

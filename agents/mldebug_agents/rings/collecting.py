@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from mldebug.model import Gap, NodeCapture, RankCapture, RankIdentity, TraceTail
-from mldebug.ring.last import SHOWN, trace_tail
+from mldebug.capture.trace.tail import SHOWN, trace_tail
+from mldebug.core.model import Gap, NodeCapture, RankCapture, RankIdentity, TraceTail
 from mldebug_agents.answers import Piece
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader

@@ -6,8 +6,8 @@ Nothing is opened here: links of /proc/PID/fd are read, and the reader child ope
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mldebug.model import RankIdentity
-from mldebug.ring.layout import PREFIX
+from mldebug.capture.trace.layout import PREFIX
+from mldebug.core.model import RankIdentity
 from mldebug_agents.host import Host
 
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from mldebug.model import RankIdentity
-from mldebug.ring.source import is_source, nth_line
+from mldebug.capture.trace.source_lines import is_source, nth_line
+from mldebug.core.model import RankIdentity
 from mldebug_agents.answers import Piece
 from mldebug_agents.host import Host
 from mldebug_agents.logs.rights import Rights

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.config import Checkpoints
-from mldebug.model import NodeCapture
-from mldebug.rooms import create_all
-from mldebug.saves.history import Memory, Series, printable
-from mldebug.saves.telling import SaveState, lines_of, newest_of, tell
-from mldebug.settings.units import format_duration
-from mldebug.snapshot import Snapshot
+from mldebug.config.schema import Checkpoints
+from mldebug.core.model import NodeCapture
+from mldebug.core.plugins import create_all
+from mldebug.core.units import format_duration
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.checkpoints.history import Memory, Series, printable
+from mldebug.storage.checkpoints.state import SaveState, lines_of, newest_of, tell
 from mldebug_agents.hardware.memory import Memory as Store
 from mldebug_agents.jobwatch import JobLook
 from mldebug_agents.runner import Result, Worker

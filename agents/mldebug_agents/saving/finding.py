@@ -11,8 +11,8 @@ from posixpath import basename, dirname, join, normpath
 
 import msgspec
 
-from mldebug.model import Job
-from mldebug.saves.names import Place, is_part, place_of
+from mldebug.core.model import Job
+from mldebug.storage.checkpoints.names import Place, is_part, place_of
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 

@@ -11,13 +11,13 @@ from posixpath import basename
 
 import msgspec
 
-from mldebug.model import Gap
-from mldebug.redact import clean
-from mldebug.saves.files import Entry, Layout, Save, Verdict, Wanted
-from mldebug.saves.gathering import gather, group_of
-from mldebug.saves.history import Seen, printable
-from mldebug.saves.judging import BESIDE, judge, parts_left, wants
-from mldebug.saves.names import is_part, shape
+from mldebug.core.model import Gap
+from mldebug.core.redact import clean
+from mldebug.storage.checkpoints.completeness import BESIDE, judge, parts_left, wants
+from mldebug.storage.checkpoints.grouping import gather, group_of
+from mldebug.storage.checkpoints.history import Seen, printable
+from mldebug.storage.checkpoints.model import Entry, Layout, Save, Verdict, Wanted
+from mldebug.storage.checkpoints.names import is_part, shape
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
 from mldebug_agents.saving.searching import read_part

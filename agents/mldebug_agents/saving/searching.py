@@ -3,7 +3,7 @@
 import re
 import time
 
-from mldebug.saves.files import Wanted
+from mldebug.storage.checkpoints.model import Wanted
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.reader import Reader
 

@@ -8,9 +8,9 @@ from posixpath import basename, dirname, join
 
 import msgspec
 
-from mldebug.model import Job
-from mldebug.saves.files import Layout
-from mldebug.saves.names import Place, is_part, place_of, shape
+from mldebug.core.model import Job
+from mldebug.storage.checkpoints.model import Layout
+from mldebug.storage.checkpoints.names import Place, is_part, place_of, shape
 from mldebug_agents.answers import Unreadable
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader

@@ -16,9 +16,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from mldebug.scheduling.kubernetes import KINDS, jobs_of
-from mldebug.scheduling.model import Queue, QueueError, QueueJob
-from mldebug.settings.units import Duration
+from mldebug.core.units import Duration
+from mldebug.jobs.schedulers.kubernetes import KINDS, jobs_of
+from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob
 from mldebug_agents.spawn import Starter
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -15,10 +15,10 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from mldebug.redact import safe_line
-from mldebug.scheduling import slurmjson, slurmtext
-from mldebug.scheduling.model import Queue, QueueError, QueueNode
-from mldebug.settings.units import Duration
+from mldebug.core.redact import safe_line
+from mldebug.core.units import Duration
+from mldebug.jobs.schedulers import slurm_json, slurm_text
+from mldebug.jobs.schedulers.model import Queue, QueueError, QueueNode
 from mldebug_agents.spawn import Completed, Starter
 
 MAX_OUTPUT = 16 << 20  # bytes; JSON has about 4 KiB for a job, text 150 bytes
@@ -77,12 +77,12 @@ class Slurm:
 
         def by_text() -> Queue:
             mark = _mark()
-            argv = (program, "--noheader", "--all", f"--format={slurmtext.job_format(mark)}")
+            argv = (program, "--noheader", "--all", f"--format={slurm_text.job_format(mark)}")
             said = self._run(starter, argv).decode(errors="replace")
-            return Queue(jobs=slurmtext.read_jobs(said, mark), by="text")
+            return Queue(jobs=slurm_text.read_jobs(said, mark), by="text")
 
         return self._either(
-            program, lambda: slurmjson.answer(self._run(starter, (program, "--all", "--json"))), by_text
+            program, lambda: slurm_json.answer(self._run(starter, (program, "--all", "--json"))), by_text
         )  # fmt: skip
 
     def _only_of(self, queue: Queue, starter: Starter) -> str:
@@ -106,11 +106,11 @@ class Slurm:
 
         def by_text() -> tuple[QueueNode, ...]:
             mark = _mark()
-            argv = (program, "--noheader", "--all", "--Node", f"--format={slurmtext.node_format(mark)}")  # fmt: skip
-            return slurmtext.read_nodes(self._run(starter, argv).decode(errors="replace"), mark)
+            argv = (program, "--noheader", "--all", "--Node", f"--format={slurm_text.node_format(mark)}")  # fmt: skip
+            return slurm_text.read_nodes(self._run(starter, argv).decode(errors="replace"), mark)
 
         return self._either(
-            program, lambda: slurmjson.read_nodes(self._run(starter, (program, "--all", "--json"))), by_text
+            program, lambda: slurm_json.read_nodes(self._run(starter, (program, "--all", "--json"))), by_text
         )  # fmt: skip
 
     def _either(self, program: str, by_json: Callable[[], T], by_text: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 from mldebug_agents.serving.telling import Refusal
 
 PATH = "/api/v1/alerts"

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
 from mldebug_agents.serving.doors import SOCKET
 from mldebug_agents.serving.overunix import TIMEOUT, OverUnix
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mldebug.errors import UsageError
+from mldebug.core.errors import UsageError
 
 SOCKET = "agent.sock"
 MAX_PATH = 107  # bytes, of sun_path

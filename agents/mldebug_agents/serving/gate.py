@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from mldebug.errors import MldebugError
-from mldebug.paging import frame
+from mldebug.core.errors import MldebugError
+from mldebug.web import frame
 from mldebug_agents.serving.alertdoor import token_of
 from mldebug_agents.serving.origins import cookie_name, forged, is_loopback, misled
 from mldebug_agents.serving.sessions import LIFE, Sessions

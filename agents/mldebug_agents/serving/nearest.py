@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from mldebug.config import SYSTEM_STATE_DIR
+from mldebug.config.schema import SYSTEM_STATE_DIR
 from mldebug_agents.serving.client import Inquiry, inquire
 
 

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from mldebug.entries import Entry
-from mldebug.errors import AccessError, MldebugError
-from mldebug.nodeview.watching import stale_words
-from mldebug.paging import frame
-from mldebug.paging.asked import Asked
-from mldebug.paging.incidentlist import rows_of
-from mldebug.snapshot import Snapshot
+from mldebug.core.errors import AccessError, MldebugError
+from mldebug.incidents.report_entry import Entry
+from mldebug.status.run_lines import stale_words
+from mldebug.status.snapshot import Snapshot
+from mldebug.web import frame
+from mldebug.web.incident_list import rows_of
+from mldebug.web.page import Asked
 from mldebug_agents.serving.gate import Gate
 from mldebug_agents.serving.peers import may_see_all, view
 from mldebug_agents.serving.sheets import HEADERS, Viewer, html, look, peer_at, said, same

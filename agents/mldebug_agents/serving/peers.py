@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mldebug.errors import UsageError
-from mldebug.events.view import for_user
-from mldebug.filling.owners import of_user
-from mldebug.hostmemory.telling import of_runs
-from mldebug.snapshot import Snapshot
+from mldebug.alerts.view import for_user
+from mldebug.core.errors import UsageError
+from mldebug.hardware.host_memory.state import of_runs
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.filesystems.visibility import of_user
 
 FIRST_WORDS = 5.0  # seconds for the first request to be complete
 PROVED_WORDS = (

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from mldebug.paging import frame
-from mldebug.paging.incidentlist import Row
+from mldebug.web import frame
+from mldebug.web.incident_list import Row
 from mldebug_agents.serving.peers import Peer
 
 FOREVER = "public, max-age=31536000, immutable"

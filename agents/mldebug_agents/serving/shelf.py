@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from mldebug.archive import Archive, is_id
-from mldebug.entries import Entry, read_entry
-from mldebug.errors import AccessError, EvidenceError, MldebugError
-from mldebug.report.html import Page, render_page
-from mldebug.reportmodel import Report
+from mldebug.core.errors import AccessError, EvidenceError, MldebugError
+from mldebug.core.report_model import Report
+from mldebug.incidents.report.html import Page, render_page
+from mldebug.incidents.report_entry import Entry, read_entry
+from mldebug.incidents.report_store import Archive, is_id
 
 PATIENCE = 3.0  # seconds for the state dir to answer
 HANGING = 4  # threads that may wait for it

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from mldebug.errors import AccessError, ExitCode, MldebugError, UsageError
+from mldebug.core.errors import AccessError, ExitCode, MldebugError, UsageError
 from mldebug_agents.serving.doors import SOCKET
 from mldebug_agents.serving.overunix import OverUnix
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from mldebug.model import Io
+from mldebug.core.model import Io
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 

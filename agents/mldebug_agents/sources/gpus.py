@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
-from mldebug.errors import MldebugError
-from mldebug.gpus.handsoff import HandsOff
-from mldebug.gpus.readings import GpuEvent, NodeGpus, NodeWatch
+from mldebug.core.errors import MldebugError
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import GpuEvent, NodeGpus, NodeWatch
 from mldebug_agents.gpuchild import stuck
 from mldebug_agents.gpuchild.budget import WINDOW, CrashBudget, died_too_often
 from mldebug_agents.gpuchild.errors import (

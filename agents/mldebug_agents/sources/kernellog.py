@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from mldebug.endings.facts import KernelDeath
-from mldebug.endings.kernel import kernel_death
-from mldebug.kernellog.clock import KernelClock
-from mldebug.kernellog.counts import Counts, GpuName, KernelCounts
-from mldebug.kernellog.events import parse_event
-from mldebug.kernellog.facts import KernelEvent
-from mldebug.kernellog.folding import Burst, Folding
-from mldebug.kernellog.losses import Losses
-from mldebug.kernellog.nvidia import gpu_named
-from mldebug.kernellog.records import KERNEL_FACILITY, KernelRecord, parse_record
-from mldebug.model import Gap
+from mldebug.core.model import Gap
+from mldebug.diagnosis.exits.kernel_lines import kernel_death
+from mldebug.diagnosis.exits.model import KernelDeath
+from mldebug.hardware.kernel_log.bursts import Burst, Folding
+from mldebug.hardware.kernel_log.clock import KernelClock
+from mldebug.hardware.kernel_log.counts import Counts, GpuName, KernelCounts
+from mldebug.hardware.kernel_log.losses import Losses
+from mldebug.hardware.kernel_log.model import KernelEvent
+from mldebug.hardware.kernel_log.nvidia_lines import gpu_named
+from mldebug.hardware.kernel_log.parse import parse_event
+from mldebug.hardware.kernel_log.records import KERNEL_FACILITY, KernelRecord, parse_record
 from mldebug_agents.host import Host
 
 PATH = "/dev/kmsg"

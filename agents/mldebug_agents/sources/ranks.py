@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from mldebug.model import Gap, Job, RankIdentity, Remark
-from mldebug.redact import clean
+from mldebug.core.model import Gap, Job, RankIdentity, Remark
+from mldebug.core.redact import clean
 from mldebug_agents.discovery.claims import Cluster
 from mldebug_agents.discovery.identity import Process, Registry, named_python
 from mldebug_agents.discovery.jobs import Key, Team, common_parent, find_teams

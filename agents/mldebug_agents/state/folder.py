@@ -12,7 +12,7 @@ import socket
 import time
 from pathlib import Path
 
-from mldebug.errors import AccessError, MldebugError, UsageError
+from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug_agents.state.wire import Place
 
 log = logging.getLogger("mldebug")

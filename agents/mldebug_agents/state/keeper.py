@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.errors import AccessError, ExitCode, MldebugError, UsageError
-from mldebug.reportmodel import Report
+from mldebug.core.errors import AccessError, ExitCode, MldebugError, UsageError
+from mldebug.core.report_model import Report
 from mldebug_agents.spawn import Worker
 from mldebug_agents.state.folder import OccupiedError
 from mldebug_agents.state.wire import (
@@ -128,7 +128,7 @@ class Keeper:
 
 
 class RemoteArchive:
-    """Writes like an `mldebug.archive.Archive`, in the child."""
+    """Writes like an `mldebug.incidents.report_store.Archive`, in the child."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from mldebug.archive import Archive
-from mldebug.errors import MldebugError
-from mldebug.reportmodel import Report
+from mldebug.core.errors import MldebugError
+from mldebug.core.report_model import Report
+from mldebug.incidents.report_store import Archive
 from mldebug_agents.serving.doors import open_unix, reachable
 from mldebug_agents.state.database import Database, errno_of
 from mldebug_agents.state.folder import Hold, OccupiedError

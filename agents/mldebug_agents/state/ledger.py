@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from mldebug.endings.facts import Ends
-from mldebug.errors import MldebugError
-from mldebug.incident import Incident
-from mldebug.model import Job
-from mldebug.snapshot import SourceState
-from mldebug.stall.pulse import StallMemory
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
+from mldebug.diagnosis.exits.model import Ends
+from mldebug.incidents.incident import Incident
+from mldebug.stall.progress_clock import StallMemory
+from mldebug.status.snapshot import SourceState
 from mldebug_agents.spawn import Worker
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.state.keeper import Keeper, RemoteArchive, WorkerStarter

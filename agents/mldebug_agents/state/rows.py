@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mldebug.endings.facts import Ends
-from mldebug.incident import Incident
-from mldebug.model import Job
-from mldebug.stall.pulse import StallMemory
+from mldebug.core.model import Job
+from mldebug.diagnosis.exits.model import Ends
+from mldebug.incidents.incident import Incident
+from mldebug.stall.progress_clock import StallMemory
 from mldebug_agents.state.wire import Found, Keep, StoredEnds
 
 Process = tuple[int, int]  # pid and start

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mldebug.errors import MldebugError
-from mldebug.snapshot import SourceState
+from mldebug.core.errors import MldebugError
+from mldebug.status.snapshot import SourceState
 from mldebug_agents.state import words
 from mldebug_agents.state.folder import OccupiedError
 

@@ -5,7 +5,7 @@ import os
 import shlex
 from pathlib import Path
 
-from mldebug.errors import MldebugError
+from mldebug.core.errors import MldebugError
 
 _LOOKS = {
     errno.ENOSPC: "df -h {0}; df -i {0}",

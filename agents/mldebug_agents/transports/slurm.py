@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from mldebug.errors import MldebugError, ToolError, UsageError
-from mldebug.folding import fold_nodes, unfold_nodes
-from mldebug.model import AskedNode
-from mldebug.redact import safe_line
+from mldebug.core.errors import MldebugError, ToolError, UsageError
+from mldebug.core.model import AskedNode
+from mldebug.core.ranksets import fold_nodes, unfold_nodes
+from mldebug.core.redact import safe_line
 from mldebug_agents.fanout.orders import Order, Plan, Wanted
 from mldebug_agents.fanout.words import way_out
 from mldebug_agents.spawn import Starter

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 from ClusterShell.Defaults import config_paths
 
-from mldebug.errors import ToolError
-from mldebug.folding import unfold_nodes
-from mldebug.model import AskedNode
-from mldebug.settings.units import Duration
+from mldebug.core.errors import ToolError
+from mldebug.core.model import AskedNode
+from mldebug.core.ranksets import unfold_nodes
+from mldebug.core.units import Duration
 from mldebug_agents.fanout.orders import Order, Plan, Wanted
 from mldebug_agents.fanout.words import way_out
 from mldebug_agents.spawn import Starter

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from mldebug.trees import STUCK, TreeState
+from mldebug.storage.dir_sizes import STUCK, TreeState
 from mldebug_agents.spawn import Worker
 from mldebug_agents.starting.leftovers import Leftover
 from mldebug_agents.trees.wire import NAME, Incoming, Order, Orders, Told, send

@@ -5,8 +5,8 @@ import os
 import time
 from collections.abc import Iterator
 
-from mldebug.settings.units import format_duration
-from mldebug.trees import LOST, PARTLY, RESCANNED, WATCHED, TreeState
+from mldebug.core.units import format_duration
+from mldebug.storage.dir_sizes import LOST, PARTLY, RESCANNED, WATCHED, TreeState
 from mldebug_agents.trees.notices import IGNORED, OVERFLOW, ROOT_GONE, Notices
 from mldebug_agents.trees.places import AT_ONCE, filesystem, is_shared, open_folder, real_path
 from mldebug_agents.trees.shelf import Shelf

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Iterator, Sequence
 
-from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.model import Gap, Job
-from mldebug.trees import HOWS, STUCK, TreeState, tree_lines
+from mldebug.core.model import Gap, Job
+from mldebug.storage.dir_sizes import HOWS, STUCK, TreeState, tree_lines
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
 from mldebug_agents.trees.desk import TreeDesk
 from mldebug_agents.trees.wire import Order
 from mldebug_agents.workbench import Workbench

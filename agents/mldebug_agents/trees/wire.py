@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.trees import TreeState
+from mldebug.storage.dir_sizes import TreeState
 
 NAME = "trees"  # of the worker that the process starter forks
 SIZE = struct.Struct("<I")

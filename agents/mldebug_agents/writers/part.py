@@ -2,10 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 
-from mldebug.filling.owners import UIDS, uids_cell
-from mldebug.filling.state import Alarm, Measure, Row
-from mldebug.model import Gap, Job
-from mldebug.writers import TOP, Writer, Written, by_mount, compare, who_fills, writer_line
+from mldebug.core.model import Gap, Job
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug.storage.filesystems.visibility import UIDS, uids_cell
+from mldebug.storage.write_rates import (
+    TOP,
+    Writer,
+    Written,
+    by_mount,
+    compare,
+    who_fills,
+    writer_line,
+)
 from mldebug_agents.workbench import Workbench
 from mldebug_agents.writers.reading import Readings
 

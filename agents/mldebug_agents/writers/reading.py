@@ -5,8 +5,8 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mldebug.model import Job, RankIdentity
-from mldebug.writers import Calls, OpenOutput, Process, Written
+from mldebug.core.model import Job, RankIdentity
+from mldebug.storage.write_rates import Calls, OpenOutput, Process, Written
 from mldebug_agents import procfs
 from mldebug_agents.host import Host
 from mldebug_agents.reader import Reader

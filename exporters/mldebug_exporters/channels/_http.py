@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from mldebug.events.model import RefusedError
+from mldebug.alerts.model import RefusedError
 from mldebug_exporters.channels._time_limit import TIMES, limit
 
 MOST = 4096  # bytes of an answer that are read

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from mldebug.events.message import plain_text
-from mldebug.events.model import Message
+from mldebug.alerts.message import plain_text
+from mldebug.alerts.model import Message
 
 MOST = 64 * 1024  # bytes of the file of addresses
 

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, NoReturn
 
 import msgspec
 
-from mldebug.events.message import plain_text
-from mldebug.events.model import Message, RefusedError
-from mldebug.settings.units import Duration
+from mldebug.alerts.message import plain_text
+from mldebug.alerts.model import Message, RefusedError
+from mldebug.core.units import Duration
 from mldebug_exporters.channels._secrets import secret
 from mldebug_exporters.channels._time_limit import TIMES, limit
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mldebug.events.model import Message
-from mldebug.settings.units import Duration
+from mldebug.alerts.model import Message
+from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import problem_of, request
 from mldebug_exporters.channels._secrets import secret
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from mldebug.events.message import plain_text
-from mldebug.events.model import Message
-from mldebug.settings.units import Duration
+from mldebug.alerts.message import plain_text
+from mldebug.alerts.model import Message
+from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._secrets import secret
 

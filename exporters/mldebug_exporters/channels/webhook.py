@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from mldebug.events.model import Message
-from mldebug.settings.units import Duration
+from mldebug.alerts.model import Message
+from mldebug.core.units import Duration
 from mldebug_exporters.channels._http import request
 from mldebug_exporters.channels._login import credentials, login_problems
 

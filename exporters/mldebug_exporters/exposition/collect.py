@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from mldebug.redact import clean
-from mldebug.snapshot import Snapshot
+from mldebug.core.redact import clean
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Histogram, Importance, Metrics, Sample
 
 log = logging.getLogger("mldebug")

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
 
 
 class Importance(IntEnum):

@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from mldebug.gpus.readings import CLOCK_EVENTS, RECOVERY_ACTIONS, GpuReading, nvlink_errors
+from mldebug.hardware.gpu.readings import (
+    CLOCK_EVENTS,
+    RECOVERY_ACTIONS,
+    GpuReading,
+    nvlink_errors,
+)
 from mldebug_exporters.exposition.families import Family, Importance
 
 Number = float | None

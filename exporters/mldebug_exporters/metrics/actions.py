@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.events.actions import Outcome
-from mldebug.snapshot import Snapshot
+from mldebug.alerts.action_model import Outcome
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Sample
 
 ACTIONS = Family(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Sample
 
 BUILD = Family(name="mldebug_build", kind="info", help="Version of the agent.", labels=("version",))

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.saves.files import State
-from mldebug.saves.history import Kept
-from mldebug.saves.telling import SaveState
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.checkpoints.history import Kept
+from mldebug.storage.checkpoints.model import State
+from mldebug.storage.checkpoints.state import SaveState
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
 LABELS = ("run", "folder", "series")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.snapshot import Snapshot
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
 LABELS = ("mount", "device", "fstype")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.gpus.readings import GpuReading, NodeGpus, NodeWatch
-from mldebug.snapshot import Snapshot
+from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, NodeWatch
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 from mldebug_exporters.metrics._gpu_table import (
     BY_LABEL,

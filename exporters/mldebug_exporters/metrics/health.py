@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.health.components import ACTION_WORDS, Action, State, worst_of
-from mldebug.snapshot import Snapshot
+from mldebug.hardware.health.model import ACTION_WORDS, Action, State, worst_of
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
 HEALTH = Family(

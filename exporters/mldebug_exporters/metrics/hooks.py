@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.exposition.families import Importance, Sample
 from mldebug_exporters.metrics.runs import run_gauge
 

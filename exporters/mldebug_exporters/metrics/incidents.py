@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.model import Verdict
-from mldebug.snapshot import Snapshot
+from mldebug.core.model import Verdict
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Sample
 
 KINDS = ("stall", "abnormal_end")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.kernellog.counts import KernelCounts, XidCount
-from mldebug.snapshot import Snapshot
+from mldebug.hardware.kernel_log.counts import KernelCounts, XidCount
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
 NONE_YET = "before the first one"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.hostmemory.parsing import RankMemory
-from mldebug.hostmemory.telling import LevelState
-from mldebug.snapshot import Snapshot
+from mldebug.hardware.host_memory.parse import RankMemory
+from mldebug.hardware.host_memory.state import LevelState
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
 UNREAD = "where it cannot be read, and for control groups without a limit"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.probing.history import Judged, Standing
-from mldebug.snapshot import Snapshot
+from mldebug.probes.history import Judged, Standing
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
 LABELS = ("op", "bytes", "dtype", "ranks", "device", "nodes", "settings")

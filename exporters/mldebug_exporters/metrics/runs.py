@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.records import STEP_BOUNDS, LogCounts, StepTimes
-from mldebug.snapshot import RunState, Snapshot
+from mldebug.jobs.logs.records import STEP_BOUNDS, LogCounts, StepTimes
 from mldebug.stall.signals import Stage
+from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_exporters.exposition.families import Family, Histogram, Importance, Sample
 
 GONE = "when the run has ended or left this node: at the next scrape"

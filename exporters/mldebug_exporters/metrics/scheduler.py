@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mldebug.scheduling.model import SchedulerState
-from mldebug.snapshot import Snapshot
+from mldebug.jobs.schedulers.model import SchedulerState
+from mldebug.status.snapshot import Snapshot
 from mldebug_exporters.exposition.families import Family, Importance, Sample
 
 BEFORE = "before the first good answer"

@@ -9,7 +9,7 @@ import psutil
 
 from gpu import world
 from gpu.hanging import run_of
-from mldebug.gpus.readings import NodeGpus, NodeWatch
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from processes.harness import wait_for
 from processes.watching import RunningAgent
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu import world
 from gpu.hanging import STALL, TIMEOUT, reports_of, told_of
-from mldebug.flight.parse import parse_file
+from mldebug.capture.flight_recorder.hook_file import parse_file
 from processes.harness import wait_for
 
 RECORD = 24  # bytes that the job writes of one step

@@ -16,8 +16,8 @@ import msgspec
 from gpu import smi, world
 from gpu.compare import table
 from gpu.timing import energies
-from mldebug.gpus.counting import Counters
-from mldebug.gpus.readings import NodeGpus
+from mldebug.hardware.gpu.counters import Counters
+from mldebug.hardware.gpu.readings import NodeGpus
 from mldebug_agents.gpus.nvidia import Nvidia
 from mldebug_agents.nvml.energy import Energy
 

@@ -18,7 +18,7 @@ from gpu import world
 from gpu.hanging import LATE, STALL, Eye, poll, reports_of, run_of
 from gpu.hangs import CULPRIT, JOB, OF, gpus_of, judged_row, kept, struck
 from gpu.parts.hangs import KEEP
-from mldebug.flight.plain import load_plain
+from mldebug.capture.flight_recorder.safe_load import load_plain
 from processes.harness import wait_for
 from processes.watching import Report, RunningAgent
 

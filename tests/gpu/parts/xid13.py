@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from gpu import wild, world
-from mldebug.gpus.readings import GpuEvent
-from mldebug.kernellog.joining import RankEvent
+from mldebug.hardware.gpu.readings import GpuEvent
+from mldebug.hardware.kernel_log.attribution import RankEvent
 from mldebug_agents.gpus.nvidia import Nvidia
 from processes.harness import wait_for
 from processes.watching import RunningAgent

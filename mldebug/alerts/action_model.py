@@ -1,0 +1,84 @@
+"""The words of actions: the facts that one is given, how it ended, and the line of the audit log. Pure."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Literal
+
+from mldebug.alerts.message import message_of
+from mldebug.alerts.model import Event, Message
+from mldebug.core.model import Culprit, Noun
+
+Sure = Literal["high", "medium", "low"]
+SURE: tuple[Sure, ...] = ("low", "medium", "high")
+MOST_BLAMED = 8
+
+
+class Outcome(StrEnum):
+    """How one step of a chain ended."""
+
+    RAN = "ran"
+    DRY_RUN = "dry_run"  # it would have run
+    REFUSED = "refused"  # it may not, or does not fit
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"  # the agent ended while it ran: whether it was done is not known
+
+
+class Facts(Message, frozen=True, kw_only=True):
+    """What an action is given: the message of the event's beginning, and who is blamed in parts."""
+
+    confidence: str = ""
+    blamed: tuple[Culprit, ...] = ()
+
+
+class Decision(Noun, frozen=True, kw_only=True, omit_defaults=False):
+    """One line of the audit log."""
+
+    at: str  # RFC 3339, UTC
+    action: str  # its name in the config
+    kind: str
+    event: str  # key
+    event_id: str  # of the message that channels get
+    event_kind: str
+    outcome: Outcome
+    why: str = ""  # what was done, or why it was not
+    run: str = ""
+    code: int | None = None  # exit code, of what has one
+    seconds: float = 0.0
+
+
+class UnfitError(Exception):
+    """The action does not do this: what is wrong is told, and nothing was done."""
+
+
+def facts_of(event: Event, node: str, link: str, version: str) -> Facts:
+    """Of an event that fires."""
+    message, alarm = message_of(event, node, link, version), event.alarm
+    return Facts(
+        **{name: getattr(message, name) for name in message.__struct_fields__},
+        confidence=alarm.confidence,
+        blamed=alarm.blamed[:MOST_BLAMED],
+    )
+
+
+def environment(facts: Facts) -> dict[str, str]:
+    """For a program: one line each, cleaned, and never part of a command."""
+    return {f"MLDEBUG_{name}": value for name, value in _named(facts)}
+
+
+def sure_enough(facts: Facts, wanted: Sure) -> None:
+    """Raise where the verdict is less sure than that."""
+    known = SURE.index(facts.confidence) if facts.confidence in SURE else -1
+    if known < SURE.index(wanted):
+        told = facts.confidence or "unknown"
+        raise UnfitError(f"the confidence is {told}, and it does so from {wanted} on only")
+
+
+def _named(facts: Facts) -> Iterator[tuple[str, str]]:
+    for name in ("id", "key", "kind", "severity", "started"):
+        yield f"EVENT_{name.upper()}", getattr(facts, name)
+    for name in ("node", "sentence", "verdict", "confidence", "report", "link", "version"):
+        yield name.upper(), getattr(facts, name)
+    yield "CULPRITS", "; ".join(facts.culprits)
+    yield "NEXT_STEPS", "; ".join(facts.next_steps)
+    yield "RUN", facts.labels.get("run", "")
+    yield "JOB", facts.labels.get("job", "")

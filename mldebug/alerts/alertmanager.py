@@ -1,0 +1,86 @@
+"""What Alertmanager's webhook says, version 4 of its payload, and which run each alert is about. Pure.
+
+Source: prometheus.io/docs/alerting/latest/configuration/#webhook_config.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.errors import UsageError
+from mldebug.core.model import Job
+from mldebug.core.redact import safe_line
+
+VERSION = "4"
+
+
+class Alert(msgspec.Struct, frozen=True):
+    """One of them; all else in it is for others."""
+
+    status: str
+    labels: dict[str, str] = {}
+
+
+class Payload(msgspec.Struct, frozen=True):
+    """One notification."""
+
+    version: str
+    alerts: tuple[Alert, ...] = ()
+
+
+class Wanted(NamedTuple):
+    """What an alert's labels say of a run; "": nothing."""
+
+    run: str
+    job: str
+    node: str
+
+    @property
+    def words(self) -> str:
+        """For an answer."""
+        told = (f"{name}={value!r}" for name, value in self._asdict().items() if value)
+        return ", ".join(told) or "no label run, job or node"
+
+
+def wanted(body: bytes) -> tuple[Wanted, ...]:
+    """What the alerts that fire ask for, each once; `UsageError` where this is no such payload."""
+    try:
+        told = msgspec.json.decode(body, type=Payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UsageError("this is no payload of Alertmanager's webhook", _HOW) from None
+    if told.version != VERSION:
+        raise UsageError(f"its version is {safe_line(told.version, 20)!r} and not '4'", _HOW)
+    firing = (one.labels for one in told.alerts if one.status == "firing")
+    return tuple(dict.fromkeys(map(_of, firing)))
+
+
+def chosen(jobs: Mapping[str, Job], one: Wanted, node: str) -> Iterator[Job]:
+    """The runs of this node that it means. Prometheus calls its own scrape `job`: where that names no run here, `node` decides."""
+    if one.run:
+        yield from (job for job in jobs.values() if one.run in (job.id, job.name))
+        return
+    named = [job for job in jobs.values() if one.job in (job.id, job.name)]
+    yield from named
+    if not named and _is(one.node, node):
+        yield from jobs.values()
+
+
+def sentence(unknown: Iterable[Wanted], node: str, jobs: Mapping[str, Job]) -> str:
+    """Why nothing is captured of them."""
+    have = ", ".join(f"{job.id} ({job.name})" for job in list(jobs.values())[:4]) or "none"
+    told = "; ".join(one.words for one in list(unknown)[:4])
+    return f"no run here is meant by {told}; runs on {node}: {have}"
+
+
+def _of(labels: Mapping[str, str]) -> Wanted:
+    return Wanted(*(safe_line(labels.get(name, ""), 200) for name in Wanted._fields))
+
+
+def _is(told: str, node: str) -> bool:
+    """`node1`, `node1.example`, `node1:9753`."""
+    short = told.partition(":")[0].partition(".")[0]
+    return bool(short) and short == node.partition(".")[0]
+
+
+_HOW = "webhook_configs: [{url: http://NODE:9753/api/v1/alerts, …}], see docs/actions.md"

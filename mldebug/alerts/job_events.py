@@ -1,0 +1,108 @@
+"""What schedulers say, and processes whose job is gone, as events of the node. Pure.
+
+A scheduler that cannot be asked ends no event: what it said last goes on.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from mldebug.alerts.model import Alarm, Severity
+from mldebug.alerts.node_events import Word
+from mldebug.core.redact import safe_line
+from mldebug.jobs.schedulers.expected_jobs import job_words
+from mldebug.jobs.schedulers.model import Orphan, QueueJob, SchedulerState, WatchedState
+from mldebug.jobs.schedulers.status_lines import orphan_words
+
+SCHEDULER, ORPHAN = "scheduler/", "orphan/"
+FAILURES = 3  # bad answers in a row after which somebody is told
+
+
+def of_schedulers(states: Iterable[SchedulerState], now: float) -> Iterator[Word]:
+    """One for each that this agent asks, once it has answered or failed."""
+    for one in states:
+        begin = f"{SCHEDULER}{one.name}/"
+        if not one.asks or (one.success_at is None and one.failing < FAILURES):
+            continue
+        alarms = (*_watched(one, begin, now), *_nodes(one, begin), *_trouble(one, begin))
+        hidden = tuple(f"{begin}{it.name}{end}" for it in one.watched if it.hidden for end in "#/")
+        unsure = hidden if not one.trouble else (begin,)
+        yield Word(alarms=alarms, watched=(begin,), unsure=unsure)
+
+
+def of_orphans(orphans: Iterable[Orphan] | None) -> Iterator[Word]:
+    """Nothing where nobody has looked."""
+    if orphans is not None:
+        yield Word(alarms=tuple(map(_orphan, orphans)), watched=(ORPHAN,))
+
+
+def _watched(state: SchedulerState, begin: str, now: float) -> Iterator[Alarm]:
+    for one in state.watched:
+        if one.missing:
+            yield _missing(state, one, begin)
+        for job in one.blocked:
+            said = f"{one.name}: {job_words(job, now)}; it will not start by itself"
+            yield _of_job("job_blocked", begin, one, job, said, f"scontrol show job {safe_line(job.number, 20)}")  # fmt: skip
+        for job in one.near:
+            yield _of_job(
+                "time_limit_near", begin, one, job, f"{one.name}: {job_words(job, now)}", ""
+            )
+
+
+def _missing(state: SchedulerState, one: WatchedState, begin: str) -> Alarm:
+    return Alarm(
+        key=f"{begin}{one.name}#missing",
+        kind="job_missing",
+        severity=Severity.CRITICAL,
+        sentence=f"{one.name}: {one.sentence}",
+        labels={"scheduler": state.name, "watch": one.name},
+        next_steps=("submit it again, or take it out of `jobs.expected`",),
+    )
+
+
+def _of_job(kind: str, begin: str, one: WatchedState, job: QueueJob, said: str, step: str) -> Alarm:
+    name = safe_line(job.id, 60)
+    return Alarm(
+        key=f"{begin}{one.name}/{name}#{kind}",
+        kind=kind,
+        severity=Severity.WARNING,
+        sentence=said,
+        labels={"watch": one.name, "job_id": name, "job": safe_line(job.name, 100)},
+        next_steps=(step,) if step else (),
+    )
+
+
+def _nodes(state: SchedulerState, begin: str) -> Iterator[Alarm]:
+    for one in state.nodes:
+        if one.name in state.node_events:
+            reason = f": {safe_line(one.reason, 200)}" if one.reason else ", without a reason"
+            yield Alarm(
+                key=f"{begin}{safe_line(one.name, 100)}#node",
+                kind="node_out",
+                severity=Severity.WARNING,
+                sentence=f"node {safe_line(one.name, 100)} is {one.state} in {state.name}{reason}",
+                labels={"scheduler": state.name, "scheduler_node": safe_line(one.name, 100)},
+            )
+
+
+def _trouble(state: SchedulerState, begin: str) -> Iterator[Alarm]:
+    if state.trouble and state.failing >= FAILURES:
+        yield Alarm(
+            key=f"{begin}#unanswered",
+            kind="scheduler_unanswered",
+            severity=Severity.WARNING,
+            sentence=f"{state.name} cannot be asked whether jobs run: {safe_line(state.trouble, 200)}",
+            labels={"scheduler": state.name},
+        )
+
+
+def _orphan(one: Orphan) -> Alarm:
+    return Alarm(
+        key=f"{ORPHAN}{one.pid}/{one.start_ticks}",
+        kind="orphan_process",
+        severity=Severity.WARNING,
+        sentence=orphan_words(one),
+        labels={"pid": str(one.pid), "user": one.user, "of": safe_line(one.job, 60)},
+        next_steps=(
+            f"look at it: ps -o pid,user,etime,args -p {one.pid}; then end it: kill {one.pid}",
+        ),
+        uid=one.uid,
+    )

@@ -1,0 +1,100 @@
+"""An event in words: the message that every channel gets, and its plain text. Pure.
+
+Names come from jobs, so all texts are cleaned of control characters and secrets before they leave.
+"""
+
+import hashlib
+from datetime import UTC, datetime
+
+import msgspec
+
+from mldebug.alerts.model import Alarm, Event, Message, State
+from mldebug.core.model import Culprit
+from mldebug.core.redact import safe_line
+
+MOST_STEPS, MOST_CULPRITS = 5, 8
+SUBJECT = 200  # characters
+
+
+def message_of(event: Event, node: str, link: str = "", version: str = "") -> Message:
+    """What is told of the state in which the event is now; `link` may hold `{report}`."""
+    alarm, over = event.alarm, event.state is State.RESOLVED
+    sentence = safe_line(alarm.sentence, 2000)
+    state = "resolved" if over else "firing"
+    return Message(
+        id=_id(event, node),
+        key=safe_line(alarm.key, 300),
+        state="resolved" if over else "firing",
+        kind=alarm.kind,
+        severity=str(alarm.severity),
+        node=node,
+        sentence=sentence,
+        subject=safe_line(f"[{state}] {node}: {sentence}", SUBJECT),
+        verdict=alarm.verdict,
+        culprits=tuple(safe_line(one, 300) for one in alarm.culprits[:MOST_CULPRITS]),
+        next_steps=tuple(safe_line(one, 500) for one in alarm.next_steps[:MOST_STEPS]),
+        report=alarm.report,
+        link=_link(alarm.report, link),
+        labels={name: safe_line(value, 200) for name, value in alarm.labels.items()},
+        started=_moment(event.started),
+        ended=_moment(event.ended) if over and event.ended is not None else "",
+        outcome=event.outcome if over else "",
+        version=version,
+    )
+
+
+def alive(node: str, at: float, version: str = "") -> Message:
+    """That the agent lives: what a dead man's switch is told."""
+    told = "the agent lives"
+    return Message(
+        id=f"{node}-{at:.3f}", key="alive", state="firing", kind="alive", severity="info", node=node,
+        sentence=told, subject=safe_line(f"{node}: {told}", SUBJECT), started=_moment(at), version=version,
+    )  # fmt: skip
+
+
+def cleaned(alarm: Alarm) -> Alarm:
+    """The same with texts that can be stored and sent: names of files and jobs may be no UTF-8."""
+    return msgspec.structs.replace(
+        alarm,
+        key=safe_line(alarm.key, 500),
+        sentence=safe_line(alarm.sentence, 2000),
+        labels={name: safe_line(value, 200) for name, value in alarm.labels.items()},
+        next_steps=tuple(safe_line(one, 500) for one in alarm.next_steps[:MOST_STEPS]),
+        culprits=tuple(safe_line(one, 300) for one in alarm.culprits[:MOST_CULPRITS]),
+        blamed=tuple(map(_cleaned, alarm.blamed[:MOST_CULPRITS])),
+    )
+
+
+def _cleaned(one: Culprit) -> Culprit:
+    reason, node = safe_line(one.reason, 300), safe_line(one.node, 200)
+    return msgspec.structs.replace(one, reason=reason, node=node)
+
+
+def plain_text(message: Message) -> str:
+    """The message as a mail or a chat shows it."""
+    lines = [message.sentence, ""]
+    lines += [f"culprit: {one}" for one in message.culprits]
+    lines += [f"next step: {one}" for one in message.next_steps]
+    lines += [f"report: {message.link}"] if message.link else []
+    lines += [f"{name}: {value}" for name, value in sorted(message.labels.items())]
+    lines += [f"node: {message.node}", f"since: {message.started}"]
+    lines += [f"over: {message.ended} ({message.outcome})"] if message.ended else []
+    return "\n".join(lines) + "\n"
+
+
+def _id(event: Event, node: str) -> str:
+    """The same for the same state of the same event on the same node, whoever sends it and however often."""
+    told = f"{node}\n{event.key}\n{event.started:.3f}\n{event.state}"
+    return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:32]
+
+
+def _link(report: str, link: str) -> str:
+    if not report:
+        return ""
+    return link.replace("{report}", report) if link else f"mldebug reports show {report}"
+
+
+def _moment(at: float) -> str:
+    """RFC 3339, UTC, to the millisecond."""
+    told = datetime.fromtimestamp(round(at, 3), UTC).isoformat(timespec="milliseconds")
+    return told.replace("+00:00", "Z")

@@ -1,0 +1,102 @@
+"""The words of events: an alarm that a room raises, the event that it becomes, and the message that a channel gets.
+
+An event's key never changes, whatever is found out later: labels that are part of an alert's identity stay, and what is
+refined (verdict, culprit, sentence) travels beside them.
+"""
+
+from enum import StrEnum
+from typing import Literal, Protocol
+
+import msgspec
+
+from mldebug.core.model import Culprit, Noun
+
+
+class Severity(StrEnum):
+    """How much it matters, in Alertmanager's usual words."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class State(StrEnum):
+    """Where an event is in its life."""
+
+    PENDING = "pending"  # true, and not yet for long enough
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class Alarm(Noun, frozen=True, kw_only=True):
+    """What a room says is wrong, for as long as it says so."""
+
+    key: str  # stable, unique on this node: "health/gpu_ecc/GPU-1"
+    kind: str  # short word for routes: stall, abnormal_end, gpu_ecc
+    severity: Severity
+    sentence: str  # one, without a full stop
+    labels: dict[str, str] = {}  # that never change while it lasts
+    next_steps: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
+    blamed: tuple[Culprit, ...] = ()  # the same in parts, for actions
+    verdict: str = ""
+    confidence: str = ""  # high, medium, low; "": nobody has judged
+    report: str = ""  # id of the report, where there is one
+    uid: int = -1  # whose job it concerns; -1: the node's
+    since: float | None = None  # unix seconds, where the room knows it
+    # seconds for which it fires at least: what begins and ends in one moment would reach nobody
+    stands: float = 0.0
+
+
+class Event(Noun, frozen=True, kw_only=True):
+    """One alarm through its life. Times are unix seconds."""
+
+    alarm: Alarm
+    state: State
+    started: float
+    fired: float | None = None  # while it is pending: when it was first seen
+    ended: float | None = None  # while it fires: over, and it only stands for its time
+    outcome: str = ""  # how it ended: recovered, ended, cleared
+    told: dict[str, str] = {}  # channel -> the last state that it has acknowledged
+
+    @property
+    def key(self) -> str:
+        """The stable key."""
+        return self.alarm.key
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What a channel gets. The same `id` again is a double of a message that may have arrived."""
+
+    id: str  # the event's key, its start and its state
+    key: str
+    state: Literal["firing", "resolved"]
+    kind: str
+    severity: str
+    node: str
+    sentence: str
+    subject: str  # one line without control characters, at most 200 characters
+    verdict: str = ""
+    culprits: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    report: str = ""
+    link: str = ""  # an address, or the command that shows the report
+    labels: dict[str, str] = {}
+    started: str  # RFC 3339, UTC
+    ended: str = ""
+    outcome: str = ""
+    version: str = ""
+
+
+class Channel(Protocol):
+    """What a file in `channels/` creates. It may block, but has time limits of its own."""
+
+    repeat: float  # seconds after which a firing event is sent again; 0: never
+    # a channel may have `every` (seconds), too: then it gets no events, and one message now and then, that the agent lives
+
+    def send(self, message: Message) -> None:
+        """Deliver, or raise: `RefusedError` where another try cannot help, OSError where it may."""
+
+
+class RefusedError(Exception):
+    """The other side has understood and does not want this message: sending it again cannot help."""

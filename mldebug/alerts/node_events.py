@@ -1,0 +1,110 @@
+"""Alarms of storage, host memory and checkpoints as events of the node. Pure.
+
+What a room cannot see any more is not known to be well: its events go on until it sees.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from mldebug.alerts.model import Alarm, Severity
+from mldebug.core.redact import safe_line
+from mldebug.hardware.host_memory.state import LevelState, NodeMemory, level_sentence
+from mldebug.storage.checkpoints.model import State as SaveNews
+from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.filesystems.state import PartState
+
+STORAGE, MEMORY, SAVES = "storage/", "memory/", "saves/"
+GRAVE = ("stuck", "read_only")
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True):
+    """What rooms say at one moment."""
+
+    alarms: tuple[Alarm, ...] = ()
+    watched: tuple[str, ...] = ()  # beginnings of keys: what is not among the alarms is over …
+    unsure: tuple[str, ...] = ()  # … but for these, which nobody could see
+
+    def is_over(self, key: str) -> bool:
+        """Is that event, of which no alarm speaks, known to be over?"""
+        return key.startswith(self.watched) and not key.startswith(self.unsure)
+
+
+def together(words: Iterable[Word]) -> Word:
+    """Of several rooms."""
+    said = tuple(words)
+    return Word(
+        alarms=tuple(one for word in said for one in word.alarms),
+        watched=tuple(one for word in said for one in word.watched),
+        unsure=tuple(one for word in said for one in word.unsure),
+    )
+
+
+def of_storage(parts: Iterable[PartState]) -> Iterator[Word]:
+    """One for each part that has looked."""
+    for part in parts:
+        begin = f"{STORAGE}{part.name}/"
+        alarms = tuple(
+            Alarm(
+                key=f"{begin}{_name(one.subject)}#{one.kind}",
+                kind=f"storage_{one.kind}",
+                severity=Severity.CRITICAL if one.kind in GRAVE else Severity.WARNING,
+                sentence=one.sentence,
+                labels={"subject": one.subject},
+                uid=_only(one.uids),
+            )
+            for one in part.alarms
+        )
+        silent = [one.what.partition(" ")[2] or one.what for one in part.gaps]
+        silent += [one.subject for one in part.alarms if one.kind == "stuck"]
+        yield Word(
+            alarms=alarms,
+            watched=(begin,),
+            unsure=tuple(f"{begin}{_name(one)}#" for one in silent),
+        )
+
+
+def of_memory(told: NodeMemory | None) -> Iterator[Word]:
+    """Nothing where nobody has looked."""
+    if told is not None:
+        alarms = (_memory(one, told) for one in told.levels if one.alarm)
+        yield Word(alarms=tuple(alarms), watched=(MEMORY,))
+
+
+def of_saves(run: str, uid: int, states: Iterable[SaveState]) -> Iterator[Word]:
+    """A save that died is told as long as no newer one is there; `run` is empty for places of the configuration."""
+    begin = f"{SAVES}{_name(run)}/"
+    for one in states:
+        key = f"{begin}{_name(one.folder)}/{_name(one.series)}#"
+        if one.trouble:
+            yield Word(unsure=(key,))
+        elif one.newest is not None and one.newest.state is SaveNews.INCOMPLETE:
+            labels = {"run": run, "folder": one.folder, "series": one.series}
+            alarm = Alarm(
+                key=f"{key}incomplete", kind="save_incomplete", severity=Severity.WARNING, uid=uid,
+                sentence=f"checkpoint in {one.folder}: {one.sentence}", labels=labels,
+            )  # fmt: skip
+            yield Word(alarms=(alarm,))
+        else:
+            yield Word(watched=(key,))
+
+
+def _only(uids: tuple[int, ...]) -> int:
+    """Whose event it is: everyone's (-1), one user's, or, where several share it, for root alone."""
+    return (*uids, -1)[0] if len(uids) < 2 else 0
+
+
+def _name(text: str) -> str:
+    """As it stands in a key: one line of text, whatever a file is called."""
+    return safe_line(text, 150)
+
+
+def _memory(one: LevelState, told: NodeMemory) -> Alarm:
+    level = one.level
+    return Alarm(
+        key=f"{MEMORY}{level.scope}/{_name(level.name)}",
+        kind="memory_full",
+        severity=Severity.CRITICAL,
+        sentence=level_sentence(one, told.ranks),
+        labels={"scope": level.scope, **({"cgroup": level.name} if level.name else {})},
+    )

@@ -1,0 +1,41 @@
+"""Series of probes that have shifted, as events of the node. Pure.
+
+Nobody probes all the time: an event lasts until later runs say otherwise.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from mldebug.alerts.model import Alarm, Severity
+from mldebug.alerts.node_events import Word
+from mldebug.core.redact import safe_line
+from mldebug.probes.history import Judged, Standing, sentence
+
+PROBES = "probe/"
+
+
+def of_probes(judged: Iterable[Judged] | None) -> Iterator[Word]:
+    """Nothing where the history was not read."""
+    if judged is not None:
+        shifted = (one for one in judged if one.standing is Standing.SHIFTED)
+        yield Word(alarms=tuple(map(_alarm, shifted)), watched=(PROBES,))
+
+
+def _alarm(one: Judged) -> Alarm:
+    series = one.series
+    labels = {
+        "op": series.op,
+        "bytes": str(series.bytes),
+        "dtype": series.dtype,
+        "ranks": str(series.ranks),
+        "device": safe_line(series.device, 100),
+        "nodes": safe_line(series.nodes, 150),
+        "settings": safe_line(series.settings, 150),
+    }
+    return Alarm(
+        key=PROBES + "/".join(labels.values()),
+        kind="probe_shift",
+        severity=Severity.WARNING,
+        sentence=f"probe: {sentence(one)}",
+        labels={name: value for name, value in labels.items() if value},
+        next_steps=("mldebug probe history", "mldebug probe collectives, once more, while nobody computes here"),
+    )  # fmt: skip

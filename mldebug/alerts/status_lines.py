@@ -1,0 +1,52 @@
+"""Events and channels as lines of `mldebug status`. Pure."""
+
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+
+from mldebug.alerts.view import ActionState, ChannelState, Events, EventView
+from mldebug.core.redact import clean
+
+MOST = 8
+SHOWN = ("health/", "scheduler/", "orphan/")  # `status` tells of these by itself
+
+
+def event_lines(told: Events, shown: Collection[str]) -> Iterator[str]:
+    """What is wrong and stands nowhere else, and channels that fail; `shown`: ids of incidents that are told."""
+    firing = [one for one in told.events if one.state == "firing" and not one.key.startswith(SHOWN)]
+    lines = [_firing(one) for one in firing if one.report not in {*shown} - {""}]
+    yield from lines[:MOST]
+    if len(lines) > MOST:
+        yield f"… and {len(lines) - MOST} more events: --json lists them"
+    for channel in told.channels:
+        if channel.trouble:
+            yield _trouble(channel)
+    for action in told.actions:
+        if action.last:
+            yield _done(action)
+    if told.actions_trouble:
+        yield f"actions: {told.actions_trouble}"
+    if told.dropped:
+        yield f"{told.dropped} events were dropped: there was no room for them"
+
+
+def _firing(one: EventView) -> str:
+    """`critical: Rank 1 was killed (report 20261121T055041Z-1a2b3c)`."""
+    told = f"{one.severity}: {clean(one.sentence, 300)}"
+    return f"{told} (report {one.report})" if one.report else told
+
+
+def _done(one: ActionState) -> str:
+    """Its last decision, and how many have failed."""
+    when = datetime.fromtimestamp(one.at or 0.0, UTC).isoformat(timespec="seconds")[:-6]
+    failed = one.counts.get("failed", 0)
+    more = f" ({failed} failed since the agent's start)" if failed else ""
+    return (
+        f"action {one.name} ({one.kind}): {one.last.replace('_', ' ')} at {when}Z: {one.why}{more}"
+    )
+
+
+def _trouble(one: ChannelState) -> str:
+    if one.kind == "ping":
+        return f"channel {one.name} fails: {one.trouble}; whoever waits for it may think that the agent is dead"
+    count = f"{one.waiting} {'event waits' if one.waiting == 1 else 'events wait'} for it"
+    return f"channel {one.name} fails: {one.trouble}; {count}"

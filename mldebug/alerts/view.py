@@ -1,0 +1,64 @@
+"""Events and channels as `status`, the API and the metrics see them."""
+
+from mldebug.core.model import Noun
+
+
+class EventView(Noun, frozen=True, kw_only=True):
+    """One event that fires, or has fired; times are unix seconds."""
+
+    key: str
+    kind: str
+    severity: str
+    state: str
+    sentence: str
+    started: float
+    ended: float | None = None
+    outcome: str = ""
+    report: str = ""
+    uid: int = -1  # whose job it concerns: people see their own; -1: the node's
+    labels: dict[str, str] = {}
+
+
+class ChannelState(Noun, frozen=True, kw_only=True):
+    """How one channel does, since the agent's start."""
+
+    name: str
+    kind: str
+    waiting: int = 0  # events of whose state it has not heard
+    sent: int = 0
+    failed: int = 0  # tries
+    refused: int = 0  # messages that are not tried again
+    last_success: float | None = None  # unix; None: not yet
+    trouble: str = ""  # why the last try failed
+
+
+class ActionState(Noun, frozen=True, kw_only=True):
+    """How one action does, since the agent's start."""
+
+    name: str
+    kind: str
+    counts: dict[str, int] = {}  # outcome -> how often
+    last_success: float | None = None  # unix; None: not yet
+    last: str = ""  # outcome of the newest decision; "": there was none
+    at: float | None = None  # unix, of it
+    event: str = ""  # key, of it
+    why: str = ""  # what was done, or why not
+
+
+class Events(Noun, frozen=True, kw_only=True):
+    """All of it."""
+
+    events: tuple[
+        EventView, ...
+    ] = ()  # the newest, those that fire and those that were resolved lately
+    counts: dict[str, int] = {}  # "kind/severity" -> how many fire
+    dropped: int = 0  # events for which there was no room
+    channels: tuple[ChannelState, ...] = ()
+    actions: tuple[ActionState, ...] = ()
+    actions_trouble: str = ""  # why nothing is done at present, or not written down
+
+
+def for_user(told: Events, uid: int | None) -> Events:
+    """What an ordinary user may see: the events of the node and of his own jobs, and no channel."""
+    seen = tuple(one for one in told.events if one.uid in (-1, uid))
+    return Events(events=seen, dropped=told.dropped)

@@ -1,0 +1,226 @@
+"""Which ways lead to the Flight Recorder of a rank, by its PyTorch, its backends and what its environment says.
+
+Versions, names and defaults: PyTorch's `ProcessGroupNCCL.cpp`, `FlightRecorderDetail.hpp` and `FlightRecorder.cpp` of 2.7 to 2.15.
+The table in docs/flight-recorder-collection.md says the same to people.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Noun
+
+PIPE, OLD_SIZE, SIZE = (
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_BUFFER_SIZE",
+)
+OLD_PREFIX, PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"
+DYNAMIC = "TORCH_FR_DUMP_DYNAMIC_FILE_NAME"
+ON_TIMEOUT, FR_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_ON_TIMEOUT"
+MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
+BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
+SOCKET = "TORCH_WORKER_SERVER_SOCKET"
+NAMES = frozenset(
+    (
+        *(PIPE, OLD_SIZE, SIZE, OLD_PREFIX, PREFIX, DYNAMIC, ON_TIMEOUT, FR_ON_TIMEOUT),
+        *(MONITORING, *BLOCKING, USE_NCCL2, SOCKET, "HOME", "XDG_CACHE_HOME"),
+    )
+)  # fmt: skip
+"""All that is read of a rank's environment."""
+
+Version = tuple[int, int]
+_FILES_OF = ((2, 7), (2, 10), (2, 13))  # versions that have other files than those before
+
+
+class Kind(StrEnum):
+    """The ways, the one that costs the rank least first."""
+
+    HOOK = "hook"
+    SERVER = "worker server"
+    DUMP = "dump file"
+    FIFO = "debug FIFO"
+
+
+class Means(Noun, frozen=True, kw_only=True):
+    """What is known of one rank. `backends` as its threads tell them: none where no thread does."""
+
+    rank: int
+    torch: Version | None = None
+    nccl: bool = False  # a library of NCCL is mapped
+    backends: frozenset[str] = frozenset()
+    environ: dict[str, str] = {}  # of `NAMES` only
+    hooked: bool = False
+    servers: tuple[str, ...] = ()  # places where its worker servers listen
+
+
+class Way(NamedTuple):
+    """One way, and where it is: sockets, files that PyTorch may dump into, the FIFO."""
+
+    kind: Kind
+    places: tuple[str, ...] = ()
+
+
+class Plan(NamedTuple):
+    """`ways` in order, `closed`: why the others are none, `better`: what setting would give a better one than the last."""
+
+    ways: tuple[Way, ...]
+    closed: tuple[tuple[Kind, str], ...]
+    better: str = ""
+
+    @property
+    def dumps(self) -> tuple[str, ...]:
+        """Files into which this rank dumps, however that is caused."""
+        return next((way.places for way in self.ways if way.kind is Kind.DUMP), ())
+
+
+def plan(means: Means) -> Plan:
+    """All ways of one rank."""
+    ways, closed = [], []
+    if means.hooked:
+        ways.append(Way(Kind.HOOK))
+    if means.servers:
+        ways.append(Way(Kind.SERVER, means.servers))
+    for kind, refusal, places in (
+        (Kind.DUMP, _no_dump(means), dump_files(means)),
+        (Kind.FIFO, _no_fifo(means), (f"{means.environ.get(PIPE, '')}{means.rank}.pipe",)),
+    ):
+        if refusal:
+            closed.append((kind, refusal))
+        else:
+            ways.append(Way(kind, places))
+    return Plan(tuple(ways), tuple(closed), _better(means, {way.kind for way in ways}))
+
+
+def dump_files(means: Means) -> tuple[str, ...]:
+    """Where PyTorch writes its dumps by itself: more than one path where releases of one version differ."""
+    environ, torch = means.environ, means.torch or (0, 0)
+    named = environ.get(PREFIX) if torch >= (2, 8) else None
+    named = named or environ.get(OLD_PREFIX)
+    prefixes = (named,) if named else tuple(_default_prefixes(environ, torch))
+    return tuple(f"{one}{means.rank}" for one in prefixes)
+
+
+def _default_prefixes(environ: Mapping[str, str], torch: Version) -> Iterator[str]:
+    """From 2.9 in the home of the job; `$XDG_CACHE_HOME` counts in 2.13 and, so its sources, somewhere after 2.9."""
+    if torch < (2, 9):
+        yield "/tmp/nccl_trace_rank_"  # noqa: S108 - PyTorch's choice
+        return
+    cache = environ.get("XDG_CACHE_HOME")
+    if cache:
+        yield f"{cache}/torch/comm_lib_trace_rank_"
+    if not cache or torch < (2, 13):
+        yield f"{environ.get('HOME') or '/tmp'}/.cache/torch/comm_lib_trace_rank_"  # noqa: S108
+
+
+def possible_dumps(means: Means) -> tuple[str, ...]:
+    """Where it may dump to: wherever any version would, while its own is not known."""
+    if means.torch is not None:
+        return plan(means).dumps
+    guesses = (msgspec.structs.replace(means, torch=version) for version in _FILES_OF)
+    return tuple(dict.fromkeys(path for one in guesses for path in dump_files(one)))
+
+
+def is_nccl2(means: Means) -> bool:
+    """Is NCCL here the backend that began in 2.14 and is the usual one since 2.15?"""
+    if means.backends & {"nccl", "nccl2"}:
+        return "nccl" not in means.backends
+    chosen = means.environ.get(USE_NCCL2)
+    torch = means.torch or (0, 0)
+    return torch >= (2, 14) and (_true(chosen) if chosen else torch >= (2, 15))
+
+
+def expected(means: Means) -> bool:
+    """Could a Flight Recorder have been had of it? Not of gloo alone, nor where no process group was ever made."""
+    if means.servers or means.hooked:
+        return True
+    return bool(means.backends & {"nccl", "nccl2"}) or (not means.backends and means.nccl)
+
+
+def _gloo_alone(means: Means) -> bool:
+    return means.backends == {"gloo"}
+
+
+def records(means: Means) -> bool:
+    """Does NCCL's recorder hold anything? From 2.11 on by itself, before that where the hook has switched it on."""
+    torch = means.torch or (0, 0)
+    names = (SIZE, OLD_SIZE) if torch >= (2, 8) else (OLD_SIZE,)
+    told = next((means.environ[name] for name in names if name in means.environ), None)
+    if told is None:
+        return means.hooked or torch >= (2, 11)
+    return _number(told) > 0
+
+
+def _no_dump(means: Means) -> str:
+    """Why PyTorch dumps nothing when a collective has taken too long."""
+    if means.torch is None:
+        return "its PyTorch is not known"
+    if _gloo_alone(means):
+        return "gloo never dumps by itself"
+    if not records(means):
+        return "its recorder is off"
+    for name in (ON_TIMEOUT, FR_ON_TIMEOUT, MONITORING):
+        if name in means.environ and not _true(means.environ[name]):
+            return f"with {name}={means.environ[name][:16]} it is never written"
+    if _true(means.environ.get(DYNAMIC)):
+        return f"{DYNAMIC} lets the job choose the file while it runs"
+    if not all(path.startswith("/") for path in dump_files(means)):
+        return "the job gave no absolute path for it"
+    return ""
+
+
+def _no_fifo(means: Means) -> str:
+    environ, torch = means.environ, means.torch
+    if torch is None:
+        return "its PyTorch is not known"
+    if _gloo_alone(means):
+        return "gloo makes none"
+    if is_nccl2(means) and torch < (2, 16):
+        return "nccl2 makes none before PyTorch 2.16"
+    if not environ.get(PIPE):
+        return f"{PIPE} is not set"
+    return _deaf(means, environ, torch)
+
+
+def _deaf(means: Means, environ: Mapping[str, str], torch: Version) -> str:
+    """Why nobody would read a FIFO that was asked for."""
+    if not environ[PIPE].startswith("/"):
+        return f"{PIPE} is no absolute path"
+    if torch < (2, 11) and _number(environ.get(OLD_SIZE, "0")) <= 0:
+        return f"PyTorch before 2.11 makes it only where {OLD_SIZE} is set, too"
+    if not records(means):
+        return "its recorder is off"
+    if any(_true(environ.get(name)) for name in BLOCKING):
+        return f"with {BLOCKING[0]} nobody reads it"
+    return _no_dump(means)  # the same thread does both, into the same file
+
+
+def _better(means: Means, have: set[Kind]) -> str:
+    """One sentence on what to set the next time; "" where the best way is there, or nothing known would help."""
+    torch = means.torch
+    if Kind.HOOK in have or torch is None:
+        return ""
+    if _gloo_alone(means) and torch < (2, 13):
+        return "gloo records its calls from PyTorch 2.13 on"
+    start = "start the job with `mldebug run -- …`: its ranks then tell their Flight Recorder when they are asked"
+    if Kind.FIFO in have or Kind.SERVER in have or _gloo_alone(means):
+        return start
+    if is_nccl2(means) and torch < (2, 16):
+        return start
+    size = f"{OLD_SIZE}=2000 " if torch < (2, 11) or not records(means) else ""
+    return f"{start}; or set {size}{PIPE}=/tmp/fr_"
+
+
+def _true(text: str | None) -> bool:
+    """As PyTorch reads a switch."""
+    return (text or "").lower() in ("y", "yes", "1", "t", "true")
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return 0

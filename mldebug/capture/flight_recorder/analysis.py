@@ -1,0 +1,224 @@
+"""What the Flight Recorders of a job prove: what kind of hang it is, and which rank the others wait for.
+
+Direct evidence first: a call that a majority of its group made in another way. Else every pending call is followed to those
+it waits for, and on to those whom they wait for, until somebody waits for nobody. A tie is a split, and a circle is told as
+one; neither has a name.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.flight_recorder import sentences
+from mldebug.capture.flight_recorder.inference import filled
+from mldebug.capture.flight_recorder.votes import Vote, oldest_pending, views, vote
+from mldebug.capture.flight_recorder.waits_for import Chains, Claim, claims
+from mldebug.core.model import FlightRecord
+
+KINDS = (
+    "healthy", "missing_rank", "no_dump", "mismatch", "stream_behind", "frozen", "split", "order_inversion", "unknown",
+)  # fmt: skip
+MAX_EVIDENCE = 8
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The conclusion. `group` and `seq` name the call that tells it; null where there is none."""
+
+    kind: str  # of KINDS
+    culprits: tuple[int, ...] = ()
+    group: str | None = None
+    seq: int | None = None
+    explanation: str
+    evidence: tuple[str, ...] = ()  # who waits for whom, a sentence each
+    circle: tuple[int, ...] = ()  # each waits for the next, the last for the first
+
+
+class Found(NamedTuple):
+    """What the records prove. `claim`: the call that tells it, while ranks wait in it; `vote`: how its members made it."""
+
+    kind: str  # of KINDS
+    explanation: str
+    claim: Claim | None = None
+    culprits: tuple[int, ...] = ()
+    vote: Vote | None = None
+    circle: tuple[int, ...] = ()
+
+
+def analyse(records: Mapping[int, FlightRecord]) -> Answer:
+    """Judge the records of a job by rank; whose record is not there has no dump. What no record tells of a group is guessed."""
+    analysis = Analysis(filled(records))
+    found = analysis.found
+    call = found.claim or found.vote
+    return Answer(
+        kind=found.kind,
+        culprits=tuple(sorted(found.culprits)),
+        group=sentences.group(call.view) if call else None,
+        seq=call.sequence if call else None,
+        explanation=found.explanation,
+        evidence=tuple(map(sentences.waits, analysis.claims[:MAX_EVIDENCE])),
+        circle=found.circle,
+    )
+
+
+class Analysis:
+    """The records of a job by rank, in this order; nothing is guessed."""
+
+    def __init__(self, records: Mapping[int, FlightRecord]) -> None:
+        self._records = records
+        self._views = views(records)
+        self._chains = Chains(claims(self._views, records))
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Who waits for whom, that of most ranks first."""
+        return self._chains.claims
+
+    @cached_property
+    def found(self) -> Found:
+        """By the first rule that has something to say."""
+        rules: tuple[Callable[[], Found | None], ...] = (
+            self._disagreement, self._sinks, self._circle, self._unfinished, self._absent, self._frozen, self._history,
+        )  # fmt: skip
+        return next((found for rule in rules if (found := rule())), None) or self._quiet()
+
+    # --- who made another call -----------------------------------------------------------------------
+
+    def _disagreement(self) -> Found | None:
+        """A pending call of which the group has made different ones; the earliest, and one without a majority last."""
+        calls = (claim for claim in self.claims if not claim.transfer)
+        votes = ((claim, vote(claim.view, claim.sequence)) for claim in calls)
+        odd = ((claim, told) for claim, told in votes if told.differs or told.split)
+        first = min(
+            odd, key=lambda one: (one[1].split, one[0].created_at, one[0].sequence), default=None
+        )
+        return _differs(first[1], first[0]) if first else None
+
+    def _history(self) -> Found | None:
+        """Nobody waits, and yet a call that all still remember was not the same for all."""
+        for view in self._views:
+            if len(view.by_rank) < 2:
+                continue
+            first = max(
+                min(c.sequence for c in g.calls) if g.calls else 0 for g in view.by_rank.values()
+            )
+            last = min(group.enqueued for group in view.by_rank.values())
+            for sequence in range(max(1, first), last + 1):
+                told = vote(view, sequence)
+                if told.differs or told.split:
+                    return _differs(told)
+        return None
+
+    # --- who is behind -------------------------------------------------------------------------------
+
+    def _sinks(self) -> Found | None:
+        """The ranks for whom all others wait in the end."""
+        kinds: dict[str, list[tuple[Claim, int]]] = {}
+        for rank in self._chains.sinks:
+            claim = self._chains.on(rank)[0]
+            kinds.setdefault(self._kind(rank, claim), []).append((claim, rank))
+        for kind in ("missing_rank", "stream_behind"):
+            if kind in kinds:
+                return self._behind(kind, kinds[kind])
+        for claim, rank in kinds.get("unknown", ()):
+            return Found("unknown", sentences.victim(claim, rank), claim)
+        return None
+
+    def _behind(self, kind: str, found: list[tuple[Claim, int]]) -> Found:
+        claim = max((one for one, _ in found), key=lambda one: len(one.waiting))
+        ranks = tuple(rank for _, rank in found)
+        if kind == "stream_behind":
+            return Found(kind, sentences.behind(claim, ranks), claim, ranks)
+        named = tuple(
+            rank for rank in ranks if not all(one.outnumbered for one in self._chains.on(rank))
+        )
+        return Found(kind, sentences.missing(claim, ranks), claim, named)
+
+    def _kind(self, rank: int, claim: Claim) -> str:
+        """What a rank is that others wait for: "" where its own wait is the one to explain."""
+        own = [one for one in self._chains.of(rank) if one != claim]
+        elsewhere = any(one.view is not claim.view for one in own)
+        if elsewhere and not (claim.most and self._waits_only_for(rank, claim)):
+            return ""
+        if any(one.rooted for one in own):
+            return "unknown"
+        return "missing_rank" if rank in claim.late else "stream_behind"
+
+    def _waits_only_for(self, rank: int, claim: Claim) -> bool:
+        """Whatever group it waits in, for the members of this one alone: then it is no victim of others."""
+        record = self._records[rank]
+        others = (one for one in record.groups if one.members != claim.view.folded)
+        return not record.sends and all(oldest_pending(one) is None for one in others)
+
+    def _circle(self) -> Found | None:
+        circle = self._chains.circle()
+        if not circle or self._chains.sinks:
+            return None
+        claim, odd = self._odd()
+        links = [
+            (one, self._link(one, after))
+            for one, after in zip(circle, circle[1:] + circle[:1], strict=True)
+        ]
+        words = sentences.circle(links, odd)
+        return Found("order_inversion", words, claim or links[0][1], odd, circle=circle)
+
+    def _odd(self) -> tuple[Claim | None, tuple[int, ...]]:
+        """Who takes the groups in another order than a majority that has the same groups."""
+        for claim in self.claims:
+            alone = (self._waits_only_for(rank, claim) for rank in claim.late)
+            if claim.most and claim.late and not claim.transfer and all(alone):
+                return claim, claim.late
+        return None, ()
+
+    def _link(self, rank: int, after: int) -> Claim:
+        return next(claim for claim in self._chains.of(rank) if after in claim.on)
+
+    # --- nobody is behind ------------------------------------------------------------------------------
+
+    def _unfinished(self) -> Found | None:
+        """A call that has ended on most ranks of its group and not on all."""
+        for claim in self.claims:
+            most = 2 * len(claim.finished) > len(claim.members)
+            if most and not claim.rooted and not claim.transfer:
+                return Found("stream_behind", sentences.unfinished(claim), claim, claim.waiting)
+        return None
+
+    def _absent(self) -> Found | None:
+        """Ranks wait, and of others nothing is known; one without a dump is named where little else is possible."""
+        for claim in self._ends:
+            if claim.forgot:
+                return Found("unknown", sentences.forgotten(claim), claim)
+            if claim.absent:
+                sure = claim.most or len(claim.absent) == 1
+                named = claim.absent if sure else ()
+                return Found("no_dump", sentences.absent(claim, sure), claim, named)
+        return None
+
+    def _frozen(self) -> Found | None:
+        claim = next(iter(self._ends), None)
+        return Found("frozen", sentences.frozen(claim), claim) if claim else None
+
+    def _quiet(self) -> Found:
+        """Nobody waits in any call."""
+        count = len(self._records)
+        if not self._views:
+            return Found("unknown", sentences.NOTHING)
+        if self._missing:
+            return Found("no_dump", sentences.quiet_but(self._missing, count))
+        return Found("healthy", sentences.healthy(self._views, count))
+
+    @cached_property
+    def _ends(self) -> tuple[Claim, ...]:
+        """The claims that nobody with a dump surely holds up: the ends of all chains."""
+        return tuple(claim for claim in self.claims if not claim.on)
+
+    @cached_property
+    def _missing(self) -> tuple[int, ...]:
+        members = {rank for view in self._views for rank in view.members}
+        return tuple(sorted(members - self._records.keys()))
+
+
+def _differs(told: Vote, claim: Claim | None = None) -> Found:
+    kind, words = ("split", sentences.split) if told.split else ("mismatch", sentences.mismatch)
+    return Found(kind, words(told), claim, tuple(told.differs), told)

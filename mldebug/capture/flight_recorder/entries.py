@@ -1,0 +1,242 @@
+"""The calls that a Flight Recorder holds, in PyTorch's spelling, and what a rank's record keeps of them.
+
+A job may have written anything into them: what has not the expected shape is refused with the reason, names are cleaned,
+and all that is kept is bounded. Missing times are 0 or null, as PyTorch spells them. Counts come from the calls alone: those
+of `pg_status` include sends and receives on gloo, so that they differ among ranks that are in step.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from mldebug.capture.stacks import named_frame
+from mldebug.core.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
+from mldebug.core.ranksets import MAX_RANK
+from mldebug.core.redact import clean
+
+MAX_GROUPS = 64
+MAX_CALLS = 8  # of one group
+MAX_SENDS = 8
+MAX_NAME = 64
+MAX_PATH = 200
+_OP = re.compile(r"[\w.-]{1,40}", re.ASCII)
+_TRANSFER = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})", re.ASCII)
+
+Whole = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
+Name = Annotated[str, msgspec.Meta(max_length=400)]
+Path = Annotated[str, msgspec.Meta(max_length=4096)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class RawFrame(msgspec.Struct, frozen=True):
+    """One frame of where a call was made."""
+
+    name: Path = ""
+    filename: Path = ""
+    line: Whole = 0
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One call."""
+
+    process_group: tuple[Name, Name] = ("", "")
+    pg_id: Whole = -1
+    record_id: Whole = -1
+    collective_seq_id: Whole = 0
+    p2p_seq_id: Whole = 0
+    is_p2p: bool = False
+    profiling_name: Name = ""
+    input_sizes: tuple[tuple[Size, ...], ...] = ()
+    input_dtypes: tuple[Name, ...] = ()
+    state: Name | None = None
+    retired: bool = False
+    time_created_ns: int | None = None
+    timeout_ms: int | None = None
+    frames: tuple[RawFrame, ...] = ()  # innermost first
+
+    @property
+    def done(self) -> bool:
+        """Has it ended?"""
+        return self.retired or self.state == "completed"
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Name and backend of its group."""
+        return self.process_group[0], self.profiling_name.partition(":")[0]
+
+
+class Known(NamedTuple):
+    """What is told of a group beside its calls."""
+
+    description: str = ""
+    members: str = ""  # global ranks, folded
+    calls: int = -1  # number of its last call; -1: not told
+    backend: str = ""  # that counts them; "": not told
+
+    def is_unused(self, backend: str) -> bool:
+        """Has it called nothing by this backend? What a recorder holds of its name is then of an older group."""
+        return self.calls == 0 and self.backend in ("", backend)
+
+
+def make_record(
+    version: str,
+    dumps: Sequence[Sequence[Entry]],
+    told: Mapping[str, Known],
+    *,
+    keep: int = MAX_CALLS,
+    silent: tuple[str, ...] = (),
+) -> FlightRecord:
+    """What the recorders of one rank say together, of each group at most `keep` calls."""
+    current = [_current(entries) for entries in dumps]
+    groups = [group for entries in current for group in _groups(entries, told, keep)]
+    sends = [one for entries in current for one in entries if one.is_p2p and not one.done]
+    return FlightRecord(
+        version=clean(version)[:MAX_NAME],
+        groups=tuple([*_unused(told), *groups][-MAX_GROUPS:]),
+        sends=tuple(map(_send, sends[:MAX_SENDS])),
+        transfers=tuple(found for one in sends[:MAX_SENDS] if (found := _transfer(one, told))),
+        silent=silent,
+    )
+
+
+def _current(entries: Sequence[Entry]) -> list[Entry]:
+    """Without the calls of groups that were destroyed and made anew: those have the name, and count from 1 again."""
+    newest: dict[tuple[str, str], int] = {}
+    owners = [one.owner for one in entries]
+    for owner, one in zip(owners, entries, strict=True):
+        newest[owner] = max(newest.get(owner, -1), one.pg_id)
+    pairs = zip(owners, entries, strict=True)
+    return [one for owner, one in pairs if one.pg_id == newest[owner]]
+
+
+def _unused(told: Mapping[str, Known]) -> Iterable[FlightGroup]:
+    """Every group that has called nothing yet: where the others wait in its first call, that is evidence.
+
+    Only where it is known which backend has made no call: of a group with two the other may have made many.
+    """
+    for name, group in told.items():
+        if group.calls == 0 and group.backend:
+            yield FlightGroup(
+                name=short(name),
+                backend=short(group.backend),
+                description=short(group.description),
+                members=group.members,
+            )
+
+
+def _groups(entries: list[Entry], told: Mapping[str, Known], keep: int) -> Iterable[FlightGroup]:
+    """Every group that has called something since it was made, in the order of its last call."""
+    by_id: dict[int, list[Entry]] = {}
+    for entry in entries:
+        name, backend = entry.owner
+        unused = name in told and told[name].is_unused(backend)
+        if name and not unused and not entry.is_p2p and entry.collective_seq_id > 0:
+            by_id.setdefault(entry.pg_id, []).append(entry)
+    for _, calls in sorted(by_id.items(), key=lambda item: item[1][-1].record_id):
+        yield _group(calls, told, keep)
+
+
+def _group(calls: list[Entry], told: Mapping[str, Known], keep: int) -> FlightGroup:
+    last = calls[-1]
+    name, description = last.process_group
+    known = told.get(name, Known(description))
+    newest = max(one.collective_seq_id for one in calls)
+    oldest = min((one.collective_seq_id for one in calls if not one.done), default=newest + 1)
+    return FlightGroup(
+        name=short(name),
+        backend=short(last.owner[1]),
+        description=short(known.description),
+        members=known.members,
+        enqueued=newest,
+        completed=oldest - 1,
+        calls=_kept([_call(one) for one in calls], keep // 2),
+    )
+
+
+def _call(entry: Entry) -> Collective:
+    op, elements, dtypes = _what(entry.profiling_name, entry.input_sizes, entry.input_dtypes)
+    return Collective(
+        op=op,
+        sequence=entry.collective_seq_id,
+        elements=elements,
+        dtypes=dtypes,
+        done=entry.done,
+        created_at=_bounded(entry.time_created_ns, 1e9),
+        timeout=_bounded(entry.timeout_ms, 1e3),
+        state=short(entry.state or ""),
+        frames=_frames(entry.frames),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _what(
+    name: str, sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+) -> tuple[str, int | None, str]:
+    """Operation, elements and types of a call."""
+    op = name.rpartition(":")[2].partition(" ")[0]
+    shown = op.lstrip("_") if _OP.fullmatch(op) else "collective"
+    return shown, _elements(sizes), short(",".join(dict.fromkeys(dtypes[:8])))
+
+
+def _kept(calls: list[Collective], half: int) -> tuple[Collective, ...]:
+    """The oldest that are pending and the newest."""
+    pending = [one for one in calls[:-half] if not one.done]
+    return (*pending[:half], *calls[-half:])
+
+
+def _send(entry: Entry) -> str:
+    """`recv 3<-2`, of NCCL; the recorder of gloo holds none."""
+    return short(entry.profiling_name.rpartition(":")[2])
+
+
+def _transfer(entry: Entry, told: Mapping[str, Known]) -> Transfer | None:
+    """`recv 3<-2` and `send 2->3`: the caller stands first, both by their numbers in the group."""
+    match = _TRANSFER.fullmatch(_send(entry))
+    if match is None:
+        return None
+    name, description = entry.process_group
+    known = told.get(name, Known(description))
+    return Transfer(
+        op=match[1],
+        peer=int(match[3]),
+        group=short(name),
+        description=short(known.description),
+        members=known.members,
+        sequence=max(0, entry.p2p_seq_id),
+        created_at=_bounded(entry.time_created_ns, 1e9),
+        frames=_frames(entry.frames),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _frames(frames: tuple[RawFrame, ...]) -> tuple[Frame, ...]:
+    return tuple(_frame(one.filename, one.line, one.name) for one in frames)
+
+
+@lru_cache(maxsize=4096)
+def _frame(filename: str, line: int, name: str) -> Frame:
+    return named_frame(clean(filename, MAX_PATH), str(max(0, line)), clean(name, MAX_PATH))
+
+
+def _elements(sizes: tuple[tuple[int, ...], ...]) -> int | None:
+    total = 0
+    for size in sizes[:4096]:
+        product = 1
+        for extent in size[:32]:
+            product = min(product * extent, 2**53)
+        total = min(total + product, 2**53)
+    return total if sizes else None
+
+
+def _bounded(value: int | None, unit: float) -> float:
+    return min(value, 2**62) / unit if value is not None and value > 0 else 0.0
+
+
+@lru_cache(maxsize=4096)
+def short(text: str) -> str:
+    """A name that can be shown."""
+    return clean(text).strip()[:MAX_NAME]

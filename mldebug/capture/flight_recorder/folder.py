@@ -1,0 +1,155 @@
+"""A folder of Flight Recorder dumps, one file for each rank, whose name ends in the rank.
+
+`nccl_trace_rank_3`, `host-17.cluster_fr_3.pickle`, `trace3.json`: the last number of the name, before its ending, is the rank.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.flight_recorder.dump import parse_dump
+from mldebug.capture.flight_recorder.votes import everybody, newest_call
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.files import read_bytes, unreadable
+from mldebug.core.model import FlightRecord
+from mldebug.core.ranksets import MAX_RANK, shorten_ranks
+from mldebug.core.redact import clean
+
+MAX_FILES = 20_000
+LONGEST = 1800.0  # seconds that a collective may take, where its record does not tell of more
+WAY_OUT = (
+    "give the folder with one dump for each rank, whose names end in the rank: trace_0, trace_1 …"
+)
+_NAME = re.compile(
+    r"(?P<before>.*?)(?P<rank>\d+)(?:\.(?:pickle|pkl|pt|json|bin|dump|trace))?", re.DOTALL
+)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A file that tells nothing, and why."""
+
+    file: str
+    rank: int | None
+    reason: str
+
+
+class Folder(NamedTuple):
+    """What the dumps of a folder tell."""
+
+    records: dict[int, FlightRecord]
+    problems: tuple[Problem, ...] = ()
+    ignored: int = 0  # files whose names end in no number
+
+
+class _Named(NamedTuple):
+    name: str
+    before: str
+    rank: int
+
+
+def read_folder(directory: Path) -> Folder:
+    """Read every dump of the folder itself. EvidenceError, AccessError: it cannot be read, or holds no dump at all."""
+    names = _names(directory)
+    found = [one for name in names if (one := _named(name))]
+    chosen, problems = _one_each(found)
+    records: dict[int, FlightRecord] = {}
+    for one in chosen:
+        try:
+            records[one.rank] = parse_dump(read_bytes(directory / one.name))
+        except (ValueError, OSError, MldebugError) as error:
+            problems.append(_problem(one, _reason(error, directory / one.name)))
+    if not records:
+        raise _nothing(directory, problems)
+    strange = _of_other_jobs(records)
+    problems += [_problem(one, strange[one.rank]) for one in chosen if one.rank in strange]
+    records = {rank: one for rank, one in records.items() if rank not in strange}
+    problems.sort(key=lambda one: one.file)
+    return Folder(records, tuple(problems), len(names) - len(found))
+
+
+def _of_other_jobs(records: dict[int, FlightRecord]) -> dict[int, str]:
+    """By rank, why its record is of another time or job than the newest: jobs of one user may dump into the same files.
+
+    A rank that wrote none leaves the one of its last job there. Whether two records may be of one hang the longest wait tells.
+    """
+    ages = {rank: at for rank, one in records.items() if (at := newest_call(one)) > 0}
+    if not ages:
+        return {}
+    last = max(ages, key=lambda rank: ages[rank])
+    limit = max(LONGEST, *(call.timeout for group in records[last].groups for call in group.calls))
+    found = {
+        rank: f"it is of another time: its last call was made {(ages[last] - at) / 3600:,.1f} hours before that of rank {last}"
+        for rank, at in ages.items()
+        if ages[last] - at > limit
+    }
+    here = {rank: everybody(one) for rank, one in records.items() if rank not in found}
+    told = Counter(filter(None, here.values()))
+    usual = max(told, key=lambda ranks: (told[ranks], ranks == here[last]), default="")
+    return found | {
+        rank: f"it is of another job: one of ranks {shorten_ranks(ranks)}, and not {shorten_ranks(usual)}"
+        for rank, ranks in here.items()
+        if ranks not in ("", usual)
+    }
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    if len(names) > MAX_FILES:
+        raise EvidenceError(
+            f"{directory} holds {len(names):,} files, more than {MAX_FILES:,}", WAY_OUT
+        )
+    return names
+
+
+def _named(name: str) -> _Named | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    digits = match["rank"].lstrip("0")[:10] or "0"
+    return _Named(name, match["before"], int(digits) if digits.isascii() else MAX_RANK + 1)
+
+
+def _one_each(found: list[_Named]) -> tuple[list[_Named], list[Problem]]:
+    """One file for each rank: of several the one that is named as most others are."""
+    alike = Counter(one.before for one in found)
+    chosen: dict[int, _Named] = {}
+    problems: list[Problem] = []
+    for one in sorted(found, key=lambda one: (-alike[one.before], one.name)):
+        if one.rank > MAX_RANK:
+            problems.append(
+                _problem(one._replace(rank=-1), "its name ends in no rank: the number is too large")
+            )
+        elif one.rank in chosen:
+            other = clean(chosen[one.rank].name, 80)
+            problems.append(_problem(one, f"left out: {other} is of the same rank"))
+        else:
+            chosen[one.rank] = one
+    return sorted(chosen.values(), key=lambda one: one.rank), problems
+
+
+def _problem(one: _Named, reason: str) -> Problem:
+    return Problem(clean(one.name, 120), one.rank if one.rank >= 0 else None, reason)
+
+
+def _reason(error: Exception, path: Path) -> str:
+    """Without the path, which stands beside it."""
+    told = error.message if isinstance(error, MldebugError) else str(error)
+    if isinstance(error, OSError):
+        told = f"it cannot be read: {error.strerror}"
+    return clean(told.removeprefix(f"cannot read {path}: ").replace(f"{path} ", "it "), 300)
+
+
+def _nothing(directory: Path, problems: Iterable[Problem]) -> EvidenceError:
+    first = next(iter(problems), None)
+    if first is None:
+        return EvidenceError(f"{directory} holds no file whose name ends in a rank", WAY_OUT)
+    return EvidenceError(
+        f"no dump of {directory} can be read; {first.file}: {first.reason}", WAY_OUT
+    )

@@ -1,0 +1,220 @@
+"""What an analysis of Flight Recorders says, in sentences."""
+
+from collections.abc import Iterable, Sequence
+
+from mldebug.capture.flight_recorder.votes import View, Vote
+from mldebug.capture.flight_recorder.waits_for import Claim, where
+from mldebug.capture.stacks import site
+from mldebug.core.model import Collective, Frame
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+
+NOTHING = "No dump holds a call of a process group whose members are known, so there is nothing to compare."
+MAX_SIDES = 4
+MAX_LINKS = 8
+
+
+def group(view: View) -> str:
+    """`dp`, or `0` where the job gave it no name."""
+    return view.title.removeprefix("group ")
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0-1,3`."""
+    found = sorted(set(numbers))
+    return f"rank{'s' if len(found) > 1 else ''} {shorten_ranks(fold_ranks(found), 60)}"
+
+
+def _verb(numbers: Iterable[int], one: str, many: str) -> str:
+    return one if len(set(numbers)) == 1 else many
+
+
+def _wait(numbers: Iterable[int]) -> str:
+    return f"{ranks(numbers)} {_verb(numbers, 'waits', 'wait')}"
+
+
+def _at(frames: Sequence[Frame]) -> str:
+    frame = site(frames)
+    return f" at {frame.label}" if frame else ""
+
+
+def _of(claim: Claim) -> str:
+    return f"{claim.what} of {claim.view.title}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def waits(claim: Claim) -> str:
+    """One line of evidence: who waits in what, and for whom."""
+    head = f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}"
+    others = [rank for rank in claim.on if rank not in claim.waiting]
+    if others:
+        return f"{head}, for {ranks(others)}"
+    return f"{head}; no dump of {ranks(claim.absent)}" if claim.absent else head
+
+
+def missing(claim: Claim, found: tuple[int, ...]) -> str:
+    """Who has not called it, and what they called last."""
+    head = f"{ranks(found)} {_verb(found, 'has', 'have')} not called"
+    if claim.transfer:
+        head = f"{ranks(found)} {_verb(found, 'has', 'have')} not met"
+    text = f"{head} {_of(claim)}, in which {_wait(claim.waiting)}{_at(claim.frames)}"
+    blind = (
+        ("it may wait in a send or receive, which gloo does not record",)
+        if _has_gloo((claim.view,)) and len(found) == 1
+        else ()
+    )
+    return " ".join(map(_sentence, (text, *_last(claim, found), *blind, *_minority(claim))))
+
+
+def _last(claim: Claim, found: tuple[int, ...]) -> Iterable[str]:
+    """Of a single one."""
+    if len(found) != 1 or claim.transfer:
+        return
+    call = where(found[0], claim)
+    place = _at(call.frames) if call else ""
+    if call is None:
+        yield "it has called nothing in this group yet"
+    elif call.done:
+        yield f"its last call there was {call.op} {call.sequence}{place}"
+    else:
+        yield f"it is still in {call.op} {call.sequence}{place}"
+
+
+def _minority(claim: Claim) -> Iterable[str]:
+    if claim.outnumbered:
+        yield f"fewer wait than are missing, so {ranks(claim.waiting)} may have made a call too many"
+
+
+def behind(claim: Claim, found: tuple[int, ...]) -> str:
+    """Who has called it, and whose GPU is not there."""
+    others = [rank for rank in claim.waiting if rank not in found]
+    has = _verb(found, "has", "have")
+    return _sentence(
+        f"{ranks(found)} {has} called {_of(claim)}, but the GPU {has} not come to it; those of {ranks(others)}"
+        f" {_verb(others, 'is', 'are')} in it{_at(claim.frames)}: look for what runs before it on the same stream"
+    )
+
+
+def unfinished(claim: Claim) -> str:
+    """It has ended on most."""
+    return _sentence(
+        f"{ranks(claim.waiting)} {_verb(claim.waiting, 'is', 'are')} still in {_of(claim)}{_at(claim.frames)},"
+        f" which {ranks(claim.finished)} {_verb(claim.finished, 'has', 'have')} finished"
+    )
+
+
+def victim(claim: Claim, rank: int) -> str:
+    """Behind, in a call that others leave early."""
+    return _sentence(
+        f"rank {rank} is still in an earlier call of {claim.view.title}, in which members leave at different times,"
+        f" while {_wait(claim.waiting)} in {claim.what}; whether it is held up itself the dumps do not tell"
+    )
+
+
+def mismatch(told: Vote) -> str:
+    """Who called something else than most."""
+    assert told.model is not None  # noqa: S101 - a vote with names has one
+    alike = [rank for rank in told.calls if rank not in told.differs]
+    odd = "; ".join(
+        f"{ranks(some)} {_verb(some, 'calls', 'call')} {words}"
+        for words, some in _sides(told.differs)
+    )
+    return _sentence(
+        f"collective {told.sequence} of {told.view.title} is not the same for all: {odd}; {ranks(alike)}"
+        f" {_verb(alike, 'calls', 'call')} {_call(told.model)}"
+    )
+
+
+def split(told: Vote) -> str:
+    """Different calls, and no majority."""
+    sides = "; ".join(f"{ranks(some)} {words}" for words, some in _sides(told.calls))
+    return _sentence(
+        f"collective {told.sequence} of {told.view.title} is not the same for all ({sides}), and no majority of its"
+        f" {len(told.view.members)} members tells who is wrong"
+    )
+
+
+def _sides(calls: dict[int, Collective]) -> list[tuple[str, list[int]]]:
+    """By what they called; the place is that of the first."""
+    found: dict[tuple[str, int | None, str], list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        found.setdefault((call.op, call.elements, call.dtypes), []).append(rank)
+    some = sorted(found.values())[:MAX_SIDES]
+    return [(_call(calls[one[0]]), one) for one in some]
+
+
+def _call(call: Collective) -> str:
+    size = "" if call.elements is None else f" of {call.elements:,} elements"
+    dtype = f" of {call.dtypes}" if call.dtypes else ""
+    return f"{call.op}{size}{dtype}{_at(call.frames)}"
+
+
+def circle(links: list[tuple[int, Claim]], odd: tuple[int, ...]) -> str:
+    """Each waits for the next."""
+    after = [rank for rank, _ in links[1:]] + [links[0][0]]
+    told = [
+        f"rank {rank} waits in {_of(claim)}{_at(claim.frames)} for rank {other}"
+        for (rank, claim), other in zip(links, after, strict=True)
+    ]
+    more = f"; and {len(told) - MAX_LINKS} more" if len(told) > MAX_LINKS else ""
+    text = f"ranks wait for each other in a circle: {'; '.join(told[:MAX_LINKS])}{more}"
+    order = f"{ranks(odd)} {_verb(odd, 'takes', 'take')} the groups in another order than most"
+    return _sentence(
+        f"{text}; {order}" if odd else f"{text}; who left the common order is not told"
+    )
+
+
+def absent(claim: Claim, sure: bool) -> str:
+    """No dump of those who may be missing."""
+    them = _verb(claim.absent, "it", "they")
+    word = f"{them} {_verb(claim.absent, 'is', 'are')} most likely what they wait for"
+    doubt = "whom they wait for the dumps that are there do not tell"
+    return _sentence(
+        f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; there is no dump of {ranks(claim.absent)}:"
+        f" {word if sure else doubt}, so look at the process{_verb(claim.absent, '', 'es')}"
+    )
+
+
+def forgotten(claim: Claim) -> str:
+    """A recorder keeps the newest calls alone."""
+    return _sentence(
+        f"{_wait(claim.waiting)} in {_of(claim)}{_at(claim.frames)}; the {_verb(claim.forgot, 'dump', 'dumps')} of"
+        f" {ranks(claim.forgot)} {_verb(claim.forgot, 'holds', 'hold')} no call of this group any more:"
+        " a larger TORCH_FR_BUFFER_SIZE would tell"
+    )
+
+
+def frozen(claim: Claim) -> str:
+    """All have come."""
+    who = ranks(claim.waiting)
+    if set(claim.waiting) == claim.members and len(claim.members) > 2:
+        who = f"all {len(claim.members)} members"
+    return _sentence(
+        f"{who} {'are' if len(claim.members) > 1 else 'is'} in {_of(claim)}{_at(claim.frames)}, all have called it alike,"
+        " and it does not end: look at the GPUs and the network"
+    )
+
+
+def quiet_but(absent_: tuple[int, ...], count: int) -> str:
+    """Nobody waits, and dumps are missing."""
+    return _sentence(
+        f"nobody waits in a collective in {_dumps(count)}; there is none of {ranks(absent_)}"
+    )
+
+
+def healthy(seen: Sequence[View], count: int) -> str:
+    """Nobody waits."""
+    groups = "1 process group" if len(seen) == 1 else f"{len(seen)} process groups"
+    blind = "; sends and receives of gloo are in no dump" if _has_gloo(seen) else ""
+    text = f"nobody waits in a collective: {_dumps(count)}, {groups}, all calls are done"
+    return _sentence(text + blind)
+
+
+def _has_gloo(seen: Iterable[View]) -> bool:
+    return any(view.backend == "gloo" for view in seen)
+
+
+def _dumps(count: int) -> str:
+    return "1 dump" if count == 1 else f"{count} dumps"

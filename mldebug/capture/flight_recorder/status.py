@@ -1,0 +1,112 @@
+"""Counts first: `pg_status` tells in three numbers for each process group how far a rank is, before any call of it is read.
+
+Ranks of the same groups that are equally far differ in nothing but what they wait in: where nobody waits in an older call, the whole
+recorder of one of them and the pending calls of the others tell the same as all recorders. The counts alone prove nothing (NCCL counts a send of the group in
+them, too), so a rank is believed to be as far only where its own pending calls are those of the one that speaks for it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.flight_recorder.dump import MAX_LIVING
+from mldebug.capture.flight_recorder.safe_load import load_plain
+from mldebug.core.model import Collective, FlightGroup, FlightRecord
+
+NCCL = "nccl"  # whose counts these are, and whose pending calls are asked for
+NUMBERS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+
+
+class Status(NamedTuple):
+    """The groups of a rank with their members, as PyTorch spells them, and its three numbers in each."""
+
+    groups: tuple[tuple[str, str], ...]
+    counts: tuple[tuple[str, int, int, int], ...]
+
+    @property
+    def calls(self) -> int:
+        """How many it has made in all."""
+        return sum(enqueued for _, enqueued, _, _ in self.counts)
+
+
+def parse_status(data: bytes) -> Status | None:
+    """That of a dump without its calls; None where it tells of no group."""
+    try:
+        raw = load_plain(data, MAX_LIVING)
+        found = msgspec.convert(raw, _Dump, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    groups = tuple(sorted((name, one.ranks) for name, one in found.pg_config.items()))
+    counts = tuple(
+        sorted((number, *(one.get(name, -1) for name in NUMBERS)) for number, one in found.pg_status.items())
+    )  # fmt: skip
+    return Status(groups, counts) if groups and counts else None  # type: ignore[arg-type]
+
+
+class _Config(msgspec.Struct, frozen=True):
+    ranks: str = ""
+
+
+class _Dump(msgspec.Struct, frozen=True):
+    pg_config: dict[str, _Config] = {}
+    pg_status: dict[str, dict[str, int]] = {}
+
+
+def spoken_for(told: Mapping[int, Status]) -> dict[int, int]:
+    """Rank -> the rank whose recorder speaks for what it has done: among the most that are alike. Who lags, or is alone, is not in it.
+
+    Nobody is, where somebody has not finished a call that these have: how each made that one is then to be compared.
+    """
+    alike: dict[Status, list[int]] = {}
+    for rank, status in sorted(told.items()):
+        alike.setdefault(status, []).append(rank)
+    if not alike:
+        return {}
+    status = max(alike, key=lambda one: (len(alike[one]), one.calls))
+    if any(_waits_in_older(one, status) for one in alike):
+        return {}
+    first, *others = alike[status]
+    return dict.fromkeys(others, first)
+
+
+def _waits_in_older(one: Status, than: Status) -> bool:
+    """May it wait in a call that is done there? The numbers of groups are those of a process: they tell only where all groups are the same."""
+    if one.groups != than.groups:
+        return bool(_members(one) & _members(than))
+    done = {number: completed for number, _, _, completed in than.counts}
+    return any(completed < done.get(number, -1) for number, _, _, completed in one.counts)
+
+
+def _members(one: Status) -> frozenset[str]:
+    """The ranks of all its groups."""
+    return frozenset(rank for _, ranks in one.groups for rank in re.findall(r"\d+", ranks))
+
+
+def beside(whole: FlightRecord, pending: FlightRecord) -> FlightRecord | None:
+    """The record of a rank that is as far as the one whose record is `whole`; None where its own pending calls are not the same.
+
+    Also where nothing pends: then only all calls tell what went wrong. What is done stands in `whole` alone. Other backends tell all.
+    """
+    own = {_key(one): _pending(one) for one in pending.groups if one.backend == NCCL and one.calls}
+    groups = [one for one in pending.groups if one.backend != NCCL]
+    for group in whole.groups:
+        if group.backend != NCCL:
+            continue
+        here = {number: one for number, one in own.pop(_key(group), {}).items() if number > group.completed}  # fmt: skip
+        if here.keys() != _pending(group).keys():
+            return None
+        groups.append(msgspec.structs.replace(group, calls=tuple(here.values())))
+    waits = any(one.calls for one in groups if one.backend == NCCL)
+    if own or not waits or whole.sends or pending.sends:
+        return None
+    return msgspec.structs.replace(pending, groups=tuple(groups))
+
+
+def _key(group: FlightGroup) -> tuple[str, str]:
+    return group.name, group.members
+
+
+def _pending(group: FlightGroup) -> dict[int, Collective]:
+    return {call.sequence: call for call in group.calls if not call.done}

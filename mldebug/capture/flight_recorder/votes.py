@@ -1,0 +1,183 @@
+"""Which rank is out of step, by vote inside one known process group: members, operation, sequence, size.
+
+A majority is more than half of all members, whether they answered or not, so who did not answer can change nothing; a tie
+is a split and never a name. Ranks of different process groups are never compared.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from functools import cached_property, lru_cache
+from typing import NamedTuple, TypeVar
+
+from mldebug.core.errors import UsageError
+from mldebug.core.model import Collective, FlightGroup, FlightRecord
+from mldebug.core.ranksets import unfold
+
+SAME_SIZE = frozenset(
+    (
+        *("all_reduce", "allreduce_coalesced", "broadcast", "reduce"),
+        *("all_gather_base", "allgather_base", "all_gather_single"),
+        *("all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
+        *("reduce_scatter_base", "reduce_scatter_single"),
+        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+    )
+)
+"""Operations that every member calls with as many elements of one type; others may differ legitimately.
+
+Gathers into one tensor and scatters of one (FSDP) have a name for each backend and PyTorch: NCCL's are `_all_gather_base` and
+`_reduce_scatter_base`. Gloo records a gather into one tensor as `all_gather`, which a list of tensors may be as well.
+"""
+MAX_VIEWS = 4096
+
+K = TypeVar("K", bound=Hashable)
+
+
+class View:
+    """One process group as all its members that answered see it."""
+
+    def __init__(self, group: FlightGroup, by_rank: dict[int, FlightGroup]) -> None:
+        self.name, self.backend, self.description = group.name, group.backend, group.description
+        self.folded = group.members
+        self.by_rank = by_rank
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """Global ranks."""
+        return members_of(self.folded)
+
+    @cached_property
+    def pending(self) -> dict[int, Collective]:
+        """Rank -> the oldest call that is not done, of those that have one."""
+        found = {rank: oldest_pending(group) for rank, group in self.by_rank.items()}
+        return {rank: call for rank, call in found.items() if call is not None}
+
+    @property
+    def title(self) -> str:
+        """`group dp`, or its number where the job gave it no name."""
+        nameless = self.description in ("", "undefined", "default_pg")
+        return f"group {self.name if nameless else self.description}"
+
+    def call(self, rank: int, sequence: int) -> Collective | None:
+        """One call of one rank; None where it has not come so far or it is forgotten."""
+        return self._calls[rank].get(sequence)
+
+    def one_size(self, sequence: int) -> bool:
+        """Do all who tell a size and type of this call tell the same? The root of a scatter alone tells one."""
+        calls = (self.call(rank, sequence) for rank in self.by_rank)
+        told = {(one.elements, one.dtypes) for one in calls if one and one.elements is not None}
+        return len(told) <= 1
+
+    @cached_property
+    def _calls(self) -> dict[int, dict[int, Collective]]:
+        return {
+            rank: {call.sequence: call for call in reversed(group.calls)}
+            for rank, group in self.by_rank.items()
+        }
+
+
+def oldest_pending(group: FlightGroup) -> Collective | None:
+    """The call of this group that a rank is in; None where all are done."""
+    return min((one for one in group.calls if not one.done), key=lambda c: c.sequence, default=None)
+
+
+def views(records: Mapping[int, FlightRecord]) -> tuple[View, ...]:
+    """Every process group whose members are known, once; a rank that is no member of it has no say."""
+    found: dict[tuple[str, str, str], dict[int, FlightGroup]] = {}
+    for rank, record in records.items():
+        for group in record.groups:
+            key = group.backend, group.name, group.members
+            if group.members and (key in found or len(found) < MAX_VIEWS):
+                found.setdefault(key, {})[rank] = group
+    all_of_them = (View(next(iter(by_rank.values())), by_rank) for by_rank in found.values())
+    return tuple(view for view in all_of_them if view.by_rank.keys() <= view.members)
+
+
+class Vote(NamedTuple):
+    """One call of a group as its members made it. `model` is that of the majority, None where there is none."""
+
+    view: View
+    sequence: int
+    calls: dict[int, Collective]
+    model: Collective | None
+    differs: dict[int, Collective]  # from the model
+
+    @property
+    def split(self) -> bool:
+        """Were there several, and none with a majority?"""
+        return self.model is None and len(set(map(_kind, self.calls.values()))) > 1
+
+
+def vote(view: View, sequence: int) -> Vote:
+    """Compare one call of all members that answered and still remember it."""
+    made = {rank: view.call(rank, sequence) for rank in view.by_rank}
+    calls = {rank: call for rank, call in made.items() if call is not None}
+    model = _model(calls, len(view.members) / 2)
+    differs = {rank: one for rank, one in calls.items() if model and _kind(one) != _kind(model)}
+    return Vote(view, sequence, calls, model, differs)
+
+
+def _model(calls: Mapping[int, Collective], half: float) -> Collective | None:
+    """The call as most members made it."""
+    kind = majority(map(_kind, calls.values()), half)
+    return next((call for call in calls.values() if _kind(call) == kind), None)
+
+
+def _kind(call: Collective) -> tuple[str, int | None, str]:
+    same = call.op in SAME_SIZE
+    return call.op, call.elements if same else None, call.dtypes if same else ""
+
+
+def majority(votes: Iterable[K], half: float) -> K | None:
+    """What more than `half` voted for; None where nothing has so many."""
+    counted = Counter(votes).most_common(1)
+    return counted[0][0] if counted and counted[0][1] > half else None
+
+
+def last_call(record: FlightRecord) -> tuple[FlightGroup, Collective] | None:
+    """What a rank waits in, the oldest first; else what it called last; None before its first collective."""
+    calls = [(group, call) for group in record.groups for call in group.calls]
+    pending = [one for one in calls if not one[1].done]
+    if pending:
+        return min(pending, key=lambda one: one[1].created_at)
+    return max(calls, key=lambda one: one[1].created_at, default=None)
+
+
+def collective_words(record: FlightRecord | None) -> str:
+    """`all_reduce 41 of group dp`: what a rank waits in, else what it called last; "" where nobody knows."""
+    found = last_call(record) if record is not None else None
+    if found is None:
+        return ""
+    group, call = found
+    return f"{call.op} {call.sequence} of {View(group, {}).title}"
+
+
+def settled(flights: Iterable[tuple[FlightRecord, float]]) -> bool:
+    """Were all calls made before the look at their ranks began (unix time)? Else the job moves, and nobody is out of step."""
+    return all(
+        call.created_at <= began
+        for record, began in flights
+        for group in record.groups
+        for call in group.calls
+    )
+
+
+def newest_call(record: FlightRecord) -> float:
+    """When the last call of it was made, unix; -inf where it tells of none."""
+    calls = (call.created_at for group in record.groups for call in group.calls)
+    sends = (one.created_at for one in record.transfers)
+    return max((*calls, *sends), default=float("-inf"))
+
+
+def everybody(record: FlightRecord) -> str:
+    """All ranks of its job as the record itself tells them, folded: the members of its default group; "" where it does not."""
+    default = (group.members for group in record.groups if group.description == "default_pg")
+    return next(filter(None, default), "")
+
+
+@lru_cache(maxsize=64)
+def members_of(folded: str) -> frozenset[int]:
+    """The ranks of a folded set; none where it is damaged."""
+    try:
+        return frozenset(unfold(folded))
+    except UsageError:  # stored evidence, damaged
+        return frozenset()

@@ -1,0 +1,206 @@
+"""Who waits for whom, from the recorders alone: every pending call as a claim on the ranks that have to come."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mldebug.capture.flight_recorder.entries import MAX_SENDS
+from mldebug.capture.flight_recorder.votes import View, members_of
+from mldebug.core.model import Collective, FlightGroup, FlightRecord, Frame, Transfer
+
+ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+"""Whose members leave at different times: who still waits in an earlier one may be a victim."""
+
+
+class Claim(NamedTuple):
+    """Ranks that wait in one call, and what they wait for.
+
+    `late`: members that have not called it. `slow`: members that have, but whose GPU is not as far. `absent`: members without a
+    dump, of which nothing is known. `forgot`: members whose recorders hold no call of the group any more. `finished`: members for which it is done.
+    """
+
+    view: View
+    what: str  # "all_reduce 4", "recv 2 from rank 3"
+    sequence: int
+    members: frozenset[int]
+    waiting: tuple[int, ...]
+    late: tuple[int, ...] = ()
+    slow: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+    forgot: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    created_at: float = 0.0
+    frames: tuple[Frame, ...] = ()
+    rooted: bool = False
+    transfer: bool = False
+
+    @property
+    def on(self) -> tuple[int, ...]:
+        """The ranks that surely hold it up."""
+        return (*self.late, *self.slow)
+
+    @property
+    def timed(self) -> bool:
+        """Does a recorder tell whose GPU has come to it? NCCL's only with TORCH_NCCL_ENABLE_TIMING=1, others never."""
+        states = {call.state for call in self.view.pending.values()}
+        return self.view.backend != "nccl" or "started" in states
+
+    @property
+    def most(self) -> bool:
+        """Does a majority of all members wait in it?"""
+        return 2 * len(self.waiting) > len(self.members)
+
+    @property
+    def outnumbered(self) -> bool:
+        """Do fewer wait than have not come? Then they may have made a call too many."""
+        return not self.transfer and len(self.waiting) < len(self.late)
+
+
+def claims(seen: Iterable[View], records: Mapping[int, FlightRecord]) -> tuple[Claim, ...]:
+    """All claims, that of most ranks first."""
+    found = [claim for view in seen for claim in _collectives(view, records)]
+    found += _transfers(records)
+    return tuple(sorted(found, key=lambda one: (-len(one.waiting), one.created_at, one.waiting)))
+
+
+def _collectives(view: View, records: Mapping[int, FlightRecord]) -> Iterable[Claim]:
+    """Of one group; who calls something else at the same number makes a claim of its own."""
+    by_call: dict[tuple[int, str], list[int]] = {}
+    for rank, call in sorted(view.pending.items()):
+        by_call.setdefault((call.sequence, call.op), []).append(rank)
+    for ranks in by_call.values():
+        yield _collective(view, tuple(ranks), records)
+
+
+def _collective(view: View, waiting: tuple[int, ...], records: Mapping[int, FlightRecord]) -> Claim:
+    call = view.pending[waiting[0]]
+    rooted = call.op in ROOTED
+    finished = tuple(rank for rank in view.by_rank if _has_finished(view, rank, call.sequence))
+    joined = bool(finished) and not rooted  # it ends for nobody before all have come
+    unheard = () if joined else sorted(view.members - view.by_rank.keys())
+    idle = [rank for rank in unheard if rank in records and not records[rank].groups]
+    late = [rank for rank, one in view.by_rank.items() if one.enqueued < call.sequence] + idle
+    return Claim(
+        view=view,
+        what=f"{call.op} {call.sequence}",
+        sequence=call.sequence,
+        members=view.members,
+        waiting=waiting,
+        late=() if joined else tuple(sorted(late)),
+        slow=() if joined else _slow(view, call.sequence),
+        absent=tuple(rank for rank in unheard if rank not in records),
+        forgot=tuple(rank for rank in unheard if rank in records and rank not in idle),
+        finished=finished,
+        created_at=call.created_at,
+        frames=call.frames,
+        rooted=rooted,
+    )
+
+
+def _has_finished(view: View, rank: int, sequence: int) -> bool:
+    call = view.call(rank, sequence)
+    return call.done if call is not None else view.by_rank[rank].completed >= sequence
+
+
+def _slow(view: View, sequence: int) -> tuple[int, ...]:
+    """Who has called it and is not as far with it as those who wait: in an earlier call, or not started where most have."""
+    earlier = {
+        rank
+        for rank, call in view.pending.items()
+        if call.sequence < sequence <= view.by_rank[rank].enqueued
+    }
+    there = {rank: call.state for rank, call in view.pending.items() if call.sequence == sequence}
+    started = [rank for rank, state in there.items() if state == "started"]
+    if 2 * len(started) > len(view.members):
+        earlier |= {rank for rank, state in there.items() if state == "scheduled"}
+    return tuple(sorted(earlier))
+
+
+# --- sends and receives --------------------------------------------------------------------------
+
+
+def _transfers(records: Mapping[int, FlightRecord]) -> Iterable[Claim]:
+    for rank, record in sorted(records.items()):
+        for one in record.transfers:
+            numbered = sorted(members_of(one.members))
+            if rank in numbered and one.peer < len(numbered):
+                yield from _transfer(rank, numbered, one, records)
+
+
+def _transfer(
+    rank: int, numbered: list[int], one: Transfer, records: Mapping[int, FlightRecord]
+) -> Iterable[Claim]:
+    """None where the other side may have come, but has more under way than its record holds."""
+    peer, own = numbered[one.peer], numbered.index(rank)
+    theirs = records[peer].transfers if peer in records else ()
+    wanted = "recv" if one.op == "send" else "send"
+    met = any((it.op, it.peer, it.group) == (wanted, own, one.group) for it in theirs)
+    if not met and len(theirs) >= MAX_SENDS:
+        return
+    yield Claim(
+        view=View(
+            FlightGroup(name=one.group, description=one.description, members=one.members), {}
+        ),
+        what=f"{one.op} {one.sequence} {'to' if one.op == 'send' else 'from'} rank {peer}",
+        sequence=one.sequence,
+        members=frozenset((rank, peer)),
+        waiting=(rank,),
+        late=(peer,) if peer in records and not met else (),
+        absent=() if peer in records else (peer,),
+        created_at=one.created_at,
+        frames=one.frames,
+        transfer=True,
+    )
+
+
+# --- chains --------------------------------------------------------------------------------------
+
+
+class Chains:
+    """All claims together: whom everybody waits for in the end."""
+
+    def __init__(self, found: Iterable[Claim]) -> None:
+        self.claims = tuple(found)
+        self._of: dict[int, list[Claim]] = {}
+        for claim in self.claims:
+            for rank in claim.waiting:
+                self._of.setdefault(rank, []).append(claim)
+
+    def of(self, rank: int) -> list[Claim]:
+        """The claims in which a rank waits."""
+        return self._of.get(rank, [])
+
+    def next(self, rank: int) -> frozenset[int]:
+        """For whom a rank surely waits."""
+        found: set[int] = set()
+        for claim in self.of(rank):
+            found.update(claim.late if rank in claim.slow else claim.on)
+        return frozenset(found - {rank})
+
+    @property
+    def sinks(self) -> tuple[int, ...]:
+        """For whom others wait, and who surely wait for nobody."""
+        targets = {rank for claim in self.claims for rank in claim.on}
+        return tuple(sorted(rank for rank in targets if not self.next(rank)))
+
+    def on(self, rank: int) -> list[Claim]:
+        """The claims that a rank holds up, that of most ranks first."""
+        return [claim for claim in self.claims if rank in claim.on]
+
+    def circle(self) -> tuple[int, ...]:
+        """Ranks of which each waits for the next and the last for the first; empty where nobody surely waits."""
+        start = min((rank for rank in self._of if self.next(rank)), default=None)
+        path: list[int] = []
+        while start is not None and start not in path:
+            path.append(start)
+            start = min((one for one in self.next(start) if self.next(one)), default=None)
+        if start is None:
+            return ()
+        found = path[path.index(start) :]
+        turn = found.index(min(found))
+        return (*found[turn:], *found[:turn])
+
+
+def where(rank: int, claim: Claim) -> Collective | None:
+    """What a rank called last in the group of a claim."""
+    group = claim.view.by_rank.get(rank)
+    return group.calls[-1] if group and group.calls else None

@@ -1,0 +1,82 @@
+"""Several samples of one process become one `Movement`: frozen, or going on."""
+
+from typing import NamedTuple
+
+from mldebug.capture.stacks import labels, principal, python_frames
+from mldebug.core.model import Movement, ProcessState, ThreadStack, ThreadState
+
+
+class Sample(NamedTuple):
+    """One cheap look: when (monotonic seconds), the kernel's counters, and the Python stacks (None: not had)."""
+
+    at: float
+    state: ProcessState | None
+    stacks: tuple[ThreadStack, ...] | None
+
+
+def movement(pid: int, samples: list[Sample]) -> Movement | None:
+    """Compare the samples of one process, oldest first; None where fewer than two say anything."""
+    seen = [sample for sample in samples if sample.state is not None]
+    if len(seen) < 2 or seen[-1].at <= seen[0].at:
+        return None
+    first, last = seen[0], seen[-1]
+    span = last.at - first.at
+    tid = _thread_that_speaks(pid, seen)
+    before, after = _thread(first.state, tid), _thread(last.state, tid)
+    stacks = [_frames(pid, sample) for sample in seen if sample.stacks is not None]
+    return Movement(
+        samples=len(seen),
+        span_seconds=round(span, 3),
+        same_frames=len(set(stacks)) <= 1,
+        same_function=len({_functions(stack) for stack in stacks}) <= 1,
+        same_threads=len({_all_frames(sample) for sample in seen if sample.stacks is not None})
+        <= 1,
+        cpu_ratio=_ratio(after.cpu_seconds - before.cpu_seconds, span),
+        process_cpu_ratio=_ratio(_cpu(last.state) - _cpu(first.state), span),
+        switches=max(0, after.voluntary_switches - before.voluntary_switches),
+        io_chars=_io_between(first.state, last.state),
+    )
+
+
+def _thread_that_speaks(pid: int, samples: list[Sample]) -> int:
+    """The thread whose stack speaks for the process, where the kernel knows it by the same number."""
+    stacks = next((sample.stacks for sample in samples if sample.stacks), ())
+    stack = principal(stacks, pid)
+    known = {thread.tid for sample in samples if sample.state for thread in sample.state.threads}
+    return stack.tid if stack and stack.tid in known else pid
+
+
+def _thread(state: ProcessState | None, tid: int) -> ThreadState:
+    threads = state.threads if state else ()
+    return next((thread for thread in threads if thread.tid == tid), ThreadState(tid=tid))
+
+
+def _frames(pid: int, sample: Sample) -> tuple[str, ...]:
+    stack = principal(sample.stacks or (), pid)
+    return labels(python_frames(stack.frames)) if stack else ()
+
+
+def _all_frames(sample: Sample) -> frozenset[tuple[int, tuple[str, ...]]]:
+    return frozenset(
+        (stack.tid, labels(python_frames(stack.frames))) for stack in sample.stacks or ()
+    )
+
+
+def _functions(stack: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(label.rpartition(":")[0] or label for label in stack)
+
+
+def _cpu(state: ProcessState | None) -> float:
+    return sum(thread.cpu_seconds for thread in state.threads) if state else 0.0
+
+
+def _io_between(first: ProcessState | None, last: ProcessState | None) -> int:
+    """Nothing, where one of them could not be read: a counter counts from the start of the process."""
+    if not (first and last and first.io and last.io):
+        return 0
+    before = first.io.read_chars + first.io.written_chars
+    return max(0, last.io.read_chars + last.io.written_chars - before)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(max(0.0, part) / whole, 3)

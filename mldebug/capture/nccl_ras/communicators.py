@@ -1,0 +1,83 @@
+"""From rows of one communicator to what is kept of it: sums and levels of all ranks, and the few ranks that matter."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+
+from mldebug.core.model import NcclAbsent, NcclCommunicator, NcclLevel, NcclRank, NcclRas
+
+MAX_LEVELS = 64  # of one communicator
+MAX_NAMED = 64  # ranks of one level, and absent ones, that are kept
+MAX_KEPT = 64  # communicators in evidence
+MAX_ROWS = 4096  # ranks in evidence
+
+
+def communicator(
+    key: str, size: int, ranks: Sequence[NcclRank], absent: Sequence[NcclAbsent]
+) -> NcclCommunicator:
+    """All ranks of one communicator, whose counts are all told."""
+    totals = [sum(rank.counts.values()) for rank in ranks]
+    return NcclCommunicator(
+        key=key,
+        size=size,
+        answered=len(ranks),
+        launched=sum(totals),
+        furthest=max(totals, default=0),
+        ranks=tuple(ranks),
+        absent=tuple(absent),
+        absent_count=len(absent),
+        levels=tuple(levels(ranks))[:MAX_LEVELS],
+    )
+
+
+def levels(ranks: Sequence[NcclRank]) -> Iterator[NcclLevel]:
+    """How many ranks have launched how many, for each function in which they differ; the fewest first."""
+    for function in sorted({name for rank in ranks for name in rank.counts}):
+        found = Counter(rank.counts.get(function, 0) for rank in ranks)
+        if len(found) > 1:
+            for count, many in sorted(found.items()):
+                yield NcclLevel(function=function, count=count, ranks=many)
+
+
+def few(told: NcclRas, pids: Collection[int]) -> NcclRas:
+    """As it may be stored: of each communicator the processes with these pids, the last of each level, the absent ones.
+
+    Communicators in which something is odd come first.
+    """
+    ordered = sorted(
+        told.communicators, key=lambda one: (not (one.levels or one.absent), -one.size)
+    )
+    kept: list[NcclCommunicator] = []
+    rows = MAX_ROWS
+    for one in ordered[:MAX_KEPT]:
+        kept.append(_few_ranks(one, pids, rows))
+        rows -= len(kept[-1].ranks)
+    left_out = told.left_out + len(ordered) - len(kept)
+    return msgspec.structs.replace(told, communicators=tuple(kept), left_out=left_out)
+
+
+def _few_ranks(one: NcclCommunicator, pids: Collection[int], rows: int) -> NcclCommunicator:
+    wanted = {rank.rank for rank in one.ranks if rank.pid in pids} | _ends(one)
+    ranks = one.ranks if len(one.ranks) <= MAX_NAMED else [r for r in one.ranks if r.rank in wanted]
+    return msgspec.structs.replace(
+        one, ranks=tuple(ranks)[: max(0, rows)], absent=one.absent[:MAX_NAMED]
+    )
+
+
+def _ends(one: NcclCommunicator) -> set[int]:
+    """Those with the fewest of a function."""
+    last = lowest(one.levels)
+    named: set[int] = set()
+    for function, count in last.items():
+        behind = (rank.rank for rank in one.ranks if rank.counts.get(function, 0) == count)
+        named.update(list(behind)[:MAX_NAMED])
+    return named
+
+
+def lowest(found: Iterable[NcclLevel]) -> dict[str, int]:
+    """Function -> the fewest that any rank has launched of it."""
+    fewest: dict[str, int] = {}
+    for level in found:
+        fewest[level.function] = min(level.count, fewest.get(level.function, level.count))
+    return fewest

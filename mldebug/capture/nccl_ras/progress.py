@@ -1,0 +1,125 @@
+"""What two answers of NCCL RAS say of movement, and what one says of ranks that are behind.
+
+Counts are launches by the host: a count that grew is movement, equal counts prove nothing of the GPUs. Work that is
+replayed from a CUDA graph is not counted at all.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+import msgspec
+
+from mldebug.capture.nccl_ras.communicators import lowest
+from mldebug.core.model import NcclCommunicator, NcclLevel, NcclRank, NcclRas
+
+
+class Behind(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks of one communicator that have launched the fewest of every function in which its ranks differ."""
+
+    function: str  # the one in which they lack the most
+    count: int
+    most: int
+    ranks: tuple[NcclRank, ...]  # those that are told; `many` may be more
+    many: int
+
+
+def moved(before: NcclRas, after: NcclRas) -> bool | None:
+    """Whether any rank has launched a collective in between; None where the answers cannot tell."""
+    known = {one.key: one for one in before.communicators}
+    told = [
+        old.launched != new.launched
+        for new in after.communicators
+        if (old := known.get(new.key)) is not None and _comparable(old, new)
+    ]
+    return any(told) if told else None
+
+
+def _comparable(old: NcclCommunicator, new: NcclCommunicator) -> bool:
+    """The sums are of the same ranks."""
+    if old.launched is None or new.launched is None or old.answered != new.answered:
+        return False
+    gone = [{one.rank for one in told.absent} for told in (old, new)]
+    complete = all(len(told.absent) == told.absent_count for told in (old, new))
+    return gone[0] == gone[1] and complete
+
+
+def behind(one: NcclCommunicator) -> Behind | None:
+    """Who is behind; None where nobody is, or where one rank lacks a call of this function and another of that."""
+    last = lowest(one.levels)
+    if not last or len(laggards := {_last(one, name) for name in last}) != 1:
+        return None
+    if len(last) > 1 and not all(_is_told(one, name) for name in last):
+        return None
+    function = max(last, key=lambda name: _most(one, name) - last[name])
+    ranks = tuple(rank for rank in one.ranks if rank.rank in next(iter(laggards)))
+    level = next(told for told in one.levels if _is(told, function, last[function]))
+    if len(ranks) > level.ranks or level.ranks >= one.answered:
+        return None
+    most = _most(one, function)
+    return Behind(function=function, count=level.count, most=most, ranks=ranks, many=level.ranks)
+
+
+def crossed(
+    told: Iterable[NcclCommunicator],
+) -> tuple[NcclCommunicator, NcclCommunicator] | None:
+    """Two communicators of the same processes, in which each has left out what the other waits in; None where none are."""
+    late = [(one, found.ranks) for one in told if (found := behind(one)) and _are_told(found)]
+    for (one, lack), (other, lacks) in combinations(late, 2):
+        first, second = _places(lack) - _places(lacks), _places(lacks) - _places(lack)
+        if first & _places(other.ranks) and second & _places(one.ranks):
+            return one, other
+    return None
+
+
+def _are_told(found: Behind) -> bool:
+    return len(found.ranks) == found.many
+
+
+def _places(rows: Iterable[NcclRank]) -> set[tuple[str, int]]:
+    return {(row.host, row.pid) for row in rows if row.pid is not None}
+
+
+def differs(one: NcclCommunicator) -> tuple[NcclLevel, ...]:
+    """The highest level of each function in which ranks differ, where they lack different ones: calls out of step."""
+    if not one.levels or behind(one) is not None:
+        return ()
+    return tuple(_highest(one.levels))
+
+
+def _highest(levels: tuple[NcclLevel, ...]) -> Iterator[NcclLevel]:
+    for function in sorted({level.function for level in levels}):
+        yield max((one for one in levels if one.function == function), key=lambda one: one.count)
+
+
+def at_level(one: NcclCommunicator, level: NcclLevel) -> tuple[NcclRank, ...]:
+    """The ranks of this level that are told."""
+    return tuple(rank for rank in one.ranks if rank.counts.get(level.function, 0) == level.count)
+
+
+def brief(told: NcclRas) -> NcclRas:
+    """All that `moved` needs."""
+    return msgspec.structs.replace(
+        told,
+        own=(),
+        communicators=tuple(msgspec.structs.replace(one, ranks=()) for one in told.communicators),
+    )
+
+
+def _last(one: NcclCommunicator, function: str) -> frozenset[int]:
+    least = lowest(one.levels)[function]
+    return frozenset(rank.rank for rank in one.ranks if rank.counts.get(function, 0) == least)
+
+
+def _is_told(one: NcclCommunicator, function: str) -> bool:
+    """Are all the ranks that are last in it among those that are told?"""
+    least = lowest(one.levels)[function]
+    level = next(told for told in one.levels if _is(told, function, least))
+    return len(_last(one, function)) == level.ranks
+
+
+def _most(one: NcclCommunicator, function: str) -> int:
+    return max(level.count for level in one.levels if level.function == function)
+
+
+def _is(level: NcclLevel, function: str, count: int) -> bool:
+    return (level.function, level.count) == (function, count)

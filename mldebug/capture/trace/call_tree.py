@@ -1,0 +1,80 @@
+"""The call tree of a ring: who called whom, how often and for how long, threads apart; what had not returned is marked."""
+
+from collections.abc import Iterable, Iterator
+
+from mldebug.capture.trace.line_format import frame_words
+from mldebug.capture.trace.records import Place, Ring
+from mldebug.capture.trace.spans import Edge, edges
+
+MAX_SHOWN = 2_000  # lines of a tree
+MAX_INDENT = 40
+
+
+class Node:
+    """Calls of one function from one place. `nanoseconds`: with all that it called."""
+
+    __slots__ = ("calls", "children", "nanoseconds", "open", "place")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.calls = 0
+        self.nanoseconds = 0
+        self.open = False  # had one not returned when the ring was read?
+        self.children: dict[Place, Node] = {}
+
+    def child(self, place: Place) -> "Node":
+        """The node of what is called from here."""
+        found = self.children.get(place)
+        if found is None:
+            found = self.children[place] = Node(place)
+        return found
+
+
+def call_tree(some: Iterable[Edge], end: int) -> Node:
+    """Of one thread; the place of the root is empty. `end`: the last moment of the ring."""
+    root = Node(Place(""))
+    stack: list[tuple[Node, int]] = []
+    for edge in some:
+        if edge.opens:
+            node = (stack[-1][0] if stack else root).child(edge.place)
+            node.calls += not edge.again
+            stack.append((node, edge.at))
+        else:
+            node, since = stack.pop()
+            node.nanoseconds += edge.at - since
+            node.open = node.open or (not edge.seen and edge.at == end)
+    return root
+
+
+def tree_lines(ring: Ring) -> Iterator[str]:
+    """`12.345 ms  3 x * train:40 train_step`, indented by depth; `*` marks what has not returned."""
+    end = ring.newest or 0
+    shown = 0
+    for thread, some in edges(ring.events, sorted(ring.threads)):
+        name = ring.name(thread)
+        yield f"--- thread {thread}{f' ({name})' if name else ''} ---"
+        for depth, node in _walk(call_tree(some, end)):
+            shown += 1
+            if shown > MAX_SHOWN:
+                yield "… more calls: --tail N shows those of the last N records"
+                return
+            yield _line(depth, node)
+
+
+def _line(depth: int, node: Node) -> str:
+    spent = f"{node.nanoseconds / 1e6:12,.3f} ms {node.calls:>8,} x"
+    indent = "  " * min(depth, MAX_INDENT)
+    return f"{spent} {'*' if node.open else ' '} {indent}{frame_words(node.place)}"
+
+
+def _walk(root: Node) -> Iterator[tuple[int, Node]]:
+    """Depth first without recursion, the dearest child first."""
+    waiting = [(0, one) for one in _dearest_last(root)]
+    while waiting:
+        depth, node = waiting.pop()
+        yield depth, node
+        waiting += [(depth + 1, one) for one in _dearest_last(node)]
+
+
+def _dearest_last(node: Node) -> list[Node]:
+    return sorted(node.children.values(), key=lambda one: one.nanoseconds)

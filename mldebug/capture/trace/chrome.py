@@ -1,0 +1,89 @@
+"""The Trace Event Format of Chrome, which Perfetto reads: one process per ring, its threads, calls as slices.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: `ts` is in microseconds. A call that has not
+returned begins and has no end: viewers draw it to the end of the trace.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from mldebug.capture.trace.records import Event, Events, Header, Kind, Place, Ring
+from mldebug.capture.trace.spans import edges
+from mldebug.core.redact import safe_line
+
+
+def chrome(rings: Sequence[Ring]) -> Iterator[bytes]:
+    """The file in pieces. Times are unix time, so that the rings of several ranks stand side by side."""
+    yield b'{"displayTimeUnit":"ns","traceEvents":['
+    first = True
+    for number, ring in enumerate(rings):
+        for one in _of_ring(ring, number):
+            yield one if first else b",\n" + one
+            first = False
+    yield b"]}\n"
+
+
+def process_name(header: Header) -> str:
+    """`rank 3 (pid 41003 on gpu-17)`; a worker has the rank of its parent, and is not it."""
+    place = f"pid {header.pid}" + (f" on {safe_line(header.node, 60)}" if header.node else "")
+    who = "child of rank" if header.child else "rank"
+    return place if header.rank is None else f"{who} {header.rank} ({place})"
+
+
+def _of_ring(ring: Ring, number: int) -> Iterator[bytes]:
+    yield _meta("process_name", number, 0, {"name": process_name(ring.header)})
+    order = ring.header.rank if ring.header.rank is not None else number
+    yield _meta("process_sort_index", number, 0, {"sort_index": order})
+    offset, end = ring.header.offset_ns, ring.newest or 0
+    for thread, some in edges(ring.events, ring.threads):
+        name = ring.name(thread) or f"thread {thread}"
+        yield _meta("thread_name", number, thread, {"name": name})
+        ids = f'"pid":{number},"tid":{thread},"ts":'.encode()
+        for edge in some:
+            if edge.opens:
+                yield b"{%b,%b%b}" % (_begun(edge.place), ids, _microseconds(edge.at + offset))
+            elif edge.seen or edge.at < end:
+                yield b'{"ph":"E",%b%b}' % (ids, _microseconds(edge.at + offset))
+    yield from _points(ring.events, number, offset)
+
+
+def _meta(what: str, pid: int, tid: int, told: dict[str, object]) -> bytes:
+    return msgspec.json.encode({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": told})
+
+
+def _microseconds(nanoseconds: int) -> bytes:
+    """Exactly: a float has not so many digits."""
+    return b"%d.%03d" % divmod(max(0, nanoseconds), 1000)
+
+
+@lru_cache(maxsize=65_536)
+def _begun(place: Place) -> bytes:
+    """A slice begins: what is the same for all calls of a function."""
+    told: dict[str, object] = {"file": safe_line(place.path, 400), "line": place.line}
+    name = safe_line(place.function, 120)
+    return msgspec.json.encode({"ph": "B", "name": name, "cat": "call", "args": told})[1:-1]
+
+
+@lru_cache(maxsize=65_536)
+def _lined(place: Place, line: int) -> bytes:
+    name = f"{safe_line(place.file, 60)}:{line}"
+    return msgspec.json.encode({"ph": "i", "s": "t", "name": name, "cat": "line"})[1:-1]
+
+
+def _points(events: Events, pid: int, offset: int) -> Iterator[bytes]:
+    """Lines, and the beginning of each step."""
+    step: int | None = None
+    for event in events:
+        if event.step != step and event.step is not None:
+            step = event.step
+            what = b'"ph":"i","s":"p","name":"step %d","cat":"step"' % step
+            yield _point(what, pid, event, offset)
+        if event.kind is Kind.LINE:
+            yield _point(_lined(event.place, event.line), pid, event, offset)
+
+
+def _point(what: bytes, pid: int, event: Event, offset: int) -> bytes:
+    at = _microseconds(event.at + offset)
+    return b'{%b,"pid":%d,"tid":%d,"ts":%b}' % (what, pid, event.thread, at)

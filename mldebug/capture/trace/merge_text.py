@@ -1,0 +1,140 @@
+"""What `trace merge` says: how far each rank got, where they parted, as lines and as JSON."""
+
+from collections.abc import Iterator, Sequence
+
+from mldebug.capture.trace.chrome import process_name
+from mldebug.capture.trace.line_format import frame_words
+from mldebug.capture.trace.merge import Branch, Merged, Parting, Standing, Stop
+from mldebug.capture.trace.records import Event, Ring
+from mldebug.core.ranksets import fold_ranks
+from mldebug.core.redact import safe_line
+
+MAX_RANKS = 64  # rows of the table
+MAX_BRANCHES = 8
+
+
+def merged_lines(merged: Merged) -> Iterator[str]:
+    """The ranks that are furthest behind first, then the parting."""
+    ordered = sorted(merged.standings, key=_behind)
+    for one in ordered[:MAX_RANKS]:
+        yield _standing_line(one)
+    if len(ordered) > MAX_RANKS:
+        yield f"… and {len(ordered) - MAX_RANKS:,} more ranks"
+    yield ""
+    if merged.parting:
+        yield from _parting_lines(merged.parting, merged.by)
+    elif merged.compared:
+        yield f"No rank parted: the {merged.by} of all {_steps(merged)} are the same."
+    else:
+        yield "Nothing can be compared: no step is in all of these rings. Larger rings (--size) reach further back."
+
+
+def _behind(one: Standing) -> tuple[int, float, int]:
+    return (-1 if one.step is None else one.step), -one.silent_seconds, one.rank
+
+
+def _steps(merged: Merged) -> str:
+    known = [step for step in merged.compared if step is not None]
+    if not known:
+        return "that happened before the first step"
+    return f"steps {known[0]:,} to {known[-1]:,}" if len(known) > 1 else f"of step {known[0]:,}"
+
+
+def _standing_line(one: Standing) -> str:
+    step = "before a step" if one.step is None else f"step {one.step:,}"
+    place = event_words(one.last) if one.last else "nothing was traced"
+    where = f" on {safe_line(one.node, 60)}" if one.node else ""
+    return f"rank {one.rank} (pid {one.pid}{where}): {step}, {one.silent_seconds:.3f} s silent: {place}{one.stopped}"
+
+
+def event_words(event: Event) -> str:
+    """`line 44 of train:40 train_step`, `called train:40 train_step`."""
+    frame = frame_words(event.place)
+    return (
+        f"line {event.line} of {frame}"
+        if event.line and event.kind == "line"
+        else f"{event.kind} {frame}"
+    )
+
+
+def _parting_lines(parting: Parting, by: str) -> Iterator[str]:
+    when = "before the first step" if parting.step is None else f"in step {parting.step:,}"
+    yield f"They parted {when}, after {parting.equal:,} {by} that are the same:"
+    for stop in parting.before:
+        yield f"    {stop_words(stop)}"
+    for branch in parting.branches[:MAX_BRANCHES]:
+        yield f"  {_branch_words(branch)}"
+    if len(parting.branches) > MAX_BRANCHES:
+        yield f"  … and {len(parting.branches) - MAX_BRANCHES:,} more ways"
+
+
+def stop_words(stop: Stop) -> str:
+    """A call, or a line of a function."""
+    place, line = stop
+    return f"line {line} of {frame_words(place)}" if line else frame_words(place)
+
+
+def _branch_words(branch: Branch) -> str:
+    who = f"rank{'s' if len(branch.ranks) > 1 else ''} {fold_ranks(branch.ranks)}"
+    many = len(branch.ranks) > 1
+    if branch.stop is None:
+        return f"{who}: {'have' if many else 'has'} not come further"
+    return f"{who}: {'go' if many else 'goes'} on with {stop_words(branch.stop)}"
+
+
+def left_out(rings: Sequence[Ring], merged: Merged) -> Iterator[str]:
+    """Whose rings were not compared: two of one rank would be two ranks."""
+    compared = {(one.node, one.pid) for one in merged.standings}
+    for header in (ring.header for ring in rings):
+        if (header.node, header.pid) not in compared:
+            yield f"left out: {process_name(header)}, which is not the newest that trains as this rank"
+
+
+def merged_object(merged: Merged) -> dict[str, object]:
+    """For scripts."""
+    return {
+        "by": merged.by,
+        "compared_steps": list(merged.compared),
+        "ranks": [_standing_object(one) for one in merged.standings],
+        "parting": _parting_object(merged.parting) if merged.parting else None,
+    }
+
+
+def _standing_object(one: Standing) -> dict[str, object]:
+    return {
+        "rank": one.rank,
+        "pid": one.pid,
+        "node": one.node,
+        "step": one.step,
+        "silent_seconds": one.silent_seconds,
+        "last": event_object(one.last) if one.last else None,
+        "stopped": one.stopped.strip(),
+    }
+
+
+def _parting_object(parting: Parting) -> dict[str, object]:
+    return {
+        "step": parting.step,
+        "equal": parting.equal,
+        "branches": [
+            {"ranks": list(one.ranks), "next": stop_words(one.stop) if one.stop else None}
+            for one in parting.branches
+        ],
+    }
+
+
+def event_object(event: Event) -> dict[str, object]:
+    """One event for scripts; `at` in nanoseconds of the writer's monotonic clock."""
+    place = event.place
+    return {
+        "at": event.at,
+        "thread": event.thread,
+        "depth": event.depth,
+        "kind": event.kind.value,
+        "function": safe_line(place.function, 200),
+        "module": safe_line(place.module, 200),
+        "path": safe_line(place.path, 400),
+        "first_line": place.line,
+        "line": event.line,
+        "step": event.step,
+    }

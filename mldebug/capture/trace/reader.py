@@ -1,0 +1,203 @@
+"""A ring read while it is written: piece by piece as far as one goes, or only the last records, by few reads.
+
+Whoever calls gives `read`, which returns the bytes at an offset (fewer at the end of the file), and may raise OSError; so
+the same code reads a file here, one of a rank through the reader child, and bytes in a test. A chunk counts only where
+its head says the same after it was read as before.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.trace.layout import (
+    HEAD_SIZE,
+    HEADER_SIZE,
+    Head,
+    Record,
+    last_chunks,
+    newest_time,
+    parse_head,
+    parse_header,
+    parse_names,
+    parse_records,
+)
+from mldebug.capture.trace.records import Header, Listed, Place, Ring, Thread
+from mldebug.capture.trace.stream import Moment, Read, Streamed, by_time, chunk_bytes, moments
+
+NAMES_AT_ONCE = 256 << 10  # bytes of the table that are read at first; most programs need no more
+MAX_THREADS = 64  # whose last chunks are read for a tail
+_OPEN = 1 << 63  # later than any time
+
+Heads = Callable[[Header], bytes]
+"""All heads of chunks one after the other, 64 bytes each: where they can be had by one read."""
+
+
+class _Chunk(NamedTuple):
+    head: Head
+    until: int  # when the thread's next chunk began; a large number for its last one
+
+
+Taken = list[tuple[Head, list[Record]]]
+
+
+def read_header(read: Read) -> Header:
+    """Raises ValueError where it is no ring."""
+    return parse_header(read(0, HEADER_SIZE))
+
+
+def read_last(read: Read, last: int) -> Ring:
+    """The `last` records. Raises ValueError where it is no ring."""
+    header = read_header(read)
+    chunks = _chunks(read_heads(read, header))
+    taken, cut = _read_last(read, header, chunks, last)
+    ring = _ring(read, header, chunks, taken, cut=cut)
+    if len(ring.events) <= last:
+        return ring
+    threads = {number: one._replace(cut=True) for number, one in ring.threads.items()}
+    return msgspec.structs.replace(ring, events=Listed([*ring.events][-last:]), threads=threads)
+
+
+def read_whole(read: Read) -> Ring:
+    """All records, read when they are asked for: `read` has to work for as long. Raises ValueError where it is no ring."""
+    header = read_header(read)
+    heads = read_heads(read, header)
+    names, broken = parse_names(read(header.names_at, header.names_size))
+    return Ring(
+        header=header,
+        events=Streamed(read, header, heads, names),
+        threads=_threads(_chunks(heads), cut=False),
+        broken=(broken,) if broken else (),
+    )
+
+
+def read_ends(read: Read, last: int, heads: Heads) -> Ring:
+    """Of each thread what it did last, of the main thread at least so many records, by as few reads as can be."""
+    header = read_header(read)
+    chunks = _chunks(read_heads(read, header, heads))
+    return _ring(read, header, chunks, _read_ends(read, header, chunks, last), cut=True)
+
+
+def _ring(read: Read, header: Header, chunks: Sequence[_Chunk], taken: Taken, *, cut: bool) -> Ring:
+    names, broken = _names(read, header, max(_ids(taken), default=-1))
+    return Ring(
+        header=header,
+        events=Listed(by_time(_by_thread(taken), names)),
+        threads=_threads(chunks, cut=cut),
+        broken=(broken,) if broken else (),
+    )
+
+
+def read_heads(read: Read, header: Header, heads: Heads | None = None) -> list[Head]:
+    """Of all chunks that are in use, by their sequence; a sequence that came before is nobody's."""
+    if heads is not None:
+        data = heads(header)
+        pieces: Iterable[bytes] = (
+            data[at : at + HEAD_SIZE] for at in range(0, len(data), HEAD_SIZE)
+        )
+    else:
+        pieces = (
+            read(header.chunks_at + number * header.chunk_size, HEAD_SIZE)
+            for number in range(header.chunks)
+        )
+    found: dict[int, Head] = {}
+    for number, piece in enumerate(pieces):
+        head = parse_head(piece, number)
+        if head is not None:
+            found.setdefault(head.sequence, head)
+    return [found[sequence] for sequence in sorted(found)]
+
+
+def newest(read: Read, header: Header, heads: bytes) -> int | None:
+    """When the last record was written, of all threads; None: nothing was."""
+    times: list[int] = []
+    for number, sequence in last_chunks(heads)[:MAX_THREADS]:
+        data = read(header.chunks_at + number * header.chunk_size, header.chunk_size)
+        at = newest_time(data, sequence) if data[:4] == sequence.to_bytes(4, "little") else None
+        times += [] if at is None else [at]
+    return max(times, default=None)
+
+
+# --- chunks ----------------------------------------------------------------------------------------
+
+
+def _chunks(heads: Sequence[Head]) -> list[_Chunk]:
+    """Those that were written last first; the last one of each thread before all others."""
+    until: dict[int, int] = {}
+    found = []
+    for head in reversed(heads):
+        found.append(_Chunk(head, until.get(head.thread, _OPEN)))
+        until[head.thread] = head.began
+    return sorted(found, key=lambda chunk: (-chunk.until, -chunk.head.sequence))
+
+
+def _read_last(
+    read: Read, header: Header, chunks: Sequence[_Chunk], last: int
+) -> tuple[Taken, bool]:
+    """Chunks with their records, and whether older ones were left out."""
+    taken: Taken = []
+    times: list[int] = []
+    for chunk in chunks:
+        if len(times) >= last and min(times, default=0) >= chunk.until:
+            return taken, True  # none of the chunks from here on can hold a record among the last
+        records = _records(read, header, chunk.head)
+        taken.append((chunk.head, records))
+        times = heapq.nlargest(last, [*times, *(record.at for record in records if record.kind)])
+    return taken, False
+
+
+def _read_ends(read: Read, header: Header, chunks: Sequence[_Chunk], last: int) -> Taken:
+    """The last chunk of each thread, and of the main thread as many as hold so many records."""
+    open_ = [chunk for chunk in chunks if chunk.until == _OPEN]
+    open_.sort(key=lambda chunk: (not chunk.head.main, -chunk.head.sequence))
+    taken = [(one.head, _records(read, header, one.head)) for one in open_[:MAX_THREADS]]
+    have = len(taken[0][1]) if taken and taken[0][0].main else last
+    for chunk in chunks:
+        if have >= last:
+            break
+        if chunk.head.main and chunk.until != _OPEN:
+            taken.append((chunk.head, _records(read, header, chunk.head)))
+            have += len(taken[-1][1])
+    return taken
+
+
+def _records(read: Read, header: Header, head: Head) -> list[Record]:
+    """None of them where the chunk has become another one's while it was read."""
+    return list(parse_records(chunk_bytes(read, header, head), head.sequence))
+
+
+def _threads(chunks: Sequence[_Chunk], *, cut: bool) -> dict[int, Thread]:
+    known = {chunk.head.sequence for chunk in chunks}
+    found: dict[int, Thread] = {}
+    for chunk in chunks:
+        head = chunk.head
+        told = found.setdefault(head.thread, Thread(head.name, head.main, cut))
+        if head.before and head.before not in known:
+            found[head.thread] = told._replace(cut=True)
+    return found
+
+
+# --- events ----------------------------------------------------------------------------------------
+
+
+def _ids(taken: Iterable[tuple[Head, list[Record]]]) -> Iterator[int]:
+    return (record.name for _, records in taken for record in records)
+
+
+def _names(read: Read, header: Header, highest: int) -> tuple[Mapping[int, Place], str]:
+    """As much of the table as the records need."""
+    size = min(NAMES_AT_ONCE, header.names_size)
+    while True:
+        names, broken = parse_names(read(header.names_at, size))
+        if size >= header.names_size or max(names, default=-1) >= highest:
+            return names, broken if size >= header.names_size else ""
+        size = min(size * 4, header.names_size)
+
+
+def _by_thread(taken: Taken) -> list[Iterator[Moment]]:
+    found: dict[int, list[tuple[Head, list[Record]]]] = defaultdict(list)
+    for one in sorted(taken, key=lambda one: one[0].sequence):
+        found[one[0].thread].append(one)
+    return [moments(some) for some in found.values()]

@@ -1,0 +1,157 @@
+"""What a ring holds, once it is read: who wrote it, and what happened, oldest first."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from mldebug.core.model import Noun
+from mldebug.core.redact import safe_line
+
+
+class Kind(StrEnum):
+    """What happened. A generator that yields leaves its frame, and comes back by `resume`."""
+
+    CALL = "call"
+    RETURN = "return"
+    LINE = "line"
+    UNWIND = "unwind"  # the frame is left by an exception
+    YIELD = "yield"
+    RESUME = "resume"
+
+
+ENTERS = frozenset({Kind.CALL, Kind.RESUME})
+LEAVES = frozenset({Kind.RETURN, Kind.UNWIND, Kind.YIELD})
+
+
+class Place(NamedTuple):
+    """A function as the tracer names it; `line` is its first one, 0 where it is not known."""
+
+    function: str
+    path: str = ""
+    line: int = 0
+    module: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file without its folders."""
+        return self.path.rpartition("/")[2]
+
+
+class Event(NamedTuple):
+    """`at`: nanoseconds of the writer's monotonic clock. `line` is where it happened, 0: not told."""
+
+    at: int
+    thread: int  # as the kernel numbers it
+    depth: int  # traced functions that are open around it: of a line its own is one of them
+    kind: Kind
+    place: Place
+    line: int = 0
+    step: int | None = None
+
+
+class Header(Noun, frozen=True, kw_only=True):
+    """Who wrote the ring, as it says itself. Times are nanoseconds, `monotonic` ones of the writer's node."""
+
+    size: int  # bytes of the file
+    names_at: int
+    names_size: int
+    chunks_at: int
+    chunk_size: int
+    chunks: int
+    pid: int = 0  # as the process itself sees it
+    start_ticks: int = 0  # /proc/PID/stat field 22
+    boot_id: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+    child: bool = False  # forked, or a worker: it has the rank of its parent
+    wall_ns: int = 0  # both clocks at one moment
+    monotonic_ns: int = 0
+    step: int | None = None  # reached last
+    step_at: int = 0
+    dropped: int = 0  # events that found no room
+    state: str = ""  # tracing, not begun, stepped aside, ended
+    changed_at: int = 0  # when it became so
+    traced: str = ""  # calls, lines, calls and lines
+    engine: str = ""
+    python: str = ""
+    node: str = ""
+    why: str = ""  # why the state is what it is
+    followed: str = ""
+    command: str = ""  # redacted
+
+    @property
+    def offset_ns(self) -> int:
+        """What to add to a time of the monotonic clock to get unix time."""
+        return self.wall_ns - self.monotonic_ns
+
+    @property
+    def stopped(self) -> str:
+        """Said behind its last record where the process went on untraced: that is not the last that it did."""
+        if self.state not in ("ended", "stepped aside") or not self.why:
+            return ""
+        return f" (and then tracing {self.state}: {safe_line(self.why, 100)})"
+
+
+class Thread(NamedTuple):
+    """`cut`: older records of it were overwritten, or left out."""
+
+    name: str
+    main: bool
+    cut: bool
+
+
+class Events(ABC):
+    """What happened, by time. It may be gone through again and again, and need not be in memory."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Event]: ...
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are; of a ring that is still written, about."""
+
+    @abstractmethod
+    def of(self, thread: int) -> Iterator[Event]:
+        """Those of one thread; the step may be missing."""
+
+    @property
+    @abstractmethod
+    def newest(self) -> int | None:
+        """When the last one happened, by the writer's monotonic clock; None: nothing was written."""
+
+
+class Listed(tuple[Event, ...], Events):
+    """A few, in memory."""
+
+    __slots__ = ()
+
+    def of(self, thread: int) -> Iterator[Event]:
+        """Those of one thread."""
+        return (event for event in self if event.thread == thread)
+
+    @property
+    def newest(self) -> int | None:
+        """Of the last one."""
+        return self[-1].at if self else None
+
+
+class Ring(Noun, frozen=True, kw_only=True):
+    """A ring at one moment. `broken`: chunks and names that are not believed, in words."""
+
+    header: Header
+    events: Events = Listed()
+    threads: dict[int, Thread] = {}
+    broken: tuple[str, ...] = ()
+
+    @property
+    def newest(self) -> int | None:
+        """When the last event happened, by the writer's monotonic clock; None: nothing was written."""
+        return self.events.newest
+
+    def name(self, thread: int) -> str:
+        """`MainThread`; "" where nothing is known of it."""
+        known = self.threads.get(thread)
+        return known.name if known else ""

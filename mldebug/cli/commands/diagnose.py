@@ -1,0 +1,174 @@
+"""Judge a report's evidence, or a folder of py-spy dumps."""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import msgspec
+
+from mldebug.capture.dump_folder import captures_from_dumps
+from mldebug.cli.console import Console
+from mldebug.core.errors import EvidenceError, ExitCode, MldebugError
+from mldebug.core.files import unreadable
+from mldebug.core.hints import typed
+from mldebug.core.model import Asked, Judgement, NodeCapture
+from mldebug.core.report_model import Report, Stall
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.incidents.incident import Incident, write_report
+from mldebug.incidents.incident import judge as judge_incident
+from mldebug.incidents.report.build import build_report, make_id
+from mldebug.incidents.report.changes import comparison
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import print_report
+from mldebug.incidents.stored_evidence import Recorded, load_recorded
+
+LIST = f"give the folder of a report; this says where they are: {typed('reports list')}"
+WHY = "recorded evidence, judged again"
+KINDS = "capture-*.json, ending-*.json, or py-spy dumps named by their rank (rank0.txt)"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Judged(NamedTuple):
+    """The report that the evidence gives today; `found`: it tells of a stall or a failure."""
+
+    report: Report
+    found: bool
+
+
+@click.command("diagnose")
+@click.argument("directory", type=click.Path(path_type=Path, readable=False))
+@click.option("--json", "as_json", is_flag=True, help="Print report.json.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path, readable=False),
+    help="Write report.html here.",
+)
+def command(directory: Path, as_json: bool, html: Path | None) -> None:
+    """Judge recorded evidence again.
+
+    DIRECTORY is the folder of a report (of a stall, of an abnormal end or taken by hand), its evidence folder, or a
+    folder of `py-spy dump` outputs (text or JSON) whose file names end in the rank: rank0.txt, dump-17.json.
+    """
+    judged = judge(read_evidence(directory))
+    if html:
+        _write(html, render_html(judged.report))
+    if as_json:
+        click.echo(msgspec.json.encode(judged.report).decode())
+    else:
+        print_report(judged.report, Console())
+    sys.exit(ExitCode.FOUND if judged.found else ExitCode.FINE)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MldebugError(
+            f"{path} cannot be written: {error.strerror}", "give --html another place"
+        ) from error
+
+
+def read_evidence(directory: Path) -> Recorded:
+    """What an agent or a dump has written; a folder without it is taken as a folder of py-spy dumps."""
+    _check_folder(directory)
+    recorded = load_recorded(directory)
+    if not recorded.captures and recorded.ending is None:
+        recorded = Recorded(captures=captures_from_dumps(directory))
+    if not recorded.captures and recorded.ending is None:
+        raise EvidenceError(
+            f"{directory} holds nothing to judge: no {KINDS}",
+            LIST,
+        )
+    return recorded
+
+
+def _check_folder(directory: Path) -> None:
+    try:
+        if directory.is_dir():
+            return
+        exists = directory.exists()
+    except OSError as error:
+        raise unreadable(directory, error) from error
+    if not exists:
+        raise EvidenceError(
+            f"{directory} does not exist",
+            LIST,
+        )
+    inside = directory.suffix in (".json", ".html", ".txt")
+    raise EvidenceError(
+        f"{directory} is not a folder",
+        f"give the folder that it lies in: {directory.parent}" if inside else LIST,
+    )
+
+
+def judge(recorded: Recorded) -> Judged:
+    """Judge as it was judged then; times are those of the evidence."""
+    if recorded.ending is not None:
+        return _judge_end(recorded.ending, recorded.captures)
+    captures = recorded.captures
+    judgement, moment = _judge_stall(captures, recorded.asked)
+    taken = min(capture.taken_at for capture in captures)
+    report = build_report(
+        judgement,
+        moment,
+        kind="manual",
+        trigger="manual",
+        detected_at=taken,
+        reported_at=taken,
+        stall=Stall(timeout_seconds=None, why=WHY),
+        versions=moment[0].versions,
+        taken=captures,
+        asked=recorded.asked,
+    )
+    return Judged(_with_changes(report, captures), judgement.stalled)
+
+
+def _with_changes(report: Report, captures: tuple[NodeCapture, ...]) -> Report:
+    """What moved, where one node took two moments."""
+    in_order = sorted(captures, key=lambda capture: capture.taken_at)
+    if len(in_order) < 2 or len({capture.node for capture in in_order}) > 1:
+        return report
+    return msgspec.structs.replace(report, comparison=comparison(in_order[0], in_order[-1]))
+
+
+def _judge_stall(
+    captures: tuple[NodeCapture, ...], asked: Asked | None
+) -> tuple[Judgement, tuple[NodeCapture, ...]]:
+    """The first moment, or the last one where the first names nobody, as the agent does; with its captures."""
+    in_order = sorted(captures, key=lambda capture: capture.taken_at)
+    first = tuple({capture.node: capture for capture in reversed(in_order)}.values())
+    last = tuple({capture.node: capture for capture in in_order}.values())
+    judgement = diagnose(first, asked)
+    if judgement.diagnosis.culprits or len(first) == len(in_order):
+        return judgement, first
+    later = diagnose(last, asked)
+    return (later, last) if later.diagnosis.culprits else (judgement, first)
+
+
+def _judge_end(ending: Ending, captures: tuple[NodeCapture, ...]) -> Judged:
+    """An end, with the capture of the ranks that lived on where there is one."""
+    known = [one.at for one in ending.exits] + [one.taken_at for one in captures]
+    at = max(known)
+    incident = Incident(
+        id=make_id(at, ending.job.id),
+        key=ending.job.id,
+        job_id=ending.job.id,
+        detected_at=at,
+        why=WHY,
+        state="open" if ending.living else "ended",
+        kind="abnormal_end",
+        ending=ending,
+        captures=(*captures[:1], *captures[1:][-1:]),
+    )
+    judgement = judge_incident(incident)
+    return Judged(write_report(incident, judgement, at), judgement.stalled)
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return command

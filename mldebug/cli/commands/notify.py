@@ -1,0 +1,73 @@
+"""Send a test message to a channel of the config."""
+
+import platform
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from mldebug import __version__
+from mldebug.alerts.message import message_of
+from mldebug.alerts.model import Alarm, Event, RefusedError, Severity, State
+from mldebug.cli.param_types import CHANNEL
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.plugins import load
+from mldebug.core.redact import safe_line
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("notify", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config", required=True, type=click.Path(path_type=Path, readable=False), help="Config file."
+)
+@click.option(
+    "--test", "name", type=CHANNEL, required=True, metavar="CHANNEL", help="The channel's name."
+)
+def command(config: Path, name: str) -> None:
+    """Send a test message to a channel of the config, first as something wrong, then as over.
+
+    Exit code 1: it was not accepted; the reason is told.
+    """
+    settings = load_config(config)
+    plugin = settings.channels.get(name)
+    if plugin is None:
+        raise UsageError(f"there is no channel {safe_line(name, 60)!r} in it", _choice(settings))
+    channel = load("channels", plugin.kind).create(plugin.options)
+    for event in _events(time.time()):
+        message = message_of(event, platform.node(), settings.events.link, __version__)
+        try:
+            channel.send(message)
+        except (OSError, RefusedError) as error:
+            told = safe_line(str(error), 300)
+            raise MldebugError(f"channel {name}: {told}", "mend it and try again") from error
+        click.echo(f"{name} ({plugin.kind}) has accepted the {event.state} message")
+
+
+def _choice(settings: Config) -> str:
+    names = ", ".join(settings.channels)
+    return f"choose from: {names}" if names else "add one below channels:"
+
+
+def _events(now: float) -> tuple[Event, Event]:
+    alarm = Alarm(
+        key=f"test/{now:.0f}",
+        kind="test",
+        severity=Severity.INFO,
+        sentence="a test of mldebug's notifications: nothing is wrong",
+        next_steps=("nothing to do",),
+    )
+    firing = Event(alarm=alarm, state=State.FIRING, started=now, fired=now)
+    over = Event(
+        alarm=alarm, state=State.RESOLVED, started=now, ended=now + 0.001, outcome="cleared"
+    )
+    return firing, over
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return command

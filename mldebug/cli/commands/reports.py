@@ -1,0 +1,244 @@
+"""List, show and export the reports on this node."""
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.text import Text
+
+from mldebug.cli.console import Console, print_line
+from mldebug.cli.param_types import REPORT
+from mldebug.core.errors import AccessError, EvidenceError, MldebugError, UsageError
+from mldebug.core.hints import typed
+from mldebug.core.redact import clean
+from mldebug.core.report_model import Report
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import print_report, report_lines
+from mldebug.incidents.report_dirs import archives_of
+from mldebug.incidents.report_entry import Entry
+from mldebug.incidents.report_store import Archive
+from mldebug.incidents.stored_evidence import ASKED, load_recorded
+
+SUFFIXES = (".tar.gz", ".html", ".json", ".txt")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+def config_option(command: _Command) -> _Command:
+    """`--config` may stand before or after the verb, and last."""
+    kind = click.Path(path_type=Path, readable=False)
+    return click.option("--config", type=kind, help="Config file.")(command)
+
+
+@click.group(
+    "reports",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@config_option
+@click.pass_context
+def group(context: click.Context, config: Path | None) -> None:
+    """List, show and export the reports on this node.
+
+    Without a command: list. ID is a report's id, the beginning of one, or `latest`.
+    """
+    context.obj = config
+    if context.invoked_subcommand is None:
+        context.invoke(list_reports)
+
+
+@group.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print an array of objects.")
+@config_option
+@click.pass_obj
+def list_reports(given: Path | None, config: Path | None, as_json: bool) -> None:
+    """List all reports, newest first."""
+    config = config or given
+    listed, closed = _list(archives_of(config))
+    entries = tuple(entry for _, some in listed for entry in some)
+    if not listed:
+        raise closed[0]
+    if as_json:
+        click.echo(_pretty(sorted(entries, key=lambda entry: entry.id, reverse=True)))
+        return
+    console = Console()
+    for archive, some in listed:
+        for line in entry_lines(some, archive.folder, config):
+            print_line(console, line)
+    for error in closed:
+        print_line(console, Text(f"{error.message}: {error.way_out}"))
+
+
+@group.command("show")
+@click.argument("report_id", type=REPORT, metavar="ID", default="latest")
+@click.option("--json", "as_json", is_flag=True, help="Print report.json.")
+@config_option
+@click.pass_obj
+def show(given: Path | None, config: Path | None, report_id: str, as_json: bool) -> None:
+    """Print one report."""
+    archive, report = _find(archives_of(config or given), report_id)
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+        return
+    print_report(report, Console())
+    click.echo(f"\nFull report: {archive.path(report.id) / 'report.html'}")
+
+
+@group.command("export")
+@click.argument("report_id", type=REPORT, metavar="ID")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path, readable=False))
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as an object.")
+@config_option
+@click.pass_obj
+def export(
+    given: Path | None,
+    config: Path | None,
+    report_id: str,
+    file: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write one report into FILE; its name decides the form.
+
+    .html, .json, .txt: the report; .tar.gz: all three with the evidence it rests on.
+    """
+    suffix = next((known for known in SUFFIXES if file.name.endswith(known)), "")
+    if not suffix:
+        raise UsageError(f"{file} has no known ending", f"end it in one of {', '.join(SUFFIXES)}")
+    archive, report = _find(archives_of(config or given), report_id)
+    content = exported(archive, report, suffix)
+    _write(file, content, force)
+    told = {"id": report.id, "file": str(file), "bytes": len(content)}
+    click.echo(_pretty(told) if as_json else f"{clean(str(file), 400)}: {len(content):,} bytes")
+
+
+# --- where reports are -----------------------------------------------------------------------------
+
+
+def _list(
+    archives: Sequence[Archive],
+) -> tuple[list[tuple[Archive, tuple[Entry, ...]]], list[AccessError]]:
+    """What each holds, and why some may not be listed; the service's only where it has something."""
+    listed: list[tuple[Archive, tuple[Entry, ...]]] = []
+    closed: list[AccessError] = []
+    for archive in archives:
+        try:
+            entries = archive.list()
+        except AccessError as error:
+            closed.append(error)
+            continue
+        if entries or archive is archives[0]:
+            listed.append((archive, entries))
+    return listed, closed
+
+
+def _find(archives: Sequence[Archive], wanted: str) -> tuple[Archive, Report]:
+    """The report, from the first place that has it; else what the first place has to say."""
+    errors: list[MldebugError] = []
+    for archive in archives:
+        try:
+            return archive, archive.load(wanted)
+        except (EvidenceError, AccessError) as error:
+            errors.append(error)
+    there = [error for error in errors[1:] if isinstance(error, AccessError)]
+    raise next(iter(there), errors[0])
+
+
+def _write(file: Path, content: bytes, force: bool) -> None:
+    try:
+        with file.open("wb" if force else "xb") as stream:
+            stream.write(content)
+    except FileExistsError:
+        raise UsageError(f"{file} exists already", "overwrite it with --force") from None
+    except OSError as error:
+        raise MldebugError(
+            f"{file} cannot be written: {error.strerror}", "choose another place"
+        ) from error
+
+
+# --- what is printed -------------------------------------------------------------------------------
+
+
+def entry_lines(
+    entries: Sequence[Entry], folder: Path, config: Path | None = None
+) -> Iterator[Text]:
+    """Yield the list as a person reads it: one line of names, below it the sentence; last where they are."""
+    place = clean(str(folder), 400)
+    if not entries:
+        yield Text(
+            f"There is no report in {place}. Take one with: {typed('dump', config)}", no_wrap=True
+        )
+        return
+    for entry in entries:
+        yield from _entry_lines(entry)
+    yield Text(f"\nThey are in {place}. Read the newest:")
+    yield Text(f"  {typed('reports show', config)}", no_wrap=True)
+
+
+def _entry_lines(entry: Entry) -> Iterator[Text]:
+    if entry.broken:
+        yield Text.assemble((entry.id, "bold"), ("  cannot be read", "red"))
+        yield Text(f"    {clean(entry.broken, 300)}", style="dim")
+        return
+    job = clean(entry.job, 40)
+    verdict = f"{clean(entry.verdict, 40)} ({clean(entry.confidence, 10)})"
+    # One that somebody asked for is closed by nobody: "open" would be said of it for ever.
+    state = "asked for" if entry.kind == "manual" else clean(entry.state, 20)
+    yield Text.assemble((entry.id, "bold"), f"  {job}  ", (verdict, "red"), f"  {state}")
+    yield Text(f"    {clean(entry.sentence, 300)}")
+
+
+def exported(archive: Archive, report: Report, suffix: str) -> bytes:
+    """Return the content of an exported file; all of it is rendered anew from what was checked on reading."""
+    forms = {
+        "report.json": msgspec.json.encode(report) + b"\n",
+        "report.html": render_html(report).encode(errors="replace"),
+        "report.txt": "\n".join([*report_lines(report, 100), ""]).encode(errors="replace"),
+    }
+    if suffix != ".tar.gz":
+        return forms[f"report{suffix}"]
+    return _packed(report.id, forms | _evidence(archive, report.id))
+
+
+def _evidence(archive: Archive, report_id: str) -> dict[str, bytes]:
+    """The captures of a report, and how its job ended; a report without any is exported without."""
+    try:
+        recorded = load_recorded(archive.path(report_id))
+    except (EvidenceError, AccessError):
+        return {}
+    named: dict[str, msgspec.Struct] = {
+        f"evidence/capture-{index:04d}.json": one for index, one in enumerate(recorded.captures, 1)
+    }
+    if recorded.ending is not None:
+        named["evidence/ending-1.json"] = recorded.ending
+    if recorded.asked is not None:
+        named[f"evidence/{ASKED}"] = recorded.asked
+    return {name: msgspec.json.encode(one) for name, one in named.items()}
+
+
+def _packed(folder: str, files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(content)
+            member.mode = 0o600
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _pretty(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return group

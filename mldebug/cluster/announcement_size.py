@@ -1,0 +1,85 @@
+"""An announcement that is small enough to be taken: long lists of nodes go first, then nodes that are spoken for, then runs.
+
+Of what goes, those go first whose user has the most of it: one user's many jobs take nothing from another's. Pure.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.cluster.messages import MAX_MESSAGE, MAX_RUNS, Announcement, Relayed, RunNews
+from mldebug.cluster.run_identity import user_of
+from mldebug.core.model import Gap
+
+ROOM = MAX_MESSAGE * 3 // 4  # bytes
+GAP = 250  # bytes that a gap takes in place of a list
+LIST = "the scheduler's list of the nodes of the job"
+
+T = TypeVar("T")
+
+
+def fitting(told: Announcement) -> Announcement:
+    """The same, if it fits; else as much of it as does. A run without its list says so by a gap."""
+    told = msgspec.structs.replace(told, runs=_fewest(told.runs, len(told.runs) - MAX_RUNS, _one))
+    over = _size(told) - ROOM
+    if over <= 0:
+        return told
+    told = _without_lists(told, over)
+    while told.relayed and _size(told) > ROOM:
+        told = msgspec.structs.replace(told, relayed=told.relayed[:-1])
+    return msgspec.structs.replace(told, runs=_fewest(told.runs, _size(told) - ROOM, _size))
+
+
+def _size(what: object) -> int:
+    return len(msgspec.json.encode(what))
+
+
+def _one(_: object) -> int:
+    return 1
+
+
+def _list(news: RunNews) -> int:
+    return max(0, len(news.node_list.encode()) - GAP)
+
+
+def _without_lists(told: Announcement, over: int) -> Announcement:
+    """Of all runs, those of other nodes among them, so many bytes less."""
+    runs = [*told.runs, *(news for one in told.relayed for news in one.runs)]
+    kept = {id(news) for news in _fewest(runs, over, _list)}
+
+    def cut(some: tuple[RunNews, ...]) -> tuple[RunNews, ...]:
+        return tuple(one if id(one) in kept else _bare(one) for one in some)
+
+    def spoken_for(one: Relayed) -> Relayed:
+        return msgspec.structs.replace(one, runs=cut(one.runs))
+
+    relayed = tuple(map(spoken_for, told.relayed))
+    return msgspec.structs.replace(told, runs=cut(told.runs), relayed=relayed)
+
+
+def _bare(news: RunNews) -> RunNews:
+    reason = f"it was left out: an announcement of a node has at most {ROOM >> 10} KiB"
+    return msgspec.structs.replace(news, node_list="", gaps=(Gap(what=LIST, reason=reason),))
+
+
+def _fewest(runs: Iterable[RunNews], over: int, weight: Callable[[RunNews], int]) -> tuple[RunNews, ...]:  # fmt: skip
+    """In their order; without the heaviest of whoever has the most, until `over` is gone."""
+    kept = list(runs)
+    weights = list(map(weight, kept))
+    had: Counter[str] = Counter()
+    heaviest: dict[str, list[int]] = {}  # user -> places of his runs, the heaviest last
+    for at in sorted((at for at, one in enumerate(weights) if one), key=weights.__getitem__):
+        user = user_of(kept[at].key)
+        heaviest.setdefault(user, []).append(at)
+        had[user] += weights[at]
+    gone = set()
+    while over > 0 and heaviest:
+        user = max(heaviest, key=had.__getitem__)
+        gone.add(at := heaviest[user].pop())
+        over -= weights[at]
+        had[user] -= weights[at]
+        if not heaviest[user]:
+            del heaviest[user]
+    return tuple(one for at, one in enumerate(kept) if at not in gone)

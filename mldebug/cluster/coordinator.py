@@ -1,0 +1,255 @@
+"""The memory of the agent that coordinates: which stall is to be captured on which nodes, and when it is over. Pure.
+
+`now` is monotonic seconds of this node. Of one run and attempt there is one open stall, whoever noticed it and however often.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from mldebug.cluster.membership import (
+    Call,
+    Member,
+    Stall,
+    first_of_each_kind,
+    lives,
+    signals_of,
+)
+from mldebug.cluster.messages import End, RunNews, RunWord, Whole
+from mldebug.cluster.quiet_check import Quiet
+from mldebug.cluster.roster import Roster
+from mldebug.cluster.run_identity import RunKey, is_of, run_id
+
+LOOK = 1.0  # seconds between two looks at who has progress to tell
+DOUBT = 120.0  # seconds in which nobody notices a stall that others have noticed: then it is over
+MAX_TRIES = 3  # of a call of which nothing came
+MAX_PAST = 256  # incidents that are remembered
+MOVES = "the job moves again"
+GONE = "no node shows the job any more"
+BLAMED = "blamed"  # mldebug.stall.signals.Stage
+
+
+class Coordinator(Roster):
+    """Belongs to one thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stalls: dict[tuple[RunKey, int], Stall] = {}
+        self._ended: list[tuple[str, str]] = []
+        self._renamed: list[tuple[str, str]] = []
+        self._past: dict[str, str] = {}  # incident -> why it is over
+        self._unknown: dict[str, float] = {}  # incident of a member, of no stall here -> since when
+        self._quiet = Quiet()
+        self._tellers: dict[tuple[RunKey, int], tuple[float, tuple[str, ...]]] = {}  # when, who
+
+    def due(self, now: float, leads: Callable[[RunKey], bool] = lambda _: True) -> Iterator[Call]:
+        """The stalls that nobody has been asked about yet; those that are over are let go.
+
+        `leads`: is this agent the one that coordinates that run?
+        """
+        self._forget(now)
+        blamed = list(self._blamed(now))
+        self._quiet.keep((key, attempt) for key, attempt, _, _ in blamed)
+        for key, attempt, member, news in blamed:
+            if not leads(key):
+                continue
+            stall = self._stalls.get((key, attempt))
+            if stall is not None and not stall.over:
+                stall.noticed_by[member.told.node] = member.told.agent
+                self._one_id(stall, member, news)
+                if stall.again:
+                    stall.again = False
+                    yield self._call(stall, member, news)
+                continue
+            if not news.incident or news.incident in self._past:
+                continue
+            cause = self._end(member, news)
+            if cause is None and self._held_back(member, news, now):
+                continue
+            noticed = {member.told.node: member.told.agent}
+            self._quiet.called((key, attempt))
+            stall = Stall(cause.incident if cause else news.incident, noticed, cause=cause)
+            self._stalls[key, attempt] = stall
+            yield self._call(stall, member, news)
+
+    def _held_back(self, member: Member, news: RunNews, now: float) -> float:
+        """An incident needs every answering node quiet. Seconds that it waits for that."""
+        shown = self._of(news.key, news.attempt)
+        others = [pair for pair in shown if self._is_fresh(pair[0], now)]
+        return self._quiet.holds((member, news), others, now, self.pace)
+
+    def _one_id(self, stall: Stall, member: Member, news: RunNews) -> None:
+        """There was another coordinator for a while, or the word of a bad end comes late: of two ids one stays.
+
+        One that nobody was told of is none of the two: its node takes ours.
+        """
+        first = stall.incident
+        if stall.cause is None and (cause := self._end(member, news)):
+            first, stall.cause, stall.again = cause.incident, cause, True
+        elif stall.cause is None and news.told and news.incident not in self._past:
+            first = min(stall.incident, news.incident)
+        if first != stall.incident:
+            self._renamed.append((stall.incident, first))
+        stall.incident = first
+
+    def _call(self, stall: Stall, member: Member, news: RunNews) -> Call:
+        members = tuple(one for one, _ in self._all(news.key, news.attempt))
+        return Call(stall.incident, news, member.told.node, members, stall.cause)
+
+    def _end(self, member: Member, news: RunNews) -> End | None:
+        """The bad end of ranks that came first: who hangs since then waits for those. One that names somebody goes before.
+
+        Not what ended before this run began: the next run of a script may have the same master.
+        """
+        run = (news.key, news.attempt)
+        shown = self._shown.get(run, {})
+        began = member.at - news.age
+        told = ((self._members[name].at, shown[name].end) for name in self._bad.get(run, ()))
+        ends = [
+            (not end.diagnosis.culprits, at - end.age, end.incident, end)
+            for at, end in told
+            if end is not None and at - end.age > began and end.incident not in self._past
+        ]
+        return min(ends, key=lambda one: one[:3])[3] if ends else None
+
+    def failed(self, news: RunNews) -> bool:
+        """Nothing came of a call: it is due again, a few times. False: it is not."""
+        stall = self._stalls.get((news.key, news.attempt))
+        if stall is None or stall.over or stall.tries >= MAX_TRIES:
+            return False
+        stall.tries += 1
+        stall.again = True
+        return True
+
+    def renamed(self) -> list[tuple[str, str]]:
+        """Stalls that have another id since it was asked last: the old one, and the new."""
+        told, self._renamed = self._renamed, []
+        return told
+
+    def ended(self) -> list[tuple[str, str]]:
+        """Stalls that are over since it was asked last: id of the incident, and why."""
+        told, self._ended = self._ended, []
+        return told
+
+    def open(self) -> frozenset[str]:
+        """The incidents that are open."""
+        return frozenset(one.incident for one in self._stalls.values() if not one.over)
+
+    def named(self, job: str, uid: int | None = None) -> tuple[Call, ...]:
+        """The runs of that name, or whose id begins so; as calls without an incident. `uid`: of this user's alone."""
+        found: dict[tuple[RunKey, int], tuple[Member, RunNews]] = {}
+        for member in self._members.values():
+            for news in member.told.runs:
+                if uid is not None and not is_of(news.key, uid):
+                    continue
+                if lives(news) and (job == news.name or run_id(news.key).startswith(job)):
+                    found.setdefault((news.key, news.attempt), (member, news))
+        return tuple(
+            Call("", news, member.told.node, tuple(one for one, _ in self._of(*key)))
+            for key, (member, news) in found.items()
+        )
+
+    def captured(self, news: RunNews, whole: Whole) -> None:
+        """What came of a call."""
+        stall = self._stalls.get((news.key, news.attempt))
+        if stall is not None:
+            stall.whole = whole
+
+    def word(self, news: RunNews, node: str, now: float) -> RunWord:
+        """What one node is told about one of its runs."""
+        others = self._telling(news.key, news.attempt, node, now)
+        stall = self._stalls.get((news.key, news.attempt))
+        told = RunWord(key=news.key, signals=tuple(signals_of(others, now)))
+        if news.incident and (why := self._over(news, stall, now)):
+            return msgspec.structs.replace(told, incident=news.incident, over=why)
+        if stall is None:
+            return msgspec.structs.replace(told, hold=self._hold(news, node, now))
+        whole = stall.whole and msgspec.structs.replace(stall.whole, report=stall.incident)
+        return msgspec.structs.replace(
+            told,
+            incident=stall.incident,
+            caused=stall.cause is not None,
+            over=stall.over,
+            whole=whole,
+        )
+
+    def _hold(self, news: RunNews, node: str, now: float) -> float:
+        """For how long whoever has noticed a stall is to wait."""
+        member = self._members.get(node)
+        if news.stage != BLAMED or member is None:
+            return 0.0
+        return 0.0 if self._end(member, news) else self._held_back(member, news, now)
+
+    def _telling(
+        self, key: RunKey, attempt: int, node: str, now: float
+    ) -> list[tuple[Member, RunNews]]:
+        """Some other nodes that have signs of progress to tell: looked for once a second, among all that there are."""
+        known = self._tellers.get((key, attempt))
+        if known is None or not 0.0 <= now - known[0] < LOOK:
+            found = ((one, each) for one, each in self._of(key, attempt) if each.signals)
+            fresh = ((one, each) for one, each in found if self._is_fresh(one, now))
+            known = self._tellers[key, attempt] = now, first_of_each_kind(fresh)
+        shown = self._shown.get((key, attempt), {})
+        names = (name for name in known[1] if name != node and name in shown)
+        some = ((self._members[name], shown[name]) for name in names)
+        return [(one, each) for one, each in some if self._is_fresh(one, now)]
+
+    def _over(self, news: RunNews, stall: Stall | None, now: float) -> str:
+        """Why the stall that a member still has open is none any more; "" while it may be one."""
+        if news.incident in self._past or stall is not None:
+            return self._past.get(news.incident, "")
+        fresh = (each for one, each in self._of(news.key, news.attempt) if self._is_fresh(one, now))
+        if any(each.stage == BLAMED for each in fresh):
+            return ""
+        since = self._unknown.setdefault(news.incident, now)
+        return MOVES if now - since > DOUBT else ""
+
+    def _blamed(self, now: float) -> Iterator[tuple[RunKey, int, Member, RunNews]]:
+        for name in sorted(self._members):
+            member = self._members[name]
+            for news in member.told.runs if self._is_fresh(member, now) else ():
+                if news.stage == BLAMED:
+                    yield news.key, news.attempt, member, news
+
+    def _forget(self, now: float) -> None:
+        self._forget_old(now)
+        for (key, attempt), stall in self._stalls.items():
+            if stall.over:
+                continue
+            shown = {one.told.node: (one, news) for one, news in self._of(key, attempt)}
+            stall.shown_by |= shown.keys()
+            stall.over = self._ends(stall, shown, now)
+            if stall.over:
+                self._ended.append((stall.incident, stall.over))
+                self._past[stall.incident] = stall.over
+        self._past = dict(list(self._past.items())[-MAX_PAST:])
+        self._unknown = dict(list(self._unknown.items())[-MAX_PAST:])
+        here = {
+            (key, attempt)
+            for (key, attempt), stall in self._stalls.items()
+            if not stall.over or any(self._of(key, attempt))
+        }
+        self._stalls = {each: stall for each, stall in self._stalls.items() if each in here}
+        self._tellers = {each: one for each, one in self._tellers.items() if each in self._shown}
+
+    def _ends(self, stall: Stall, shown: Mapping[str, tuple[Member, RunNews]], now: float) -> str:
+        """Why it is over: by what is said, never by silence."""
+        fresh = {name: pair for name, pair in shown.items() if self._is_fresh(pair[0], now)}
+        heard = any(
+            self._is_fresh(self._members[name], now)
+            for name in stall.shown_by & self._members.keys()
+        )
+        if not fresh:  # whoever is heard of says that it has the run no more, or nobody is for long
+            return GONE if heard or not shown else ""
+        for name, agent in tuple(stall.noticed_by.items()):
+            known = self._members.get(name)
+            if known is None or known.told.agent != agent:
+                del stall.noticed_by[name]
+        says = [news for name, (_, news) in fresh.items() if name in stall.noticed_by]
+        if says and all(news.stage != BLAMED for news in says):
+            return MOVES
+        if stall.noticed_by or not fresh or any(n.stage == BLAMED for _, n in fresh.values()):
+            stall.doubted = None
+            return ""
+        stall.doubted = now if stall.doubted is None else stall.doubted
+        return MOVES if now - stall.doubted > DOUBT else ""

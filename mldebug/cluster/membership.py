@@ -1,0 +1,114 @@
+"""What a coordinator remembers of other nodes: who has announced itself, with which runs, and the stalls of those. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from mldebug.cluster.messages import Announcement, End, RunNews, RunWord, Signal, Whole
+from mldebug.cluster.run_identity import RunKey
+from mldebug.core.model import Gap
+from mldebug.core.ranksets import fold_ranks, unfold
+
+T = TypeVar("T", RunNews, RunWord)
+
+
+class Part(NamedTuple):
+    """The runs that one node has announced in one circle, and when."""
+
+    runs: tuple[RunNews, ...]
+    at: float
+
+
+class Member(NamedTuple):
+    """One node that has announced itself, with the runs of all circles. `at`: when."""
+
+    told: Announcement
+    address: str  # host of its connection
+    at: float
+    parts: Mapping[str, Part] = {}
+    by: str = ""  # the node that speaks for it; "": itself
+
+
+class Call(NamedTuple):
+    """A stall to be captured now, on all nodes that have shown ranks of the run."""
+
+    incident: str
+    news: RunNews  # as whoever noticed it says it
+    noticed_by: str
+    members: tuple[Member, ...]
+    cause: End | None = None  # ranks have ended badly before: the others wait for those
+
+    @property
+    def node_list(self) -> str:
+        """The scheduler's, as any of the nodes tells it: the announcement of another may have had no room for it."""
+        told = (one for member in self.members for one in member.told.runs)
+        lists = (one.node_list for one in (self.news, *told) if one.key == self.news.key)
+        return next(filter(None, lists), "")
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What nobody could tell."""
+        return () if self.node_list else self.news.gaps
+
+
+class Stall(msgspec.Struct):
+    """One stall of one run and attempt."""
+
+    incident: str
+    noticed_by: dict[str, str]  # node -> its agent: one that was started again has noticed nothing
+    whole: Whole | None = None
+    over: str = ""
+    shown_by: set[str] = set()  # nodes that have had the run since
+    tries: int = 0  # calls that came to nothing
+    again: bool = False  # it is to be called once more
+    doubted: float | None = None  # since when nobody who noticed it is left, and nobody else does
+    cause: End | None = None
+
+
+def aged(told: T, seconds: float) -> T:
+    """The same, told so much later."""
+    signals = tuple(
+        msgspec.structs.replace(one, age=one.age + seconds, told=one.told + seconds)
+        for one in told.signals
+    )
+    return msgspec.structs.replace(told, signals=signals)
+
+
+def lives(news: RunNews) -> bool:
+    """Is it of ranks that live, and not of their end alone?"""
+    return bool(news.ranks) or news.end is None
+
+
+def another(known: Member, told: Announcement, address: str) -> bool:
+    """Not the same agent, nor one that was started in its place."""
+    return known.told.agent != told.agent and known.address != address
+
+
+def signals_of(others: list[tuple[Member, RunNews]], now: float) -> Iterator[Signal]:
+    """Of each kind those of the first node that has it: two nodes may count differently."""
+    seen: set[str] = set()
+    for member, news in others:
+        for signal in news.signals:
+            if signal.kind not in seen:
+                seen.add(signal.kind)
+                since = now - member.at
+                age, told = max(0.0, signal.age) + since, max(0.0, signal.told) + since
+                yield msgspec.structs.replace(signal, age=age, told=told)
+
+
+def first_of_each_kind(shown: Iterable[tuple[Member, RunNews]]) -> tuple[str, ...]:
+    """The nodes that have each kind of signal first, and second for whoever is the first himself."""
+    found: dict[str, list[str]] = {}
+    for member, news in shown:
+        for signal in news.signals:
+            names = found.setdefault(signal.kind, [])
+            if len(names) < 2:
+                names.append(member.told.node)
+    return tuple(sorted({name for names in found.values() for name in names}))
+
+
+def ranks_of(members: Iterable[Member], key: RunKey) -> str:
+    """The ranks that these nodes have shown, folded."""
+    shown = (news.ranks for one in members for news in one.told.runs if news.key == key)
+    return fold_ranks(rank for text in shown if text for rank in unfold(text))

@@ -1,0 +1,257 @@
+"""From the replies of many nodes to the captures of whole runs: what fits together, who did not answer, who is refused.
+
+The order of the nodes changes nothing. A node is known by the name under which it was asked, whatever it calls itself.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.validation import wrong_numbers, wrong_ranks
+from mldebug.cluster.run_identity import RunKey, run_id, run_key
+from mldebug.cluster.wire import NodeReply
+from mldebug.core.model import (
+    CAPTURE_SCHEMA,
+    Asked,
+    AskedNode,
+    Gap,
+    Job,
+    NodeCapture,
+    RankCapture,
+    RankIdentity,
+    Remark,
+)
+from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks
+from mldebug.diagnosis.classify.nodes import by_reason
+
+MAX_REASONS = 64  # different reasons why nodes have sent nothing
+
+
+class Run(NamedTuple):
+    """One run on all its nodes: what `mldebug.diagnosis.diagnose.diagnose` takes. `captures` is not empty."""
+
+    captures: tuple[NodeCapture, ...]  # by their lowest rank
+    asked: Asked
+
+
+class Merged(NamedTuple):
+    """`asked` tells of all nodes, whichever run they have ranks of."""
+
+    runs: tuple[Run, ...]
+    asked: Asked
+
+
+class Heard(NamedTuple):
+    """What came of asking: replies by the name of the node, and why there is none of the others."""
+
+    replies: Mapping[str, NodeReply]
+    failed: Iterable[AskedNode] = ()
+
+
+class _Claim(NamedTuple):
+    """One capture under its node's name."""
+
+    name: str
+    machine: str
+    capture: NodeCapture
+
+
+def merge(heard: Heard, listed_by: str = "") -> Merged:
+    """Sort the captures into runs, the largest first; each run tells of every node that was asked."""
+    runs: dict[RunKey, list[_Claim]] = {}
+    refused: dict[str, str] = {}
+    for name, reply in sorted(heard.replies.items()):
+        for capture in reply.captures:
+            if wrong := _wrong(capture):
+                refused[name] = wrong
+            else:
+                own = renamed(capture, name)
+                runs.setdefault(run_key(own), []).append(_Claim(name, reply.machine, own))
+    found = []
+    for key, claims in runs.items():
+        reasons = dict(refused)
+        if fitting := _fitting(claims, reasons):
+            found.append(_run(key, fitting, heard, reasons, listed_by))
+        else:
+            refused |= reasons
+    found.sort(key=lambda run: (-_size(run), run.captures[0].job.id))
+    return Merged(tuple(found), _asked(heard, refused, set(), listed_by))
+
+
+def _size(run: Run) -> int:
+    return sum(len(capture.ranks) for capture in run.captures)
+
+
+def renamed(capture: NodeCapture, name: str) -> NodeCapture:
+    """The same capture under the name by which its node was asked."""
+    job = msgspec.structs.replace(
+        capture.job, nodes=(name,), ranks=tuple(_on(one, name) for one in capture.job.ranks)
+    )
+    ranks = tuple(
+        msgspec.structs.replace(one, identity=_on(one.identity, name)) for one in capture.ranks
+    )
+    faults = tuple(msgspec.structs.replace(one, node=name) for one in capture.faults)
+    return msgspec.structs.replace(capture, node=name, job=job, ranks=ranks, faults=faults)
+
+
+def _on(identity: RankIdentity, name: str) -> RankIdentity:
+    return msgspec.structs.replace(identity, node=name)
+
+
+# --- one run ---------------------------------------------------------------------------------------
+
+
+def _fitting(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]:
+    """Those that may all be true; `refused` learns why the others are not used."""
+    kept = _of_one_shape(claims, refused)
+    return _once_each_rank(_once_each_machine(kept), refused)
+
+
+def _run(
+    key: RunKey, claims: list[_Claim], heard: Heard, refused: Mapping[str, str], listed_by: str
+) -> Run:
+    captures = _joined(key, sorted(claims, key=lambda one: (_lowest(one.capture), one.name)))
+    asked = _asked(heard, refused, {one.name for one in claims}, listed_by)
+    asked = msgspec.structs.replace(asked, hidden=_hiding(heard, captures[0].job.uid))
+    first = captures[0]
+    first = msgspec.structs.replace(
+        first,
+        remarks=(*first.remarks, *_refusals(asked)),
+        gaps=(*_gaps(asked), *first.gaps),
+    )
+    return Run((first, *captures[1:]), asked)
+
+
+def _lowest(capture: NodeCapture) -> int:
+    return min(rank.identity.rank for rank in capture.ranks)
+
+
+def _wrong(capture: NodeCapture) -> str:
+    """Why a capture cannot be, in words that follow `its answer`."""
+    if capture.schema != CAPTURE_SCHEMA:
+        return f"is of schema {capture.schema[:40]!r}, and this mldebug reads {CAPTURE_SCHEMA}"
+    ranks = [rank.identity.rank for rank in capture.ranks]
+    if not ranks:
+        return "shows no rank"
+    if len(set(ranks)) < len(ranks):
+        return f"shows {_twice(ranks)} twice"
+    known = sorted(rank.rank for rank in capture.job.ranks)
+    if known != sorted(ranks):
+        return f"says ranks {_few(known)} and shows {_few(ranks)}"
+    lost = [one.rank for one in capture.job.lost]
+    return wrong_ranks([*ranks, *lost], capture.job.world_size) or wrong_numbers(capture)
+
+
+def _few(ranks: Iterable[int]) -> str:
+    return shorten_ranks(fold_ranks(ranks)) or "none"
+
+
+def _twice(ranks: Iterable[int]) -> str:
+    return f"rank {min(rank for rank, count in Counter(ranks).items() if count > 1)}"
+
+
+# --- who fits --------------------------------------------------------------------------------------
+
+
+def _of_one_shape(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]:
+    """Those that agree with most nodes on the attempt and the number of ranks; of a tie, most ranks, then the newest.
+
+    By nodes: one that lies may show as many ranks as it likes.
+    """
+    votes = Counter(_shape(one.capture.job) for one in claims)
+    ranks: Counter[tuple[int, int]] = Counter()
+    for one in claims:
+        ranks[_shape(one.capture.job)] += len(one.capture.ranks)
+    winner = max(votes, key=lambda shape: (votes[shape], ranks[shape], shape))
+    kept = []
+    for one in claims:
+        if _shape(one.capture.job) == winner:
+            kept.append(one)
+        else:
+            refused[one.name] = _other_shape(one.capture.job, *winner)
+    return kept
+
+
+def _shape(job: Job) -> tuple[int, int]:
+    return job.attempt, job.world_size
+
+
+def _other_shape(job: Job, attempt: int, world: int) -> str:
+    if job.world_size != world:
+        return f"says a world of {job.world_size} ranks where the others say {world}"
+    return f"shows attempt {job.attempt} of the run where the others are in {attempt}"
+
+
+def _once_each_machine(claims: list[_Claim]) -> list[_Claim]:
+    """Two names of one machine are one node: the first of the names stays."""
+    kept: dict[object, _Claim] = {}
+    for one in sorted(claims, key=lambda one: one.name):
+        place = (one.machine, _processes(one.capture)) if one.machine else one.name
+        kept.setdefault(place, one)
+    return list(kept.values())
+
+
+def _processes(capture: NodeCapture) -> tuple[tuple[int, int, int], ...]:
+    return tuple((one.rank, one.pid, one.start_ticks) for one in capture.job.ranks)
+
+
+def _once_each_rank(claims: list[_Claim], refused: dict[str, str]) -> list[_Claim]:
+    """Where two nodes show one rank, nobody knows which lies: neither is used."""
+    holders: dict[int, list[str]] = {}
+    for one in claims:
+        for rank in one.capture.ranks:
+            holders.setdefault(rank.identity.rank, []).append(one.name)
+    doubled = {rank: names for rank, names in holders.items() if len(names) > 1}
+    for number, names in sorted(doubled.items()):
+        for name in names:
+            others = fold_nodes(other for other in names if other != name) or "it"
+            refused.setdefault(name, f"shows rank {number}, which {others} shows too")
+    liars = {name for names in doubled.values() for name in names}
+    return [one for one in claims if one.name not in liars]
+
+
+# --- what is told of the nodes ---------------------------------------------------------------------
+
+
+def _asked(heard: Heard, refused: Mapping[str, str], used: set[str], listed_by: str) -> Asked:
+    nodes = {name: AskedNode(name=name) for name in heard.replies}
+    for name, reason in refused.items():
+        if name not in used:  # it may run another job as well
+            nodes[name] = AskedNode(name=name, state="refused", reason=f"its answer {reason}")
+    nodes |= {node.name: node for node in heard.failed}
+    return Asked(nodes=tuple(nodes[name] for name in sorted(nodes)), listed_by=listed_by)
+
+
+def _hiding(heard: Heard, uid: int) -> tuple[str, ...]:
+    """Nodes on which a rank may have been overlooked: who looks as the job's user sees all that are his."""
+    found = heard.replies.items()
+    return tuple(sorted(name for name, reply in found if reply.hidden and reply.uid != uid))
+
+
+def _gaps(asked: Asked) -> Iterator[Gap]:
+    for names, reason in by_reason(asked.nodes)[:MAX_REASONS]:
+        yield Gap(what=f"the capture of {names}", reason=reason)
+
+
+def _refusals(asked: Asked) -> Iterator[Remark]:
+    refused = (node for node in asked.nodes if node.state == "refused")
+    for names, reason in by_reason(refused)[:MAX_REASONS]:
+        yield Remark(kind="node_refused", message=f"{names} is not believed: {reason}")
+
+
+# --- one job ---------------------------------------------------------------------------------------
+
+
+def _joined(key: RunKey, claims: list[_Claim]) -> list[NodeCapture]:
+    """All under one id; a rank that lives on one node is not lost on another."""
+    living = {rank.identity.rank for one in claims for rank in one.capture.ranks}
+    return [_as_one(one.capture, run_id(key), living) for one in claims]
+
+
+def _as_one(capture: NodeCapture, job_id: str, living: set[int]) -> NodeCapture:
+    lost = tuple(one for one in capture.job.lost if one.rank not in living)
+    job = msgspec.structs.replace(capture.job, id=job_id, lost=lost)
+    ranks: tuple[RankCapture, ...] = tuple(sorted(capture.ranks, key=lambda r: r.identity.rank))
+    return msgspec.structs.replace(capture, job=job, ranks=ranks)

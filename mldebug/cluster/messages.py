@@ -1,0 +1,324 @@
+"""What agents tell each other: how far their runs are, who stalls, and what is to be captured. Pure, and versioned.
+
+Unknown fields are ignored; another number after `SCHEMA`'s slash is refused in words. No clock of another node is compared:
+times are ages, in seconds, by the clock of whoever tells.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from mldebug import __version__
+from mldebug.capture.validation import wrong_ranks
+from mldebug.cluster.run_identity import RunKey, is_of
+from mldebug.cluster.wire import another_mldebug
+from mldebug.core.errors import EvidenceError, UsageError
+from mldebug.core.model import Diagnosis, Gap, Noun
+from mldebug.core.ranksets import unfold
+from mldebug.core.redact import clean
+
+SCHEMA = "mldebug.peer/1"
+MAX_MESSAGE = 1 << 20  # bytes
+MAX_RUNS = 256  # of one node
+MAX_LIST = 8192  # characters of a list of nodes
+MAX_RELAYED = 16  # nodes that one node speaks for
+MAX_WELCOME = 8 * MAX_MESSAGE  # bytes of the answer, which may hold what was found of many runs
+MAX_GAPS = 4  # of one run
+MAX_LINES = 256  # culprits, or sentences, of one diagnosis
+_NUMBER = re.compile(r"mldebug\.peer/([0-9]{1,9})")
+
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_INCIDENT = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}", re.ASCII)
+
+M = TypeVar("M", bound="Message")
+
+
+class Message(Noun, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of all that travels between agents."""
+
+    schema: str = SCHEMA
+    version: str = __version__
+
+
+class Signal(Noun, frozen=True, kw_only=True):
+    """One sign of progress: a `mldebug.stall.signals.Progress` with its age in place of a time."""
+
+    kind: str
+    value: float
+    age: float
+    told: float = 0.0  # seconds since its node has said so: of that time nothing is known
+
+
+class End(Noun, frozen=True, kw_only=True):
+    """Ranks of a run ended badly on one node: what that node says of it."""
+
+    incident: str  # id of its report
+    diagnosis: Diagnosis
+    age: float = 0.0  # seconds
+
+
+class RunNews(Noun, frozen=True, kw_only=True):
+    """One run on one node."""
+
+    key: RunKey  # mldebug.cluster.run_identity: the same on all nodes of the run
+    name: str = ""
+    attempt: int = 0
+    world_size: int = 1
+    age: float = 0.0  # seconds since its first rank has started; 0.0: not known
+    ranks: str = ""  # folded
+    step: int | None = None
+    stage: str = "watching"
+    sentence: str = ""
+    signals: tuple[Signal, ...] = ()  # of its own
+    incident: str = ""  # id of the stall that this node has noticed, or was told of
+    told: bool = False  # that id stands in a report, or other nodes know it
+    end: End | None = None  # ranks of it have ended badly here
+    node_list: str = ""  # mldebug.core.model.Job
+    gaps: tuple[Gap, ...] = ()  # what of this was left out
+
+
+class Relayed(Noun, frozen=True, kw_only=True):
+    """What another node announces to a node that follows the coordinator, and does not reach him itself."""
+
+    node: str
+    agent: str
+    port: int
+    address: str  # where the follower has heard it from
+    runs: tuple[RunNews, ...] = ()
+    age: float = 0.0  # seconds
+
+
+class Announcement(Message, frozen=True, kw_only=True):
+    """What a node tells its coordinator every few seconds."""
+
+    node: str
+    agent: str  # of this start of the agent, at random
+    port: int  # where it can be asked
+    circle: str = ""  # which of its circles of nodes these runs are of: others are announced apart
+    runs: tuple[RunNews, ...] = ()
+    relayed: tuple[Relayed, ...] = ()
+
+
+class Whole(Noun, frozen=True, kw_only=True):
+    """What all nodes together have come to, for those who saw a part of it."""
+
+    report: str  # id
+    node: str  # where the report over all nodes is
+    nodes: int = 0  # captured
+    diagnosis: Diagnosis
+
+
+class RunWord(Noun, frozen=True, kw_only=True):
+    """What the coordinator knows of one run from others."""
+
+    key: RunKey
+    signals: tuple[Signal, ...] = ()  # of other nodes, of one node for each kind
+    incident: str = ""  # of the open stall of this run
+    caused: bool = False  # it is the id of a bad end that came before: it goes before any other
+    over: str = ""  # why that stall is none any more: "" while it is open
+    hold: float = 0.0  # seconds for which it is not captured at most: another node moves
+    whole: Whole | None = None
+
+
+class WordsFor(Noun, frozen=True, kw_only=True):
+    """What the coordinator would tell a node that does not reach him, by way of the one that relays it."""
+
+    node: str
+    runs: tuple[RunWord, ...] = ()
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The answer to an announcement."""
+
+    node: str
+    agent: str
+    pace: float = 0.0  # seconds until the next announcement at least, where nothing happens
+    follows: str = ""  # host of whoever coordinates, where it is not the one that answers
+    port: int = 0  # of the same
+    runs: tuple[RunWord, ...] = ()
+    relayed: tuple[WordsFor, ...] = ()  # for those whom the announcement relays
+
+
+class CaptureOrder(Message, frozen=True, kw_only=True):
+    """Capture this run now, as part of this incident."""
+
+    key: RunKey
+    attempt: int
+    incident: str
+    sentence: str = ""  # who has noticed what
+    caused: bool = False  # as in `RunWord`
+
+
+class DumpOrder(Message, frozen=True, kw_only=True):
+    """Somebody wants to know now: capture this run on all its nodes."""
+
+    job: str  # its id, the begin of it, or its name
+    uid: int | None = None  # of a run of this user alone; None: of anybody's
+    trigger: Literal["manual", "alert"] = "manual"
+
+
+class MemberView(Noun, frozen=True, kw_only=True):
+    """One node as its coordinator sees it."""
+
+    node: str
+    address: str = ""
+    version: str = ""
+    seen: float | None = None  # seconds ago; None: never
+    runs: tuple[RunNews, ...] = ()
+
+
+class ClusterView(Message, frozen=True, kw_only=True):
+    """All nodes, as `mldebug status --cluster` shows them."""
+
+    coordinator: str
+    silent_after: float = 15.0  # seconds after which a node counts as not heard of
+    members: tuple[MemberView, ...] = ()
+    refused: dict[str, str] = {}  # who is not believed, and why
+    silent: dict[str, str] = {}  # coordinators of other runs that have not answered, and why
+
+
+def read(data: bytes, kind: type[M]) -> M:
+    """One message; EvidenceError says in words why it cannot be used."""
+    try:
+        head = msgspec.json.decode(data, type=Message)
+        _check(head)
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise EvidenceError(f"malformed: {clean(str(error), 200)}") from error
+
+
+def joined(views: Sequence[ClusterView]) -> ClusterView:
+    """What several coordinators see, as one; of a node that two have heard of, what was heard last. At least one view."""
+    if len(views) == 1:
+        return views[0]
+    members: dict[str, MemberView] = {}
+    for one in sorted((one for view in views for one in view.members), key=_how_long_ago):
+        first = members.setdefault(one.node, one)
+        known = {news.key for news in first.runs}
+        more = tuple(news for news in one.runs if news.key not in known)
+        members[one.node] = msgspec.structs.replace(first, runs=(*first.runs, *more))
+    return ClusterView(
+        coordinator=", ".join(view.coordinator for view in views),
+        silent_after=max(view.silent_after for view in views),
+        members=tuple(members[name] for name in sorted(members)),
+        refused={who: why for view in views for who, why in view.refused.items()},
+    )
+
+
+def of_user(view: ClusterView, uid: int | None) -> ClusterView:
+    """What this user may see of it: the nodes with runs of his own; None: all."""
+    if uid is None:
+        return view
+    members = (
+        msgspec.structs.replace(one, runs=tuple(each for each in one.runs if is_of(each.key, uid)))
+        for one in view.members
+    )
+    return msgspec.structs.replace(
+        view, members=tuple(one for one in members if one.runs), refused={}
+    )
+
+
+def _how_long_ago(one: MemberView) -> float:
+    return math.inf if one.seen is None else one.seen
+
+
+def believed(told: Announcement) -> Announcement:
+    """The same with its words cleaned; EvidenceError where its names, numbers or ranks cannot be."""
+    if not _NODE.fullmatch(told.node) or not 0 < told.port < 65_536:
+        raise EvidenceError(f"{clean(told.node, 60)!r}:{told.port} is no node")
+    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
+    words = {name: clean(getattr(told, name), 40) for name in ("agent", "version", "circle")}
+    relayed = tuple(map(_believed_relay, told.relayed[:MAX_RELAYED]))
+    return msgspec.structs.replace(told, runs=runs, relayed=relayed, **words)
+
+
+def _believed_relay(told: Relayed) -> Relayed:
+    port_fits, age_fits = 0 < told.port < 65_536, 0.0 <= told.age < math.inf
+    if not _NODE.fullmatch(told.node) or not port_fits or not age_fits:
+        raise EvidenceError(f"it relays {clean(told.node, 60)!r}:{told.port}, which is no node")
+    runs = tuple(map(_believed_run, told.runs[:MAX_RUNS]))
+    words = {name: clean(getattr(told, name), 60) for name in ("agent", "address")}
+    return msgspec.structs.replace(told, runs=runs, **words)
+
+
+def _believed_run(news: RunNews) -> RunNews:
+    check_incident(news.incident)
+    try:
+        ranks = unfold(news.ranks) if news.ranks else ()
+    except UsageError as error:
+        raise EvidenceError(error.message) from error
+    if wrong := wrong_ranks(ranks, news.world_size):
+        raise EvidenceError(f"it {wrong}")
+    words = {"name": clean(news.name, 200), "sentence": clean(news.sentence, 500)}
+    words["node_list"] = clean(news.node_list, MAX_LIST)
+    stage, key = clean(news.stage, 20), tuple(clean(one, 300) for one in news.key[:8])
+    end = None if news.end is None else _believed_end(news.end)
+    gaps = tuple(
+        Gap(what=clean(one.what, 200), reason=clean(one.reason, 300))
+        for one in news.gaps[:MAX_GAPS]
+    )
+    return msgspec.structs.replace(news, **words, stage=stage, key=key, end=end, gaps=gaps)
+
+
+def believed_welcome(told: Welcome) -> Welcome:
+    """The same with its words cleaned; EvidenceError where an id cannot be."""
+    words = {name: clean(getattr(told, name), 100) for name in ("node", "agent", "follows")}
+    if told.follows and not 0 < told.port < 65_536:
+        raise EvidenceError("it follows nobody that can be asked")
+    relayed = tuple(
+        msgspec.structs.replace(one, runs=tuple(map(_believed_word, one.runs)))
+        for one in told.relayed[:MAX_RELAYED]
+    )
+    runs = tuple(map(_believed_word, told.runs))
+    return msgspec.structs.replace(told, runs=runs, relayed=relayed, **words)
+
+
+def _believed_word(word: RunWord) -> RunWord:
+    check_incident(word.incident)
+    whole = word.whole
+    if whole is not None:
+        check_incident(whole.report)
+        node = clean(whole.node, 100)
+        whole = msgspec.structs.replace(whole, node=node, diagnosis=spoken(whole.diagnosis))
+    return msgspec.structs.replace(word, over=clean(word.over, 300), whole=whole)
+
+
+def _believed_end(end: End) -> End:
+    check_incident(end.incident)
+    if not end.incident or not 0.0 <= end.age < math.inf:
+        raise EvidenceError("it tells of an end that cannot be")
+    return msgspec.structs.replace(end, diagnosis=spoken(end.diagnosis))
+
+
+def spoken(told: Diagnosis) -> Diagnosis:
+    """What another node concludes, as it may be shown: words cleaned, and not too many."""
+    culprits = tuple(
+        msgspec.structs.replace(one, node=clean(one.node, 100), reason=clean(one.reason, 500))
+        for one in told.culprits[:MAX_LINES]
+    )
+    return msgspec.structs.replace(
+        told,
+        culprits=culprits,
+        summary=clean(told.summary, 2000),
+        evidence=tuple(clean(one, 1000) for one in told.evidence[:MAX_LINES]),
+        next_steps=tuple(clean(one, 500) for one in told.next_steps[:MAX_LINES]),
+    )
+
+
+def check_incident(incident: str) -> None:
+    """An id becomes the name of a folder; EvidenceError where it is none."""
+    if incident and not _INCIDENT.fullmatch(incident):
+        raise EvidenceError(f"{clean(incident, 60)!r} is no id of an incident")
+
+
+def _check(head: Message) -> None:
+    if _NUMBER.fullmatch(head.schema) is None:
+        raise EvidenceError(f"no message of an agent ({clean(head.schema, 40)!r})")
+    if head.schema != SCHEMA:
+        other = another_mldebug(head.version, head.schema, SCHEMA)
+        raise EvidenceError(
+            f"it is {other}; this one ({__version__}) speaks {SCHEMA}: install the same on both"
+        )

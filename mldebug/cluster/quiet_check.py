@@ -1,0 +1,54 @@
+"""Is a run quiet on every node that answers? A coordinator waits a little before it has a stall captured that only some see. Pure."""
+
+from collections.abc import Iterable
+
+from mldebug.cluster.membership import Member
+from mldebug.cluster.messages import RunNews
+from mldebug.cluster.run_identity import RunKey
+
+HOLD = 6.0  # seconds; a pace of announcements more, for a node that moved may just have told so
+SAME = 1.0  # seconds: ranks that stop together are seen by their nodes in such a time
+
+Shown = tuple[Member, RunNews]
+
+
+class Quiet:
+    """For how long a call is held back, by run and attempt."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[RunKey, int], float] = {}
+
+    def holds(self, noticed: Shown, others: Iterable[Shown], now: float, pace: float) -> float:
+        """Seconds for which the call waits at most: another node moved after the one that has noticed a stall stood still."""
+        run = (noticed[1].key, noticed[1].attempt)
+        if not _moves(noticed, others):
+            self._since.pop(run, None)
+            return 0.0
+        return max(0.0, self._since.setdefault(run, now) + HOLD + pace - now)
+
+    def called(self, run: tuple[RunKey, int]) -> None:
+        """The next stall of it is another one."""
+        self._since.pop(run, None)
+
+    def keep(self, runs: Iterable[tuple[RunKey, int]]) -> None:
+        """Forget all others: nobody notices a stall of those."""
+        known = set(runs)
+        self._since = {run: since for run, since in self._since.items() if run in known}
+
+
+def _moves(noticed: Shown, others: Iterable[Shown]) -> bool:
+    """Of another node counts what it has told last: in between nothing is known of it."""
+    stood = _newest(noticed)
+    for one in others:
+        newest = _newest(one)
+        if newest is None or one[0].told.node == noticed[0].told.node:
+            continue
+        if newest > one[0].at - HOLD and (stood is None or newest > stood + SAME):
+            return True
+    return False
+
+
+def _newest(shown: Shown) -> float | None:
+    """When that node saw the run move last, by the clock here; None where it sees no steps."""
+    member, news = shown
+    return max((member.at - max(0.0, one.age) for one in news.signals), default=None)

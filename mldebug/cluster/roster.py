@@ -1,0 +1,211 @@
+"""Who has announced itself, with which runs, and when: the memory that a coordinator judges by. Pure.
+
+`now` is monotonic seconds of this node.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator
+
+import msgspec
+
+from mldebug.cluster.membership import Call, Member, Part, aged, another, lives
+from mldebug.cluster.messages import (
+    MAX_RELAYED,
+    MAX_RUNS,
+    Announcement,
+    ClusterView,
+    MemberView,
+    Relayed,
+    RunNews,
+)
+from mldebug.cluster.run_identity import RunKey
+
+FRESH = 15.0  # seconds that an announcement holds
+DIRECT = 5.0  # seconds in which who speaks for himself is believed before who speaks for him
+KEPT = 3600.0  # seconds that a node which was heard of is remembered
+MAX_MEMBERS = 8_192
+MAX_CIRCLES = 64  # of one node
+EACH = 0.02  # seconds between two announcements to one coordinator, which cost it 2 ms each
+SLOWEST = 20.0  # seconds between two announcements of one node
+
+
+class Roster:
+    """Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, str] = {}  # address -> why
+        self._members: dict[str, Member] = {}  # by name of the node
+        self._shown: dict[tuple[RunKey, int], dict[str, RunNews]] = {}  # node -> its part of a run
+        self._bad: dict[tuple[RunKey, int], set[str]] = {}  # nodes on which ranks ended badly
+
+    def hear(self, told: Announcement, address: str, now: float) -> None:
+        """Take an announcement; a second node of one name is not believed while the first is there."""
+        known = self._members.get(told.node)
+        if known and self._is_fresh(known, now) and another(known, told, address):
+            self.refused[address] = f"it calls itself {told.node}, as {known.address} does"
+            return
+        if known is None and len(self._members) >= MAX_MEMBERS:
+            self.refused[address] = f"there are {MAX_MEMBERS:,} nodes already"
+            return
+        self.refused.pop(address, None)
+        self._put(told.node, self._with_parts(Member(told, address, now), known))
+
+    def _with_parts(self, new: Member, known: Member | None) -> Member:
+        """What it has announced in other circles holds as long as an announcement does."""
+        same = known is not None and known.told.agent == new.told.agent
+        before = dict(known.parts) if known and same else {}
+        before.pop(new.told.circle, None)
+        parts = {n: one for n, one in before.items() if new.at - one.at < self.patience}
+        shown = {news.key for news in new.told.runs}
+        others = tuple(
+            aged(news, new.at - one.at)
+            for one in parts.values()
+            for news in one.runs
+            if news.key not in shown
+        )
+        told = msgspec.structs.replace(new.told, runs=(*new.told.runs, *others)[:MAX_RUNS])
+        parts[new.told.circle] = Part(new.told.runs, new.at)
+        return new._replace(told=told, parts=dict(list(parts.items())[-MAX_CIRCLES:]))
+
+    def hear_of(self, told: Announcement, now: float) -> None:
+        """Take what a node says for others; who speaks for himself is believed first."""
+        for one in told.relayed:
+            known = self._members.get(one.node)
+            if known and not known.by and now - known.at < DIRECT + self.pace:
+                continue
+            if known is None and len(self._members) >= MAX_MEMBERS:
+                continue
+            own = Announcement(
+                node=one.node,
+                agent=one.agent,
+                port=one.port,
+                circle=told.circle,
+                runs=one.runs,
+                version=told.version,
+            )
+            self._put(one.node, Member(own, one.address, now - one.age, by=told.node))
+
+    def relayed(self, circle: str, but: str, now: float) -> tuple[Relayed, ...]:
+        """What nodes of a circle have announced here themselves, for the one who coordinates."""
+        heard = (
+            (one, one.parts[circle])
+            for name, one in sorted(self._members.items())
+            if name != but and not one.by and circle in one.parts and self._is_fresh(one, now)
+        )
+        return tuple(
+            Relayed(
+                node=one.told.node,
+                agent=one.told.agent,
+                port=one.told.port,
+                address=one.address,
+                runs=part.runs,
+                age=max(0.0, now - part.at),
+            )
+            for one, part in itertools.islice(heard, MAX_RELAYED)
+        )
+
+    def others(self, call: Call, now: float) -> tuple[Member, ...]:
+        """Nodes that have announced themselves before, and not since: whoever has the run by now."""
+        known = {one.told.node for one in call.members}
+        return tuple(
+            one
+            for name, one in self._members.items()
+            if name not in known and not self._is_fresh(one, now)
+        )
+
+    def idle(self, call: Call, hosts: Collection[str], now: float) -> tuple[Member, ...]:
+        """Nodes of these names that are here, and have shown no rank of the run."""
+        known = {one.told.node for one in call.members}
+        short = {host.partition(".")[0] for host in hosts}
+        return tuple(
+            one
+            for name, one in self._members.items()
+            if name not in known and name.partition(".")[0] in short and self._is_fresh(one, now)
+        )
+
+    def heard(self, node: str) -> float | None:
+        """When a node was heard of last."""
+        known = self._members.get(node)
+        return known.at if known else None
+
+    def is_relayed(self, node: str) -> bool:
+        """Does another node speak for it?"""
+        known = self._members.get(node)
+        return known is not None and bool(known.by)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which an announcement holds."""
+        return FRESH + 2 * self.pace
+
+    @property
+    def pace(self) -> float:
+        """Seconds between two announcements of one node at least."""
+        return min(SLOWEST, EACH * len(self._members))
+
+    def fresh(self, now: float) -> tuple[str, ...]:
+        """The nodes that announce themselves."""
+        return tuple(
+            name for name, one in sorted(self._members.items()) if self._is_fresh(one, now)
+        )
+
+    def view(self, node: str, peers: Iterable[str], now: float) -> ClusterView:
+        """All nodes: who has announced itself, and which of the configured ones never has."""
+        found = [
+            MemberView(
+                node=name, address=one.address, version=one.told.version, seen=round(now - one.at, 1),
+                runs=one.told.runs,
+            )
+            for name, one in sorted(self._members.items())
+        ]  # fmt: skip
+        known = {*self._members, *(one.address for one in self._members.values())}
+        known |= {name.partition(".")[0] for name in self._members}
+        found += [
+            MemberView(node=name)
+            for name in peers
+            if name not in known and (name[:1].isdecimal() or name.partition(".")[0] not in known)
+        ]
+        return ClusterView(
+            coordinator=node,
+            silent_after=self.patience,
+            members=tuple(found),
+            refused=dict(self.refused),
+        )
+
+    def _is_fresh(self, member: Member, now: float) -> bool:
+        return now - member.at < self.patience
+
+    def _put(self, node: str, new: Member | None) -> None:
+        """Know a node anew, or no more."""
+        known = self._members.pop(node, None)
+        for news in known.told.runs if known else ():
+            run = (news.key, news.attempt)
+            self._shown.get(run, {}).pop(node, None)
+            self._bad.get(run, set()).discard(node)
+            if not self._shown.get(run):
+                self._shown.pop(run, None)
+                self._bad.pop(run, None)
+        if new is not None:
+            self._members[node] = new
+            for news in new.told.runs:
+                run = (news.key, news.attempt)
+                self._shown.setdefault(run, {})[node] = news
+                if news.end is not None:
+                    self._bad.setdefault(run, set()).add(node)
+
+    def _forget_old(self, now: float) -> None:
+        for name in [n for n, one in self._members.items() if now - one.at >= KEPT]:
+            self._put(name, None)
+
+    def _all(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
+        """Every node that has shown the run, or its end."""
+        for name, news in sorted(self._shown.get((key, attempt), {}).items(), key=_name):
+            yield self._members[name], news
+
+    def _of(self, key: RunKey, attempt: int) -> Iterator[tuple[Member, RunNews]]:
+        """Those where ranks of it live."""
+        return (pair for pair in self._all(key, attempt) if lives(pair[1]))
+
+
+def _name(shown: tuple[str, RunNews]) -> str:
+    return shown[0]

@@ -1,0 +1,77 @@
+"""Which run a capture is of: what all nodes of one run say alike, and no other run says."""
+
+import hashlib
+import re
+
+from mldebug.core.model import Job, NodeCapture, RankIdentity
+
+GENERIC_RUN_IDS = ("", "none", "default", "static", "0")
+CHOSEN_BY_PEOPLE = ("torchrun", "accelerate")  # launchers whose run id is typed in: many copy one
+_LOOPBACK = re.compile(
+    r"localhost(?:\.localdomain)?|127\.[\d.]+|::1|\[::1\]|ip6-localhost", re.IGNORECASE
+)
+
+RunKey = tuple[str, ...]
+
+
+def is_specific(run_id: str) -> bool:
+    """Does this run id tell its run from others?"""
+    return run_id.lower() not in GENERIC_RUN_IDS
+
+
+def is_loopback(master: str) -> bool:
+    """Can this master, `addr:port`, be reached from its own node only?"""
+    return _LOOPBACK.fullmatch(master.rpartition(":")[0]) is not None
+
+
+def port_of(master: str) -> str:
+    """The port of a master, `addr:port`: that of one listening store, so no run has two; "" where none is said.
+
+    The address may differ: where torchrun is told it on each node, the first may say `localhost`, another a name or an IP.
+    """
+    port = master.rpartition(":")[2]
+    return port if port.isdecimal() else ""
+
+
+def run_key(capture: NodeCapture) -> RunKey:
+    """The same on all nodes of one run."""
+    return job_key(capture.job, capture.node)
+
+
+def job_key(job: Job, node: str) -> RunKey:
+    """The same on all nodes of one attempt; without a run id and a master that others can reach, a run has one node.
+
+    Of two jobs with one `--rdzv-id` the port of the master tells which is which; a restart may move it. Whose processes
+    they are belongs to it: anybody may start one with another's run id in its environment.
+    """
+    alone = ("alone", node, job.id)
+    whose = (f"uid {job.uid}",) if job.uid else ()
+    first = next(iter(job.ranks), None)
+    if first is None:
+        return alone
+    if is_specific(first.run_id):
+        return (first.launcher, first.run_id, *_port(first), *whose)
+    if first.master and not is_loopback(first.master):
+        return (first.launcher, "", first.master, *whose)
+    return alone
+
+
+def _port(rank: RankIdentity) -> tuple[str, ...]:
+    """What tells two runs of one id apart, where the launcher itself gives it to every rank."""
+    port = port_of(rank.master) if rank.launcher in CHOSEN_BY_PEOPLE else ""
+    return (f"port {port}",) if port else ()
+
+
+def run_id(key: RunKey) -> str:
+    """Eight digits for a run, whichever of its nodes answer."""
+    return hashlib.sha256(repr(key).encode(errors="replace")).hexdigest()[:8]
+
+
+def user_of(key: RunKey) -> str:
+    """Whose run it is, in the words of its key; root's have none."""
+    return key[-1] if key and key[-1].startswith("uid ") else ""
+
+
+def is_of(key: RunKey, uid: int) -> bool:
+    """Is it a run of this user? Never where the user is root, whose runs say nothing."""
+    return user_of(key) == f"uid {uid}"

@@ -1,0 +1,27 @@
+"""Where the nodes of a run stand, as the site has written it down: racks, switches, rooms. Pure."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug.core.model import Asked
+from mldebug.core.ranksets import unfold_nodes
+
+Topology = Mapping[str, str]
+"""Label -> its nodes, folded: `{"rack07": "node[001-016]"}`."""
+
+
+def placed(asked: Asked, topology: Topology | None) -> Asked:
+    """Each node with the first label that has it, by its short name or the full one; UsageError where a list cannot be read."""
+    if not topology:
+        return asked
+    places: dict[str, str] = {}
+    for label, nodes in topology.items():
+        for name in unfold_nodes(nodes):
+            places.setdefault(name, label)
+    names = ((one, one.name.partition(".")[0]) for one in asked.nodes)
+    told = (
+        msgspec.structs.replace(one, place=places.get(one.name) or places.get(short, ""))
+        for one, short in names
+    )
+    return msgspec.structs.replace(asked, nodes=tuple(told))

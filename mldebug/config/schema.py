@@ -1,0 +1,396 @@
+"""The configuration of this node's agent and of every command: one strict YAML file, an empty one is a good one.
+
+Each section is a struct: its fields are the legal keys, their defaults the defaults (`mldebug.core.yaml_reader` reads them).
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import yaml
+
+from mldebug.core.errors import ConfigError
+from mldebug.core.plugin_options import Plugin, Room
+from mldebug.core.plugins import load, names
+from mldebug.core.scalars import members, unwrap
+from mldebug.core.units import SECONDS, SIZE, Duration, format_duration, format_size
+from mldebug.core.yaml_reader import Section, parse
+from mldebug.hardware.health.thresholds import Thresholds
+
+SYSTEM_STATE_DIR = Path("/var/lib/mldebug")
+MAX_BYTES = 256 * 1024
+
+PositiveDuration = Annotated[Duration, msgspec.Meta(gt=0)]
+
+
+def default_state_dir(environ: Mapping[str, str], uid: int) -> Path:
+    """Return where reports go: /var/lib/mldebug for root, else the user's XDG state directory."""
+    xdg, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if uid != 0 and xdg.startswith("/"):
+        return Path(xdg) / "mldebug"
+    if uid != 0 and home.startswith("/"):
+        return Path(home) / ".local/state/mldebug"
+    return SYSTEM_STATE_DIR
+
+
+def _own_state_dir() -> Path:
+    return default_state_dir(os.environ, os.geteuid())
+
+
+class Agent(Section, frozen=True, kw_only=True):
+    """What belongs to the node."""
+
+    # ordinary users: $XDG_STATE_HOME/mldebug or ~/.local/state/mldebug
+    state_dir: Path = msgspec.field(default_factory=_own_state_dir)
+    # where Prometheus scrapes /metrics; "" for nowhere
+    listen: str = "127.0.0.1:9753"
+    # who shows this token sees all web pages by TCP, and may ask for captures, as Alertmanager's webhook does:
+    # openssl rand -hex 32
+    token_file: Path | None = None
+    # Unix group whose members see all runs at the socket; others see their own. "" for none
+    group: str = ""
+
+
+class Capture(Section, frozen=True, kw_only=True):
+    """How evidence is taken."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"preview": "flight_recorder"}
+
+    # auto: beside this Python, then $PATH
+    py_spy: Literal["auto"] | Path = "auto"
+    # for one capture of the whole node
+    deadline: PositiveDuration = 30.0
+    # C frames; they stop a rank for 0.03 to 1 s. auto: only where it is safe and says more
+    native: Literal["auto", "never", "always"] = "auto"
+    # ask NCCL itself who has launched what (2.24 and newer)
+    nccl_ras: bool = True
+    # Flight Recorders from worker servers, dump files and debug FIFOs, where a job offers them; the hook's are always read
+    flight_recorder: bool = True
+    # where ranks keep trace rings beside /dev/shm: looked into for those that ended before they were met
+    trace_folders: tuple[str, ...] = ()
+    # the span of the samples that tell frozen from slow
+    watch: Annotated[Duration, msgspec.Meta(ge=0, le=60)] = 2.0
+    # processes dumped at once. auto: as many as cores, at most 4
+    workers: Literal["auto"] | Annotated[int, msgspec.Meta(ge=1, le=64)] = "auto"
+
+
+class Stall(Section, frozen=True, kw_only=True):
+    """When a quiet run counts as stalled."""
+
+    # auto: 5 times the 99th percentile of the run's own gaps, 30s to 4m; a number is obeyed as it is
+    timeout: Literal["auto"] | PositiveDuration = "auto"
+    # for a rank that works while others wait, and writes no checkpoint. auto: 4 times the timeout, at least 5m
+    busy_timeout: Literal["auto"] | PositiveDuration = "auto"
+    # before the first step
+    init_timeout: PositiveDuration = 300.0
+    # between two looks at all jobs
+    interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=60)] = 5.0
+    # names of jobs whose work it is to idle (notebooks, servers); * stands for anything
+    exclude: tuple[str, ...] = ("ipykernel_launcher",)
+
+
+class Cluster(Section, frozen=True, kw_only=True):
+    """The agents of several nodes among themselves; without a key or certificates each is alone."""
+
+    # the same file on all nodes, at least 32 random bytes, closed to others: openssl rand -hex 32
+    key_file: Path | None = None
+    # in place of the key: a certificate of this node's own, PEM, with `key` and `ca`
+    certificate: Path | None = None
+    # of the certificate; chmod 600, without a password
+    key: Path | None = None
+    # who has signed the certificates of all nodes
+    ca: Path | None = None
+    # who coordinates: the first of these that answers. host, host:port, node[1-4]; none: each run's own nodes, as Slurm
+    # or MASTER_ADDR say
+    peers: tuple[str, ...] = ()
+    # where other agents reach this one; they expect the same port unless told
+    listen: str = "0.0.0.0:9754"
+    # where other agents may be, like 10.1.0.0/16; none, with peers: anywhere but link-local
+    networks: tuple[str, ...] = ()
+    # between two announcements
+    interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=60)] = 2.0
+    # where nodes stand, to tell what suspects share: {rack07: 'node[001-016]', rack08: 'node[017-032]'}
+    topology: dict[str, str] = {}
+
+
+class Metrics(Section, frozen=True, kw_only=True):
+    """What Prometheus gets."""
+
+    # series of one scrape at most; over it the least important families are left out, ranks' first
+    series_budget: Annotated[int, msgspec.Meta(ge=100, le=1_000_000)] = 5000
+
+
+class Checkpoints(Section, frozen=True, kw_only=True):
+    """What jobs save, and whether it is whole."""
+
+    # look at the saves of jobs; where they are is learned from what the jobs write
+    watch: bool = True
+    # between two looks; half of it while something is written
+    interval: Annotated[Duration, msgspec.Meta(ge=2, le=600)] = 30.0
+    # more of them, which count for no run: each name that matches is one save. /scratch/*/ckpt/step-*
+    paths: tuple[str, ...] = ()
+    # without growth for so long, a save that is not complete has died
+    settle: Annotated[Duration, msgspec.Meta(ge=5, le=3600)] = 60.0
+
+
+class MemorySettings(Section, frozen=True, kw_only=True):
+    """Memory of the host, of control groups and of ranks."""
+
+    # look at it; without it no alarm of memory
+    watch: bool = True
+    # between two looks
+    interval: Annotated[Duration, msgspec.Meta(ge=1, le=600)] = 10.0
+    # the alarm comes when at this pace memory lasts no longer
+    alarm: PositiveDuration = 1800.0
+    # each rank's share of shared pages as well: dear for large processes, once a minute
+    pss: bool = False
+
+
+class Health(Section, frozen=True, kw_only=True):
+    """When a component of the node is not well."""
+
+    # GPUs that must be there. auto: those that were seen before
+    gpus: Literal["auto"] | Annotated[int, msgspec.Meta(ge=0, le=1024)] = "auto"
+    # mldebug/hardware/health/thresholds.yaml says what each does and where it comes from; null turns a rule off
+    thresholds: Thresholds = Thresholds()
+
+
+class Notifying(Section, frozen=True, kw_only=True):
+    """What is told to all channels."""
+
+    # for how long something must be wrong before anybody is told; incidents of jobs are told at once
+    pending: Annotated[Duration, msgspec.Meta(ge=0)] = 30.0
+    # where a browser finds a report: https://…/{report}; "": messages name the command that shows it
+    link: str = ""
+
+
+class Actions(Section, frozen=True, kw_only=True):
+    """What is done about an event; nothing that may harm a job or a node without `allow`."""
+
+    # by name: {save: {kind: capture}, stop: {kind: scancel}}
+    steps: Annotated[
+        dict[str, Plugin], Room(lambda: names("actions"), lambda kind: load("actions", kind))
+    ] = {}
+    # by kind of event, the steps in their order; '*' for all that have none: {stall: [save, stop]}
+    chains: dict[str, tuple[str, ...]] = {}
+    # kinds that may run although they may harm: command, signal, scancel, drain
+    allow: tuple[Literal["command", "signal", "scancel", "drain"], ...] = ()
+    # tell what would be done, and do nothing
+    dry_run: bool = False
+    # a step does not run again for the same job within this time
+    cooldown: Annotated[Duration, msgspec.Meta(ge=0, le=86400)] = 600.0
+    # of each step
+    hourly: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 10
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Chains name steps."""
+        for kind, steps in self.chains.items():
+            for name in steps:
+                if name not in self.steps:
+                    have = ", ".join(self.steps) or "none"
+                    yield "chains", f"{kind} names {name!r}, which is no step; steps: {have}"
+            if len(set(steps)) < len(steps):
+                yield "chains", f"{kind} names a step twice"
+
+
+class Trees(Section, frozen=True, kw_only=True):
+    """Directories whose size and inodes are kept fresh; each is counted once and then watched."""
+
+    # absolute: [/scratch/me, /data/checkpoints]
+    paths: tuple[str, ...] = ()
+    # between two counts where nothing tells of changes (network filesystems, no watches left)
+    rescan: Annotated[Duration, msgspec.Meta(ge=1)] = 600.0
+    # between two counts where events tell
+    verify: Annotated[Duration, msgspec.Meta(ge=60)] = 21600.0
+    # of one tree; what is beyond is not counted, and said
+    max_inodes: Annotated[int, msgspec.Meta(ge=1000)] = 20_000_000
+
+
+class Quota(Section, frozen=True, kw_only=True):
+    """A site's own tool that tells a quota: `lfs quota`, `mmlsquota`, `idrquota`."""
+
+    # the program with its arguments, without a shell; it runs in the C locale
+    command: tuple[str, ...] = ()
+    # a regular expression with groups named `used` and `limit` (bytes, or 20G), or `ratio` or `percent`
+    pattern: str = ""
+    # too much from this share on
+    limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    # it is ended after this time
+    timeout: PositiveDuration = 10.0
+
+
+class Canary(Section, frozen=True, kw_only=True):
+    """Test writes: what `df` says and what can be written differ. The agent writes nowhere without them."""
+
+    # folders in which a small file is written, synced and removed
+    paths: tuple[str, ...] = ()
+    # between two of them
+    interval: Annotated[Duration, msgspec.Meta(ge=1, le=86400)] = 60.0
+    # of the file
+    size: Annotated[int, SIZE, msgspec.Meta(ge=1, le=16 << 20)] = 64 << 10
+
+
+class Storage(Section, frozen=True, kw_only=True):
+    """When filesystems are too full, or will be."""
+
+    # between two looks
+    interval: Annotated[Duration, msgspec.Meta(ge=0.5, le=3600)] = 30.0
+    # folders that are watched though no job uses them
+    paths: tuple[str, ...] = ()
+    # by folder, too full from a share on or with less than a rest: {/scratch: '0.75', /data: '40TiB left'}; elsewhere 0.85,
+    # 0.75 where a folder's name has "scratch" in it
+    limits: dict[str, str] = {}
+    # of the inodes
+    inode_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    # by folder, the share that can be written before the filesystem fails: {/fs: 0.83}; elsewhere 0.8 on Lustre, 1
+    usable: dict[str, float] = {}
+    # alarm where it will be full within this time …
+    full_within: PositiveDuration = 86400.0
+    # … or one of the next so many saves does not fit
+    saves_left: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
+    # by name, asked every five minutes: {work: {command: [idrquota, -w], pattern: '(?P<percent>[0-9.]+)%'}}
+    quotas: dict[str, Quota] = {}
+    # of a quota that the kernel keeps, too much from this share on
+    quota_limit: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.85
+    # folders in which the agent writes a small file
+    canary: Canary = msgspec.field(default_factory=Canary)
+
+
+class ExpectedJob(Section, frozen=True, kw_only=True):
+    """Which job must run or be queued; * stands for anything, and what is left out fits all."""
+
+    # of the job
+    name: str = ""
+    # whose it is
+    user: str = ""
+    # 17, or 17_3 of an array; 17 fits all of its tasks
+    id: str = ""
+    # which of the section `schedulers`; may be left out where there is only one
+    scheduler: str = ""
+
+
+class Jobs(Section, frozen=True, kw_only=True):
+    """Jobs that somebody waits for, and what jobs have left behind."""
+
+    # by name of the watch: {pretrain: {name: my-training-10b, user: ada}}; needs a scheduler
+    expected: dict[str, ExpectedJob] = {}
+    # so long before its time limit ends an expected job, somebody is told
+    before_limit: PositiveDuration = 900.0
+    # look for processes whose job is gone; none is ended
+    orphans: bool = True
+    # for so long a job's processes may take to end
+    orphan_grace: PositiveDuration = 120.0
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """Everything that can be set."""
+
+    agent: Agent = msgspec.field(default_factory=Agent)
+    capture: Capture = Capture()
+    stall: Stall = Stall()
+    # formats of training logs, tried before the built-in ones: {mine: {kind: regex, pattern: '…'}}
+    logs: Annotated[
+        dict[str, Plugin], Room(lambda: names("logs"), lambda kind: load("logs", kind))
+    ] = {}
+    # how other nodes are reached: {ssh: {kind: ssh, options: '-i ~/.ssh/cluster'}}
+    transports: Annotated[
+        dict[str, Plugin], Room(lambda: names("transports"), lambda kind: load("transports", kind))
+    ] = {}
+    # who is told: {ops: {kind: webhook, url: 'https://…'}}
+    channels: Annotated[
+        dict[str, Plugin], Room(lambda: names("channels"), lambda kind: load("channels", kind))
+    ] = {}
+    # who is asked whether jobs run: {main: {kind: slurm, only_on: [head01]}}
+    schedulers: Annotated[
+        dict[str, Plugin], Room(lambda: names("schedulers"), lambda kind: load("schedulers", kind))
+    ] = {}
+    jobs: Jobs = Jobs()
+    events: Notifying = Notifying()
+    actions: Actions = Actions()
+    cluster: Cluster = Cluster()
+    checkpoints: Checkpoints = Checkpoints()
+    memory: MemorySettings = MemorySettings()
+    metrics: Metrics = Metrics()
+    health: Health = Health()
+    trees: Trees = Trees()
+    storage: Storage = Storage()
+
+
+def load_config(path: Path | None) -> Config:
+    """Return the configuration in a file, or the defaults for None; `ConfigError` lists all problems at once."""
+    if path is None:
+        return Config()
+    config = parse(_read(path), str(path), Config)
+    if problems := [f"{path}: {one}" for one in _unwatched(config)]:
+        raise ConfigError(problems, "see docs/scheduler.md")
+    return config
+
+
+def _unwatched(config: Config) -> Iterator[str]:
+    """Jobs that nobody would be asked about: silence would look like all is well; schedulers that every node would ask."""
+    known = ", ".join(config.schedulers)
+    for name, plugin in config.schedulers.items():
+        if not plugin.options.only_on:
+            yield f"schedulers.{name}.only_on: name the one node whose agent asks (by its host name): 1,000 agents would overload the controller"
+    for name, one in config.jobs.expected.items():
+        where = f"jobs.expected.{name}"
+        if not config.schedulers:
+            yield f"{where}: there is no scheduler to ask; write `schedulers: {{main: {{kind: slurm, only_on: [HOST]}}}}`"
+        elif one.scheduler and one.scheduler not in config.schedulers:
+            yield f"{where}.scheduler: {one.scheduler} is no scheduler; choose from: {known}"
+        elif not one.scheduler and len(config.schedulers) > 1:
+            yield f"{where}: has no scheduler; choose from: {known}"
+        if not (one.name or one.user or one.id):
+            yield f"{where}: fits every job; write a name, user or id"
+
+
+def effective_yaml(config: Config) -> str:
+    """Return the whole configuration as YAML that reads back as the same value."""
+    return yaml.safe_dump(
+        _plain(config), sort_keys=False, default_flow_style=False, allow_unicode=True
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            [f"{path}: cannot be read: {error.strerror or error}"], "check the path and its rights"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(
+            [f"{path}: is larger than {MAX_BYTES // 1024} KiB"], "is this the right file?"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            [f"{path}:{line}: is not UTF-8 text"], "save the file as UTF-8"
+        ) from error
+
+
+def _plain(section: msgspec.Struct) -> dict[str, Any]:
+    fields = msgspec.structs.fields(section)
+    return {field.name: _plain_value(getattr(section, field.name), field.type) for field in fields}
+
+
+def _plain_value(value: Any, kind: Any) -> Any:
+    if isinstance(value, Plugin):
+        return {"kind": value.kind, **_plain(value.options)}
+    if isinstance(value, msgspec.Struct):
+        return _plain(value)
+    if isinstance(value, dict):
+        return {key: _plain_value(item, None) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    marks = [mark for _, meta in members(*unwrap(kind)) for mark in meta]
+    if isinstance(value, float) and SECONDS in marks:
+        return format_duration(value)
+    if isinstance(value, int) and SIZE in marks:
+        return format_size(value)
+    return [_plain_value(item, None) for item in value] if isinstance(value, tuple) else value

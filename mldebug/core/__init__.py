@@ -1,0 +1,1 @@
+"""What everything else is built on: the data model, errors, the plugin registry, text and file utilities. Pure."""

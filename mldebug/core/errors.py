@@ -1,0 +1,69 @@
+"""The error tree. Every error says what happened and the way out; the class sets the exit code.
+
+    MldebugError                 1
+    ├── UsageError               2   wrong arguments
+    │   ├── ConfigError          2   a config that cannot be obeyed (all problems at once)
+    │   └── EvidenceError        2   a capture, report or folder that cannot be read
+    └── MissingError             3
+        ├── AccessError          3   this user may not look there
+        └── ToolError            3   a program we need is absent or broken
+
+`mldebug.cli.main.main` is the one place that catches them: one sentence on stderr, the way out on the next line.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a finished `mldebug` command tells a script."""
+
+    FINE = 0
+    FOUND = 1
+    USAGE = 2
+    MISSING = 3
+
+
+class MldebugError(Exception):
+    """Something went wrong that the user can act on.
+
+    `message` is one sentence without a final newline; `way_out` says what to do next ("" when nothing can be).
+    """
+
+    exit_code: ExitCode = ExitCode.FOUND
+
+    def __init__(self, message: str, way_out: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.way_out = way_out
+
+
+class UsageError(MldebugError):
+    """The command line cannot be obeyed."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(UsageError):
+    """The configuration cannot be obeyed; `problems` lists every one of them, with its line."""
+
+    def __init__(self, problems: list[str], way_out: str = "") -> None:
+        super().__init__("\n".join(problems), way_out)
+        self.problems = problems
+
+
+class EvidenceError(UsageError):
+    """Recorded evidence cannot be read."""
+
+
+class MissingError(MldebugError):
+    """A right or a tool is missing on this node."""
+
+    exit_code = ExitCode.MISSING
+
+
+class AccessError(MissingError):
+    """This user may not look at that process."""
+
+
+class ToolError(MissingError):
+    """A program that mldebug needs is absent or broken."""

@@ -1,0 +1,178 @@
+"""Bytes on disk, read and written with care.
+
+Written files are fsynced and a folder appears under its name all at once, so a reader sees all of it or nothing.
+A folder may belong to a user who puts anything there: reading follows no symlink, waits for no FIFO, trusts no size.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.core.errors import AccessError, EvidenceError
+
+MAX_FILE_BYTES = 64 << 20
+OLD = ".old"  # ends the name of a report that is being replaced where that takes two steps
+NOT_WHOLE = "it was cut off or changed after it was written: copy it again, or take another report"
+NOT_OURS = "mldebug did not write it like this: remove it, or look at another report"
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_T = TypeVar("_T")
+
+
+def read_struct(file: Path, wanted: type[_T]) -> _T:
+    """Read one JSON file as a struct; `EvidenceError` when it cannot be had or is malformed."""
+    return _decode(read_bytes(file), wanted, file)
+
+
+def read_bytes(file: Path) -> bytes:
+    """Read a regular file of bounded size; neither it nor its folder may be a symlink."""
+    try:
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            handle = os.open(
+                file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    try:
+        return _read_bounded(handle, file)
+    finally:
+        os.close(handle)
+
+
+def unreadable(path: Path, error: OSError) -> EvidenceError | AccessError:
+    """Why a file or folder of evidence cannot be read: a right is missing, or it is not there."""
+    if isinstance(error, PermissionError):
+        return AccessError(
+            f"this user may not read {path}", "ask as the owner of the job, or as root"
+        )
+    if error.errno == errno.ELOOP:
+        return EvidenceError(
+            f"cannot read {path}: it is a symbolic link", "put the file itself in its place"
+        )
+    return EvidenceError(f"cannot read {path}: {error.strerror or error}", NOT_WHOLE)
+
+
+def _read_bounded(handle: int, file: Path) -> bytes:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise EvidenceError(f"{file} is not a regular file", NOT_OURS)
+    if status.st_size > MAX_FILE_BYTES:
+        raise EvidenceError(
+            f"{file} has {status.st_size:,} bytes, more than {MAX_FILE_BYTES:,}", NOT_OURS
+        )
+    return _drain(handle, MAX_FILE_BYTES)
+
+
+def _drain(handle: int, limit: int) -> bytes:
+    parts: list[bytes] = []
+    while limit > 0 and (part := os.read(handle, min(limit, 1 << 20))):
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)
+
+
+def _decode(content: bytes, wanted: type[_T], file: Path) -> _T:
+    try:
+        return msgspec.json.decode(content, type=wanted)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        why = str(error).removeprefix("JSON is malformed: ")[:200]
+        raise EvidenceError(f"{file} is malformed: {why}", NOT_WHOLE) from error
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    (folder / "evidence").mkdir(mode=0o700)
+    for name, content in contents.items():
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(handle)
+    _sync_folder(folder / "evidence")
+    _sync_folder(folder)
+
+
+def give(folder: Path, owner_uid: int | None) -> None:
+    """Hand the files over, the outermost folder last: until then nobody else can get in.
+
+    Root of a container may have no CAP_CHOWN: then they stay its own.
+    """
+    if owner_uid is None or os.geteuid() != 0:
+        return
+    with contextlib.suppress(PermissionError):
+        for path in (*folder.glob("evidence/*"), *folder.glob("*"), folder):
+            os.chown(path, owner_uid, -1, follow_symlinks=False)
+
+
+def add_folder(temporary: Path, target: Path) -> bool:
+    """Give the new folder a name that nobody has, at once; False where somebody has it."""
+    try:
+        os.rename(temporary, target)  # fails on a folder with something in it
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            return False
+        raise
+    _sync_folder(target.parent)
+    return True
+
+
+def replace_folder(temporary: Path, target: Path) -> None:
+    """Put the new folder in place of the old one, at once: whoever is killed here leaves one of the two."""
+    if not os.path.lexists(target):
+        os.rename(temporary, target)
+    elif _exchange(temporary, target):
+        _remove(temporary)
+    else:
+        old = temporary.with_name(f"{temporary.name}{OLD}")
+        os.rename(target, old)
+        os.rename(temporary, target)
+        _remove(old)
+    _sync_folder(target.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """renameat2(RENAME_EXCHANGE); False where the file system or the C library has none (NFS, musl)."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    done = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    return bool(done == 0)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder, following no link."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total

@@ -1,0 +1,192 @@
+"""The report, `report.json`, as it is written: one struct for each object in it. What it tells of is in `model`."""
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from mldebug.core.model import Diagnosis, Group, Role, Spoken, TreeNode
+
+REPORT_SCHEMA = "mldebug.report/1"
+
+
+class ThreadView(Spoken, frozen=True, kw_only=True):
+    """One thread as the report shows it."""
+
+    name: str
+    tid: int
+    state: str  # "S hrtimer_nanosleep", "active+gil" …
+    frames: tuple[str, ...]  # labels, innermost first
+
+
+class RankView(Spoken, frozen=True, kw_only=True):
+    """One row of the rank table, small for every rank; threads and log only for culprits and representatives."""
+
+    rank: int
+    node: str
+    pid: int | None
+    class_: str = msgspec.field(name="class")
+    role: Role
+    state: str  # kernel state and wchan of the main thread: "S futex_do_wait"
+    cpu_ratio: float | None
+    group: int | None  # index into Report.groups
+    last_collective: str
+    doing: str
+    culprit: bool
+    threads: tuple[ThreadView, ...] = ()
+    log: tuple[str, ...] = ()
+    log_source: str = ""  # where these lines come from: a file, "its own output", "the job's log"
+    # what its hook said when it was captured; null and "" without one
+    step: int | None = None
+    step_age: float | None = None  # seconds since it reached that step
+    phase: str = ""  # checkpoint_save, data_wait, evaluate …; "" for none
+    phase_age: float | None = None
+    # where its tracer saw it last; "" and null without one. The lines only of those that are told in full
+    last_call: str = ""
+    last_call_age: float | None = None  # seconds before the capture, or before its end was judged
+    trace: tuple[str, ...] = ()
+
+
+class GpuView(Spoken, frozen=True, kw_only=True):
+    """The GPU of one rank while the job stood still: what the looks at it told; null: not told."""
+
+    rank: int
+    node: str
+    gpu: int  # its number on the node
+    sure: (
+        bool  # false: a convention alone says that it is this rank's, or the rank has a slice of it
+    )
+    state: str  # of the fingerprint: collective_wait, never_arrived …; "": nobody watched it
+    looks: int
+    seconds: float  # from the first to the last of them
+    least_busy_ratio: float | None  # of the time with a kernel, of the least busy look
+    most_busy_ratio: float | None
+    memory_traffic: bool | None  # in any of them
+    power_watts: float | None  # at the last
+    usual_watts: float | None  # at work, in this run
+    sm_active_ratio: float | None  # by the hardware's own counters, at the last full read
+    processes: int  # on it, as the driver counted; 0: not told
+
+
+class JobView(Spoken, frozen=True, kw_only=True):
+    """The job as a report names it."""
+
+    id: str
+    name: str
+    attempt: int
+    world_size: int
+    launcher: str
+    nodes: tuple[str, ...]
+    user: str
+    started_at: str
+    step: int | None = None  # the last step that was known
+    hooked: int | None = None  # ranks with the hook; 0: an untouched job; null: nobody knows
+
+
+class NodeView(Spoken, frozen=True, kw_only=True):
+    """One node that answered (or did not)."""
+
+    node: str
+    ranks: str
+    taken_at: str  # by its own clock, which is shown and never compared; "": no capture
+    duration_seconds: float
+    state: str = "answered"  # down, silent, unable, refused: see mldebug.core.model.AskedNode
+    reason: str = ""  # why there is no capture
+    last_seen: str = ""  # when it was heard of before, by the clock of whoever asked
+
+
+class Stall(Spoken, frozen=True, kw_only=True):
+    """How long it took until it counted as a stall, and why that long; null fields for a manual capture."""
+
+    timeout_seconds: float | None
+    why: str
+
+
+class TimelineEvent(Spoken, frozen=True, kw_only=True):
+    """Something that happened, in the order it happened."""
+
+    at: str
+    what: str
+    source: str = ""  # who says so, where it was not seen by the agent itself
+
+
+class CaptureView(Spoken, frozen=True, kw_only=True):
+    """One moment at which evidence was taken."""
+
+    at: str
+    duration_seconds: float
+    ranks: int
+    note: str
+
+
+class Change(StrEnum):
+    """What became of a rank from the first capture to the later one."""
+
+    UNCHANGED = "unchanged"
+    ACTIVE = "active"  # the same frames, and its counters move
+    MOVED = "moved"
+    GONE = "gone"
+    CAME = "came"
+    REPLACED = "replaced"  # the rank is another process now
+    UNSEEN = "unseen"  # without a stack in one of them
+
+
+class ChangeView(Spoken, frozen=True, kw_only=True):
+    """Ranks of which the same became between two captures; `before` and `after` are frames, where they moved."""
+
+    ranks: str  # folded: "0-1,3"
+    count: int
+    change: Change
+    before: str
+    after: str
+    words: str  # "rank 2 moved from strike (train.py:34) to backward (train.py:80)"
+
+
+class Comparison(Spoken, frozen=True, kw_only=True):
+    """What moved from the first capture to the newest."""
+
+    seconds: float  # between them
+    summary: str  # one sentence: "nothing moved"
+    changes: tuple[ChangeView, ...]
+
+
+class GapView(Spoken, frozen=True, kw_only=True):
+    """Evidence that could not be had."""
+
+    what: str
+    reason: str
+    rank: int | None
+    pid: int | None
+    way_out: str
+
+
+class Report(Spoken, frozen=True, kw_only=True):
+    """An incident written down: report.json. Times are RFC 3339, UTC."""
+
+    schema: str
+    id: str  # sorts by time
+    node: str
+    versions: dict[str, str]
+    job: JobView
+    kind: Literal["stall", "abnormal_end", "manual"]
+    trigger: Literal["stall", "exit", "manual", "api", "alert"]
+    state: Literal["open", "recovered", "ended"]
+    stalled_since: str | None
+    detected_at: str
+    reported_at: str
+    stall: Stall
+    timeline: tuple[TimelineEvent, ...]
+    captures: tuple[CaptureView, ...]
+    diagnosis: Diagnosis
+    groups: tuple[Group, ...]
+    tree: tuple[TreeNode, ...]
+    ranks: tuple[RankView, ...]
+    nodes: tuple[NodeView, ...]
+    remarks: tuple[str, ...]
+    gaps: tuple[GapView, ...]
+    # what the kernel and the driver said, beside the evidence; reports of earlier versions lack it
+    hardware: tuple[str, ...] = ()
+    # version of the catalogue that says what the Xids above mean; "" without any, and in reports of earlier versions
+    xid_catalogue: str = ""
+    gpus: tuple[GpuView, ...] = ()  # by rank; reports of earlier versions lack it
+    comparison: Comparison | None = None  # null: there was one capture, or none

@@ -1,0 +1,21 @@
+"""Small pieces of text that many parts write alike: times and counted nouns. Pure."""
+
+import re
+from datetime import UTC, datetime
+
+
+def rfc3339(at: float) -> str:
+    """Return unix seconds as RFC 3339 in UTC, to the millisecond."""
+    moment = datetime.fromtimestamp(round(at, 3), UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 rank`, `7 ranks`, `8,192 ranks`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def moment(time: str) -> str:
+    """Return `2026-11-21 05:50:41 UTC` for an RFC 3339 time in UTC; other text stays as it is."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z", time, re.ASCII)
+    return f"{found[1]} {found[2]} UTC" if found else time

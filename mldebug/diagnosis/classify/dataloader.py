@@ -1,0 +1,70 @@
+"""A rank that waits for its DataLoader: which worker is to blame, told from its idle siblings."""
+
+from collections.abc import Callable, Iterator
+
+from mldebug.capture.stacks import bare, is_user, principal, python_frames
+from mldebug.core.model import Classification, ProcessCapture, RankCapture, Role
+from mldebug.diagnosis.classify.process_facts import Subject, activity
+
+Suspicion = tuple[ProcessCapture, Classification]
+
+
+def stalled_loader(
+    subject: Subject,
+    doing: str,
+    capture: RankCapture,
+    classify_child: Callable[[ProcessCapture], Classification],
+) -> Classification:
+    """The rank waits for a worker: find the one that is not simply idle; none is blamed where several are not."""
+    guilty = list(_suspicious_workers(capture, classify_child))
+    facts = tuple(f"worker {child.pid} {found.doing}" for child, found in guilty)
+    if len(guilty) != 1:
+        return Classification(
+            name="dataloader",
+            role=Role.INERT,
+            doing=doing,
+            site=subject.at,
+            why=(*facts, *activity(subject)),
+        )
+    child, found = guilty[0]
+    if found.role is Role.BUSY:
+        doing = f"{doing}: worker {child.pid} {found.doing}"
+        return Classification(
+            name="dataloader_busy", role=Role.BUSY, doing=doing, site=subject.at, why=facts
+        )
+    return Classification(
+        name="dataloader",
+        role=Role.INERT,
+        doing=f"{doing}: worker {child.pid} {found.doing}",
+        site=subject.at,
+        direct=found.direct,
+        mount=found.mount,
+        path=found.path,
+        worker_pid=child.pid,
+        why=(*facts, *activity(subject)),
+    )
+
+
+def _suspicious_workers(
+    capture: RankCapture, classify_child: Callable[[ProcessCapture], Classification]
+) -> Iterator[Suspicion]:
+    """Workers that do not stand in their own empty index queue."""
+    for child in capture.children:
+        if child.kind != "worker":
+            continue
+        if not _idles_for_work(child) or (child.state and child.state.state in "TtDZ"):
+            yield child, classify_child(child)
+
+
+def _idles_for_work(child: ProcessCapture) -> bool:
+    """True for a DataLoader worker whose innermost frames are `index_queue.get` below `_worker_loop`."""
+    stack = principal(child.stacks, child.pid)
+    if stack is None:
+        return False
+    frames = python_frames(stack.frames)
+    names = [bare(frame) for frame in frames]
+    loop = names.index("_worker_loop") if "_worker_loop" in names else -1
+    inside = frames[:loop] if loop >= 0 else ()
+    return (
+        loop >= 0 and any(bare(f) == "get" for f in inside) and not any(is_user(f) for f in inside)
+    )

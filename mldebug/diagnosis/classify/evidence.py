@@ -1,0 +1,387 @@
+"""The case before the detectors: every rank with its class, who waits, who does not, and whether anything moved."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from mldebug.capture.flight_recorder.analysis import Analysis
+from mldebug.capture.stacks import principal, site
+from mldebug.core.model import (
+    Asked,
+    ClassifiedRank,
+    Confidence,
+    Culprit,
+    Fault,
+    Finding,
+    FlightRecord,
+    Job,
+    Movement,
+    ProcessCapture,
+    Role,
+    Verdict,
+)
+from mldebug.core.ranksets import all_of, fold_nodes, fold_ranks
+from mldebug.diagnosis.classify.frame_table import FUTEX_WAITS
+from mldebug.diagnosis.classify.process_facts import FUTEX_SWITCHES
+
+INIT_CLASSES = ("init", "store")
+SOFT_CLASSES = frozenset(
+    [
+        "sleep",
+        "poll",
+        "lock",
+        "gil",
+        "child_wait",
+        "thread_join",
+        "thread_exit",
+        "future",
+        "file_lock",
+        "flock",
+        "idle",
+        "socket",
+        "pipe_read",
+        "pipe_write",
+        "fifo",
+        "dataloader",
+        "dataloader_exit",
+    ]
+)
+"""Inert, but perhaps only for now, or because of another rank of the same job: a lock holder, a writer, a peer."""
+FOR_OTHERS = frozenset(
+    [
+        *("poll", "idle", "future", "thread_join", "socket", "pipe_read", "fifo"),
+        *("file_lock", "flock", "dataloader"),
+    ]
+)
+"""Soft classes that may be a wait for another rank: none is named for one while there are ranks that nobody saw."""
+LONG = 10.0
+"""Seconds of stillness after which a soft class may be `high`."""
+
+
+class Case:
+    """One job at one moment, classified. Immutable; what is derived is computed once."""
+
+    def __init__(
+        self,
+        job: Job,
+        ranks: tuple[ClassifiedRank, ...],
+        quiet_seconds: float = 0.0,
+        *,
+        faults: tuple[Fault, ...] = (),
+        taken_at: float = 0.0,
+        usual_gap: float = 0.0,
+        flights: Mapping[int, FlightRecord] | None = None,
+        asked: Asked | None = None,
+    ) -> None:
+        self.job = job
+        self.ranks = ranks
+        self.quiet_seconds = quiet_seconds
+        self.faults = faults
+        self.taken_at = taken_at
+        self.usual_gap = usual_gap
+        self.flights = flights or {}  # by rank
+        self.asked = asked  # None: one node tells what it has seen
+
+    @cached_property
+    def alive(self) -> tuple[ClassifiedRank, ...]:
+        """Ranks that have a process to look at."""
+        return tuple(r for r in self.ranks if r.is_.role not in (Role.EXITED, Role.MISSING))
+
+    @cached_property
+    def waiting(self) -> tuple[ClassifiedRank, ...]:
+        """The victims: ranks that only others can free."""
+        return tuple(r for r in self.ranks if r.is_.role is Role.WAITING)
+
+    @cached_property
+    def suspects(self) -> tuple[ClassifiedRank, ...]:
+        """Every rank that does not wait."""
+        return tuple(r for r in self.ranks if r.is_.role is not Role.WAITING)
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """What the Flight Recorders prove; one that holds no group at all may be switched off, and tells nothing."""
+        told = {rank: one for rank, one in sorted(self.flights.items()) if one.groups}
+        return Analysis(told)
+
+    @cached_property
+    def process_groups(self) -> int:
+        """How many process groups the ranks have, by their threads: two run loops for each gloo group, one watchdog
+        for each NCCL group; 0 where threads were not seen."""
+        return max((_groups_of(r.capture.process) for r in self.ranks if r.capture), default=0)
+
+    @cached_property
+    def complete(self) -> bool:
+        """True where every rank of the job was seen, or is known to be gone."""
+        return len({r.rank for r in self.ranks}) >= self.job.world_size
+
+    @cached_property
+    def unseen(self) -> bool:
+        """True where all nodes were asked, and ranks may live on those of which there is no capture."""
+        return self.asked is not None and bool(self.asked.absent) and not self.complete
+
+    @cached_property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Ranks of the job that nobody has seen and nobody knows to be gone."""
+        seen = {rank.rank for rank in self.ranks}
+        return tuple(rank for rank in range(self.job.world_size) if rank not in seen)
+
+    @cached_property
+    def starting(self) -> bool:
+        """True while those who wait all wait for the group to come together."""
+        return bool(self.waiting) and all(r.is_.name in INIT_CLASSES for r in self.waiting)
+
+    @cached_property
+    def moved(self) -> tuple[ClassifiedRank, ...]:
+        """Waiting ranks whose wait ended, or began anew, while they were watched: such a job is not stuck."""
+        return tuple(r for r in self.waiting if _advanced(r))
+
+    @property
+    def stuck(self) -> bool:
+        """True where blame is in order: somebody waits and no wait moved, or the job has one rank only."""
+        if self.moved:
+            return False
+        return bool(self.waiting) or len(self.ranks) == self.job.world_size == 1
+
+    def named(self, *classes: str) -> tuple[ClassifiedRank, ...]:
+        """Ranks of these classes."""
+        return tuple(r for r in self.ranks if r.is_.name in classes)
+
+    def victims(self) -> str:
+        """`ranks 0-2,4-7 wait in all_reduce at sync (train.py:30)`, or "" where nobody waits."""
+        if not self.waiting:
+            return ""
+        return "; ".join(_wait_phrases(self.waiting)[:3])
+
+    def everybody(self) -> str:
+        """What all ranks of a job that waits do, each place once: `both ranks wait for their GPU in step (train.py:9)`."""
+        phrases = _wait_phrases(self.waiting)
+        if len(self.ranks) == 1:
+            return phrases[0]
+        who = all_of(len(self.ranks))
+        if len(phrases) > 1:
+            return f"{who} ranks wait: {self.victims()}"
+        return f"{who} ranks {plural(self.waiting[0].is_.doing)}"
+
+
+def _advanced(rank: ClassifiedRank) -> bool:
+    """Its frames changed, or it slept anew; the store polls while it waits, so only frames count there."""
+    move = rank.capture.process.movement if rank.capture else None
+    if move is None:
+        return False
+    if rank.is_.thread:
+        return not move.same_threads
+    return not move.same_frames or (rank.is_.name not in INIT_CLASSES and _slept_anew(rank, move))
+
+
+def _slept_anew(rank: ClassifiedRank, move: Movement) -> bool:
+    """A wait on a futex does not wake up in between; others may, some times a second."""
+    state = rank.capture.process.state if rank.capture else None
+    on_futex = (
+        state is not None and state.main is not None and FUTEX_WAITS.fullmatch(state.main.wchan)
+    )
+    return move.switches > (FUTEX_SWITCHES if on_futex else max(2, 2 * move.span_seconds))
+
+
+def _groups_of(process: ProcessCapture) -> int:
+    names = [thread.name for thread in process.state.threads] if process.state else []
+    return max(names.count("pt_gloo_runloop") // 2, names.count("pt_nccl_watchdg"))
+
+
+def _wait_phrases(ranks: Iterable[ClassifiedRank]) -> list[str]:
+    by_doing: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_doing.setdefault(rank.is_.doing, []).append(rank.rank)
+    ordered = sorted(by_doing.items(), key=lambda item: -len(item[1]))
+    return [
+        f"{ranks_text(who)} {plural(doing) if len(who) > 1 else doing}" for doing, who in ordered
+    ]
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3` or `ranks 0-2,4`."""
+    numbers = sorted(set(ranks))
+    return f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)}"
+
+
+_PLURALS = {"is": "are", "does": "do", "has": "have", "was": "were"}
+
+
+def plural(doing: str) -> str:
+    """What one rank does, as said of several."""
+    first, _, rest = doing.partition(" ")
+    verb = _PLURALS.get(first, first.removesuffix("s"))
+    return f"{verb} {rest}".replace(" its ", " their ")
+
+
+def sentence(ranks: Iterable[ClassifiedRank]) -> str:
+    """Say of some ranks what they do: `rank 3 sleeps at load (train.py:7)`."""
+    return "; ".join(_wait_phrases(ranks)[:4])
+
+
+def show_source(rank: ClassifiedRank) -> str:
+    """The command that shows the lines around the place where a rank stands in its own code."""
+    stack = (
+        principal(rank.capture.process.stacks, rank.capture.process.pid) if rank.capture else None
+    )
+    frame = site(stack.frames) if stack else None
+    if frame is None:
+        return f"py-spy dump --nonblocking --pid {rank.pid}"
+    path = shlex.quote(frame.path or frame.file)
+    return f"sed -n '{max(1, frame.line - 12)},{frame.line + 2}p' {path}  # rank {rank.rank} stands at line {frame.line}"
+
+
+def blame(
+    case: Case,
+    verdict: Verdict,
+    culprits: tuple[ClassifiedRank, ...],
+    next_steps: Iterable[str],
+    *,
+    confidence: Confidence | None = None,
+    lead: str = "",
+) -> Finding:
+    """Name ranks: the sentence, the evidence and the confidence follow from their classes.
+
+    Without `confidence` it is high where the kernel or a native stack says what each culprit does, and samples say
+    that it stayed so; else medium. A finding in which nobody waits is never more than medium.
+    """
+    rivals = _rivals(case, culprits)
+    if rivals or _differ(culprits):
+        return _several(case, verdict, (*culprits, *rivals), tuple(next_steps))
+    if case.unseen and any(_is_soft(rank) or _is_busy(rank) for rank in culprits):
+        return _beside_unseen(case, verdict, culprits, tuple(next_steps))
+    said = (lead or sentence(culprits)) + _where(case, culprits)
+    victims = case.victims()
+    proved = all(_proved(case, rank) for rank in culprits)
+    sure = proved and bool(case.waiting or case.job.world_size == 1)
+    confidence = confidence or (Confidence.HIGH if sure else Confidence.MEDIUM)
+    named = {rank.rank for rank in culprits}
+    gone = [r for r in case.named("exited", "missing") if r.rank not in named]
+    if gone and not case.waiting:
+        confidence = Confidence.LOW  # they may miss the one that is gone
+    return Finding(
+        verdict=verdict,
+        culprits=tuple(rank_culprit(rank) for rank in culprits),
+        confidence=confidence,
+        summary=f"{said}; {victims}" if victims else said,
+        evidence=evidence_of(case, culprits),
+        next_steps=tuple(next_steps),
+    )
+
+
+def _rivals(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[ClassifiedRank, ...]:
+    """Other suspects, where those named and they may in truth wait for one another.
+
+    A soft class may wait for any other suspect; a busy rank may do so only for the sake of a soft one.
+    """
+    named = {rank.rank for rank in culprits}
+    others = [r for r in case.suspects if r.rank not in named]
+    if any(map(_is_soft, culprits)):
+        works = (Role.INERT, Role.BUSY)
+        return tuple(r for r in others if r.is_.role in works or _may_work(case, r))
+    if any(map(_is_busy, culprits)):
+        return tuple(filter(_is_soft, others))
+    return ()
+
+
+def _is_busy(rank: ClassifiedRank) -> bool:
+    """On a CPU, in Python or in native code that is no known wait."""
+    return rank.is_.role is Role.BUSY or rank.is_.name == "native_code"
+
+
+def _may_work(case: Case, rank: ClassifiedRank) -> bool:
+    """On a CPU, and nobody knows whether in Python or in native code: as good as busy, unless others stand there too."""
+    capture = rank.capture
+    if rank.is_.name != "native_code" or capture is None or not capture.process.by_hook:
+        return False
+    return sum(other.is_.site == rank.is_.site for other in case.ranks) == 1
+
+
+def _differ(culprits: tuple[ClassifiedRank, ...]) -> bool:
+    """Named for different reasons, one of them soft: one may wait for the other."""
+    stands = {(rank.is_.name, rank.is_.site) for rank in culprits}
+    return len(stands) > 1 and any(map(_is_soft, culprits))
+
+
+def _several(
+    case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
+) -> Finding:
+    """Several ranks do not wait, and one may be waiting for another in a way no stack shows: all named, at `low`.
+
+    Where that is everybody, nobody is: victims would be named with whom they wait for. Nor where the one that they wait
+    for may be among those whom nobody saw.
+    """
+    named = len(suspects) < len(case.alive) and not case.unseen
+    busy = any(map(_is_busy, suspects))
+    suspects = tuple(sorted(suspects, key=lambda rank: rank.rank))
+    victims = f"; {case.victims()}" if case.waiting else ""
+    return Finding(
+        verdict=Verdict.RANK_BUSY if busy else verdict,
+        culprits=tuple(rank_culprit(rank) for rank in suspects) if named else (),
+        confidence=Confidence.LOW,
+        summary=f"{sentence(suspects)}: one of them may wait for another{victims}",
+        evidence=evidence_of(case, suspects),
+        next_steps=next_steps,
+    )
+
+
+def _beside_unseen(
+    case: Case, verdict: Verdict, suspects: tuple[ClassifiedRank, ...], next_steps: tuple[str, ...]
+) -> Finding:
+    """They do not wait as far as it is seen, but a rank that nobody saw may be what they wait for: `low` at most."""
+    doubtful = any(r.is_.name in FOR_OTHERS or r.is_.role is Role.UNCLEAR for r in suspects)
+    count = len(case.elsewhere)
+    unseen = f"{count:,} rank{'s' if count > 1 else ''} could not be looked at"
+    victims = f"; {case.victims()}" if case.waiting else ""
+    return Finding(
+        verdict=verdict,
+        culprits=() if doubtful else tuple(rank_culprit(rank) for rank in suspects),
+        confidence=Confidence.LOW,
+        summary=f"{sentence(suspects)}{_where(case, suspects)}, and {unseen}{victims}",
+        evidence=evidence_of(case, suspects),
+        next_steps=next_steps,
+    )
+
+
+def _where(case: Case, ranks: Iterable[ClassifiedRank]) -> str:
+    """` (on node017)`, in a job whose nodes were all asked."""
+    nodes = {rank.node for rank in ranks} - {""}
+    return f" (on {fold_nodes(nodes)})" if case.asked is not None and nodes else ""
+
+
+def _proved(case: Case, rank: ClassifiedRank) -> bool:
+    """Direct evidence, watched, and for classes that may end by themselves watched for long."""
+    if not rank.is_.direct or not _watched(rank):
+        return False
+    move = rank.capture.process.movement if rank.capture else None
+    watched = max(case.quiet_seconds, move.span_seconds if move else 0.0)
+    return not _is_soft(rank) or watched >= LONG
+
+
+def _is_soft(rank: ClassifiedRank) -> bool:
+    """A worker that was found stopped or blocked is as hard a fact as a stopped rank."""
+    return rank.is_.name in SOFT_CLASSES and not (rank.is_.worker_pid and rank.is_.direct)
+
+
+def _watched(rank: ClassifiedRank) -> bool:
+    """One look at a process proves nothing of what lasts, except where it has no process or cannot run at all."""
+    if rank.capture is None or rank.is_.name in ("stopped", "traced", "exited"):
+        return True
+    return rank.capture.process.movement is not None
+
+
+def rank_culprit(rank: ClassifiedRank) -> Culprit:
+    """Name one rank, with what it does as the reason."""
+    return Culprit(kind="rank", rank=rank.rank, node=rank.node, pid=rank.pid, reason=rank.is_.doing)
+
+
+def evidence_of(case: Case, culprits: tuple[ClassifiedRank, ...]) -> tuple[str, ...]:
+    """The facts behind the named ranks (8 at most), then what the victims do, then the other ranks that do not wait."""
+    named = {rank.rank for rank in culprits}
+    facts = [f"rank {rank.rank}: {fact}" for rank in culprits[:8] for fact in rank.is_.why]
+    others = [rank for rank in case.suspects if rank.rank not in named]
+    if case.waiting:
+        first = case.waiting[0]
+        facts += [f"rank {first.rank} (waiting): {fact}" for fact in first.is_.why]
+    if others:
+        facts.append(f"not waiting either: {sentence(others)}")
+    return tuple(facts)

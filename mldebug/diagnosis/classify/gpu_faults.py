@@ -1,0 +1,58 @@
+"""Which fault of a GPU can be the cause: it is fatal, and it came when the job stopped. Pure.
+
+An Xid of an hour ago, after which the job went on, explains nothing; nor does one that came long after the stall began.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Fault
+
+GPU_KINDS = frozenset({"xid", "sxid", "gpu_lost", "gpu_init_failed", "gpu_missing", "ecc"})
+BEFORE = 60.0  # seconds: the last sign of progress may be younger than the fault, as logs and queues lag behind
+LAG = 10.0  # seconds of that for which looks and clocks alone account
+PROMPT = 30.0  # seconds after the begin of the stall: what comes later may be its consequence
+UNDATED = 900.0  # seconds before a capture for which nobody knows when the job stopped
+ONE_MOMENT = 5.0  # seconds in which the faults of several GPUs are one story
+
+
+class Fit(NamedTuple):
+    """A fault that fits, and whether its time alone would do for `high`."""
+
+    fault: Fault
+    prompt: bool
+
+
+def fitting(
+    faults: Iterable[Fault],
+    stopped_at: float | None,
+    until: float,
+    *,
+    kinds: frozenset[str] = GPU_KINDS,
+    gap: float = 0.0,
+) -> tuple[Fit, ...]:
+    """Fatal faults of these kinds from shortly before the stop until now, the first one first, each once.
+
+    `stopped_at`: unix time since when the job has not moved; None where nobody watched. `gap`: the run's usual pause
+    between two signs of progress; a job that went on for longer than that and `LAG` hardly died of the fault.
+    """
+    earliest = -min(BEFORE, max(LAG, gap))
+    begin = until - UNDATED if stopped_at is None else stopped_at - BEFORE
+    found = [
+        Fit(one, stopped_at is not None and earliest <= one.at - stopped_at <= PROMPT)
+        for one in _once(faults)
+        if one.kind in kinds and one.tier == "fatal" and begin <= one.at <= until + ONE_MOMENT
+    ]
+    return tuple(sorted(found, key=lambda fit: fit.fault.at))
+
+
+def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
+    """Of two captures the second may confirm what the first had from one read alone."""
+    found: dict[Fault, Fault] = {}
+    for one in faults:
+        same = msgspec.structs.replace(one, confirmed=True)
+        if one.confirmed or same not in found:
+            found[same] = one
+    return found.values()

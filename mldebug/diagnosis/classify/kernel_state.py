@@ -1,0 +1,163 @@
+"""The kernel's word: process states and wait channels that name what a rank is blocked on, whatever its stack says."""
+
+import re
+
+from mldebug.capture.stacks import inner
+from mldebug.core.model import Classification, OpenFile, ProcessState, Role, ThreadState
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.classify import frame_table
+from mldebug.diagnosis.classify.frame_table import Sign
+from mldebug.diagnosis.classify.process_facts import Subject, activity
+
+READ_CALLS = {"read", "readv", "pread64", "preadv", "preadv2"}
+RECEIVE_CALLS = READ_CALLS | {"recvfrom", "recvmsg", "recvmmsg"}
+PROFILERS = {"py-spy", "pystack", "austin", "mldebug"}  # they hold a process and let it go again
+COMPILED = re.compile(
+    r"\.(constprop|isra|part)\.\d+.*"
+)  # how a compiler marks its copies of a function
+
+
+def gone(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("Z", "X"):
+        return None
+    return Classification(
+        name="exited", role=Role.EXITED, doing="has exited", direct=True, why=("state Z (zombie)",)
+    )
+
+
+def stopped(subject: Subject) -> Classification | None:
+    state = subject.capture.state
+    if state is None or state.state not in ("T", "t"):
+        return None
+    if held_by_profiler(state):
+        return None
+    if state.state == "t" or state.tracer_pid:
+        doing = f"is held by {tracer_words(state)} in {subject.at}"
+        return inert(subject, "traced", doing, f"state {state.state}, TracerPid {state.tracer_pid}")
+    return inert(subject, "stopped", f"is stopped by a signal in {subject.at}", "state T (stopped)")
+
+
+def held_by_profiler(state: ProcessState) -> bool:
+    """Somebody looks at its stack, as we do: that hides for a moment what it does, and is no reason for a hang."""
+    return state.state == "t" and state.tracer_name in PROFILERS
+
+
+def tracer_words(state: ProcessState) -> str:
+    """`the tracer gdb (pid 77)`, or what is known of it."""
+    if not state.tracer_pid:
+        return "a debugger or tracer"
+    name = safe_line(state.tracer_name, 15)
+    return f"{f'the tracer {name}' if name else 'a debugger or tracer'} (pid {state.tracer_pid})"
+
+
+def storage_wait(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    blocked = thread.state == "D" or frame_table.STORAGE_WAITS.fullmatch(thread.wchan)
+    if not blocked or not subject.asleep:
+        return None
+    storage = bool(frame_table.STORAGE_WAITS.fullmatch(thread.wchan))
+    fact = f"state {thread.state}, wait channel {thread.wchan or 'unknown'}"
+    target = subject.capture.blocked_on
+    name = "storage" if storage else "uninterruptible"
+    doing = f"is blocked in {_call(thread)}{_on(target)} at {subject.at}"
+    return inert(subject, name, doing, fact, target)
+
+
+def stdin_wait(subject: Subject) -> Classification | None:
+    thread = subject.thread
+    reading = thread.syscall in READ_CALLS and thread.syscall_args[:1] == (0,)
+    if not reading or not subject.asleep:
+        return None
+    if any(
+        call.file.fullmatch(f.file)
+        for f in inner(subject.frames)
+        for call in frame_table.PYTHON[:1]
+    ):
+        return inert(
+            subject, "debugger", f"stands in a debugger in {subject.at}", "reads standard input"
+        )
+    return inert(subject, "stdin", f"waits for input on stdin in {subject.at}", "read() on fd 0")
+
+
+def by_wait_channel(subject: Subject) -> Classification | None:
+    """The wait channel names the cause, if the thread stayed in that one wait; who wakes up and sleeps again, polls."""
+    if subject.movement and not subject.movement.same_frames:
+        return None
+    wchan = wait_channel(subject.thread)
+    if _receives(subject, wchan):
+        wchan = "sk_wait_data"
+    for row in frame_table.WAIT_CHANNELS:
+        if row.pattern.fullmatch(wchan):
+            fact = f"wait channel {subject.thread.wchan}"
+            return (
+                from_sign(subject, row, fact, direct=True)
+                if subject.asleep
+                else _polls(subject, fact)
+            )
+    return None
+
+
+def wait_channel(thread: ThreadState) -> str:
+    """The kernel function it waits in, without the compiler's mark."""
+    return COMPILED.sub("", thread.wchan)
+
+
+def _receives(subject: Subject, wchan: str) -> bool:
+    """TCP waits in a function that terminals use as well: the system call and its file tell."""
+    target = subject.capture.blocked_on
+    is_socket = target is not None and target.target.startswith("socket:")
+    return wchan == "wait_woken" and subject.thread.syscall in RECEIVE_CALLS and is_socket
+
+
+def _polls(subject: Subject, fact: str) -> Classification | None:
+    """It waits again and again: for whom, nobody can tell; where I/O or CPU time go on meanwhile it works."""
+    if subject.computes or subject.transfers:
+        return None
+    doing = f"polls (it sleeps, looks and sleeps again) in {subject.at}"
+    return Classification(
+        name="poll", role=Role.INERT, doing=doing, site=subject.at, why=(fact, *activity(subject))
+    )
+
+
+def from_sign(subject: Subject, row: Sign, fact: str, *, direct: bool) -> Classification:
+    target = subject.capture.blocked_on
+    return Classification(
+        name=row.name,
+        role=row.role,
+        operation=row.operation,
+        doing=row.phrase.format(site=subject.at, on=_named(target)),
+        site=subject.at,
+        direct=direct,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *activity(subject)),
+    )
+
+
+def inert(
+    subject: Subject, name: str, doing: str, fact: str, target: OpenFile | None = None
+) -> Classification:
+    return Classification(
+        name=name,
+        role=Role.INERT,
+        doing=doing,
+        site=subject.at,
+        direct=True,
+        mount=target.mount if target else "",
+        path=target.target if target else "",
+        why=(fact, *activity(subject)),
+    )
+
+
+def _call(thread: ThreadState) -> str:
+    return f"{thread.syscall}()" if re.fullmatch(r"[a-z]\w*", thread.syscall) else "the kernel"
+
+
+def _named(target: OpenFile | None) -> str:
+    """` (/data/settings.fifo)` where it has a path that a person can look up."""
+    return f" ({target.target})" if target and target.target.startswith("/") else ""
+
+
+def _on(target: OpenFile | None) -> str:
+    return f" on {target.target}" if target and target.target else ""

@@ -1,0 +1,127 @@
+"""What the nodes of a job say beyond its ranks: who did not answer, which have no rank, which node the suspects share."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+
+from mldebug.core.model import (
+    Asked,
+    AskedNode,
+    Classification,
+    ClassifiedRank,
+    Finding,
+    NodeCapture,
+    Role,
+)
+from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.classify.evidence import Case, ranks_text
+
+MAX_MISSING = 65_536  # ranks that are shown one by one
+MAX_LINES = 6
+
+
+def missing_ranks(
+    captures: Iterable[NodeCapture], seen: Iterable[int], world: int, asked: Asked | None
+) -> list[ClassifiedRank]:
+    """Ranks that run on no node of the job: known only where the scheduler has named all its nodes and each showed all."""
+    if asked is None or not asked.listed_by or asked.absent or asked.hidden:
+        return []
+    numbers = sorted(set(range(world)) - set(seen)) if world <= MAX_MISSING else []
+    empty = _without_ranks(captures, asked)
+    counts = Counter(len(capture.ranks) for capture in captures)
+    fits = len(counts) == 1 and len(numbers) == len(empty) * next(iter(counts))
+    node = fold_nodes(empty) if fits else ""
+    is_ = _missing(len(asked.nodes))
+    return [ClassifiedRank(rank=number, node=node, pid=None, is_=is_) for number in numbers]
+
+
+def _missing(nodes: int) -> Classification:
+    where = "its node" if nodes == 1 else f"any of the {nodes} nodes of the job"
+    doing = f"has no process on {where}"
+    return Classification(name="missing", role=Role.MISSING, doing=doing, direct=True)
+
+
+def _without_ranks(captures: Iterable[NodeCapture], asked: Asked) -> tuple[str, ...]:
+    used = {capture.node for capture in captures}
+    return tuple(name for name in asked.named("answered") if name not in used)
+
+
+def node_evidence(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
+    """One sentence for each thing that the nodes tell; none where one node was asked about itself."""
+    if case.asked is None:
+        return ()
+    return tuple(_sentences(case, captures, case.asked))
+
+
+def _sentences(case: Case, captures: tuple[NodeCapture, ...], asked: Asked) -> Iterator[str]:
+    if len(asked.nodes) > 1:
+        yield f"{len(asked.named('answered'))} of {len(asked.nodes)} nodes answered"
+    for names, reason in by_reason(asked.nodes)[:MAX_LINES]:
+        yield f"no capture of {names}: {reason}"
+    place = _place(asked, asked.absent)
+    if len(asked.absent) > 1 and place and any(one.place != place for one in asked.nodes):
+        yield f"all nodes without a capture ({fold_nodes(asked.absent)}) are in {place}"
+    if empty := _without_ranks(captures, asked):
+        yield f"{fold_nodes(empty)} answered, and no rank of the job runs there"
+    if case.elsewhere:
+        folded = shorten_ranks(fold_ranks(case.elsewhere), 200)
+        count = len(case.elsewhere)
+        yield f"not seen: rank{'s' if count > 1 else ''} {folded} ({count:,} of {case.job.world_size:,})"
+    yield from _shared(case)
+
+
+def _shared(case: Case) -> Iterator[str]:
+    """What all suspects, and nobody else, have in common: a node, or where their nodes stand."""
+    nodes = {rank.node for rank in case.suspects} - {""}
+    if not nodes or len(case.suspects) < 2 or not case.waiting:
+        return
+    run, there = f"run on {fold_nodes(nodes)}", nodes
+    if len(nodes) > 1:
+        place = _place(case.asked, nodes)
+        run, there = f"{run} in {place}", _nodes_at(case.asked, place)
+        if not place or {rank.node for rank in case.ranks} <= there:
+            return
+    of_it = [rank for rank in case.ranks if rank.node in there]
+    all_of_it = "all ranks" if len(of_it) == len(case.suspects) else "not all ranks"
+    who = ranks_text(rank.rank for rank in case.suspects).split(" ", 1)[1]
+    yield f"all ranks that do not wait ({who}) {run}: they are {all_of_it} of it"
+
+
+def _place(asked: Asked | None, nodes: Collection[str]) -> str:
+    """The label that all of these nodes have; "" where they have none, or several."""
+    labels = {one.place for one in asked.nodes if one.name in nodes} if asked else set()
+    return labels.pop() if len(labels) == 1 else ""
+
+
+def _nodes_at(asked: Asked | None, place: str) -> set[str]:
+    return {one.name for one in asked.nodes if one.place == place} if asked else set()
+
+
+def where_to_type(case: Case, finding: Finding) -> tuple[str, ...]:
+    """The step before all others, if those are not for this node."""
+    nodes = {one.node for one in finding.culprits if one.pid is not None} - {""}
+    if case.asked is None or not nodes:
+        return ()
+    return (f"ssh {min(nodes)}  # the next lines are for that node",)
+
+
+def not_all_seen(case: Case, asked: Asked) -> tuple[str, tuple[str, ...]]:
+    """Why nobody is named where what was seen waits for what was not, and what to do."""
+    count = len(case.elsewhere)
+    waits = f"all {len(case.ranks)} ranks seen wait ({case.victims()})"
+    if asked.absent:
+        why = f"{count} more could not be looked at: there is no capture of {fold_nodes(asked.absent)}"
+        return f"{waits}; {why}", (f"mldebug dump  # on {asked.absent[0]}",)
+    where = "any node of the job" if asked.listed_by else "any of the nodes that were named"
+    step = "mldebug dump --hosts …  # with all nodes of the job"
+    return f"{waits}; {count} more have no process on {where}", (step,)
+
+
+def by_reason(nodes: Iterable[AskedNode]) -> list[tuple[str, str]]:
+    """(names folded, why there is no capture of them), most nodes first."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.state != "answered":
+            found.setdefault(safe_line(node.reason, 300) or node.state, []).append(node.name)
+    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [(fold_nodes(names), reason) for reason, names in ordered]

@@ -1,0 +1,102 @@
+"""One process under examination: its capture, and the few facts that every sign asks for."""
+
+from mldebug.capture.stacks import principal, python_frames, site
+from mldebug.core.model import Frame, ProcessCapture, ThreadStack, ThreadState
+from mldebug.diagnosis.classify.frame_table import FUTEX_WAITS
+
+BUSY_CPU = 0.1
+"""Share of one core above which a process computes; on a crowded node a loop gets no more."""
+SOME_CPU = 0.02
+"""More than a wait that polls now and then uses."""
+SOME_IO = 64 << 10
+"""Bytes in the span of the samples that say nothing: a logger beside the training, or what the hook wrote because we asked it."""
+FUTEX_SWITCHES = 1
+"""A wait on a futex does not wake up by itself; once, a signal or a neighbour may wake it."""
+
+
+class Subject:
+    """One process under examination: the capture and the few facts every sign asks for."""
+
+    def __init__(self, capture: ProcessCapture) -> None:
+        self.capture = capture
+        self.stack: ThreadStack | None = principal(capture.stacks, capture.pid)
+        self.native = principal(capture.native, capture.pid)
+        self.frames = python_frames((self.stack or self.native or ThreadStack(tid=0)).frames)
+        self.place: Frame | None = site(self.frames)
+        self.thread: ThreadState = self._thread()
+        self.movement = capture.movement
+
+    def _thread(self) -> ThreadState:
+        """The kernel's view of the thread whose stack speaks; the main one where tids do not match (containers)."""
+        state = self.capture.state
+        if state is None:
+            return ThreadState(tid=0)
+        by_tid = {thread.tid: thread for thread in state.threads}
+        fallback = state.main or ThreadState(tid=state.pid, state=state.state)
+        return by_tid.get(self.stack.tid, fallback) if self.stack else fallback
+
+    @property
+    def at(self) -> str:
+        """The place in the training code, as py-spy prints it."""
+        frame = self.place or (self.frames[0] if self.frames else None)
+        return frame.label if frame else "an unknown place (no Python stack)"
+
+    @property
+    def asleep(self) -> bool:
+        """True unless samples show that its thread left the one wait in which it was seen."""
+        move = self.movement
+        return move is None or (
+            move.same_frames and move.switches <= (FUTEX_SWITCHES if self.on_futex else 0)
+        )
+
+    @property
+    def on_futex(self) -> bool:
+        """True where the kernel saw its thread wait for a lock, a condition or another thread."""
+        return FUTEX_WAITS.fullmatch(self.thread.wchan) is not None
+
+    @property
+    def still(self) -> bool:
+        """True unless samples show that it moved, ran or did I/O between them."""
+        return self.asleep and not self.transfers
+
+    @property
+    def rests(self) -> bool:
+        """True where it is in one place and uses next to no CPU time, however often its futex was looked at."""
+        move = self.movement
+        if move is None or not self.on_futex or self.transfers:
+            return False
+        return move.same_frames and max(move.cpu_ratio, move.process_cpu_ratio) < SOME_CPU
+
+    @property
+    def transfers(self) -> bool:
+        """True where samples show that some thread of it reads or writes."""
+        return self.movement is not None and self.movement.io_chars > SOME_IO
+
+    @property
+    def computes(self) -> bool:
+        """True where CPU time (or, without samples, py-spy's word) says that it runs."""
+        running = self.thread.state == "R"
+        if self.movement is not None:
+            cpu = max(self.movement.cpu_ratio, self.movement.process_cpu_ratio)
+            return cpu >= BUSY_CPU or (running and cpu >= SOME_CPU)
+        if self.capture.state is not None:
+            return running
+        return bool(self.stack and self.stack.active)
+
+    @property
+    def has_gpu(self) -> bool:
+        """True where it holds a GPU device open."""
+        state = self.capture.state
+        return bool(state and any(file.kind == "gpu" for file in state.files))
+
+
+def activity(subject: Subject) -> tuple[str, ...]:
+    """The counters behind a class, as one sentence."""
+    move = subject.movement
+    if move is None:
+        return ()
+    moved = "the same frames" if move.same_frames else "changing frames"
+    cpu = f"{100 * move.process_cpu_ratio:.0f} % CPU"
+    return (
+        f"{moved} in {move.samples} samples over {move.span_seconds:.1f} s, {cpu}, {move.switches} context switches",
+    )

@@ -1,0 +1,171 @@
+"""What every rank does: by its own capture, and by those of the ranks that stand where it stands."""
+
+import msgspec
+
+from mldebug.capture.stacks import labels, principal, python_frames
+from mldebug.core.model import (
+    Classification,
+    ClassifiedRank,
+    LostRank,
+    NodeCapture,
+    RankCapture,
+    Role,
+)
+from mldebug.diagnosis.classify.evidence import Case
+from mldebug.diagnosis.classify.rank_class import classify
+
+MIN_INFERRED = 3
+"""Fewest ranks at one line whose common, unexplained stand counts as a wait in native code."""
+
+StandKey = tuple[tuple[str, ...], str, str]
+
+
+def classified(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
+    """All ranks that were captured, and those that have ended."""
+    return _infer_native_waits(_share_native([*_captured(captures), *_lost(captures)]))
+
+
+def _captured(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
+    return [
+        ClassifiedRank(
+            rank=rank.identity.rank,
+            node=capture.node,
+            pid=rank.identity.pid,
+            is_=classify(rank),
+            capture=rank,
+        )
+        for capture in captures
+        for rank in capture.ranks
+    ]
+
+
+def _lost(captures: tuple[NodeCapture, ...]) -> list[ClassifiedRank]:
+    return [
+        ClassifiedRank(rank=lost.rank, node=capture.node, pid=lost.pid, is_=_lost_class(lost))
+        for capture in captures
+        for lost in capture.job.lost
+    ]
+
+
+def _lost_class(lost: LostRank) -> Classification:
+    lived = lost.pid is not None or lost.leftovers
+    why = [lost.reason]
+    if lost.leftovers:
+        why.append(
+            f"its children {', '.join(map(str, lost.leftovers[:5]))} still live and hold its connections"
+        )
+    return Classification(
+        name="exited" if lived else "missing",
+        role=Role.EXITED if lived else Role.MISSING,
+        doing=f"has exited ({lost.reason})" if lived else "has no process on this node",
+        direct=True,
+        why=tuple(why),
+    )
+
+
+def stand(rank: ClassifiedRank) -> StandKey:
+    """Where a rank stands: its Python stack, and how the kernel sees its main thread."""
+    if rank.capture is None:
+        return (), "", ""
+    process = rank.capture.process
+    stack = principal(process.stacks, process.pid) or principal(process.native, process.pid)
+    frames = labels(python_frames(stack.frames)) if stack else ()
+    main = process.state.main if process.state else None
+    return frames, main.state if main else "", main.wchan if main else ""
+
+
+def _share_native(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+    """What a native stack proved for one rank holds for those with the same stand that had none taken."""
+    proved = {
+        stand(rank): rank
+        for rank in ranks
+        if rank.capture and rank.capture.process.native and rank.is_.direct
+    }
+    return [_adopt(rank, proved.get(stand(rank))) for rank in ranks] if proved else ranks
+
+
+def _adopt(rank: ClassifiedRank, model: ClassifiedRank | None) -> ClassifiedRank:
+    if (
+        model is None
+        or model.rank == rank.rank
+        or rank.capture is None
+        or rank.is_.direct
+        or rank.capture.process.native
+    ):
+        return rank
+    why = (
+        f"same stack and wait channel as rank {model.rank}, whose native stack was read",
+        *rank.is_.why,
+    )
+    return msgspec.structs.replace(rank, is_=msgspec.structs.replace(model.is_, why=why))
+
+
+def _infer_native_waits(ranks: list[ClassifiedRank]) -> list[ClassifiedRank]:
+    """Many ranks on one line, in native code without the GIL, while all others wait: they wait there too.
+
+    The published BLOOM hang is such a case: six ranks at `train (megatron/training.py:915)` without any frame that
+    says why, two in `broadcast`. It is never `direct`, so the verdict stays at medium.
+    """
+    unclear = [rank for rank in ranks if rank.is_.name == "native_code"]
+    stands = {stand(rank) for rank in unclear}
+    others = [rank for rank in ranks if rank.is_.name != "native_code"]
+    if len(unclear) < max(MIN_INFERRED, len(ranks) // 2 + 1) or len(stands) != 1:
+        return ranks
+    if not others or any(rank.is_.role is not Role.WAITING for rank in others):
+        return ranks
+    if any(rank.capture and _seen_alive(rank.capture) for rank in unclear):
+        return ranks
+    return [_as_wait(rank) if rank.is_.name == "native_code" else rank for rank in ranks]
+
+
+def _seen_alive(capture: RankCapture) -> bool:
+    """A native stack that shows no wait is an answer; a process that could be asked for one, and was not, may compute."""
+    return bool(capture.process.native) or capture.process.state is not None
+
+
+def _as_wait(rank: ClassifiedRank) -> ClassifiedRank:
+    why = (
+        *rank.is_.why,
+        "on the same line as most ranks, outside Python, without the GIL: taken as a wait",
+    )
+    doing = f"waits in native code in {rank.is_.site}"
+    waits = Classification(
+        name="native_wait", role=Role.WAITING, doing=doing, site=rank.is_.site, why=why
+    )
+    return msgspec.structs.replace(rank, is_=waits)
+
+
+def still_waiting(capture: NodeCapture) -> tuple[int, ...] | None:
+    """The ranks that wait; None where any rank moved between the looks, or was looked at only once."""
+    moves = [rank.process.movement for rank in capture.ranks]
+    ranks = tuple(_infer_native_waits(_share_native(_captured((capture,)))))
+    case = Case(capture.job, ranks, capture.quiet_seconds)
+    if case.moved or not all(move is not None and move.same_frames for move in moves):
+        return None
+    return tuple(rank.rank for rank in case.waiting)
+
+
+def wants_native(capture: NodeCapture) -> tuple[int, ...]:
+    """Ranks whose native stack would decide something: one representative of each group that Python leaves unclear.
+
+    Only ranks all of whose threads can be interrupted may be asked; that is for the caller to check.
+    """
+    asked: dict[StandKey, int] = {}
+    for rank in _captured((capture,)):
+        if needs_native(rank.is_):
+            asked.setdefault(stand(rank), rank.rank)
+    return tuple(sorted(asked.values()))
+
+
+def needs_native(found: Classification) -> bool:
+    """True where Python frames and counters leave open whether a rank waits or works."""
+    return not found.direct and found.name in (
+        "native_code",
+        "backward",
+        "backward_wait",
+        "futex",
+        "lock",
+        "idle",
+        "device_sync",
+        "busy",
+    )

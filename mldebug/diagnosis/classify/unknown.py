@@ -1,0 +1,66 @@
+"""When nobody can be named: why, and what would tell the next time."""
+
+from mldebug.capture.flight_recorder.waits_for import Claim
+from mldebug.core.model import Confidence, Finding, Verdict
+from mldebug.core.ranksets import all_of
+from mldebug.diagnosis.classify.evidence import Case, ranks_text, sentence
+from mldebug.diagnosis.classify.flight_recorder import Flights
+from mldebug.diagnosis.classify.nodes import not_all_seen
+
+TIMING = "TORCH_NCCL_ENABLE_TIMING=1  # next time: then Flight Recorders tell whose GPU has not come to the call"
+RUN = "mldebug run -- torchrun …  # next time: then ranks tell who is behind"
+
+
+def unknown(case: Case, agreed: tuple[str, ...] = ()) -> Finding:
+    """`agreed`: in what else all ranks are alike."""
+    summary, steps = _why_unknown(case, agreed)
+    evidence = tuple(
+        f"{ranks_text([rank.rank])}: {fact}" for rank in case.ranks[:4] for fact in rank.is_.why
+    )
+    return Finding(
+        verdict=Verdict.UNKNOWN,
+        culprits=(),
+        confidence=Confidence.LOW,
+        summary=summary,
+        evidence=evidence,
+        next_steps=steps,
+    )
+
+
+def _why_unknown(case: Case, agreed: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    again = "mldebug dump --watch 30s  # again, watching longer"
+    if case.moved:
+        return (
+            f"the job moved while it was watched ({ranks_text(r.rank for r in case.moved)} went on): no stall seen",
+            (again,),
+        )
+    if not case.waiting:
+        return f"no rank waits for another: {sentence(case.ranks)}", (again,)
+    if case.suspects:
+        return f"{sentence(case.suspects)} while {case.victims()}: the evidence names nobody", (
+            "mldebug dump --native",
+        )
+    if not case.complete and case.asked is not None:
+        return not_all_seen(case, case.asked)
+    if not case.complete:
+        elsewhere = case.job.world_size - len(case.ranks)
+        return (
+            f"all {len(case.ranks)} ranks seen wait ({case.victims()}); {elsewhere} ranks of the job are not on this node",
+            ("mldebug dump  # on the other nodes of the job",),
+        )
+    look = "nvidia-smi  # a GPU that fell off the bus, or an Xid in dmesg?"
+    if alike := Flights(case).alike:
+        who = f"{all_of(len(alike.members))} members of {alike.view.title}"
+        timing = () if alike.timed else (TIMING,)
+        return f"{case.everybody()}; {who} have called {alike.what} {_likeness(alike)}", (look, *timing, again)  # fmt: skip
+    if case.flights:
+        return f"{case.everybody()}: who is behind the evidence does not tell", (look, again)
+    said = ", and ".join((", ".join((case.everybody(), *agreed[:-1])), *agreed[-1:]))
+    return f"{said}: without Flight Recorders nobody can be told apart", (look, RUN, again)
+
+
+def _likeness(claim: Claim) -> str:
+    """How all have called one collective, and where that leads."""
+    if claim.view.one_size(claim.sequence):
+        return "alike, and it does not end: nobody is behind, look at the GPUs and the network"
+    return "and nobody is behind, but their sizes or types differ: are they meant to?"

@@ -1,0 +1,43 @@
+"""A rank waits for a DataLoader worker that does not deliver, while the others wait for the rank."""
+
+import msgspec
+
+from mldebug.core.model import ClassifiedRank, Culprit, Finding, Verdict
+from mldebug.diagnosis.classify.evidence import Case, blame
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class DataloaderStalled:
+    """Blames the worker process where one is told from its idle siblings, else the rank."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where a rank stands in the data loader and waits."""
+        ranks = case.named("dataloader", "dataloader_exit")
+        if not ranks or not case.stuck:
+            return None
+        pid = ranks[0].is_.worker_pid or ranks[0].pid
+        steps = (
+            f"py-spy dump --nonblocking --pid {pid}",
+            f"grep -E 'State|TracerPid' /proc/{pid}/status; ls -l /proc/{pid}/fd",
+        )
+        finding = blame(case, Verdict.DATALOADER_STALLED, ranks, steps)
+        return msgspec.structs.replace(finding, culprits=tuple(_culprit(rank) for rank in ranks))
+
+
+def _culprit(rank: ClassifiedRank) -> Culprit:
+    worker = rank.is_.worker_pid
+    return Culprit(
+        kind="worker" if worker else "rank",
+        rank=rank.rank,
+        node=rank.node,
+        pid=worker or rank.pid,
+        reason=rank.is_.doing,
+    )
+
+
+def create(options: Options) -> DataloaderStalled:
+    """Build the detector."""
+    return DataloaderStalled()

@@ -1,0 +1,65 @@
+"""The process group never came together: some ranks wait in initialisation for ranks that did not come."""
+
+import msgspec
+
+from mldebug.core.model import ClassifiedRank, Confidence, Finding, Role, Verdict
+from mldebug.core.ranksets import fold_nodes
+from mldebug.diagnosis.classify.evidence import Case, blame, evidence_of, ranks_text
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class InitIncomplete:
+    """Blames the ranks that are not in initialisation; a rank that never came has no pid."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where all who wait, wait in init or the store, and somebody known is absent."""
+        if not case.starting or case.moved:
+            return None
+        if not case.suspects:
+            return _nowhere(case)
+        absent = case.suspects
+        missing = [rank.rank for rank in absent if rank.is_.role is Role.MISSING]
+        confidence = (
+            Confidence.MEDIUM
+            if not missing and any(r.is_.role is Role.BUSY for r in absent)
+            else None
+        )
+        return blame(
+            case, Verdict.INIT_INCOMPLETE, absent, _steps(absent, missing), confidence=confidence
+        )
+
+
+def _nowhere(case: Case) -> Finding | None:
+    """Ranks that run on none of the nodes asked: they may never have come, or run where nobody asked."""
+    if case.asked is None or case.asked.absent or not case.elsewhere:
+        return None
+    ranks, nodes = ranks_text(case.elsewhere), case.asked.named("answered")
+    verb = "has" if len(case.elsewhere) == 1 else "have"
+    return Finding(
+        verdict=Verdict.INIT_INCOMPLETE,
+        culprits=(),
+        confidence=Confidence.LOW,
+        summary=f"{ranks} {verb} no process that was seen on {fold_nodes(nodes)}; {case.victims()}",
+        evidence=evidence_of(case, ()),
+        next_steps=(
+            "mldebug dump --hosts …  # were all nodes of the job named?",
+            "env | grep -E 'WORLD_SIZE|NNODES|NPROC'  # as many as were started?",
+        ),
+    )
+
+
+def _steps(absent: tuple[ClassifiedRank, ...], missing: list[int]) -> tuple[str, ...]:
+    if missing:
+        return (
+            "pgrep -fc TRAINING_SCRIPT  # as many as the launcher should have started?",
+            "env | grep -E 'WORLD_SIZE|NNODES|NPROC'",
+        )
+    return (f"py-spy dump --nonblocking --pid {absent[0].pid}",)
+
+
+def create(options: Options) -> InitIncomplete:
+    """Build the detector."""
+    return InitIncomplete()

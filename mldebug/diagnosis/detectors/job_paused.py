@@ -1,0 +1,37 @@
+"""Every rank is stopped: somebody paused the job, no rank is to blame."""
+
+import msgspec
+
+from mldebug.core.model import Confidence, Finding, Verdict
+from mldebug.diagnosis.classify.evidence import Case, evidence_of, ranks_text
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class JobPaused:
+    """Names nobody: a scheduler's suspend, a debugger or a person stopped them all."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where all living ranks, at least two, are in state T or t."""
+        stopped = case.named("stopped", "traced")
+        if len(stopped) < 2 or len(stopped) != len(case.alive):
+            return None
+        pids = " ".join(str(rank.pid) for rank in stopped[:16])
+        return Finding(
+            verdict=Verdict.JOB_PAUSED,
+            culprits=(),
+            confidence=Confidence.HIGH,
+            summary=f"all {len(stopped)} ranks seen are stopped ({ranks_text(r.rank for r in stopped)}): the job was paused",
+            evidence=evidence_of(case, stopped),
+            next_steps=(
+                "scontrol show job JOBID | grep JobState  # suspended by the scheduler?",
+                f"kill -CONT {pids}",
+            ),
+        )
+
+
+def create(options: Options) -> JobPaused:
+    """Build the detector."""
+    return JobPaused()

@@ -1,0 +1,54 @@
+"""All ranks that were seen wait, and the node of the others does not answer."""
+
+import msgspec
+
+from mldebug.core.model import AskedNode, Confidence, Culprit, Finding, Verdict
+from mldebug.core.ranksets import fold_nodes
+from mldebug.diagnosis.classify.evidence import Case, evidence_of
+
+MAX_NAMED = 64
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class NodeUnreachable:
+    """Names nodes, never ranks; medium where the scheduler says so, or it was heard of before and is no more.
+
+    Of a node that was reached and could not capture nothing is known: then nobody is named.
+    """
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where the ranks that nobody saw can only be on nodes that are silent."""
+        if case.asked is None or not case.unseen or case.moved:
+            return None
+        gone = [node for node in case.asked.nodes if node.state in ("down", "silent")]
+        if case.suspects or not case.waiting or len(gone) != len(case.asked.absent):
+            return None
+        if case.asked.by and 2 * len(gone) >= len(case.asked.nodes):
+            return None  # whoever asked may be the one that is cut off
+        sure = all(node.state == "down" or node.last_seen is not None for node in gone)
+        names = fold_nodes(node.name for node in gone)
+        who, verb = ("node", "does") if len(gone) == 1 else ("nodes", "do")
+        return Finding(
+            verdict=Verdict.NODE_UNREACHABLE,
+            culprits=tuple(map(_culprit, gone[:MAX_NAMED])),
+            confidence=Confidence.MEDIUM if sure else Confidence.LOW,
+            summary=f"{who} {names} {verb} not answer; {case.victims()}",
+            evidence=evidence_of(case, ()),
+            next_steps=(
+                f"ping -c 3 {gone[0].name}",
+                f"ssh {gone[0].name} 'dmesg -T | tail -50'  # or its console, where that hangs too",
+            ),
+        )
+
+
+def _culprit(node: AskedNode) -> Culprit:
+    reason = f"does not answer ({node.reason})" if node.reason else "does not answer"
+    return Culprit(kind="node", rank=None, node=node.name, pid=None, reason=reason)
+
+
+def create(options: Options) -> NodeUnreachable:
+    """Build the detector."""
+    return NodeUnreachable()

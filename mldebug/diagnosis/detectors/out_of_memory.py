@@ -1,0 +1,112 @@
+"""A rank, or a worker of it, was killed for memory or ran out of device memory, while the others wait for it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mldebug.core.model import ClassifiedRank, Confidence, Fault, Finding, Role, Verdict
+from mldebug.core.plugins import create_all
+from mldebug.diagnosis.classify.evidence import Case, blame
+from mldebug.diagnosis.classify.gpu_faults import fitting
+from mldebug.diagnosis.exits.cuda_memory import DeviceMemory, device_memory
+from mldebug.diagnosis.exits.last_words import take_apart
+from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps
+from mldebug.diagnosis.exits.output import ranks_of_tasks
+from mldebug.diagnosis.exits.tracebacks import went_on
+from mldebug.jobs.logs.parser import LogParser
+
+KILLS = frozenset({"oom_kill"})
+LAST_WORDS = 40  # lines of a rank's log
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class OutOfMemory:
+    """Blames the rank that the kernel killed, or that lost a worker so, or whose last words tell a lack of device memory."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where somebody waits, and memory is what a rank that does not wait ran out of."""
+        if case.moved or not case.waiting:
+            return None
+        return self._killed(case) or self._device(case)
+
+    def _killed(self, case: Case) -> Finding | None:
+        stopped_at = case.taken_at - case.quiet_seconds if case.quiet_seconds > 0 else None
+        fits = fitting(case.faults, stopped_at, case.taken_at, kinds=KILLS, gap=case.usual_gap)
+        for fault, prompt in fits:
+            victim = next((rank for rank in case.suspects if rank.rank == fault.rank), None)
+            if victim is None or not _hit(victim, fault):
+                continue
+            sure = prompt and fault.trusted and victim.is_.role in (Role.EXITED, Role.MISSING)
+            finding = blame(
+                case,
+                Verdict.OUT_OF_MEMORY,
+                (victim,),
+                ("dmesg -T | grep -iE 'oom-kill|killed process' | tail",),
+                confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
+                lead=f"rank {victim.rank} {victim.is_.doing}: {fault.words}",
+            )
+            return msgspec.structs.replace(finding, evidence=(fault.words, *finding.evidence))
+        return None
+
+    def _device(self, case: Case) -> Finding | None:
+        """A rank that does not wait and whose own log ends with a lack of device memory: it may hang while it cleans up."""
+        told = [(rank, memory) for rank in case.suspects if (memory := _last_words(case, rank))]
+        if len(told) != 1:
+            return None
+        (rank, memory) = told[0]
+        words = memory_sentence(memory)
+        finding = blame(
+            case,
+            Verdict.OUT_OF_MEMORY,
+            (rank,),
+            memory_steps(memory),
+            confidence=Confidence.LOW if memory.likely else Confidence.MEDIUM,
+            lead=f"rank {rank.rank} {rank.is_.doing} after {words}",
+        )
+        return msgspec.structs.replace(finding, evidence=(f"its log: {words}", *finding.evidence))
+
+
+def _hit(victim: ClassifiedRank, fault: Fault) -> bool:
+    """The process itself is gone, or one of its children was killed and it waits for one."""
+    if fault.by == "process":
+        return victim.is_.role in (Role.EXITED, Role.MISSING)
+    return fault.by == "child" and victim.is_.name.startswith(("dataloader", "child_wait"))
+
+
+def _last_words(case: Case, rank: ClassifiedRank) -> DeviceMemory | None:
+    """The lack of memory that its own log ends with; not one that it caught: it went on, or made a step, after it."""
+    lines = _own_lines(case, rank)[-LAST_WORDS:]
+    found = [(at, told) for at, line in enumerate(lines) if (told := device_memory(line))]
+    if not found:
+        return None
+    after = lines[found[-1][0] + 1 :]
+    steps = LogParser(create_all("logs")).feed("".join(f"{line}\n" for line in after).encode())
+    return None if went_on(after) or steps else found[-1][1]
+
+
+def _own_lines(case: Case, rank: ClassifiedRank) -> Sequence[str]:
+    """What this rank wrote beyond doubt: all of a log of its own; of a shared one, the lines that bear its mark."""
+    if rank.capture is None or rank.capture.log is None:
+        return ()
+    known = [one.capture.identity for one in case.ranks if one.capture is not None]
+    locals_ = {one.local_rank: one.rank for one in known if one.local_rank is not None}
+    one_node = len({one.node for one in case.ranks}) == 1  # else a local rank is several ranks
+    tasks = ranks_of_tasks(case.job, known)
+    words = take_apart(rank.capture.log.lines, locals_ if one_node else {}, tasks)
+    if words.by_rank.keys() <= {rank.rank} and _writes_alone(case, rank, rank.capture.log.path):
+        return words.every
+    return words.by_rank.get(rank.rank, ())
+
+
+def _writes_alone(case: Case, rank: ClassifiedRank, path: str) -> bool:
+    """Does no other rank write there? One without a process may have done so."""
+    others = [one.capture for one in case.ranks if one is not rank]
+    return all(one is not None and (one.log is None or one.log.path != path) for one in others)
+
+
+def create(options: Options) -> OutOfMemory:
+    """Build the detector."""
+    return OutOfMemory()

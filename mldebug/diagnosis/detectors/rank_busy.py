@@ -1,0 +1,39 @@
+"""A rank computes something of its own while the others wait for it."""
+
+import msgspec
+
+from mldebug.core.model import Confidence, Finding, Role, Verdict
+from mldebug.diagnosis.classify.evidence import Case, blame
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class RankBusy:
+    """Blames ranks on a CPU, or in native code that is no known wait. It may still end by itself: never `high`."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where somebody waits, and the ranks that do not wait are busy and the smaller part."""
+        busy = tuple(
+            r for r in case.suspects if r.is_.role is Role.BUSY or r.is_.name == "native_code"
+        )
+        if not busy or not case.stuck or not case.waiting:
+            return None
+        unclear = any(rank.is_.role is Role.UNCLEAR for rank in busy)
+        pid = busy[0].pid
+        return blame(
+            case,
+            Verdict.RANK_BUSY,
+            busy,
+            (
+                f"py-spy record --nonblocking --duration 20 --output rank.svg --pid {pid}",
+                f"py-spy dump --native --pid {pid}",
+            ),
+            confidence=Confidence.LOW if unclear else Confidence.MEDIUM,
+        )
+
+
+def create(options: Options) -> RankBusy:
+    """Build the detector."""
+    return RankBusy()

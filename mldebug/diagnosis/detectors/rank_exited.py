@@ -1,0 +1,48 @@
+"""A rank has exited while the others still wait for it."""
+
+import signal
+from collections.abc import Iterable
+
+import msgspec
+
+from mldebug.core.model import Finding, LostRank, Role, Verdict
+from mldebug.diagnosis.classify.evidence import Case, blame
+
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class RankExited:
+    """Blames ranks whose process is gone or a zombie, unless the job is still coming together."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where a rank is known to be gone and another one lives."""
+        gone = tuple(r for r in case.ranks if r.is_.role in (Role.EXITED, Role.MISSING))
+        if not gone or not case.alive or case.moved:
+            return None
+        if case.starting and not any(rank.is_.role is Role.EXITED for rank in gone):
+            return None
+        if not case.waiting:  # nobody is seen to miss them
+            gone = tuple(rank for rank in gone if rank.rank in _killed(case.job.lost))
+        if not gone:
+            return None
+        ranks = "|".join(str(rank.rank) for rank in gone[:4])
+        steps = [
+            "dmesg -T | grep -iE 'killed process|out of memory|segfault|Xid' | tail",
+            f"grep -nE '(\\[|rank ?)({ranks})\\]?|Traceback|Error' LAUNCHER_LOG | tail -40",
+        ]
+        return blame(case, Verdict.RANK_EXITED, gone, steps)
+
+
+def _killed(lost: Iterable[LostRank]) -> set[int]:
+    """Who was killed or crashed, which is never for the sake of a rank that is late; SIGABRT may be."""
+    signals = {one.rank: (one.exit_status or 0) & 0x7F for one in lost}
+    return {rank for rank, number in signals.items() if number not in (0, *ASKING, signal.SIGABRT)}
+
+
+def create(options: Options) -> RankExited:
+    """Build the detector."""
+    return RankExited()

@@ -1,0 +1,39 @@
+"""A rank is stopped by a signal, or held by a debugger, while the others wait for it."""
+
+import msgspec
+
+from mldebug.core.model import Finding, Verdict
+from mldebug.diagnosis.classify.evidence import Case, blame
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class RankStopped:
+    """Blames ranks in state T or t, unless all of them are: then somebody paused the job."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where some, not all, living ranks are stopped."""
+        stopped = case.named("stopped", "traced")
+        if not stopped or len(stopped) == len(case.alive) > 1 or case.moved:
+            return None
+        if len(stopped) == len(case.alive) and case.job.world_size > 1:
+            return None
+        pids = " ".join(str(rank.pid) for rank in stopped[:8])
+        if stopped[0].is_.name == "traced":
+            steps = [
+                f"grep TracerPid /proc/{stopped[0].pid}/status  # who holds it",
+                f"ps -o pid,user,args -p {pids}",
+            ]
+        else:
+            steps = [
+                f"ps -o pid,stat,lstart,args -p {pids}",
+                f"kill -CONT {pids}  # if nobody stopped it on purpose",
+            ]
+        return blame(case, Verdict.RANK_STOPPED, stopped, steps)
+
+
+def create(options: Options) -> RankStopped:
+    """Build the detector."""
+    return RankStopped()

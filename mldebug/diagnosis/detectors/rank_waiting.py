@@ -1,0 +1,40 @@
+"""A rank waits for something outside the job (a lock, a sleep, a debugger, a child) while the others wait for it."""
+
+import msgspec
+
+from mldebug.core.model import Finding, Verdict
+from mldebug.diagnosis.classify.evidence import Case, blame
+
+CLASSES = (
+    "sleep",
+    "poll", "lock", "gil", "debugger", "stdin", "terminal", "child_wait", "file_lock", "thread_join", "thread_exit", "future", "idle",
+)  # fmt: skip
+
+CLASSES_ALONE = ("lock", "gil", "debugger", "stdin", "terminal", "file_lock", "child_wait")
+"""Of a job of one rank, which nobody waits for: a sleep or an idle loop may be all that it has to do."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class RankWaiting:
+    """Blames ranks that do nothing and that no other rank can wake."""
+
+    def judge(self, case: Case) -> Finding | None:
+        """Speak where some rank is idle for a reason of its own and the job is stuck."""
+        idle = case.named(*(CLASSES if case.waiting else CLASSES_ALONE))
+        if not idle or not case.stuck:
+            return None
+        pid = idle[0].pid
+        return blame(
+            case,
+            Verdict.RANK_WAITING,
+            idle,
+            (f"py-spy dump --nonblocking --pid {pid}", f"grep . /proc/{pid}/task/*/wchan"),
+        )
+
+
+def create(options: Options) -> RankWaiting:
+    """Build the detector."""
+    return RankWaiting()

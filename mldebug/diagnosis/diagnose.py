@@ -1,0 +1,203 @@
+"""From captures to a conclusion: classify every rank, ask all detectors, let the most specific verdict win.
+
+Pure: the same captures give the same words, on the node, at the coordinator and months later (`mldebug diagnose`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from mldebug.capture.flight_recorder.votes import everybody, settled
+from mldebug.capture.stacks import merge
+from mldebug.core.model import (
+    Asked,
+    Confidence,
+    Diagnosis,
+    Fault,
+    Finding,
+    FlightRecord,
+    Job,
+    Judgement,
+    NodeCapture,
+    Verdict,
+)
+from mldebug.core.plugins import create_all
+from mldebug.core.ranksets import MAX_RANK, all_of, fold_ranks, shorten_ranks
+from mldebug.diagnosis.classify.combined import join
+from mldebug.diagnosis.classify.evidence import Case, ranks_text
+from mldebug.diagnosis.classify.flight_recorder import Flights
+from mldebug.diagnosis.classify.groups import grouped
+from mldebug.diagnosis.classify.held_stream import all_spin, held
+from mldebug.diagnosis.classify.nccl_ras import (
+    OUT_OF_STEP,
+    Voice,
+    ras_alike,
+    ras_apart,
+    ras_evidence,
+    ras_voices,
+)
+from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
+from mldebug.diagnosis.classify.rank_states import classified, stand
+from mldebug.diagnosis.classify.unknown import unknown
+
+
+def diagnose(captures: Iterable[NodeCapture], asked: Asked | None = None) -> Judgement:
+    """Conclude from the captures of one job, one per node; raises nothing and names nobody without evidence.
+
+    `asked`: all nodes that were asked for it, where that were more than the one that asks.
+    """
+    captures = tuple(captures)
+    job = merge_jobs([capture.job for capture in captures])
+    ranks = classified(captures)
+    ranks += missing_ranks(captures, (rank.rank for rank in ranks), job.world_size, asked)
+    ranks.sort(key=lambda rank: rank.rank)
+    told = _flights(captures)
+    strange = _of_other_jobs(told, job.world_size)
+    case = Case(
+        job,
+        tuple(ranks),
+        max(capture.quiet_seconds for capture in captures),
+        faults=tuple(_faults(captures)),
+        taken_at=max(capture.taken_at for capture in captures),
+        usual_gap=max(capture.usual_gap_seconds for capture in captures),
+        flights={rank: one for rank, one in told.items() if rank not in strange},
+        asked=asked,
+    )
+    frames = {rank.rank: stand(rank)[0] for rank in case.ranks}
+    groups, group_of = grouped(case, frames)
+    devices = tuple(capture.devices for capture in captures if capture.devices)
+    saves = tuple(dict.fromkeys(capture.saves for capture in captures if capture.saves))[:1]
+    ras = () if case.moved else ras_evidence(captures)
+    voices = () if case.moved else ras_voices(captures)
+    apart = "" if case.moved else ras_apart(captures)
+    nodes = node_evidence(case, captures)
+    findings = _findings(case) or _apart(case, apart) or _held(case, captures)
+    findings = findings or [unknown(case, _agreed(case, captures))]
+    diagnosis = conclude(
+        case, findings, (*_strange(strange), *nodes, *ras, *devices, *saves), voices
+    )
+    return Judgement(
+        diagnosis=diagnosis,
+        stalled=_stalled(case, diagnosis),
+        ranks=case.ranks,
+        groups=groups,
+        group_of=group_of,
+        tree=merge((rank.rank, frames[rank.rank]) for rank in case.ranks),
+        taken_at=case.taken_at,
+    )
+
+
+def _flights(captures: tuple[NodeCapture, ...]) -> dict[int, FlightRecord]:
+    """By rank; none at all where one of them shows that the job goes on."""
+    found = {
+        rank.identity.rank: (rank.flight, capture.taken_at)
+        for capture in captures
+        for rank in capture.ranks
+        if rank.flight is not None
+    }
+    return {rank: one for rank, (one, _) in found.items()} if settled(found.values()) else {}
+
+
+def _of_other_jobs(told: Mapping[int, FlightRecord], world: int) -> dict[int, str]:
+    """By rank, whose records are of a job with other ranks than ours, the ranks of that. Who tells of none is believed."""
+    ours = fold_ranks(range(min(world, MAX_RANK + 1))) if told else ""
+    ranks = ((rank, everybody(one)) for rank, one in told.items())
+    return {rank: theirs for rank, theirs in ranks if theirs not in ("", ours)}
+
+
+def _strange(found: Mapping[int, str]) -> tuple[str, ...]:
+    if not found:
+        return ()
+    theirs = shorten_ranks(found[min(found)])
+    return (f"Flight Recorder of {ranks_text(found)}: not believed, it is of a job of other ranks ({theirs})",)  # fmt: skip
+
+
+def _faults(captures: tuple[NodeCapture, ...]) -> Iterator[Fault]:
+    """Those of all nodes, each as old as it was by its own node's clock: the clocks of two nodes are never compared."""
+    newest = max(capture.taken_at for capture in captures)
+    for capture in captures:
+        behind = newest - capture.taken_at
+        for fault in capture.faults:
+            yield msgspec.structs.replace(fault, at=fault.at + behind) if behind else fault
+
+
+def merge_jobs(jobs: list[Job]) -> Job:
+    """Join what several nodes know of one job."""
+    first = jobs[0]
+    return msgspec.structs.replace(
+        first,
+        nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
+        ranks=tuple(sorted((r for job in jobs for r in job.ranks), key=lambda r: r.rank)),
+        lost=tuple(lost for job in jobs for lost in job.lost),
+        started_at=min(job.started_at for job in jobs),
+    )
+
+
+# --- conclusion ------------------------------------------------------------------------------------
+
+
+def _findings(case: Case) -> list[Finding]:
+    return [
+        finding
+        for detector in create_all("detectors")
+        if (finding := detector.judge(case)) is not None
+    ]
+
+
+def conclude(
+    case: Case,
+    findings: list[Finding],
+    beside: tuple[str, ...] = (),
+    voices: tuple[Voice, ...] = (),
+) -> Diagnosis:
+    """The most specific verdict wins; no finding is `unknown`, with the reason why nobody is named.
+
+    `beside`: what NCCL and the GPUs say, in sentences; evidence beside the rest. `voices`: whom NCCL RAS names.
+    """
+    best = min(findings, key=_precedence, default=None) or unknown(case)
+    best = join(case, _within_sight(case, best), voices)
+    return Diagnosis(
+        verdict=best.verdict,
+        culprits=best.culprits,
+        confidence=best.confidence,
+        summary=best.summary[:1].upper() + best.summary[1:],
+        evidence=(*best.evidence, *Flights(case).evidence(), *beside),
+        next_steps=(*where_to_type(case, best), *best.next_steps),
+    )
+
+
+def _within_sight(case: Case, finding: Finding) -> Finding:
+    """What was seen may follow from what was not: while ranks could not be looked at, nothing is sure."""
+    if not case.unseen or finding.confidence is not Confidence.HIGH:
+        return finding
+    return msgspec.structs.replace(finding, confidence=Confidence.MEDIUM)
+
+
+def _apart(case: Case, words: str) -> list[Finding]:
+    """All wait, and NCCL tells that they have launched what never meets. Who took the wrong way it does not tell."""
+    if not words or case.suspects or not case.complete or Flights(case).alike:
+        return []
+    summary = f"{case.everybody()}, and what they have launched does not fit together: {words.removeprefix(OUT_OF_STEP)}"
+    nobody = unknown(case)
+    return [msgspec.structs.replace(nobody, verdict=Verdict.COLLECTIVE_MISMATCH, summary=summary)]
+
+
+def _agreed(case: Case, captures: tuple[NodeCapture, ...]) -> tuple[str, ...]:
+    """In what all ranks are alike, beside their stacks."""
+    alike = "have launched the same number of collectives (NCCL RAS)" if ras_alike(captures) else ""
+    spin = f"{all_of(len(case.ranks))} GPUs spin" if all_spin(case, captures) else ""
+    return tuple(filter(None, (alike, spin)))
+
+
+def _held(case: Case, captures: tuple[NodeCapture, ...]) -> list[Finding]:
+    found = held(case, captures)
+    return [] if found is None else [found]
+
+
+def _precedence(finding: Finding) -> tuple[bool, int]:
+    """That a node does not answer may have any reason: whatever else explains the stall explains it better."""
+    return finding.verdict is Verdict.NODE_UNREACHABLE, list(Verdict).index(finding.verdict)
+
+
+def _stalled(case: Case, diagnosis: Diagnosis) -> bool:
+    return diagnosis.verdict is not Verdict.UNKNOWN or case.stuck

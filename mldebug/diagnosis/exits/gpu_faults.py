@@ -1,0 +1,96 @@
+"""The end of an attempt beside what its GPUs said: a rank that died of a broken GPU is told as that. Pure.
+
+A broken GPU also kills ranks that only lost it as a peer, so the fault may name a rank where the exits name nobody. What a
+GPU says after its rank has ended is no cause of that end: a remark.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from mldebug.core.model import Confidence, Culprit, Fault, Finding, Verdict
+from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, Fit, fitting
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.diagnosis.exits.outcome import Outcome
+from mldebug.hardware.kernel_log.attribution import SLACK
+
+MOST_REMARKS = 4
+
+
+def with_gpu_fault(outcome: Outcome, ending: Ending) -> Outcome:
+    """The outcome, or the same with the verdict `gpu_fault` where a fatal fault fits the rank and the time of its end."""
+    finding = outcome.finding
+    times = [one.at for one in ending.exits if one.at]
+    if finding is None or not ending.faults or not times:
+        return outcome
+    found = fitting(ending.faults, min(times), max(times))
+    fits = [fit for fit in found if _late_by(fit.fault, ending) <= SLACK]
+    told = _named(finding, fits) if finding.culprits else _unnamed(finding, fits)
+    if told is None:
+        late = [fit.fault for fit in found if _late_by(fit.fault, ending) > SLACK]
+        return _remarked(outcome, finding, late, ending)
+    return msgspec.structs.replace(
+        outcome, finding=told, sentence=told.summary, signs=(*outcome.signs, "GPU fault")
+    )
+
+
+def _late_by(fault: Fault, ending: Ending) -> float:
+    """Seconds from the end of its rank to the fault; negative where it came before, or where that rank was not seen to end."""
+    ends = [one.at for one in ending.exits if one.rank == fault.rank and one.at]
+    return fault.at - max(ends) if ends else -math.inf
+
+
+def _remarked(outcome: Outcome, finding: Finding, late: Sequence[Fault], ending: Ending) -> Outcome:
+    if not late:
+        return outcome
+    words = tuple(
+        f"{one.words}, {_late_by(one, ending):.0f} s after rank {one.rank} had ended"
+        for one in late[:MOST_REMARKS]
+    )
+    told = msgspec.structs.replace(finding, evidence=(*finding.evidence, *words))
+    return msgspec.structs.replace(outcome, finding=told)
+
+
+def _named(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
+    """The exits name one rank, and the GPU that failed is its own."""
+    if len(finding.culprits) != 1:
+        return None
+    culprit = finding.culprits[0]
+    mine = next((fit for fit in fits if fit.fault.rank == culprit.rank), None)
+    if mine is None or culprit.rank is None:
+        return None
+    sure = mine.fault.by in ("process", "gpu") and mine.fault.trusted and mine.fault.confirmed
+    confidence = finding.confidence if sure else Confidence.MEDIUM
+    return _told(finding, mine.fault, culprit, confidence)
+
+
+def _unnamed(finding: Finding, fits: Sequence[Fit]) -> Finding | None:
+    """The exits name nobody: the one GPU that failed first is named, at `medium`, where its rank is known."""
+    together = [fit.fault for fit in fits if fit.fault.at - fits[0].fault.at <= ONE_MOMENT]
+    if len({(fault.node, fault.rank) for fault in together}) != 1 or together[0].rank is None:
+        return None
+    fault = together[0]
+    culprit = Culprit(kind="rank", rank=fault.rank, node=fault.node, pid=None, reason=fault.words)
+    return _told(finding, fault, culprit, Confidence.MEDIUM)
+
+
+def _told(finding: Finding, fault: Fault, culprit: Culprit, confidence: Confidence) -> Finding:
+    advice = (f"{fault.advice}  # {fault.code}",) if fault.advice else ()
+    return msgspec.structs.replace(
+        finding,
+        verdict=Verdict.GPU_FAULT,
+        culprits=(
+            msgspec.structs.replace(
+                culprit,
+                kind="gpu",
+                reason=fault.words
+                if culprit.reason == fault.words
+                else f"{fault.words}; {culprit.reason}",
+            ),
+        ),
+        confidence=confidence,
+        summary=f"{fault.words}; {finding.summary}",
+        evidence=(fault.words, *finding.evidence),
+        next_steps=(*advice, "dmesg -T | grep -E 'NVRM|Xid' | tail -40", *finding.next_steps),
+    )

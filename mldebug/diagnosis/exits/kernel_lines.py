@@ -1,0 +1,34 @@
+"""The kernel's words about processes that died: OOM kills and crashes, from lines of /dev/kmsg or dmesg. Pure.
+
+What a program wrote into the log is not believed: only root can, but with some settings journald does so for anybody.
+"""
+
+from collections.abc import Iterable
+
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.model import KernelDeath
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.parse import parse_event
+from mldebug.hardware.kernel_log.records import parse_printed, parse_record
+
+_DEATHS = {Kind.OOM_KILL: "out_of_memory", Kind.CRASH: "crash"}
+
+
+def kernel_deaths(lines: Iterable[str]) -> tuple[KernelDeath, ...]:
+    """Find the deaths among kernel lines, in their order; of two lines about one kill the fuller one stays."""
+    found: dict[tuple[int, str], KernelDeath] = {}
+    for line in lines:
+        record = parse_record(line) or parse_printed(line)
+        event = parse_event(record) if record else None
+        death = kernel_death(event, event.at) if event else None
+        if death is not None:
+            found[death.pid, death.kind] = death
+    return tuple(found.values())
+
+
+def kernel_death(event: KernelEvent, at: float) -> KernelDeath | None:
+    """The death that an event of the kernel tells of; `at`: seconds of the kernel's own clock."""
+    kind = _DEATHS.get(event.kind)
+    if kind is None or event.pid is None or event.origin is not Origin.KERNEL:
+        return None
+    return KernelDeath(pid=event.pid, kind=kind, text=safe_line(event.text, 300), at=at)

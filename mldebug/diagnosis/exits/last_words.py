@@ -1,0 +1,207 @@
+"""The last words of ranks in a log: whose they are, which error they end with, and whether they only blame a peer. Pure.
+
+torch marks the lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with `[default3]:` (the local
+rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:` (the task). All other lines belong to nobody in
+particular, unless the log is one rank's own.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.cuda_memory import device_memory
+from mldebug.diagnosis.exits.model import RankError
+from mldebug.diagnosis.exits.nccl_errors import with_cause
+from mldebug.diagnosis.exits.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
+
+_MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
+_TAG = re.compile(
+    r"\[(?P<prte>[\w.-]{1,80}@)?\d{1,10},(?P<task>\d{1,7})\]<std(?:out|err|diag)>:(?(prte) ?)"
+)
+_LABEL = re.compile(r" *(?P<task>\d{1,7}): ?")
+_FATAL = re.compile(
+    r"^(?:Fatal Python error: .*|terminate called after throwing an instance of .*|\s*what\(\): +.*"
+    r"|.{0,300}: Assertion [`'].{1,300}' failed\.)$"
+)
+# Said by a handler when the signal comes, and not where it is installed
+_STOPPED = re.compile(
+    r"\b(?:caught|received|got)\b.{0,30}\b(?:SIG(?:TERM|INT|HUP|USR[12])|signal:? (?:1|2|10|12|15))\b"
+    r"|\bSIG(?:TERM|INT|HUP|USR[12])\b.{0,30}\b(?:caught|received)\b"
+    r"|\b(?:is being|was|got) preempted\b",
+    re.IGNORECASE,
+)
+# srun and its like write into the middle of a traceback
+_LAUNCHER = re.compile(
+    r"(?:srun|slurmstepd\S{0,80}|(?:mpi|prte?)(?:run|exec)\S{0,20}): |\[mpiexec@"
+)
+_PEER = re.compile(
+    r"Connection closed by peer|Socket Timeout|Socket closed"
+    r"|Timed out waiting \d+ ?ms for (?:recv|send) operation|[Aa]pplication timeout caused pair closure"
+    r"|ncclRemoteError|remote process exit|Watchdog caught collective operation timeout"
+    r"|NCCL communicator was aborted|watchdog thread terminated with exception"
+    r"|failed to recv, got 0 bytes|Connection was likely closed|DistNetworkError|DistStoreError"
+    r"|recvValue failed|sendBytes failed|wait timeout after \d+ ?ms|TCPStore.{0,60}timed? ?out"
+    r"|by a remote worker|\[c10d\] The client socket has (?:failed|timed out)",
+)
+# What any socket may say, that of an object store too: a peer's only where torch's own words stand beside it
+_SOCKET = re.compile(r"Connection reset by peer|Broken pipe")
+_TORCH = re.compile(r"^(?:RuntimeError|torch\.)|gloo|c10d|nccl|Dist[A-Z]\w*Error", re.IGNORECASE)
+# The job's own word that the reason lies elsewhere: ranks that agree to stop
+_SECOND_HAND = re.compile(
+    r"\b(?:another|other|some|remote|failed) (?:rank|worker|process|peer)|\bon (?:an)?other rank",
+    re.IGNORECASE,
+)
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|^MemoryError|DefaultCPUAllocator: (?:can't|not enough memory)|Cannot allocate memory"
+)
+_WORKER = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[\d, ]{0,200}\).{0,40}(?:killed by signal|exited unexpectedly)"
+)
+MAX_LINES = 30
+OTHERS_SAY = 5  # lines that other ranks write into a log after one has failed
+STOPPED_WITHIN = 60  # last lines in which a handler's word counts
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """A log, taken apart."""
+
+    by_rank: dict[int, tuple[str, ...]] = {}
+    shared: tuple[str, ...] = ()
+    every: tuple[str, ...] = ()  # in order, without marks
+
+
+def take_apart(
+    lines: Sequence[str], ranks_of_local: Mapping[int, int], tasks: Collection[int] = ()
+) -> Words:
+    """Give marked lines to their ranks; `ranks_of_local` turns local ranks into ranks, `tasks` are numbers of tasks
+    that are ranks."""
+    by_rank: dict[int, list[str]] = {}
+    shared: list[str] = []
+    every: list[str] = []
+    label = _LABEL if _labelled(lines) else None
+    for line in lines:
+        rank, text = _owner(line, ranks_of_local, tasks, label)
+        by_rank.setdefault(rank, []).append(text) if rank is not None else shared.append(text)
+        every.append(text)
+    own = {rank: tuple(some) for rank, some in by_rank.items()}
+    return Words(by_rank=own, shared=tuple(shared), every=tuple(every))
+
+
+def _labelled(lines: Sequence[str]) -> bool:
+    """Does nearly each line begin with a task's number, and are there several tasks? A lone one may be a whole node."""
+    told = [
+        line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))
+    ]
+    marks = [match["task"] for line in told if (match := _LABEL.match(line))]
+    return len(set(marks)) > 1 and len(marks) >= 0.9 * len(told)
+
+
+def _owner(
+    line: str,
+    ranks_of_local: Mapping[int, int],
+    tasks: Collection[int],
+    label: re.Pattern[str] | None,
+) -> tuple[int | None, str]:
+    tag = _TAG.match(line) or (label.match(line) if label else None)
+    line = line[tag.end() :] if tag else line
+    mark = _MARK.match(line)
+    if mark is None:
+        return (int(tag["task"]) if tag and int(tag["task"]) in tasks else None), line
+    rest = line[mark.end() :]
+    number = int(mark["number"])
+    if mark["role"] == "rank":
+        return number, rest
+    inner = _MARK.match(rest)  # [default3]:[rank3]: Traceback …
+    if inner and inner["role"] == "rank":
+        return int(inner["number"]), rest[inner.end() :]
+    return ranks_of_local.get(number), rest
+
+
+def before_launcher(lines: Sequence[str]) -> Sequence[str]:
+    """Leave out what a launcher says after its ranks are gone."""
+    for at, line in enumerate(lines):
+        if "torch/distributed/elastic" in line and (
+            "closing signal" in line or "exitcode:" in line
+        ):
+            return lines[:at]
+    return lines
+
+
+def last_error(lines: Sequence[str], source: str, *, shared: bool = False) -> RankError | None:
+    """The exception that the last traceback among these lines ends with, or what else tells why a process died.
+
+    One with much behind it is no last word: it was caught, and what ended the process is something else. In a `shared`
+    log other ranks write on for a moment.
+    """
+    lines = [line for line in lines if not _LAUNCHER.match(line)]
+    found = find_tracebacks(lines)
+    if not found:
+        return _fatal(lines, source)
+    last = found[-1]
+    after = before_launcher(lines[last.end + 1 :])
+    if len(after) > MAX_AFTER:
+        return None
+    error = _error_at(lines, last, source)
+    copies = sum(line.rstrip().endswith(last.error) for line in lines)
+    caught = went_on(after) > (OTHERS_SAY if shared else 0)
+    return msgspec.structs.replace(
+        error, caught=caught, alone=len(found) == copies == 1, copies=copies
+    )
+
+
+def _error_at(lines: Sequence[str], found: Traceback, source: str) -> RankError:
+    error = with_cause(safe_line(found.error, 300), lines, found.end)
+    told = lines[max(found.start, found.end - MAX_LINES) : found.end + 1]
+    return RankError(
+        error=error,
+        lines=tuple(safe_line(line, 400) for line in told),
+        source=source,
+        blames_peer=blames_peer(error),
+        # of the whole line, as the figures stand far behind
+        memory=device_memory(lines[found.end]) or device_memory(error),
+    )
+
+
+def _fatal(lines: Sequence[str], source: str) -> RankError | None:
+    """No traceback: a C++ exception, a fatal error of Python, or the watchdog of a collective."""
+    for at in range(len(lines) - 1, -1, -1):
+        line = lines[at]
+        if _FATAL.match(line) or "Watchdog caught collective operation timeout" in line:
+            text = with_cause(safe_line(line.strip(), 300), lines, at)
+            told = tuple(safe_line(one, 400) for one in lines[max(0, at - 10) : at + 1])
+            return RankError(
+                error=text,
+                lines=told,
+                source=source,
+                blames_peer=blames_peer(text),
+                memory=device_memory(line) or device_memory(text),
+            )
+    return None
+
+
+def told_to_stop(lines: Sequence[str]) -> str:
+    """The line by which a rank, near its end, says that a signal told it to stop; "" where none does."""
+    for line in reversed(before_launcher(lines)[-STOPPED_WITHIN:]):
+        if _STOPPED.search(line):
+            return safe_line(line.strip(), 200)
+    return ""
+
+
+def blames_peer(error: str) -> bool:
+    """Is it an error that a rank gets because another one is gone, does not come, or has told it to stop?"""
+    if _PEER.search(error) or _SECOND_HAND.search(error):
+        return True
+    return _SOCKET.search(error) is not None and _TORCH.search(error) is not None
+
+
+def is_out_of_memory(error: str) -> bool:
+    """Does it say that a device or the host had no memory left?"""
+    return _OUT_OF_MEMORY.search(error) is not None or device_memory(error) is not None
+
+
+def lost_worker(error: str) -> int | None:
+    """The pid of the DataLoader worker whose death the error tells of."""
+    match = _WORKER.search(error)
+    return int(match["pid"]) if match else None

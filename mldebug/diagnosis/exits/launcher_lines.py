@@ -1,0 +1,215 @@
+"""What launchers and schedulers write into a job's log when it ends: torchrun, srun, slurmstepd, mpirun, hydra. Pure, total.
+
+A job can write such lines itself, so they only add to what the kernel told, or stand in where it told nothing.
+
+| launcher | what it says | what it is worth |
+|---|---|---|
+| torchrun | `failed (exitcode: …) local_rank: … (pid: …)` | the first failing rank of each attempt |
+| Open MPI | `rank 1 … exited on signal 9`, `The first process to do so was: … Exit code: 3` | the first failing rank |
+| srun | `task 1: Killed`, one line for each task | the first is the failing one; after `Terminating` all others follow, after `Job step aborted` all |
+| deepspeed | `[…] exits with return code = -9` | cited only: the code of the first, which is not named |
+| hydra | `BAD TERMINATION … PID … EXIT CODE …` | cited only: it names the lowest rank with any status, its own victims included, and mixes the bits of all statuses |
+"""
+
+import re
+from collections.abc import Sequence
+
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.cuda_memory import device_memory
+from mldebug.diagnosis.exits.last_words import blames_peer
+from mldebug.diagnosis.exits.model import (
+    LauncherFailure,
+    LauncherWords,
+    RankError,
+    status_of_code,
+)
+
+_FAILED = re.compile(
+    r"failed \(exitcode: (?P<code>-?\d{1,9})\) local_rank: (?P<local>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"
+)
+_CLOSING = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal SIG")
+_TOLD = re.compile(r"Received (?:Signals\.)?(?P<signal>\d{1,2}|SIG[A-Z0-9]{2,10}) death signal")
+_CANCELLED = re.compile(
+    r"(?:slurmstepd\S{0,80}|srun): (?:error: )?\*{3} (?P<what>JOB|STEP) \S{1,40} .{0,80}?CANCELLED AT \S+(?P<why> DUE TO [A-Za-z ]{1,40})?"
+)
+_OOM = re.compile(
+    r"slurmstepd\S{0,80}: error: Detected \d+ oom[_-]kill events?|srun: error: .{1,80}: Out Of Memory"
+)
+_TASK = re.compile(
+    r"srun: error: \S{1,80}: task (?P<rank>\d{1,7}): (?:Exited with exit code (?P<code>\d{1,3})|(?P<how>[A-Z][A-Za-z ]{2,30}))"
+)
+_MPIRUN = re.compile(
+    r"(?:mpirun|mpiexec|orterun|prterun)\S{0,20} noticed that process rank (?P<rank>\d{1,7}) with PID \d{1,10} on node \S{1,80}"
+    r" exited on signal (?P<signal>\d{1,2})"
+)
+_FIRST = re.compile(r"^ *Process name: \[(?:\[\d+,\d+\]|[^\],]{1,80}),(?P<rank>\d{1,7})\]")
+_CODE = re.compile(r"^ *Exit code: +(?P<code>\d{1,3})\s*$")
+_ENDING = re.compile(
+    r"srun: .{0,60}Terminating StepId=|srun: Force Terminated|srun: forcing job termination|srun: Job step aborted"
+)
+_TOLD_SRUN = re.compile(r"srun: forcing job termination")
+_TOLD_HYDRA = re.compile(
+    r"\[mpiexec@\S{1,80}\] Sending (?P<what>\S{1,20}) to processes as requested"
+)
+_FORWARDED = re.compile(
+    r"^(?:mpirun|mpiexec|orterun|prterun)\S{0,20}: Forwarding signal (?P<signal>\d{1,2}) to job"
+)
+_BANNER = re.compile(
+    r"^= +BAD TERMINATION OF|^YOUR APPLICATION TERMINATED WITH THE EXIT STRING"
+    r"|\[launch\.py:\d+:\w+\] .{0,2000} exits with return code = -?\d+"
+)
+_SLURM_SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6}
+MAX_SAID = 4
+_ENTRY = re.compile(r"  (?P<key>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)")
+_RANK = re.compile(r"(?P<rank>\d{1,7}) \(local_rank: ")
+
+
+def launcher_words(lines: Sequence[str]) -> LauncherWords:
+    """Read the end of a job's log."""
+    told = _Told()
+    for line in lines:
+        told.read(line)
+    return LauncherWords(
+        failures=tuple(told.failures),
+        followers=tuple(told.followers),
+        ended=tuple(told.ended),
+        outside=told.cancelled or told.outside,
+        out_of_memory=told.out_of_memory,
+        errors=_summary(lines),
+        said=tuple(told.said[:MAX_SAID]),
+    )
+
+
+class _Told:
+    """What the lines read so far told."""
+
+    def __init__(self) -> None:
+        self.failures: list[LauncherFailure] = []
+        self.followers: list[LauncherFailure] = []
+        self.ended: list[int] = []
+        self.outside = self.cancelled = self.out_of_memory = ""
+        self.said: list[str] = []
+        self._ending = False  # the launcher ends what is left
+        self._forwarded: set[int] = set()  # signals, which a job may well survive
+        self._first: int | None = None  # the rank that Open MPI's next line tells the code of
+
+    def read(self, line: str) -> None:
+        """Take in one line."""
+        if failed := _failed(line):
+            self.failures.append(failed)
+        elif failure := self._plain(line) or self._of_two_lines(line):
+            (self.followers if self._ending else self.failures).append(failure)
+        elif closing := _CLOSING.search(line):
+            self.ended.append(int(closing["pid"]))
+        elif not self.failures:
+            self._note_outside(line)
+        if not self.out_of_memory and _OOM.search(line):
+            self.out_of_memory = safe_line(line)
+        self._ending = self._ending or _ENDING.search(line) is not None or bool(self.outside)
+        if _BANNER.search(line):
+            self.said.append(safe_line(line.lstrip("= ").strip(), 200))
+
+    def _plain(self, line: str) -> LauncherFailure | None:
+        if forwarded := _FORWARDED.search(line):
+            self._forwarded.add(int(forwarded["signal"]))
+        failure = _of_mpirun(line) or _of_srun(line)
+        if failure is not None and failure.status in self._forwarded:
+            self.outside = self.outside or f"mpirun passed on signal {failure.status}"
+            return None
+        if failure is not None:
+            self.said.append(safe_line(line.strip(), 200))
+        return failure
+
+    def _of_two_lines(self, line: str) -> LauncherFailure | None:
+        """Open MPI names the first rank that left with a code, and the code below."""
+        if first := _FIRST.search(line):
+            self._first = int(first["rank"])
+            return None
+        code, rank = _CODE.search(line), self._first
+        if code is None or rank is None:
+            return None
+        self._first = None
+        self.said.append(f"the first process with a non-zero status: rank {rank}, {line.strip()}")
+        return LauncherFailure(rank=rank, status=status_of_code(int(code["code"])))
+
+    def _note_outside(self, line: str) -> None:
+        cancelled = _CANCELLED.search(line)
+        why = _outside(line)
+        if cancelled and cancelled["what"] == "JOB" and not self.cancelled:
+            self.cancelled = why  # says more than what srun makes of it
+        if not self.outside:
+            self.outside = why
+
+
+def _failed(line: str) -> LauncherFailure | None:
+    """torchrun's word."""
+    failed = _FAILED.search(line)
+    if failed is None:
+        return None
+    return LauncherFailure(
+        pid=int(failed["pid"]),
+        local_rank=int(failed["local"]),
+        status=status_of_code(int(failed["code"])),
+    )
+
+
+def _of_mpirun(line: str) -> LauncherFailure | None:
+    noticed = _MPIRUN.search(line)
+    if noticed is None:
+        return None
+    return LauncherFailure(rank=int(noticed["rank"]), status=int(noticed["signal"]))
+
+
+def _of_srun(line: str) -> LauncherFailure | None:
+    task = _TASK.search(line)
+    if task is None:
+        return None
+    number = _SLURM_SIGNALS.get((task["how"] or "").strip())
+    status = status_of_code(int(task["code"])) if task["code"] else number
+    return LauncherFailure(rank=int(task["rank"]), status=status)
+
+
+def _outside(line: str) -> str:
+    if told := _TOLD.search(line):
+        return f"torchrun received signal {told['signal']}"
+    if cancelled := _CANCELLED.search(line):
+        return f"the scheduler cancelled it{(cancelled['why'] or '').rstrip().lower()}"
+    if _TOLD_SRUN.search(line):
+        return "srun was told to end"
+    if hydra := _TOLD_HYDRA.search(line):
+        return f"mpiexec was told to pass on {hydra['what']}"
+    return ""
+
+
+def _summary(lines: Sequence[str]) -> dict[int, RankError]:
+    """torchrun's table of failures: rank -> the traceback that came through its error file."""
+    errors: dict[int, RankError] = {}
+    rank: int | None = None
+    told: list[str] | None = None
+    for line in lines:
+        entry = _ENTRY.match(line)
+        if entry is None and told is not None and line.startswith("  "):
+            told.append(line)
+            continue
+        if told and rank is not None:
+            _keep(errors, rank, told)
+        told = None
+        if entry and entry["key"] == "rank":
+            number = _RANK.match(entry["value"])
+            rank = int(number["rank"]) if number else None
+        elif entry and entry["key"] == "traceback" and entry["value"].startswith("Traceback"):
+            told = [entry["value"]]
+    return errors
+
+
+def _keep(errors: dict[int, RankError], rank: int, told: list[str]) -> None:
+    lines = [line.removeprefix("  ") for line in told]
+    last = next((line for line in reversed(lines) if line and not line.startswith(" ")), "")
+    if last:
+        errors[rank] = RankError(
+            error=safe_line(last, 300),
+            lines=tuple(safe_line(line, 400) for line in lines[-30:] if line.strip()),
+            source="torchrun's failure table",
+            blames_peer=blames_peer(last),
+            memory=device_memory(last),
+        )

@@ -1,0 +1,172 @@
+"""What was seen of the end of one attempt: exits in their order, and the words of ranks, launcher and kernel."""
+
+import signal
+
+from mldebug.core.model import (
+    Fault,
+    FlightRecord,
+    Job,
+    LogTail,
+    Noun,
+    RankIdentity,
+    Said,
+    TraceTail,
+)
+from mldebug.diagnosis.exits.cuda_memory import DeviceMemory
+
+ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+"""Signals by which somebody asks a process to end."""
+
+_SIGNALS = {one.value: one.name for one in signal.Signals}
+
+
+class RankExit(Noun, frozen=True, kw_only=True):
+    """One rank has ended. `moment`: exits with the same number came together, the lower number came first."""
+
+    rank: int
+    pid: int
+    at: float = 0.0  # unix; 0.0: nobody saw it
+    moment: int | None = None
+    status: int | None = None  # a wait(2) status word
+    source: str = "exit unknown"  # who told the status
+
+
+class RankError(Noun, frozen=True, kw_only=True):
+    """What a rank itself said before it ended."""
+
+    error: str  # "ValueError: bad shard 7"
+    lines: tuple[str, ...] = ()
+    source: str = ""  # "the job's log"
+    blames_peer: bool = False  # it only tells that another rank did not answer
+    memory: DeviceMemory | None = None  # the figures of a lack of device memory
+    caught: bool = False  # the program said more after it: it may have lived on
+    alone: bool = False  # the only traceback in that text
+    copies: int = 1  # lines of that text that end with the same error
+
+    @property
+    def kind(self) -> str:
+        """The exception without its message."""
+        return self.error.partition(":")[0]
+
+
+class LauncherFailure(Noun, frozen=True, kw_only=True):
+    """A launcher says that one rank failed."""
+
+    pid: int | None = None
+    local_rank: int | None = None
+    rank: int | None = None
+    status: int | None = None
+
+
+class LauncherWords(Noun, frozen=True, kw_only=True):
+    """What a launcher or scheduler wrote into the job's log."""
+
+    failures: tuple[LauncherFailure, ...] = ()  # as first observed, one for each attempt
+    followers: tuple[LauncherFailure, ...] = ()  # ended after it had begun to end the others
+    ended: tuple[int, ...] = ()  # pids that it ended itself
+    outside: str = ""  # why it ended the job without a failure: "torchrun received signal 15"
+    out_of_memory: str = ""  # a line that tells of an OOM kill
+    errors: dict[int, RankError] = {}  # rank -> what its error file said
+    said: tuple[str, ...] = ()  # lines of mpirun, srun and hydra that a report cites
+
+
+class KernelDeath(Noun, frozen=True, kw_only=True):
+    """A line of the kernel log about the end of a process."""
+
+    pid: int
+    kind: str  # out_of_memory, crash
+    text: str
+    at: float = 0.0  # seconds of the kernel's own clock
+
+
+class Ends(Noun, frozen=True, kw_only=True):
+    """The ranks of a run on this node, and the exits among them."""
+
+    identities: tuple[RankIdentity, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+    failing: Job | None = (
+        None  # without its ranks; of whom one has failed and nothing is judged yet
+    )
+
+
+class Ending(Noun, frozen=True, kw_only=True):
+    """All that was seen of the end of one attempt on this node."""
+
+    job: Job
+    identities: tuple[RankIdentity, ...] = ()  # all ranks that were on this node, sorted
+    exits: tuple[RankExit, ...] = ()  # in order
+    living: tuple[int, ...] = ()  # ranks that are still there
+    launcher_pid: int | None = None
+    step: int | None = None  # the last one known
+    said: dict[int, Said] = {}  # rank -> what its hook said last
+    flights: dict[int, FlightRecord] = {}  # rank -> what PyTorch dumped when it timed out
+    traces: dict[int, TraceTail] = {}  # rank -> what its tracer wrote last
+    launcher_gone: bool = False
+    launcher_moment: int | None = None
+    launcher_status: int | None = None
+    words: LauncherWords = LauncherWords()
+    errors: dict[int, RankError] = {}  # rank -> its own last words
+    shared_error: RankError | None = None  # an error in the job's log that names no rank
+    deaths: tuple[KernelDeath, ...] = ()
+    children: dict[int, int] = {}  # pid -> the rank that it was a child of
+    oom_kills: int | None = None  # in the job's cgroup since it was first seen; None: not readable
+    kernel_readable: bool = False
+    logs: dict[int, LogTail] = {}  # rank -> last lines that are its own
+    log: LogTail | None = None  # of the job, where ranks cannot be told apart
+    log_path: str = ""  # a file that holds the job's output
+    log_paths: dict[int, str] = {}  # rank -> the file that holds its own
+    told_to_stop: str = ""  # "caught SIGTERM, saving": said by a rank near its end
+    faults: tuple[Fault, ...] = ()  # of its GPUs, and kills for memory
+    gaps: tuple[str, ...] = ()
+
+
+def exit_code(status: int | None) -> int | None:
+    """The code that a process gave to exit(); None for a signal or where it is not known."""
+    return None if status is None or status & 0x7F else status >> 8 & 0xFF
+
+
+def exit_signal(status: int | None) -> int | None:
+    """The signal that ended a process, None where none did."""
+    return None if status is None or not status & 0x7F else status & 0x7F
+
+
+def was_asked(status: int | None) -> bool:
+    """Did it end because somebody asked it to, by its signal or by an exit code that stands for one?"""
+    code, number = exit_code(status), exit_signal(status)
+    return number in ASKED or (code is not None and code - 128 in ASKED)
+
+
+def words_of_status(status: int | None) -> str:
+    """`exit status 1`, `killed by SIGKILL`, `exit unknown`."""
+    if status is None:
+        return "exit unknown"
+    number = exit_signal(status)
+    if number is None:
+        return f"exit status {exit_code(status)}"
+    return f"killed by {_SIGNALS.get(number, f'signal {number}')}"
+
+
+def full_words(status: int | None) -> str:
+    """The same with the number of the signal: `killed by SIGKILL (9)`."""
+    number = exit_signal(status)
+    words = words_of_status(status)
+    return f"{words} ({number})" if number in _SIGNALS else words
+
+
+def status_of_code(code: int) -> int:
+    """A wait(2) status word from what Python's subprocess calls a return code: negative for a signal."""
+    return -code & 0x7F if code < 0 else (code & 0xFF) << 8
+
+
+def merged(own: RankExit, failure: LauncherFailure | None) -> RankExit:
+    """Fill in a status that we could not read with the one that the launcher told."""
+    if own.status is not None or failure is None or failure.status is None:
+        return own
+    return RankExit(
+        rank=own.rank,
+        pid=own.pid,
+        at=own.at,
+        moment=own.moment,
+        status=failure.status,
+        source="the launcher's log",
+    )

@@ -1,0 +1,219 @@
+"""How an end is put into words: the outcome of an attempt, and the finding that a report shows. Pure."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from mldebug.core.model import Confidence, Culprit, Finding, Verdict
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.diagnosis.exits.last_words import is_out_of_memory
+from mldebug.diagnosis.exits.memory_text import memory_steps
+from mldebug.diagnosis.exits.model import Ending, RankError, exit_signal, words_of_status
+from mldebug.diagnosis.exits.rank_exit import Seen, Way
+
+MAX_FACTS = 12  # about ranks that are not named
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the end of an attempt was. `finding` is None where there is nothing to report."""
+
+    kind: Literal["normal", "outside", "abnormal"]
+    sentence: str
+    finding: Finding | None = None
+    signs: tuple[
+        str, ...
+    ] = ()  # of the way it failed: two attempts that share one failed the same way
+
+
+def abnormal(
+    seen: Sequence[Seen],
+    culprits: tuple[Seen, ...],
+    confidence: Confidence,
+    ending: Ending | None = None,
+) -> Outcome:
+    """These began it; `ending` adds what the job's log says without a rank."""
+    first = culprits[0]
+    shared = ending.shared_error if ending and first.error is None else None
+    blamed = [_culprit(one) for one in culprits]
+    verdict = Verdict.OUT_OF_MEMORY if _memory(first, shared) else Verdict.RANK_EXITED
+    if verdict is Verdict.OUT_OF_MEMORY and _guessed(first, shared):
+        confidence = Confidence.MEDIUM if confidence is Confidence.HIGH else Confidence.LOW
+    others = _consequence(one for one in seen if one not in culprits)
+    told = f"{shared_words(shared)}, of no rank in particular" if shared else ""
+    said = f"rank {first.exit.rank} {blamed[0].reason}"
+    alive = _living(ending.living) if ending else ""
+    summary = "; ".join(part for part in (said, others, alive, told) if part)
+    finding = Finding(
+        verdict=verdict,
+        culprits=tuple(blamed),
+        confidence=confidence,
+        summary=summary,
+        evidence=_evidence(seen, ending, culprits),
+        next_steps=_next_steps(first, verdict, ending),
+    )
+    return Outcome(kind="abnormal", sentence=summary, finding=finding, signs=_signs(first, shared))
+
+
+def _memory(first: Seen, shared: RankError | None) -> bool:
+    told = shared is not None and not shared.caught and is_out_of_memory(shared.error)
+    return first.out_of_memory or told
+
+
+def _guessed(first: Seen, shared: RankError | None) -> bool:
+    """Does nothing but a library that could not allocate say that it was memory?"""
+    error = first.error or shared
+    return first.death is None and bool(error and error.memory and error.memory.likely)
+
+
+def shared_words(error: RankError) -> str:
+    """What a log says in which ranks cannot be told apart."""
+    if error.caught:
+        return f"the job's log holds {error.error}, with other words after it"
+    return f"the job's log ends with {error.error}"
+
+
+def _culprit(one: Seen) -> Culprit:
+    return Culprit(
+        kind="rank", rank=one.exit.rank, node=one.node, pid=one.exit.pid, reason=one.phrase()
+    )
+
+
+def nobody(ending: Ending, seen: Sequence[Seen], why: str) -> Outcome:
+    """It ended badly, and the evidence names nobody."""
+    error = ending.shared_error
+    told = f"; {shared_words(error)}" if error and error.error not in why else ""
+    over = "the job has lost ranks" if ending.living else "the job ended"
+    summary = f"{over}, and nobody can be named: {why}{told}"
+    finding = Finding(
+        verdict=Verdict.UNKNOWN,
+        culprits=(),
+        confidence=Confidence.LOW,
+        summary=summary,
+        evidence=_evidence(seen, ending),
+        next_steps=(_search("Error|Traceback|FAILED", ending),),
+    )
+    kinds = sorted({one.error.kind for one in seen if one.error})
+    return Outcome(
+        kind="abnormal", sentence=summary, finding=finding, signs=tuple(f"error {k}" for k in kinds)
+    )
+
+
+def _consequence(others: Iterable[Seen]) -> str:
+    """`ranks 0-2,4 ended after it (killed by SIGTERM)`."""
+    ranks = [one for one in others if one.way is not Way.LEFT]
+    if not ranks:
+        return ""
+    who = shorten_ranks(fold_ranks(one.exit.rank for one in ranks))
+    ways = sorted({status_words(one) for one in ranks})
+    many = "ranks" if len(ranks) > 1 else "rank"
+    return f"{many} {who} ended after it ({', '.join(ways[:3])})"
+
+
+def _living(ranks: Sequence[int]) -> str:
+    """`ranks 0,2 live on`: they may hang, and the capture says where."""
+    if not ranks:
+        return ""
+    who = shorten_ranks(fold_ranks(ranks))
+    return f"rank {who} lives on" if len(ranks) == 1 else f"ranks {who} live on"
+
+
+def status_words(one: Seen) -> str:
+    """How it ended, in two words."""
+    return words_of_status(one.exit.status)
+
+
+def _evidence(
+    seen: Sequence[Seen], ending: Ending | None, culprits: Sequence[Seen] = ()
+) -> tuple[str, ...]:
+    """What tells of the culprits, each fact for itself; of the others, equal facts together."""
+    facts = [fact for one in culprits for fact in _facts(one)]
+    facts += _folded([one for one in seen if one not in culprits])
+    if ending is not None:
+        if ending.shared_error is not None:
+            facts.append(f"the job's log, without a rank: {ending.shared_error.error}")
+        if ending.oom_kills:
+            facts.append(
+                f"the job's cgroup counts {ending.oom_kills} OOM kills since all ranks were seen alive"
+            )
+        if ending.words.out_of_memory:
+            facts.append(f"the job's log: {ending.words.out_of_memory}")
+        facts += [f"the launcher wrote: {line}" for line in ending.words.said]
+    return tuple(facts)
+
+
+def _facts(one: Seen) -> Iterator[str]:
+    yield f"rank {one.exit.rank}: {_told(one)}"
+    if one.death is not None:
+        yield f"rank {one.exit.rank}: kernel log: {one.death.text}"
+    if one.error is not None:
+        yield f"rank {one.exit.rank}: {one.error.source}: {one.error.error}"
+
+
+def _told(one: Seen) -> str:
+    """`killed by SIGKILL (exit status of the process)`."""
+    words = status_words(one)
+    return words if one.exit.source == words else f"{words} ({one.exit.source})"
+
+
+def _folded(others: Sequence[Seen]) -> Iterator[str]:
+    """`ranks 0,2-3: killed by SIGTERM (…)`; of errors of one kind, the first speaks for all."""
+    same: dict[str, list[Seen]] = {}
+    alike: dict[tuple[str, bool], list[Seen]] = {}
+    errors: dict[tuple[str, bool], RankError] = {}
+    for one in others:
+        same.setdefault(_told(one), []).append(one)
+        if one.error is not None:
+            key = (one.error.kind, one.error.blames_peer)
+            alike.setdefault(key, []).append(one)
+            errors.setdefault(key, one.error)
+    told = list(same.items())
+    told += [(_error_of(errors[key], some), some) for key, some in alike.items()]
+    told += [(f"kernel log: {one.death.text}", [one]) for one in others if one.death is not None]
+    for words, some in told[:MAX_FACTS]:
+        yield f"{_ranks(some)}: {words}"
+    if len(told) > MAX_FACTS:
+        yield f"{len(told) - MAX_FACTS} more facts of this sort stand in the evidence"
+
+
+def _error_of(error: RankError, some: Sequence[Seen]) -> str:
+    such = f"an error about a lost peer, {error.source}" if error.blames_peer else error.source
+    each = f" (rank {some[0].exit.rank}, the others alike)" if len(some) > 1 else ""
+    return f"{such}: {error.error}{each}"
+
+
+def _ranks(some: Sequence[Seen]) -> str:
+    who = shorten_ranks(fold_ranks(one.exit.rank for one in some))
+    return f"{'rank' if len(some) == 1 else 'ranks'} {who}"
+
+
+def _next_steps(first: Seen, verdict: Verdict, ending: Ending | None) -> tuple[str, ...]:
+    rank = first.exit.rank
+    if verdict is Verdict.OUT_OF_MEMORY and (first.way is Way.KILLED or first.worker):
+        return ("dmesg -T | grep -iE 'oom-kill|killed process' | tail",)
+    if verdict is Verdict.OUT_OF_MEMORY:
+        error = first.error or (ending.shared_error if ending else None)
+        if error is not None and error.memory is not None:
+            return memory_steps(error.memory)
+        return ("lower the batch or sequence length, or look what else is on that GPU: nvidia-smi",)
+    if first.way is Way.KILLED or (first.way is Way.FAILED and exit_signal(first.exit.status)):
+        return (
+            f"dmesg -T | grep -E '[^0-9]{first.exit.pid}[^0-9]|Xid|segfault' | tail",
+            "coredumpctl list  # where cores are kept",
+        )
+    return (_search(f"rank{rank}\\]|Traceback|Error", ending, rank),)
+
+
+def _search(words: str, ending: Ending | None, rank: int = -1) -> str:
+    """A command that can be typed as it stands, or what to do where no log was found."""
+    path = ending.log_paths.get(rank, ending.log_path) if ending else ""
+    if path:
+        return f"grep -nE '{words}' {shlex.quote(path)} | tail -40"
+    return "look for the first error in what the job printed: no file that holds it was found"
+
+
+def _signs(first: Seen, shared: RankError | None) -> tuple[str, ...]:
+    error = first.error or shared
+    signs = [f"rank {first.exit.rank} {status_words(first)}"]
+    return (*signs, f"error {error.kind}") if error else tuple(signs)

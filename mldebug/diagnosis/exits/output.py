@@ -1,0 +1,67 @@
+"""What a job wrote into its logs, and whose each line is: a rank's own, where only it writes there or a mark says so. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from mldebug.core.model import Job, RankIdentity
+from mldebug.diagnosis.exits.last_words import Words, before_launcher, last_error
+from mldebug.diagnosis.exits.model import RankError
+
+TASKED = ("slurm", "openmpi", "mpich")  # launchers whose tasks are the ranks
+OWN, SHARED = "its own output", "the job's log"
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """One log. `owner`: the only rank that writes to it, None where there are several."""
+
+    path: str
+    owner: int | None
+    words: Words
+
+
+def own_lines(outputs: Iterable[Output]) -> dict[int, list[str]]:
+    """Rank -> lines that are its own: all of a log that only it writes to, and marked ones of others."""
+    found: dict[int, list[str]] = {}
+    for one in outputs:
+        if one.owner is not None:
+            found.setdefault(one.owner, []).extend(before_launcher(one.words.every))
+            continue
+        for rank, lines in one.words.by_rank.items():
+            found.setdefault(rank, []).extend(lines)
+    return found
+
+
+def shared_lines(outputs: Iterable[Output]) -> list[str]:
+    """Lines that are nobody's in particular."""
+    return [line for one in outputs if one.owner is None for line in one.words.shared]
+
+
+def own_errors(outputs: Sequence[Output]) -> dict[int, RankError]:
+    """Rank -> its last error. One whose lines torch has marked was not caught, whatever was written after it."""
+    marked: dict[int, list[str]] = {}
+    for one in outputs:
+        for rank, lines in one.words.by_rank.items():
+            if one.owner in (None, rank):
+                marked.setdefault(rank, []).extend(lines)
+    own: Mapping[int, Sequence[str]] = own_lines(outputs)
+    found = {
+        rank: last_error(marked.get(rank, ()), OWN) or last_error(own.get(rank, ()), OWN)
+        for rank in marked.keys() | own.keys()
+    }
+    return {rank: error for rank, error in found.items() if error is not None}
+
+
+def paths(outputs: Iterable[Output]) -> dict[int, str]:
+    """Rank -> the file that holds its own lines."""
+    return {
+        rank: one.path
+        for one in outputs
+        for rank in (one.words.by_rank if one.owner is None else (one.owner,))
+    }
+
+
+def ranks_of_tasks(job: Job, identities: Sequence[RankIdentity]) -> Collection[int]:
+    """The ranks, where each is a task of its own of srun or mpirun; none where a task starts the ranks of a node."""
+    whole = job.launcher == "environment" and len(identities) == job.world_size
+    return [one.rank for one in identities] if whole or job.launcher in TASKED else ()

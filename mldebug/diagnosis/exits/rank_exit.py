@@ -1,0 +1,144 @@
+"""One rank's end with all that tells about it: status, its own last words, the kernel's, the launcher's. Pure."""
+
+from enum import StrEnum
+
+import msgspec
+
+from mldebug.diagnosis.exits.last_words import is_out_of_memory, lost_worker
+from mldebug.diagnosis.exits.memory_text import memory_sentence
+from mldebug.diagnosis.exits.model import (
+    Ending,
+    KernelDeath,
+    LauncherFailure,
+    LauncherWords,
+    RankError,
+    RankExit,
+    exit_code,
+    exit_signal,
+    merged,
+    was_asked,
+    words_of_status,
+)
+
+KILL, ABORT = 9, 6
+
+
+class Way(StrEnum):
+    """How one rank ended."""
+
+    FAILED = "failed"  # by an exit code, a crash or an error of its own
+    KILLED = "killed"  # by SIGKILL: from outside, or by the kernel
+    ASKED = "asked"  # by a signal that asks
+    PEER = "peer"  # because another rank was gone
+    LEFT = "left"  # with exit code 0
+    UNKNOWN = "unknown"
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One exit with all that is known of it."""
+
+    exit: RankExit
+    way: Way
+    node: str
+    error: RankError | None = None
+    death: KernelDeath | None = None
+    worker: int | None = None  # the child whose death the kernel tells of
+    out_of_memory: bool = False
+
+    @property
+    def proved(self) -> bool:
+        """Does a status or a kernel line say so, and not a text alone?"""
+        return self.exit.status is not None or self.death is not None
+
+    @property
+    def own(self) -> bool:
+        """Is its failure its own beyond doubt: its last error, that blames no peer, a crash, the kernel's word?
+
+        SIGABRT without a word is not: that is how the watchdog of a collective ends every victim.
+        """
+        number = exit_signal(self.exit.status)
+        crashed = number is not None and number not in (KILL, ABORT)
+        told = self.error is not None and not (self.error.blames_peer or self.error.caught)
+        return self.death is not None or told or (crashed and self.error is None)
+
+    def phrase(self) -> str:
+        """What follows "rank 3 ": `exited with code 1: ValueError: bad shard 7`."""
+        said = _said(self.error) if self.error and self.way is not Way.ASKED else ""
+        if self.death is not None and self.death.kind == "out_of_memory":
+            whose = f"lost its worker process {self.worker}" if self.worker else "was killed"
+            return f"{whose} by the kernel's OOM killer"
+        if self.out_of_memory and self.way is Way.KILLED:
+            return "was killed by SIGKILL while the OOM killer worked in its cgroup"
+        if self.way is Way.LEFT:
+            return "left early with exit code 0"
+        number = exit_signal(self.exit.status)
+        if number is not None:
+            return f"was {words_of_status(self.exit.status)}{said}"
+        code = exit_code(self.exit.status)
+        return f"exited with code {code}{said}" if code is not None else f"ended{said}"
+
+
+def _said(error: RankError) -> str:
+    """Its own words; those of a lack of device memory in short, as the whole ones stand in the evidence."""
+    told = error.memory
+    known = told is not None and (told.by or told.requested is not None)
+    words = memory_sentence(told) if told and known else error.error
+    return f"; some lines before its last it printed {words}" if error.caught else f": {words}"
+
+
+def see(ending: Ending) -> tuple[Seen, ...]:
+    """All exits in their order, each with what tells about it."""
+    nodes = {one.rank: one.node for one in ending.identities}
+    return tuple(_see_one(one, ending, nodes.get(one.rank, "")) for one in ending.exits)
+
+
+def _see_one(one: RankExit, ending: Ending, node: str) -> Seen:
+    one = merged(one, _told_by_launcher(one, ending))
+    error = ending.words.errors.get(one.rank) or ending.errors.get(one.rank)
+    if exit_signal(one.status) not in (None, ABORT):
+        error = None  # an older one that was caught: what ended it is a signal
+    deaths = {death.pid: death for death in ending.deaths}
+    worker = lost_worker(error.error) if error else None
+    death, worker = deaths.get(one.pid), worker if worker in deaths else None
+    if death is None and worker is not None:
+        death = deaths[worker]
+    killed = exit_signal(one.status) == KILL
+    oom = death is not None and death.kind == "out_of_memory"
+    hinted = bool(ending.oom_kills or ending.words.out_of_memory) and not ending.kernel_readable
+    oom = oom or (killed and hinted)  # whom it was, only a line of the kernel tells
+    oom = oom or (error is not None and not error.caught and is_out_of_memory(error.error))
+    way = _way(one, error, death, _ended_by_launcher(one, ending.words))
+    return Seen(
+        exit=one, way=way, node=node, error=error, death=death, worker=worker, out_of_memory=oom
+    )
+
+
+def _told_by_launcher(one: RankExit, ending: Ending) -> LauncherFailure | None:
+    """The launcher's word about this process, or about this rank where it tells no process."""
+    told = (*ending.words.failures, *ending.words.followers)
+    return next((failure for failure in told if is_about(failure, one)), None)
+
+
+def is_about(failure: LauncherFailure, one: RankExit) -> bool:
+    """Does the launcher mean this rank? By its process, or by its number where it tells no process."""
+    return failure.pid == one.pid or (failure.pid is None and failure.rank == one.rank)
+
+
+def _ended_by_launcher(one: RankExit, words: LauncherWords) -> bool:
+    return one.pid in words.ended or any(is_about(failure, one) for failure in words.followers)
+
+
+def _way(one: RankExit, error: RankError | None, death: KernelDeath | None, ended: bool) -> Way:
+    if exit_signal(one.status) == KILL and death is None and ended:
+        return Way.ASKED
+    if exit_signal(one.status) == KILL:
+        return Way.KILLED
+    if exit_code(one.status) == 0:
+        return Way.LEFT
+    if error is not None and error.blames_peer:
+        return Way.PEER
+    if was_asked(one.status) or (one.status is None and ended):
+        return Way.ASKED
+    if one.status is None and error is None:
+        return Way.UNKNOWN
+    return Way.FAILED

@@ -1,0 +1,89 @@
+"""The exits of an attempt as a timeline: who ended, how, when, and who says so. Bounded, however many ranks. Pure."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.report_model import TimelineEvent
+from mldebug.core.text import plural, rfc3339
+from mldebug.diagnosis.exits.model import Ending, RankExit, full_words
+from mldebug.diagnosis.exits.rank_exit import see
+
+MAX_SINGLE = 32  # exits that are listed one by one; the others are folded by how they ended
+MAX_FOLDED = 16
+UNKNOWN = "nobody saw its status"
+SOURCES = {"exit status of the process": "the kernel", "its zombie": "the kernel, of its zombie"}
+
+_NOTE = re.compile(r"rank (\d{1,6}) ended: ")
+
+
+def with_exits(
+    events: Sequence[TimelineEvent], ending: Ending, blamed: Collection[int], noticed: float
+) -> tuple[TimelineEvent, ...]:
+    """The story of an incident with every exit in its place; `noticed` stands in where nobody saw when.
+
+    What the agent noted of single exits while the incident was open is told by the exits themselves.
+    """
+    exits = tuple(exit_events(ending, blamed, noticed))
+    if not exits:
+        return tuple(events)
+    ranks = {one.rank for one in ending.exits}
+    others = [one for one in events if not (one.at >= exits[0].at and _noted(one) in ranks)]
+    return tuple(sorted((*exits, *others), key=lambda one: one.at))
+
+
+def exit_events(ending: Ending, blamed: Collection[int], noticed: float) -> Iterator[TimelineEvent]:
+    """One event for each of the first exits and those of blamed ranks, then one for each kind of the others."""
+    seen = [one.exit for one in see(ending)]
+    times = list(_in_order(seen, noticed))
+    single = {at for at, one in enumerate(seen) if at < MAX_SINGLE or one.rank in blamed}
+    for at, one in enumerate(seen):
+        if at in single:
+            together = at > 0 and one.moment is not None and one.moment == seen[at - 1].moment
+            yield _event(times[at], one, together=together)
+    yield from _folded([(times[at], one) for at, one in enumerate(seen) if at not in single])
+
+
+def _noted(event: TimelineEvent) -> int | None:
+    note = _NOTE.match(event.what)
+    return int(note[1]) if note else None
+
+
+def _in_order(exits: Iterable[RankExit], noticed: float) -> Iterator[float]:
+    """Times that never go back: the order is known better than the clock."""
+    last = 0.0
+    for one in exits:
+        last = max(last, one.at)
+        yield last or noticed
+
+
+def _event(at: float, one: RankExit, *, together: bool) -> TimelineEvent:
+    when = "" if one.at else ", noticed afterwards"
+    when = ", at the same moment" if together else when
+    words = f"rank {one.rank} (pid {one.pid}): {full_words(one.status)}{when}"
+    return TimelineEvent(at=rfc3339(at), what=words, source=_source(one))
+
+
+def _source(one: RankExit) -> str:
+    return UNKNOWN if one.status is None else SOURCES.get(one.source, one.source)
+
+
+def _folded(rest: Sequence[tuple[float, RankExit]]) -> Iterator[TimelineEvent]:
+    kinds: dict[tuple[str, str], list[tuple[float, RankExit]]] = {}
+    for at, one in rest:
+        kinds.setdefault((full_words(one.status), _source(one)), []).append((at, one))
+    for (words, source), some in list(kinds.items())[:MAX_FOLDED]:
+        yield TimelineEvent(at=rfc3339(some[0][0]), what=_many(words, some), source=source)
+    left = [pair for some in list(kinds.values())[MAX_FOLDED:] for pair in some]
+    if left:
+        what = f"{plural(len(left), 'more rank')} ended in other ways"
+        yield TimelineEvent(at=rfc3339(left[0][0]), what=what)
+
+
+def _many(words: str, some: Sequence[tuple[float, RankExit]]) -> str:
+    ranks = shorten_ranks(fold_ranks(one.rank for _, one in some), 60)
+    if len(some) == 1:
+        return f"rank {ranks} (pid {some[0][1].pid}): {words}"
+    span = some[-1][0] - some[0][0]
+    within = f", within {span:.1f} s" if span >= 0.1 else ""
+    return f"ranks {ranks} ({len(some):,} ranks): {words}{within}"

@@ -1,0 +1,1 @@
+"""GPUs, kernel log, host memory and their health, as values. Pure."""

@@ -1,0 +1,104 @@
+"""What one GPU does at one look, by the levels that it has shown in this run. Serialisable: survives the agent."""
+
+from enum import StrEnum
+
+import msgspec
+
+from mldebug.hardware.gpu.samples import ABSURD, Average, GpuSign, ratio
+from mldebug.stall.device_levels import DeviceLevels, toward
+
+BUSY, HALF, QUIET = 0.9, 0.5, 0.2  # shares of the time with a kernel
+PARTLY = 0.25  # of usual work
+LITTLE = 0.05  # of the usual memory traffic: counts as none
+TELLING = 0.02  # memory utilization in whole percents: what usually shows less proves nothing by showing none
+
+
+class Load(StrEnum):
+    """What the device does, whoever it does it for."""
+
+    WORKING = "working"
+    PARTLY = "partly"  # it computes now and then
+    POWERED = "powered"  # no memory traffic, and nearly the power of work
+    SPINNING = "spinning"  # a kernel runs all the time, moves nothing, and takes little power
+    QUIET = "quiet"  # no kernel runs
+    UNKNOWN = "unknown"
+
+
+class Baseline(msgspec.Struct, kw_only=True):
+    """The usual levels of one GPU in one run, and for how long its load has been the same."""
+
+    levels: DeviceLevels = msgspec.field(default_factory=DeviceLevels)
+    average: Average = msgspec.field(default_factory=Average)
+    traffic: float | None = None  # usual memory utilization at work
+    load: Load = Load.UNKNOWN
+    looks: int = 0  # in a row with this load
+    since: float = 0.0
+    worked_at: float | None = None
+    stepped_at: float | None = None
+    power: float | None = None  # of the last look
+
+    def look(self, sign: GpuSign, at: float) -> Load:
+        """Learn from one look and say what the device does."""
+        self.power = self.average.power(sign, at)
+        memory = ratio(sign.memory_utilization_ratio)
+        works = self._works(sign, memory)
+        busy = sign.busy
+        steady = works and (busy is None or busy >= HALF)
+        steady = steady and self.load in (Load.WORKING, Load.UNKNOWN)
+        if not self._absurd():
+            self.levels.learn(self.power, works=steady)
+        if steady and memory is not None and memory > 0:
+            self.traffic = toward(self.traffic, memory, self.levels.looks)
+        if sign.rank is not None and sign.rank.stepping:
+            self.stepped_at = at
+        load = self._load(sign, memory, works)
+        self._keep(load, at)
+        return load
+
+    def settled(self, looks: int = 2) -> bool:
+        """Has the load been the same in so many looks? Utilization and power do not change in the same moment."""
+        return self.looks >= looks
+
+    def _keep(self, load: Load, at: float) -> None:
+        if load is Load.WORKING or load is Load.PARTLY:
+            self.worked_at = at
+        if load is not self.load or not self.looks:
+            self.load, self.looks, self.since = load, 0, at
+        self.looks += 1
+
+    def _absurd(self) -> bool:
+        usual = self.levels.working
+        return usual is not None and self.power is not None and self.power > ABSURD * usual
+
+    def _works(self, sign: GpuSign, memory: float | None) -> bool:
+        """Is there proof of work: memory traffic, the hardware's counters, or, where neither is told, steps?"""
+        if sign.moves or self._traffic(memory):
+            return True
+        told = sign.moves is not None or memory is not None
+        stepping = sign.rank is not None and sign.rank.stepping is True
+        return not told and stepping and (sign.busy or 0.0) >= HALF
+
+    def _traffic(self, memory: float | None) -> bool:
+        return memory is not None and memory > LITTLE * (self.traffic or 0.0)
+
+    def _load(self, sign: GpuSign, memory: float | None, works: bool) -> Load:
+        share, busy = self.levels.share(self.power), sign.busy
+        if works:
+            little = share is not None and share < PARTLY
+            return Load.PARTLY if little and busy is not None and busy < HALF else Load.WORKING
+        if busy is None:
+            return Load.UNKNOWN
+        if share is not None and share >= HALF:
+            told = memory is not None or sign.moves is not None
+            return Load.POWERED if told or busy < HALF else Load.WORKING
+        if busy <= QUIET:
+            return Load.QUIET
+        return Load.SPINNING if busy >= BUSY and self._spins(sign, memory, share) else Load.UNKNOWN
+
+    def _spins(self, sign: GpuSign, memory: float | None, share: float | None) -> bool:
+        """No work, and this run has shown what work looks like; the hardware's own counters need no such thing."""
+        if sign.moves is False:
+            return True
+        if memory is None:
+            return share is not None
+        return share is not None or (self.traffic is not None and self.traffic >= TELLING)

@@ -1,0 +1,183 @@
+"""Counters of GPU drivers made monotone: they wrap at 32 bits, start again with the driver, glitch, and lack a unit.
+
+Keep one `Counters` per node and pass every full read through it. A total begins with what the driver tells at first.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mldebug.hardware.gpu.clock_unit import NANOSECOND, SLACK, Unit
+from mldebug.hardware.gpu.link_errors import LinkErrors
+from mldebug.hardware.gpu.readings import (
+    Activity,
+    EccCount,
+    GpuReading,
+    LostGpu,
+    NodeGpus,
+    RemappedRows,
+)
+from mldebug.hardware.gpu.total import Total
+
+WORD = 2**32
+MAX_WATTS = 100_000.0  # no GPU is near it: what is beyond is a glitch
+MAX_BYTES_PER_SECOND = 100e12
+MAX_EVENTS_PER_SECOND = 1e6
+MAX_BAD = 4096  # uncorrectable errors and rows between two reads: no job lives through so many
+SAME_UUID = "same_uuid"
+PCIE_LANE = (0.25e9, 0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9)  # bytes a second of a lane, by generation
+
+
+class Counters:
+    """Makes the counters of every full read monotone."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[object, ...], Total] = {}
+        self._links = LinkErrors()
+        self._raw: dict[tuple[str, str], int] = {}  # clock event counters of the last read
+        self._unit = Unit()
+        self._at: float | None = None
+        self._driver = ""
+
+    @property
+    def unit(self) -> float | None:
+        """Seconds of one tick of the clock event counters; None while not known."""
+        return self._unit.seconds
+
+    @property
+    def dropped(self) -> int:
+        """Intervals that were left out because a counter had grown faster than it can."""
+        return sum(total.dropped for total in self._totals.values())
+
+    def take(self, node: NodeGpus) -> NodeGpus:
+        """Return the same read with monotone counters and, once the unit is known, `clock_event_seconds`.
+
+        GPUs with the same UUID cannot be told apart: they do not answer.
+        """
+        node = _distinct(node)
+        seconds = node.at - self._at if self._at is not None else 0.0
+        if node.driver_version != self._driver:
+            self._unit, self._driver = Unit(), node.driver_version
+        self._calibrate(node, seconds)
+        self._at = node.at
+        self._forget(node)
+        gpus = tuple(self._gpu(gpu, max(0.0, seconds), node.at) for gpu in node.gpus)
+        return msgspec.structs.replace(node, gpus=gpus)
+
+    def _calibrate(self, node: NodeGpus, seconds: float) -> None:
+        raw = {
+            (gpu.uuid, name): count
+            for gpu in node.gpus
+            for name, count in gpu.clock_event_counters.items()
+        }
+        both = raw.keys() & self._raw.keys()
+        self._unit.see([(key[1], raw[key] - self._raw[key]) for key in both], seconds)
+        self._raw = raw
+
+    def _forget(self, node: NodeGpus) -> None:
+        here = {gpu.uuid for gpu in node.gpus} | {gpu.uuid for gpu in node.lost}
+        self._totals = {key: one for key, one in self._totals.items() if key[0] in here}
+        self._links.keep_only(here)
+
+    def _gpu(self, gpu: GpuReading, seconds: float, at: float) -> GpuReading:
+        def count(name: str, told: float | None, most: float) -> Any:
+            if told is None:
+                return None
+            return self._totals.setdefault((gpu.uuid, name), Total()).add(told, most)
+
+        def total(name: str, told: float | None, rate: float = MAX_EVENTS_PER_SECOND) -> Any:
+            return count(name, told, rate * seconds)
+
+        def errors(name: str, told: int, since: float) -> Any:
+            return count(name, told, MAX_EVENTS_PER_SECOND * since)
+
+        def each(name: str, told: Mapping[str, int]) -> dict[str, int]:
+            return {kind: total(f"{name} {kind}", count) for kind, count in told.items()}
+
+        return msgspec.structs.replace(
+            gpu,
+            energy_joules=total("energy", gpu.energy_joules, MAX_WATTS),
+            clock_event_seconds=self._clock_events(gpu, seconds),
+            ecc=tuple(_ecc(one, count, seconds) for one in gpu.ecc),
+            remapped_rows=_rows(gpu.remapped_rows, count),
+            pcie_replays=total("replays", gpu.pcie_replays),
+            pcie_errors=each("pcie", gpu.pcie_errors),
+            pcie_receive_bytes=self._pcie(gpu, "receive", seconds),
+            pcie_transmit_bytes=self._pcie(gpu, "transmit", seconds),
+            nvlinks=tuple(self._links.take(gpu, at, errors)),
+            nvlink_receive_bytes=total("nvlink in", gpu.nvlink_receive_bytes, MAX_BYTES_PER_SECOND),
+            nvlink_transmit_bytes=total(
+                "nvlink out", gpu.nvlink_transmit_bytes, MAX_BYTES_PER_SECOND
+            ),
+        )
+
+    def _clock_events(self, gpu: GpuReading, seconds: float) -> dict[str, float]:
+        unit, found = self._unit.seconds, {}
+        most = SLACK * seconds / (unit or NANOSECOND)
+        for name, raw in gpu.clock_event_counters.items():
+            ticks = self._totals.setdefault((gpu.uuid, "event", name), Total()).add(raw, most)
+            if unit is not None:
+                found[name] = ticks * unit
+        return found
+
+    def _pcie(self, gpu: GpuReading, way: str, seconds: float) -> int | None:
+        """Bytes since the first read: of the averages where there are any, else of the counter of 32 bits.
+
+        That counter wraps many times between two reads of a busy link, and nobody can tell how often: an interval in which
+        it can have done so is left out, and where that is every one there is no number.
+        """
+        total = self._totals.setdefault((gpu.uuid, "pcie bytes", way), Total())
+        rate = _rate(gpu.activity, way)
+        if gpu.activity is not None and rate is not None:
+            total.grow(rate * gpu.activity.window_seconds)
+        else:
+            raw = getattr(gpu, f"pcie_{way}_bytes")
+            if raw is not None and 0 < _lanes(gpu) * seconds < WORD:
+                total.move(raw, WORD)
+            elif raw is not None:
+                total.skip(raw)
+        return None if total.value is None else int(total.value)
+
+
+def _rate(activity: Activity | None, way: str) -> float | None:
+    found = getattr(activity, f"pcie_{way}_bytes_per_second", None)
+    return float(found) if found is not None else None
+
+
+def _lanes(gpu: GpuReading) -> float:
+    """Bytes a second that the PCIe link can carry."""
+    generation = min(max(gpu.pcie_generation_max or len(PCIE_LANE), 1), len(PCIE_LANE))
+    return PCIE_LANE[generation - 1] * (gpu.pcie_width_max or 32)
+
+
+def _ecc(one: EccCount, count: Any, seconds: float) -> EccCount:
+    name = f"ecc {one.type} {one.location} {one.scope}"
+    most = MAX_BAD if one.type == "uncorrected" else MAX_EVENTS_PER_SECOND * seconds
+    return msgspec.structs.replace(one, total=count(name, one.count, most))
+
+
+def _rows(rows: RemappedRows | None, count: Any) -> RemappedRows | None:
+    if rows is None:
+        return None
+    return msgspec.structs.replace(
+        rows,
+        corrected_total=count("rows corrected", rows.corrected, MAX_BAD),
+        uncorrected_total=count("rows uncorrected", rows.uncorrected, MAX_BAD),
+    )
+
+
+def _distinct(node: NodeGpus) -> NodeGpus:
+    """The same with GPUs of one UUID among those that do not answer."""
+    uuids = [one.uuid for one in node.gpus]
+    doubled = {uuid for uuid in uuids if uuids.count(uuid) > 1}
+    if not doubled:
+        return node
+    reason = "another GPU tells the same UUID"
+    more = tuple(
+        LostGpu(index=one.index, bus_id=one.bus_id, reason=reason, code=SAME_UUID)
+        for one in node.gpus
+        if one.uuid in doubled
+    )
+    clear = tuple(one for one in node.gpus if one.uuid not in doubled)
+    return msgspec.structs.replace(node, gpus=clear, lost=(*node.lost, *more))

@@ -1,0 +1,224 @@
+"""The hang fingerprint: what each GPU of a run does, told from utilization, memory traffic and power. Evidence, never an alarm.
+
+| kernel runs | work | among the others of the run | the state |
+|---|---|---|---|
+| any | yes | | training (evaluation too) |
+| all the time | no, yet the power of work | | compute_spin |
+| all the time | no, little power | one does not run, or one works | collective_wait |
+| all the time | no, little power | all the same | unknown: collective_wait or compute_spin |
+| hardly | no | one waits, and the rank writes | checkpointing |
+| hardly | no | one waits | never_arrived |
+| hardly | no | one runs kernels that cannot be told | unknown |
+| hardly | no | nobody here waits, and the run has GPUs elsewhere | unknown |
+| hardly | no | nobody waits, work or a step within a minute | input_starved |
+| hardly | no | nobody waits, no work for longer | idle |
+
+What GPUs alone can not tell: a kernel that never ends from a collective that waits, where all GPUs spin (ranks in different
+collectives look the same); a rank that sleeps, loops in Python or is stopped from one that prepares data or writes a
+checkpoint on the CPU (all have not arrived). Whoever knows the rank's writes, steps or stack says so in `RankSign`.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from mldebug.core.model import Noun
+from mldebug.hardware.gpu.baseline import BUSY, Baseline, Load
+from mldebug.hardware.gpu.samples import GpuSign, finite
+from mldebug.stall.checkpoint_writes import FAST
+
+RECENT = 60.0
+"""Seconds after which work that was seen says nothing of now."""
+ALL_SMS = 0.9
+"""Share of the multiprocessors that no kernel of a collective fills: those use a few blocks for each channel."""
+MAX_GPUS = 256
+LONG_LOOKS = 3
+
+
+class GpuState(StrEnum):
+    """What a GPU does for its run."""
+
+    TRAINING = "training"
+    COLLECTIVE_WAIT = "collective_wait"
+    NEVER_ARRIVED = "never_arrived"
+    INPUT_STARVED = "input_starved"
+    CHECKPOINTING = "checkpointing"
+    COMPUTE_SPIN = "compute_spin"
+    IDLE = "idle"
+    UNKNOWN = "unknown"
+
+
+class GpuPrint(Noun, frozen=True, kw_only=True):
+    """One GPU in the fingerprint. `maybe`: what it may be as well, by what was read."""
+
+    uuid: str
+    index: int
+    node: str = ""
+    rank: int | None = None
+    load: Load = Load.UNKNOWN
+    state: GpuState = GpuState.UNKNOWN
+    maybe: tuple[GpuState, ...] = ()
+    since: float = 0.0  # when the load became what it is
+    settled: bool = False
+    lasting: bool = False  # for some looks
+    worked_at: float | None = None
+    busy_ratio: float | None = None
+    power_watts: float | None = None
+    usual_watts: float | None = None  # at work, in this run
+    traffic: bool | None = None  # memory traffic; None: not readable
+    sm_active_ratio: float | None = None
+    stepped_at: float | None = None
+    written_bytes_per_second: float | None = None
+    waiting: bool | None = None
+
+    @property
+    def progress(self) -> bool | None:
+        """Does the device compute or move memory? As `RankLook.device_progress` wants it.
+
+        Power alone does not tell: a kernel that never ends takes as much as one that computes.
+        """
+        if self.load in (Load.UNKNOWN, Load.POWERED):
+            return None
+        return self.load in (Load.WORKING, Load.PARTLY)
+
+
+class Fingerprint(Noun, frozen=True, kw_only=True):
+    """All GPUs of one run at one look."""
+
+    at: float
+    gpus: tuple[GpuPrint, ...] = ()  # in the order of the signs
+
+    def of_rank(self, rank: int) -> GpuPrint | None:
+        """The GPU of one rank."""
+        return next((one for one in self.gpus if one.rank == rank), None)
+
+    def in_state(self, *states: GpuState) -> tuple[GpuPrint, ...]:
+        """GPUs in these states."""
+        return tuple(one for one in self.gpus if one.state in states)
+
+
+class RunLevels(msgspec.Struct, kw_only=True):
+    """The memory of one run: a baseline for each GPU. Plain data, so that it can be stored and loaded as JSON."""
+
+    gpus: dict[str, Baseline] = {}
+
+    def look(self, at: float, signs: Sequence[GpuSign], world_size: int = 0) -> Fingerprint:
+        """Learn from one look at the run's GPUs and tell their states. `at`: seconds of a clock that survives us.
+
+        `world_size` tells whether these are all GPUs of the run; 0 where that is not known.
+        """
+        seen = tuple(self._one(at, sign) for sign in signs[:MAX_GPUS])
+        while len(self.gpus) > MAX_GPUS:
+            del self.gpus[next(iter(self.gpus))]
+        return tell(at, seen, world_size)
+
+    def _one(self, at: float, sign: GpuSign) -> GpuPrint:
+        known = self.gpus.setdefault(sign.uuid, Baseline())
+        load = known.look(sign, at)
+        rank, seen = sign.rank, sign.activity
+        memory = finite(sign.memory_utilization_ratio)
+        return GpuPrint(
+            uuid=sign.uuid,
+            index=sign.index,
+            node=sign.node,
+            rank=rank.rank if rank else None,
+            load=load,
+            since=known.since,
+            settled=known.settled(),
+            lasting=known.settled(LONG_LOOKS),
+            worked_at=known.worked_at,
+            busy_ratio=sign.busy,
+            power_watts=known.power,
+            usual_watts=known.levels.working,
+            traffic=sign.moves if memory is None else memory > 0,
+            sm_active_ratio=seen.sm_active_ratio if seen else None,
+            stepped_at=known.stepped_at,
+            written_bytes_per_second=rank.written_bytes_per_second if rank else None,
+            waiting=rank.waiting if rank else None,
+        )
+
+
+def tell(at: float, seen: Sequence[GpuPrint], world_size: int = 0) -> Fingerprint:
+    """The states of GPUs whose loads are known; pure, so that looks of several nodes can be told together."""
+    group = _Group(at, tuple(_beside(one, seen) for one in seen), world_size)
+    return Fingerprint(at=at, gpus=tuple(group.tell(one) for one in group.seen))
+
+
+LIKE_A_QUIET_ONE = 1.3
+
+
+def _beside(one: GpuPrint, seen: Sequence[GpuPrint]) -> GpuPrint:
+    """A GPU without a baseline of its own that is busy, moves nothing and takes no more power than a quiet one beside it.
+
+    So the agent that comes in the middle of a hang knows it as well.
+    """
+    if one.load is not Load.UNKNOWN or one.traffic is not False or (one.busy_ratio or 0.0) < BUSY:
+        return one
+    quiet = [
+        other.power_watts
+        for other in seen
+        if other.load is Load.QUIET and other.power_watts is not None
+    ]
+    if one.power_watts is None or not quiet:
+        return one
+    alike = one.power_watts < LIKE_A_QUIET_ONE * min(quiet)
+    return msgspec.structs.replace(one, load=Load.SPINNING) if alike else one
+
+
+class _Group:
+    """The GPUs of a run side by side."""
+
+    def __init__(self, at: float, seen: tuple[GpuPrint, ...], world_size: int) -> None:
+        self.at = at
+        self.seen = seen
+        self.alone = world_size == 1
+        self.complete = 0 < world_size <= len(seen)
+        held = [one for one in seen if one.settled]
+        self.spins = any(one.load is Load.SPINNING for one in held)
+        self.works = any(one.load in (Load.WORKING, Load.PARTLY) for one in held)
+        self.quiet = any(one.load is Load.QUIET for one in held)
+        self.untold = any(
+            one.load is Load.UNKNOWN and (one.busy_ratio or 0.0) >= BUSY for one in seen
+        )
+
+    def tell(self, one: GpuPrint) -> GpuPrint:
+        state, *maybe = self._states(one)
+        return msgspec.structs.replace(one, state=state, maybe=tuple(maybe))
+
+    def _states(self, one: GpuPrint) -> tuple[GpuState, ...]:
+        """The state, then what else it may be."""
+        if one.load is Load.WORKING:
+            return (GpuState.TRAINING,)
+        if one.load is Load.PARTLY:
+            return (GpuState.INPUT_STARVED, GpuState.TRAINING)
+        if one.load is Load.POWERED and one.lasting and (one.busy_ratio or 0.0) >= BUSY:
+            return (GpuState.COMPUTE_SPIN,)
+        if one.load is Load.SPINNING and one.settled:
+            return self._spinning(one)
+        if one.load is Load.QUIET and one.settled:
+            return self._quiet(one)
+        return (GpuState.UNKNOWN,)
+
+    def _spinning(self, one: GpuPrint) -> tuple[GpuState, ...]:
+        if self.alone or (one.sm_active_ratio or 0.0) >= ALL_SMS:
+            return (GpuState.COMPUTE_SPIN,)
+        if one.waiting or self.quiet or self.works:
+            return (GpuState.COLLECTIVE_WAIT,)
+        return (GpuState.UNKNOWN, GpuState.COLLECTIVE_WAIT, GpuState.COMPUTE_SPIN)
+
+    def _quiet(self, one: GpuPrint) -> tuple[GpuState, ...]:
+        writes = one.written_bytes_per_second
+        if writes is not None and writes >= FAST:
+            return (GpuState.CHECKPOINTING,)
+        if self.spins:
+            others = (GpuState.CHECKPOINTING,) if writes is None else ()
+            return (GpuState.NEVER_ARRIVED, GpuState.INPUT_STARVED, *others)
+        if self.untold:
+            return GpuState.UNKNOWN, GpuState.NEVER_ARRIVED, GpuState.INPUT_STARVED, GpuState.IDLE
+        last = max(one.worked_at or 0.0, one.stepped_at or 0.0)
+        if last <= 0.0:
+            return (GpuState.IDLE,)
+        if not self.complete:  # others of the run, elsewhere, may wait for it
+            return GpuState.UNKNOWN, GpuState.NEVER_ARRIVED, GpuState.INPUT_STARVED, GpuState.IDLE
+        return (GpuState.INPUT_STARVED,) if self.at - last <= RECENT else (GpuState.IDLE,)

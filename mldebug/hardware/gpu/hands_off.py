@@ -1,0 +1,62 @@
+"""GPUs that nobody may ask for a while, because of an Xid after which calls into the driver hang. Pure."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from mldebug.core.model import Gap, Noun
+from mldebug.hardware.gpu.readings import LostGpu
+
+XIDS = frozenset({79, 119, 120})
+"""Off the bus; the firmware (GSP) does not answer."""
+PAUSE = 60.0  # seconds after such an Xid, or the last line that belongs to it
+CODE = "xid_"  # begins the code of a GPU that is left alone because of one
+WAY_OUT = "`mldebug doctor --gpus` says what to do about it; it is asked again then"
+
+
+class HandsOff(Noun, frozen=True, kw_only=True):
+    """One GPU, by the only name that the kernel has for it."""
+
+    bus_id: str  # PCI address, 0000:3b:00.0
+    xid: int
+    seconds: float  # from when this is handed on
+    place: int | None = (
+        None  # its number among all GPUs that the driver has, by address; and how many these are
+    )
+    of: int = 0
+
+
+def placed(these: Iterable[HandsOff], slots: Iterable[str]) -> tuple[HandsOff, ...]:
+    """Add the place of each. `slots`: the addresses of all GPUs that the driver has, `0000:3b:00.0`.
+
+    A reader that has not asked a GPU yet knows it by its number only, and asking for its address is asking it.
+    """
+    ordered = sorted(slots)
+    return tuple(
+        HandsOff(
+            bus_id=one.bus_id,
+            xid=one.xid,
+            seconds=one.seconds,
+            place=ordered.index(one.bus_id) if one.bus_id in ordered else None,
+            of=len(ordered),
+        )
+        for one in these
+    )
+
+
+def why(xid: int, until: float) -> str:
+    """Why a GPU does not answer. `until`: unix time."""
+    moment = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%S UTC")
+    return f"Xid {xid}: it is left alone until {moment}, because calls to it may hang"
+
+
+def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
+    """What a report misses of GPUs that were left alone."""
+    return tuple(
+        Gap(
+            what=f"GPU {one.index} ({one.bus_id or 'address unknown'})",
+            reason=one.reason,
+            way_out=WAY_OUT,
+        )
+        for one in lost
+        if one.code.startswith(CODE)
+    )

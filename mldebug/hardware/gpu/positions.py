@@ -1,0 +1,108 @@
+"""GPUs that are lost keep their place in the row, and their ranks: a process counts as it did when it started. Pure.
+
+Without them local rank 3 of eight would be said to work on what was the fifth GPU, once the fourth is gone.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
+from mldebug.hardware.gpu.readings import GpuReading, LostGpu, NodeGpus, NodeWatch
+
+LOST = "its GPU does not answer"
+_STRENGTH = tuple(reversed(JoinEvidence))
+_Read = TypeVar("_Read", NodeGpus, NodeWatch)
+_UNNAMED = "lost "  # stands for the uuid of a GPU that never told it
+
+
+def located(told: _Read, slots: Iterable[str]) -> _Read:
+    """Add the PCI addresses of GPUs that are lost and never told theirs, as NVML writes them.
+
+    `slots`: those of all GPUs that the driver has (`0000:3b:00.0`). It counts in their order; where the GPUs that answer
+    stand elsewhere, or are not all that it has, as in a container, nothing is added.
+    """
+    if all(one.bus_id for one in told.lost):
+        return told
+    ordered = sorted(map(as_nvml, slots))
+    answering = {one.index: one.bus_id for one in told.gpus}
+    lost = {one.index for one in told.lost}
+    if len(told.gpus) + len(told.lost) != len(ordered) or answering.keys() | lost != set(range(len(ordered))):  # fmt: skip
+        return told
+    if any(as_nvml(address) != ordered[index] for index, address in answering.items()):
+        return told
+    places = (
+        one if one.bus_id else msgspec.structs.replace(one, bus_id=ordered[one.index])
+        for one in told.lost
+    )
+    return msgspec.structs.replace(told, lost=tuple(places))
+
+
+def as_nvml(address: str) -> str:
+    """A PCI address as NVML writes it: `00000000:3B:00.0`; "" stays so."""
+    if not address:
+        return ""
+    domain, _, rest = address.upper().partition(":")
+    return f"{domain:0>8}:{rest}"
+
+
+def with_lost(node: NodeGpus) -> tuple[GpuReading, ...]:
+    """All GPUs in their order, those that are lost with nothing but their names."""
+    lost = [_place(one, node) for one in node.lost]
+    everything = [*node.gpus, *lost]
+    if all(one.bus_id for one in everything):
+        return tuple(sorted(everything, key=lambda one: one.bus_id.lower()))
+    return tuple(sorted(everything, key=lambda one: one.index))
+
+
+def _place(one: LostGpu, node: NodeGpus) -> GpuReading:
+    like = node.gpus[0].name if node.gpus else ""  # or the GPUs would seem to be of two kinds
+    uuid = one.uuid or f"{_UNNAMED}{one.index}"
+    return GpuReading(uuid=uuid, index=one.index, bus_id=one.bus_id, name=like)
+
+
+def named(told: Joined) -> Joined:
+    """The same without ranks on a GPU that never told its name."""
+    unnamed = {one.rank: LOST for one in told.ranks if one.uuid.startswith(_UNNAMED)}
+    ranks = tuple(one for one in told.ranks if one.rank not in unnamed)
+    return msgspec.structs.replace(told, ranks=ranks, unknown=told.unknown | unnamed)
+
+
+def remembering(now: Joined, before: Joined | None, present: Collection[str]) -> Joined:
+    """What is told now, and of the same processes what was known better. `present`: uuids of all GPUs that answer.
+
+    A GPU that is lost lists no process any more, and a convention must not move its ranks to others.
+    """
+    if before is None:
+        return now
+    known = {one.rank: one for one in before.ranks if _same(one.rank, now, before)}
+    told = {one.rank: one for one in now.ranks}
+    ranks = {rank: _better(told.get(rank), known.get(rank), present) for rank in told | known}
+    unknown = {rank: why for rank, why in now.unknown.items() if rank not in ranks}
+    kept = tuple(one for _, one in sorted(ranks.items()) if one is not None)
+    return msgspec.structs.replace(now, ranks=kept, unknown=unknown)
+
+
+def _same(rank: int, now: Joined, before: Joined) -> bool:
+    """Is it the process of before?"""
+    here = rank in now.unknown or now.of_rank(rank) is not None
+    return here and now.processes.get(rank) == before.processes.get(rank)
+
+
+def _better(
+    now: RankGpu | None, before: RankGpu | None, present: Collection[str]
+) -> RankGpu | None:
+    """What the driver said of a process holds until it says another thing; of a GPU that is lost, what nothing stronger says.
+
+    An only open device does not hold: a process that starts opens them one by one.
+    """
+    if now is None or before is None:
+        return now or before
+    mine, its = _STRENGTH.index(now.evidence), _STRENGTH.index(before.evidence)
+    if mine < its and before.evidence is JoinEvidence.COMPUTE_PROCESS:
+        return before
+    if mine <= its and before.uuid not in present:
+        return before
+    lost = [one for one in before.also if one not in present and one not in now.also]
+    return msgspec.structs.replace(now, also=(*now.also, *lost))

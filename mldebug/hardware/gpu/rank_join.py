@@ -1,0 +1,245 @@
+"""Which rank uses which GPU: told by the driver's compute processes, by open devices, by the environment. Pure.
+
+The driver's word goes before the one device that a process has open (CUDA opens all that it may use, so several prove
+nothing), and that before the convention that local rank N takes the N-th visible GPU. What contradicts it is said.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+
+from mldebug.core.model import Noun
+from mldebug.core.ranksets import fold_ranks
+from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.hardware.gpu.visible_devices import CUDA, Sight, Visible, in_pci_order, sights
+
+
+class JoinEvidence(StrEnum):
+    """Who says that a rank uses a GPU, the strongest first."""
+
+    COMPUTE_PROCESS = "compute process"
+    OPEN_DEVICE = "only open device"
+    ENVIRONMENT = "environment"
+
+
+class RankProcess(Noun, frozen=True, kw_only=True):
+    """What is known of one rank's process on this node."""
+
+    rank: int
+    pid: int  # as the agent counts
+    start_ticks: int = 0
+    local_rank: int | None = None
+    open_minors: tuple[int, ...] | None = None  # N of each open /dev/nvidiaN; None: not readable
+    environment: dict[str, str] | None = None  # visible.VARIABLES of it; None: not readable
+
+
+class RankGpu(Noun, frozen=True, kw_only=True):
+    """One rank with its GPU."""
+
+    rank: int
+    uuid: str
+    index: int
+    bus_id: str = ""
+    evidence: JoinEvidence
+    words: str = ""  # "compute process 4711, 63.2 GiB", "local rank 3 of CUDA_VISIBLE_DEVICES"
+    instance: str = ""  # uuid of a MIG slice
+    also: tuple[str, ...] = ()  # uuids of other GPUs on which the driver counts its process
+    conflicts: tuple[str, ...] = ()
+
+    @property
+    def sure(self) -> bool:
+        """Does more than a convention say so? A script may choose another GPU than its environment offers."""
+        return self.evidence is not JoinEvidence.ENVIRONMENT
+
+
+class Joined(Noun, frozen=True, kw_only=True):
+    """All ranks of a node."""
+
+    ranks: tuple[RankGpu, ...] = ()  # sorted by rank
+    unknown: dict[int, str] = {}  # rank -> why its GPU is not known
+    remarks: tuple[str, ...] = ()
+    processes: dict[int, tuple[int, int]] = {}  # rank -> pid and start, of all that were looked at
+
+    def of_rank(self, rank: int) -> RankGpu | None:
+        """The GPU of one rank."""
+        return next((one for one in self.ranks if one.rank == rank), None)
+
+    def on_gpu(self, uuid: str) -> tuple[int, ...]:
+        """The ranks that use one GPU, by its uuid or that of a slice."""
+        return tuple(one.rank for one in self.ranks if uuid in (one.uuid, one.instance))
+
+    def guessed(self) -> frozenset[int]:
+        """The ranks whose GPU only a convention tells."""
+        return frozenset(one.rank for one in self.ranks if not one.sure)
+
+
+class _Claim(Noun, frozen=True, kw_only=True):
+    device: Visible
+    evidence: JoinEvidence
+    words: str
+
+
+def join(processes: Iterable[RankProcess], gpus: Sequence[GpuReading]) -> Joined:
+    """Give each rank the GPU that the strongest evidence names."""
+    found: list[RankGpu] = []
+    unknown: dict[int, str] = {}
+    remarks: list[str] = []
+    ranks = sorted(processes, key=lambda one: one.rank)
+    for process in ranks:
+        claims, problem = _claims(process, gpus)
+        if claims:
+            found.append(_choose(process, claims, gpus))
+        else:
+            unknown[process.rank] = problem or "nothing tells it"
+    remarks += _foreign(ranks, gpus)
+    remarks += _shared(found)
+    return Joined(
+        ranks=tuple(found),
+        unknown=unknown,
+        remarks=tuple(remarks),
+        processes={one.rank: (one.pid, one.start_ticks) for one in ranks},
+    )
+
+
+def _claims(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[list[_Claim], str]:
+    """All that is said of one rank, the strongest first; a problem of the weakest where nothing is."""
+    claims = [*_by_driver(process, gpus), *_by_device(process, gpus)]
+    claim, problem = _by_environment(process, gpus)
+    return (claims if claim is None else [*claims, claim]), problem
+
+
+def _by_driver(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]:
+    """GPUs on which the driver counts it, the one with most of its memory first."""
+    held = [
+        (one.memory_bytes or 0, gpu)
+        for gpu in gpus
+        for one in gpu.processes or ()
+        if one.pid == process.pid
+    ]
+    held.sort(key=lambda item: -item[0])
+    return [
+        _Claim(
+            device=_device(gpu),
+            evidence=JoinEvidence.COMPUTE_PROCESS,
+            words=f"compute process {process.pid}"
+            + (f", {memory / 2**30:.1f} GiB" if memory else ""),
+        )
+        for memory, gpu in held
+    ]
+
+
+def _by_device(process: RankProcess, gpus: Sequence[GpuReading]) -> list[_Claim]:
+    minors = set(process.open_minors or ())
+    if len(minors) != 1:
+        return []
+    (minor,) = minors
+    return [
+        _Claim(
+            device=_device(gpu),
+            evidence=JoinEvidence.OPEN_DEVICE,
+            words=f"/dev/nvidia{minor} is the only one open",
+        )
+        for gpu in gpus
+        if gpu.minor == minor
+    ]
+
+
+def _by_environment(process: RankProcess, gpus: Sequence[GpuReading]) -> tuple[_Claim | None, str]:
+    """What the convention says, as far as the open devices allow it: a claim outside them is none."""
+    if process.open_minors == ():
+        return None, "it has no GPU open"
+    if process.environment is None:
+        return None, "its environment is not readable"
+    counted = [
+        _counted(process, sight, gpus)
+        for sight in sights(process.environment, gpus, process.open_minors)
+    ]
+    whole = [one for one in counted if one[0] is not None and not one[1]]
+    claims = whole or [one for one in counted if one[0] is not None]
+    devices = {(one.device.uuid, one.device.instance) for one, _ in claims if one is not None}
+    if len(devices) > 1:
+        return None, "its environment fits more than one of the GPUs that it has open"
+    return (claims or counted)[0]
+
+
+def _counted(
+    process: RankProcess, sight: Sight, gpus: Sequence[GpuReading]
+) -> tuple[_Claim | None, str]:
+    """The GPU that the local rank takes of those that it may use."""
+    if not sight.devices:
+        return None, sight.problem or f"{sight.told_by or 'the driver'} lets it see no GPU"
+    source = sight.told_by or "all GPUs"
+    if len(sight.devices) == 1:
+        return _claim(sight.devices[0], f"the only GPU of {source}"), sight.problem
+    local = process.local_rank
+    if local is None:
+        return None, sight.problem or f"it may use {len(sight.devices)} GPUs and has no local rank"
+    if not 0 <= local < len(sight.devices):
+        beyond = f"local rank {local} is beyond the {len(sight.devices)} of {source}"
+        return None, sight.problem or beyond
+    here = {one.uuid for one in sight.devices}
+    some = [gpu for gpu in gpus if gpu.uuid in here]
+    if sight.told_by != CUDA and not in_pci_order(process.environment or {}, some):
+        return None, "the GPUs differ, and CUDA's order of them is not known"
+    return _claim(sight.devices[local], f"local rank {local} of {source}"), sight.problem
+
+
+def _claim(device: Visible, words: str) -> _Claim:
+    return _Claim(device=device, evidence=JoinEvidence.ENVIRONMENT, words=words)
+
+
+def _choose(process: RankProcess, claims: Sequence[_Claim], gpus: Sequence[GpuReading]) -> RankGpu:
+    first, *others = claims
+    device = first.device
+    buses = {gpu.uuid: gpu.bus_id for gpu in gpus}
+    instance = device.instance or next(
+        (one.device.instance for one in others if one.device.uuid == device.uuid), ""
+    )
+    conflicts = tuple(
+        f"{one.evidence.value} says GPU {one.device.index}: {one.words}"
+        for one in others
+        if one.device.uuid != device.uuid
+    )
+    return RankGpu(
+        rank=process.rank,
+        uuid=device.uuid,
+        index=device.index,
+        bus_id=buses.get(device.uuid, ""),
+        evidence=first.evidence,
+        words=first.words,
+        instance=instance,
+        also=tuple(
+            one.device.uuid for one in others if one.evidence is JoinEvidence.COMPUTE_PROCESS
+        ),
+        conflicts=conflicts,
+    )
+
+
+def _device(gpu: GpuReading) -> Visible:
+    return Visible(uuid=gpu.uuid, index=gpu.index)
+
+
+# --- what is odd -----------------------------------------------------------------------------------
+
+
+def _foreign(ranks: Sequence[RankProcess], gpus: Sequence[GpuReading]) -> Iterator[str]:
+    """The driver counts processes, and none is a rank: it counts in another pid namespace, or they are not ours."""
+    listed = {one.pid for gpu in gpus for one in gpu.processes or ()}
+    if listed and ranks and not listed & {one.pid for one in ranks}:
+        yield (
+            f"the driver lists {len(listed)} compute processes and none is a rank's: "
+            "another pid namespace (start the agent with hostPID), or leftovers of another job"
+        )
+
+
+def _shared(found: Sequence[RankGpu]) -> Iterator[str]:
+    """Several ranks on one GPU or slice: where that was not meant, one of them waits for the other for ever."""
+    by_device: dict[tuple[str, str], list[RankGpu]] = {}
+    for one in found:
+        by_device.setdefault((one.uuid, one.instance), []).append(one)
+    for some in by_device.values():
+        if len(some) > 1:
+            told = sorted({one.evidence.value for one in some})
+            yield (
+                f"ranks {fold_ranks(one.rank for one in some)} share GPU {some[0].index}"
+                f" ({', '.join(told)})"
+            )

@@ -1,0 +1,123 @@
+"""What one look of the watch gives of the GPUs of one run: the input of the hang fingerprint."""
+
+import math
+
+import msgspec
+
+from mldebug.core.model import Noun
+from mldebug.hardware.gpu.readings import Activity, GpuWatch
+
+MOVES_RATIO = 0.005
+"""Tensor or DRAM activity above this is work. A spinning collective was seen at 0.0007 at most, training at 0.09 and more."""
+MOVES_BYTES_PER_SECOND = 1_000_000.0
+
+
+class RankSign(Noun, frozen=True, kw_only=True):
+    """What is known of the rank that holds the GPU. None means not known, never no."""
+
+    rank: int
+    stepping: bool | None = None  # it made a step since the look before
+    written_bytes_per_second: float | None = None  # to files
+    waiting: bool | None = None  # a stack sample shows it in a collective or a device sync
+
+
+class GpuSign(Noun, frozen=True, kw_only=True):
+    """One GPU at one look. Anything may be None: a MIG slice tells no utilization, an old card no energy."""
+
+    uuid: str
+    index: int
+    node: str = ""
+    utilization_ratio: float | None = None
+    memory_utilization_ratio: float | None = None
+    power_watts: float | None = None
+    energy_joules: float | None = None  # counter; by turns, so not at every look
+    activity: Activity | None = None  # only where its window lies in this look
+    rank: RankSign | None = None
+
+    @property
+    def busy(self) -> float | None:
+        """Share of the time in which some kernel ran."""
+        told = ratio(self.utilization_ratio)
+        return (
+            told
+            if told is not None or self.activity is None
+            else ratio(self.activity.graphics_ratio)
+        )
+
+    @property
+    def moves(self) -> bool | None:
+        """Do the hardware's own counters show tensor, memory or link work? None where they tell nothing."""
+        seen = self.activity
+        if seen is None or seen.dram_ratio is None:
+            return None
+        ratios = (seen.dram_ratio, *seen.tensor_ratio.values())
+        links = (seen.nvlink_receive_bytes_per_second, seen.nvlink_transmit_bytes_per_second)
+        return any(one > MOVES_RATIO for one in ratios) or any(
+            one is not None and one > MOVES_BYTES_PER_SECOND for one in links
+        )
+
+
+def sign_of(
+    watch: GpuWatch,
+    *,
+    node: str = "",
+    rank: RankSign | None = None,
+    activity: Activity | None = None,
+) -> GpuSign:
+    """The watch read of one GPU, with what is known of its rank."""
+    return GpuSign(
+        uuid=watch.uuid,
+        index=watch.index,
+        node=node,
+        utilization_ratio=watch.utilization_ratio,
+        memory_utilization_ratio=watch.memory_utilization_ratio,
+        power_watts=watch.power_watts,
+        energy_joules=watch.energy_joules,
+        activity=activity,
+        rank=rank,
+    )
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None for NaN, infinities and what is negative."""
+    return value if value is not None and math.isfinite(value) and value >= 0 else None
+
+
+def ratio(value: float | None) -> float | None:
+    """The same for what lies between 0 and 1; what lies far above is no ratio."""
+    told = finite(value)
+    return None if told is None or told > 1.05 else min(told, 1.0)
+
+
+def watts(value: float | None) -> float | None:
+    """The power of one board, or None where it can be none."""
+    told = finite(value)
+    return told if told is not None and told < 100_000 else None
+
+
+class Average(msgspec.Struct, kw_only=True):
+    """Mean power from two readings of the energy counter, which sees what lies between them; not every look has one."""
+
+    at: float | None = None
+    energy: float | None = None
+
+    def power(self, sign: GpuSign, at: float) -> float | None:
+        """Watts since the last reading; the momentary value where there is none now, and where it stands, fell or jumped."""
+        momentary, energy = watts(sign.power_watts), finite(sign.energy_joules)
+        if energy is None:
+            return momentary
+        before, since = self.energy, self.at
+        self.at, self.energy = at, energy
+        if before is None or since is None or energy <= before:
+            return momentary
+        if not 0 < at - since <= LONGEST:
+            return momentary
+        mean = (energy - before) / (at - since)
+        absurd = momentary is not None and mean > ABSURD * max(momentary, 1.0)
+        return momentary if absurd else watts(mean)
+
+
+LONGEST = 15.0
+"""Seconds between two readings over which a mean still says something of now: a longer one hides a hang behind the work before."""
+ABSURD = 20.0
+"""A mean so many times the momentary power comes from a counter that jumped."""

@@ -1,0 +1,172 @@
+"""Which GPUs a process may use, by its environment: CUDA_VISIBLE_DEVICES inside NVIDIA_VISIBLE_DEVICES. Pure.
+
+CUDA reads its list up to the first word that names no GPU, and uses none where one stands twice. A number counts in PCI order
+where CUDA_DEVICE_ORDER says so or all GPUs are of one kind, else the fastest comes first, which we do not know.
+
+A device cgroup or a container narrows what is counted without a word in the environment: CUDA opens all GPUs that it may
+use, so the open devices tell it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from mldebug.core.model import Noun
+from mldebug.core.redact import clean
+from mldebug.hardware.gpu.readings import GpuReading
+
+CUDA, CONTAINER, ORDER = "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+VARIABLES = (CUDA, CONTAINER, ORDER)
+MAX_WORDS = 1024
+
+
+class Visible(Noun, frozen=True, kw_only=True):
+    """One GPU, or one slice of it."""
+
+    uuid: str
+    index: int  # as the driver counts
+    instance: str = ""  # uuid of the MIG slice
+
+
+class Sight(Noun, frozen=True, kw_only=True):
+    """What a process may use, in its own order, and what is odd about how that is said."""
+
+    devices: tuple[Visible, ...] = ()
+    told_by: str = ""  # the variable that decided; "" where none restricts it
+    problem: str = ""
+
+
+def sights(
+    environment: Mapping[str, str], gpus: Sequence[GpuReading], minors: Sequence[int] | None
+) -> tuple[Sight, ...]:
+    """What a process may use, by each way to count that fits its open devices; never empty.
+
+    `minors`: N of each open /dev/nvidiaN; None: not readable, then nothing narrows what the environment says.
+    """
+    told = visible(environment, gpus)
+    if minors is None or all(gpu.minor is None for gpu in gpus):
+        return (told,)
+    opened = _opened(gpus, minors)
+    if not opened:
+        return (Sight(problem="it has GPUs open that are not seen here"),)
+    here = {gpu.uuid for gpu in opened}
+    fitting = [one for one in (told, _inside(environment, opened)) if _fits(one, here)]
+    if fitting:
+        return tuple(fitting)
+    if not told.devices:
+        return (told,)
+    return (Sight(problem=f"{told.told_by or 'its environment'} names GPUs that it has not open"),)
+
+
+def _opened(gpus: Sequence[GpuReading], minors: Sequence[int]) -> tuple[GpuReading, ...]:
+    """The GPUs behind these devices. One that is lost has no number any more: it counts where as many are left over."""
+    known = {gpu.minor for gpu in gpus}
+    left = len(set(minors) - known)
+    lost = sum(gpu.minor is None for gpu in gpus)
+    if left not in (0, lost):
+        return ()
+    return tuple(gpu for gpu in gpus if gpu.minor in minors or (gpu.minor is None and left))
+
+
+def _inside(environment: Mapping[str, str], opened: Sequence[GpuReading]) -> Sight:
+    """Counted among the open GPUs alone: whoever narrowed them, CUDA sees no others."""
+    if ":" in environment.get(CONTAINER, ""):
+        return Sight()  # slices by number: they are not counted as GPUs are
+    told = visible({k: v for k, v in environment.items() if k != CONTAINER}, opened)
+    return msgspec.structs.replace(told, told_by=told.told_by or "its open GPUs")
+
+
+def _fits(one: Sight, here: Collection[str]) -> bool:
+    return bool(one.devices) and all(device.uuid in here for device in one.devices)
+
+
+def visible(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> Sight:
+    """The GPUs that a process with this environment uses as 0, 1, 2 …; `gpus` are all that the agent sees."""
+    base, told_by = _in_container(environment.get(CONTAINER), gpus)
+    text = environment.get(CUDA)
+    if text is None:
+        problem = (
+            ""
+            if base is not None
+            else f"{_show(CONTAINER, environment[CONTAINER])} names GPUs that we cannot follow"
+        )
+        return Sight(devices=base or (), told_by=told_by, problem=problem)
+    words = [word.strip() for word in text.split(",")][:MAX_WORDS]
+    found: list[Visible] = []
+    problem = ""
+    for word in words:
+        one = _named(word, base, gpus)
+        if one is None:
+            problem = (
+                ""
+                if word in ("", "-1", "NoDevFiles")
+                else f"{_show(CUDA, text)} names no GPU by {clean(word, 60)!r}"
+            )
+            break
+        found.append(one)
+    if len({(one.uuid, one.instance) for one in found}) < len(found):
+        return Sight(told_by=CUDA, problem=f"{_show(CUDA, text)} names a GPU twice: CUDA uses none")
+    if not problem and _order_unknown(words, environment, gpus):
+        problem = f"{ORDER} is not PCI_BUS_ID and the GPUs differ: which is {clean(words[0], 20)} is not known"
+        return Sight(told_by=CUDA, problem=problem)
+    return Sight(devices=tuple(found), told_by=CUDA, problem=problem)
+
+
+def _in_container(
+    text: str | None, gpus: Sequence[GpuReading]
+) -> tuple[tuple[Visible, ...] | None, str]:
+    """The GPUs that the container has, in the driver's order; all where nothing narrows them.
+
+    None: said in a way that cannot be followed. `void` leaves it to others who gets which (CDI), and the numbers of a list
+    mean nothing to an agent that sees other GPUs than the runtime did.
+    """
+    everything = tuple(_whole(gpu) for gpu in gpus)
+    if text is None or text.strip() == "all":
+        return everything, ""
+    words = [word.strip() for word in text.split(",")][:MAX_WORDS]
+    named = [_named(word, everything, gpus) for word in words]
+    if None in named:
+        return None, CONTAINER
+    chosen = {(one.index, one.uuid, one.instance): one for one in named if one is not None}
+    return tuple(chosen[key] for key in sorted(chosen)), CONTAINER
+
+
+def _named(word: str, base: Sequence[Visible] | None, gpus: Sequence[GpuReading]) -> Visible | None:
+    """The GPU of one word: a number, a uuid or its beginning, a MIG slice. Without a base numbers mean nothing."""
+    if word.isascii() and word.isdigit():
+        number = int(word[:6])
+        return base[number] if base is not None and number < len(base) else None
+    if word.startswith("MIG-"):
+        return _slice(word, gpus)
+    some = base if base is not None else [_whole(gpu) for gpu in gpus]
+    fitting = [one for one in some if word.startswith("GPU-") and one.uuid.startswith(word)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _slice(word: str, gpus: Sequence[GpuReading]) -> Visible | None:
+    """`MIG-<uuid>`, or `MIG-GPU-<uuid>/1/0` as drivers before 470 name it."""
+    for gpu in gpus:
+        old = word.removeprefix("MIG-").partition("/")[0]
+        if word in gpu.mig_instances or (gpu.uuid and old == gpu.uuid):
+            return Visible(uuid=gpu.uuid, index=gpu.index, instance=word)
+    return None
+
+
+def _order_unknown(
+    words: Sequence[str], environment: Mapping[str, str], gpus: Sequence[GpuReading]
+) -> bool:
+    by_number = any(word.isascii() and word.isdigit() for word in words)
+    return by_number and not in_pci_order(environment, gpus)
+
+
+def in_pci_order(environment: Mapping[str, str], gpus: Sequence[GpuReading]) -> bool:
+    """Does a number mean the same to CUDA as to the driver?"""
+    return environment.get(ORDER) == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2
+
+
+def _whole(gpu: GpuReading) -> Visible:
+    return Visible(uuid=gpu.uuid, index=gpu.index)
+
+
+def _show(name: str, text: str) -> str:
+    return f"{name}={clean(text, 60)}"

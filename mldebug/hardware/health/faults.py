@@ -1,0 +1,136 @@
+"""What the kernel, the driver and the GPUs said against somebody, as the faults that a capture carries. Pure."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from mldebug.core.model import Fault
+from mldebug.hardware.gpu.expected import GpuCount, KnownGpu
+from mldebug.hardware.gpu.readings import GpuReading, LostGpu
+from mldebug.hardware.health.new_errors import NewErrors
+from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.model import Kind, Origin
+from mldebug.hardware.kernel_log.xids import ACTION_WORDS, Tier, catalogue, xid_row
+
+_KINDS = frozenset({Kind.XID, Kind.SXID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED, Kind.OOM_KILL})
+
+Ranks = Mapping[str, Sequence[int]]
+"""uuid of a GPU -> the ranks of the run that work, or worked, on it."""
+
+
+def gpus_by_address(gpus: Iterable[GpuReading | LostGpu]) -> dict[str, tuple[str, int]]:
+    """PCI address as the kernel writes it -> (uuid, index)."""
+    return {bus_id(gpu.bus_id): (gpu.uuid, gpu.index) for gpu in gpus if gpu.bus_id and gpu.uuid}
+
+
+def faults_of_events(
+    events: Iterable[RankEvent], run: str, gpus: Mapping[str, tuple[str, int]], node: str
+) -> tuple[Fault, ...]:
+    """GPU errors and kills for memory that concern this run, or nobody in particular; the oldest first."""
+    found = [
+        _of_event(event, gpus, node)
+        for event in events
+        if event.burst.root.kind in _KINDS and event.run in (run, "")
+    ]
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _of_event(event: RankEvent, gpus: Mapping[str, tuple[str, int]], node: str) -> Fault:
+    """Dated by the worst of its lines, which is what must fit the stall; the words tell how it began."""
+    root, burst, worst = event.burst.root, event.burst, event.burst.worst
+    uuid, index = gpus.get(bus_id(root.device), (root.uuid, None))
+    on_gpu = root.kind in (Kind.XID, Kind.GPU_LOST, Kind.GPU_INIT_FAILED)
+    return Fault(
+        kind=root.kind.value,
+        at=worst.at if worst else burst.first_at,
+        words=sentence(RankEvent(burst=burst)),
+        code=f"{root.kind.value}_{worst.xid}" if worst else root.kind.value,
+        tier=_tier(event).value,
+        catalogue=catalogue().version if burst.xids and root.kind is not Kind.SXID else "",
+        node=node,
+        rank=event.rank,
+        by=event.by,
+        gpu=index if on_gpu else None,
+        uuid=uuid if on_gpu else "",
+        bus_id=root.device if on_gpu else "",
+        trusted=worst.trusted if worst else root.origin is not Origin.USER_SPACE,
+        advice=_advice(event) if on_gpu else "",
+    )
+
+
+def _tier(event: RankEvent) -> Tier:
+    """A GPU that does not start is told of at each look at it, for weeks: fatal only for the rank that needs it."""
+    kind = event.burst.root.kind
+    if kind is Kind.GPU_INIT_FAILED:
+        return Tier.FATAL if event.rank is not None else Tier.WARNING
+    return Tier.FATAL if kind in (Kind.GPU_LOST, Kind.OOM_KILL) else event.burst.tier
+
+
+def _advice(event: RankEvent) -> str:
+    if event.burst.root.kind is Kind.GPU_INIT_FAILED:
+        return ACTION_WORDS["check_hardware"]
+    worst = event.burst.worst
+    return ACTION_WORDS[xid_row(worst.xid).action] if worst else ""
+
+
+def faults_of_count(count: GpuCount, ranks: Ranks, node: str) -> tuple[Fault, ...]:
+    """GPUs that were there and are not: one fault for each rank that worked on it."""
+    return tuple(
+        fault_of_missing(one.gpu, one.reason, one.since, node, rank)
+        for one in count.missing
+        for rank in (ranks.get(one.gpu.uuid) or (None,))
+    )
+
+
+def fault_of_missing(
+    gpu: KnownGpu | LostGpu, reason: str, at: float, node: str, rank: int | None
+) -> Fault:
+    """One GPU that was there and is not, as the fault of one rank that worked on it, or of the node."""
+    return Fault(
+        kind="gpu_missing",
+        at=at,
+        words=f"GPU {gpu.index} ({gpu.bus_id or gpu.uuid}) is gone: {reason}",
+        code="gpu_missing",
+        tier=Tier.FATAL.value,
+        node=node,
+        rank=rank,
+        by="gpu" if rank is not None else "node",
+        gpu=gpu.index,
+        uuid=gpu.uuid,
+        bus_id=gpu.bus_id,
+        advice=ACTION_WORDS["reboot_node"],
+    )
+
+
+def faults_of_memory(
+    gpu: GpuReading, new: Iterable[NewErrors], ranks: Ranks, node: str
+) -> Iterator[Fault]:
+    """Uncorrectable memory errors that came to one GPU."""
+    for one in new:
+        for rank in ranks.get(gpu.uuid) or (None,):
+            yield Fault(
+                kind="ecc",
+                at=one.at,
+                words=f"{one.many} uncorrectable memory errors (ECC) on GPU {gpu.index} ({gpu.bus_id or gpu.uuid})",
+                code="ecc_uncorrected",
+                tier=Tier.FATAL.value,
+                node=node,
+                rank=rank,
+                by="gpu" if rank is not None else "node",
+                gpu=gpu.index,
+                uuid=gpu.uuid,
+                bus_id=gpu.bus_id,
+                confirmed=one.sure,
+                advice=ACTION_WORDS["reset_gpu"],
+            )
+
+
+def as_sure(faults: Iterable[Fault], guessed: Collection[int]) -> tuple[Fault, ...]:
+    """The same, where a GPU's fault says how its rank is known; `guessed`: ranks whose GPU only a convention tells."""
+    return tuple(
+        msgspec.structs.replace(one, by="environment")
+        if one.by == "gpu" and one.rank in guessed
+        else one
+        for one in faults
+    )

@@ -1,0 +1,88 @@
+"""The rules of one GPU: a table from component to functions of (reading, the one before, seconds between, limits).
+
+A rule yields what it found, `FINE` where it read a value that is fine, and `unread` where the value is None: that a GPU does
+not tell something is never a sign of health. A rate needs two readings.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.hardware.health.heat_rules import clocks, power, temperature
+from mldebug.hardware.health.link_rules import nvlink, pcie
+from mldebug.hardware.health.memory_rules import ecc, remapped, retired
+from mldebug.hardware.health.model import (
+    FINE,
+    Action,
+    Found,
+    Health,
+    State,
+    bad,
+    combine,
+    unread,
+)
+from mldebug.hardware.health.rule_input import Look, Rule
+from mldebug.hardware.health.thresholds import Thresholds
+
+_ASKED = {
+    "reset": (State.UNHEALTHY, Action.RESET),
+    "bus_reset": (State.UNHEALTHY, Action.RESET),
+    "drain_and_reset": (State.UNHEALTHY, Action.RESET),
+    "drain_p2p": (State.DEGRADED, Action.RESET_WHEN_IDLE),
+    "recover_imex": (State.DEGRADED, Action.CHECK_SETTINGS),
+    "reboot": (State.UNHEALTHY, Action.REBOOT),
+    "system_reboot": (State.UNHEALTHY, Action.REBOOT),
+}
+
+
+def _recovery(look: Look) -> Iterator[Found]:
+    asked = look.now.recovery_action
+    if asked == "none":
+        yield FINE
+    elif asked in _ASKED:
+        state, action = _ASKED[asked]
+        told = f"the driver asks for: {asked.replace('_', ' ')}"
+        yield bad(state, f"recovery_{asked}", told, action)
+    else:
+        yield unread("recovery action")
+
+
+def _driver(look: Look) -> Iterator[Found]:
+    mode = look.now.persistence_mode
+    if mode is None:
+        yield unread("persistence mode")
+    elif mode:
+        yield FINE
+    else:
+        told = "persistence mode is off: the driver is loaded anew for each job"
+        yield bad(State.DEGRADED, "persistence_off", told, Action.CHECK_SETTINGS)
+
+
+RULES: dict[str, Rule] = {
+    "gpu_ecc": ecc,
+    "gpu_remapped_rows": remapped,
+    "gpu_retired_pages": retired,
+    "gpu_temperature": temperature,
+    "gpu_power": power,
+    "gpu_clocks": clocks,
+    "gpu_pcie": pcie,
+    "gpu_nvlink": nvlink,
+    "gpu_recovery": _recovery,
+    "gpu_driver": _driver,
+}
+
+
+def gpu_health(
+    now: GpuReading,
+    before: GpuReading | None,
+    seconds: float,
+    limits: Thresholds,
+    links_once_up: Iterable[int] = (),
+) -> tuple[Health, ...]:
+    """Every component of one GPU. `before` and `seconds`: the read before, of the same GPU.
+
+    `links_once_up`: NVLinks that were up at any read before.
+    """
+    look = Look(now, before, seconds, limits, frozenset(links_once_up))
+    return tuple(
+        combine(component, rule(look), now.uuid, now.index) for component, rule in RULES.items()
+    )

@@ -1,0 +1,126 @@
+"""The rules of PCIe and NVLink of one GPU."""
+
+from collections.abc import Iterator
+
+from mldebug.hardware.health.model import FINE, OFF, Action, Found, State, bad, unread
+from mldebug.hardware.health.rule_input import Look
+from mldebug.hardware.health.thresholds import Thresholds
+
+
+def pcie(look: Look) -> Iterator[Found]:
+    """Width, generation under load, replays."""
+    now = look.now
+    if now.pcie_width is None or now.pcie_width_max is None:
+        yield unread("PCIe width")
+    elif now.pcie_width < now.pcie_width_max:
+        told = f"the PCIe link has {now.pcie_width} of {now.pcie_width_max} lanes"
+        yield bad(State.DEGRADED, "pcie_width", told, Action.CHECK_HARDWARE)
+    else:
+        yield FINE
+    yield _generation(look)
+    yield _replays(look)
+
+
+def _generation(look: Look) -> Found:
+    """An idle link saves power at a lower generation: it only counts under load."""
+    now, busy = look.now, look.limits.pcie_busy_ratio
+    if now.pcie_generation is None or now.pcie_generation_max is None:
+        return unread("PCIe generation")
+    if busy is None or now.pcie_generation >= now.pcie_generation_max:
+        return FINE
+    if now.utilization_ratio is None:
+        return unread("load of the GPU")
+    if now.utilization_ratio < busy:
+        return FINE
+    words = f"the PCIe link runs at generation {now.pcie_generation} of {now.pcie_generation_max} under load"
+    return bad(State.DEGRADED, "pcie_generation", words, Action.CHECK_HARDWARE)
+
+
+def _replays(look: Look) -> Found:
+    more, now = look.since("pcie_replays"), look.now
+    per_lane = look.limits.pcie_replays_per_lane_minute
+    generation = now.pcie_generation_max or now.pcie_generation
+    width = now.pcie_width
+    if more is None or look.seconds <= 0 or not generation or not width:
+        return unread("PCIe replays over time")
+    if not per_lane:
+        return OFF
+    limit = per_lane[min(generation, len(per_lane)) - 1] * width
+    rate = more * 60 / look.seconds
+    if rate <= -(-limit // 1) or more < 2:
+        return FINE
+    words = f"{rate:.0f} PCIe replays a minute (limit {-(-limit // 1):.0f})"
+    return bad(State.DEGRADED, "pcie_replays", words, Action.CHECK_HARDWARE)
+
+
+def nvlink(look: Look) -> Iterator[Found]:
+    """Links that are down and were up once, and errors between the last two reads that asked for them."""
+    links = look.now.nvlinks
+    told = [link for link in links if link.up is not None]
+    if not told:
+        yield unread("NVLink")
+        return
+    wired = _wired(look)
+    if not wired:
+        yield unread("NVLink: no link is up, as on a board that is not wired")
+        return
+    limits = look.limits
+    yield _down([one.link for one in told if not one.up and one.link in wired], wired, limits)
+    yield _grown(look, "recovery", limits.nvlink_recoveries, State.UNHEALTHY, Action.RESET)
+    yield _grown(look, "replay", limits.nvlink_replays, State.DEGRADED, Action.WATCH)
+    yield _flits(look)
+
+
+def _wired(look: Look) -> set[int]:
+    """Links that are or were up; the others are not used on this board."""
+    reads = (look.now, look.before) if look.before else (look.now,)
+    return {link.link for read in reads for link in read.nvlinks if link.up} | look.links_once_up
+
+
+def _down(down: list[int], wired: set[int], limits: Thresholds) -> Found:
+    if limits.nvlink_down is None:
+        return OFF
+    if len(down) <= limits.nvlink_down:
+        return FINE
+    words = f"{len(down)} of {len(wired)} NVLinks are down ({', '.join(map(str, down[:18]))})"
+    return bad(State.UNHEALTHY, "nvlink_down", words, Action.CHECK_HARDWARE)
+
+
+def _grown_by(look: Look, kind: str) -> list[tuple[int, float]]:
+    """For each link whose errors were asked for twice: how many more, in how many seconds."""
+    return [
+        (link.grown.get(kind, 0), link.grown_seconds)
+        for link in look.now.nvlinks
+        if kind in link.errors and link.grown_seconds
+    ]
+
+
+def _grown(look: Look, kind: str, limit: int | None, state: State, action: Action) -> Found:
+    told = _grown_by(look, kind)
+    if not told:
+        return unread(f"NVLink {kind} errors over time")
+    if limit is None:
+        return OFF
+    more = sum(count for count, _ in told)
+    if more <= limit:
+        return FINE
+    longest = max(seconds for count, seconds in told if count)
+    words = f"{more} NVLink {kind} errors in {longest:.0f} s"
+    return bad(state, f"nvlink_{kind}", words, action)
+
+
+def _flits(look: Look) -> Found:
+    told, limits = _grown_by(look, "crc_flit"), look.limits
+    if not told:
+        return unread("NVLink crc_flit errors over time")
+    rate = sum(count / seconds for count, seconds in told)
+    words = f"{rate:.1f} NVLink CRC errors a second"
+    worst, poor = (
+        limits.nvlink_crc_flit_per_second_unhealthy,
+        limits.nvlink_crc_flit_per_second_degraded,
+    )
+    if worst is not None and rate >= worst:
+        return bad(State.UNHEALTHY, "nvlink_crc", words, Action.CHECK_HARDWARE)
+    if poor is not None and rate >= poor:
+        return bad(State.DEGRADED, "nvlink_crc", words, Action.WATCH)
+    return FINE

@@ -1,0 +1,153 @@
+"""The rules of GPU memory: ECC errors, rows and pages that were replaced."""
+
+from collections.abc import Iterator
+
+from mldebug.hardware.gpu.readings import ErrorType, GpuReading, Scope, ecc_count
+from mldebug.hardware.health.model import FINE, OFF, Action, Found, State, bad, unread
+from mldebug.hardware.health.rule_input import Look
+
+
+def ecc(look: Look) -> Iterator[Found]:
+    """Memory errors that ECC saw."""
+    if look.now.ecc_mode is False:
+        yield bad(State.DEGRADED, "ecc_off", "ECC is switched off", Action.CHECK_SETTINGS)
+    limits = look.limits
+    yield _count(
+        look,
+        "uncorrected",
+        "total",
+        "volatile",
+        limits.ecc_uncorrected_volatile,
+        State.UNHEALTHY,
+        Action.RESET,
+    )
+    yield _count(
+        look,
+        "uncorrected",
+        "sram",
+        "aggregate",
+        limits.ecc_sram_uncorrected_aggregate,
+        State.UNHEALTHY,
+        Action.REPLACE,
+    )
+    yield _count(
+        look,
+        "corrected",
+        "dram",
+        "volatile",
+        limits.ecc_dram_corrected_volatile,
+        State.DEGRADED,
+        Action.WATCH,
+    )
+    yield _count(
+        look,
+        "corrected",
+        "sram",
+        "volatile",
+        limits.ecc_sram_corrected_volatile,
+        State.DEGRADED,
+        Action.WATCH,
+    )
+
+
+def _count(
+    look: Look,
+    kind: ErrorType,
+    location: str,
+    scope: Scope,
+    limit: int | None,
+    state: State,
+    action: Action,
+) -> Found:
+    if limit is None:
+        return OFF
+    place = "" if location == "total" else f" {location.upper()}"
+    count = look.both(lambda reading: ecc_count(reading, kind, location, scope))
+    if count is None:
+        return unread(f"{kind}{place} ECC errors")
+    if count <= limit:
+        return FINE
+    span = "since the driver was loaded" if scope == "volatile" else "since the board was made"
+    code = f"ecc_{kind}_{location}_{scope}"
+    return bad(state, code, f"{count} {kind}{place} ECC errors {span} (limit {limit})", action)
+
+
+def remapped(look: Look) -> Iterator[Found]:
+    """Rows replaced by spare ones, Ampere and newer."""
+    rows, limits = look.now.remapped_rows, look.limits
+    if rows is None:
+        yield unread("remapped rows")
+        return
+    yield _flag(
+        look.both(_failed),
+        "row_remap_failed",
+        "a bad row of memory could not be replaced",
+        State.UNHEALTHY,
+        Action.REPLACE,
+    )
+    yield _flag(
+        rows.pending,
+        "row_remap_pending",
+        "a bad row of memory is replaced at the next reset",
+        State.DEGRADED,
+        Action.RESET_WHEN_IDLE,
+    )
+    replaced = look.both(_uncorrected)
+    if replaced is not None and limits.remapped_rows_uncorrected is not None:
+        many = replaced >= limits.remapped_rows_uncorrected
+        told = f"{replaced} rows replaced after uncorrectable errors"
+        yield bad(State.UNHEALTHY, "row_remaps_uncorrected", told, Action.REPLACE) if many else FINE
+    empty = look.both(_without_spare)
+    if empty is not None and limits.remap_banks_without_spare is not None:
+        many = empty > limits.remap_banks_without_spare
+        told = f"{empty} banks of memory have no spare row left"
+        yield bad(State.DEGRADED, "row_remap_no_spare", told, Action.WATCH) if many else FINE
+
+
+def _uncorrected(reading: GpuReading) -> int | None:
+    return reading.remapped_rows.uncorrected if reading.remapped_rows else None
+
+
+def _failed(reading: GpuReading) -> bool | None:
+    return reading.remapped_rows.failed if reading.remapped_rows else None
+
+
+def _without_spare(reading: GpuReading) -> int | None:
+    return reading.remapped_rows.banks.get("none") if reading.remapped_rows else None
+
+
+def _flag(value: int | None, code: str, reason: str, state: State, action: Action) -> Found:
+    if value is None:
+        return unread(code.replace("_", " "))
+    return bad(state, code, reason, action) if value else FINE
+
+
+def retired(look: Look) -> Iterator[Found]:
+    """Before Ampere; newer GPUs replace rows instead and tell nothing here."""
+    pages, limits = look.now.retired_pages, look.limits
+    if look.now.retired_pages_pending is not None:
+        told = "a bad page of memory is taken out at the next reset"
+        yield _flag(
+            look.now.retired_pages_pending,
+            "page_retirement_pending",
+            told,
+            State.DEGRADED,
+            Action.RESET_WHEN_IDLE,
+        )
+    if not pages:
+        yield unread("retired pages")
+        return
+    total = look.both(lambda one: sum(one.retired_pages.values()) if one.retired_pages else None)
+    double = look.both(lambda one: one.retired_pages.get("uncorrected")) or 0
+    if limits.retired_pages is not None and (total or 0) >= limits.retired_pages:
+        yield bad(
+            State.UNHEALTHY,
+            "retired_pages",
+            f"{total} pages of memory taken out (limit {limits.retired_pages})",
+            Action.REPLACE,
+        )
+    elif limits.retired_pages_uncorrected is not None and double > limits.retired_pages_uncorrected:
+        told = f"{double} pages of memory taken out after uncorrectable errors"
+        yield bad(State.DEGRADED, "retired_pages_uncorrected", told, Action.CHECK_HARDWARE)
+    else:
+        yield FINE

@@ -1,0 +1,38 @@
+"""What the rules of one GPU are asked about: two readings of it, the time between, and the limits."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+from mldebug.hardware.gpu.readings import GpuReading
+from mldebug.hardware.health.model import Found
+from mldebug.hardware.health.thresholds import Thresholds
+
+Number = TypeVar("Number", int, float)
+
+
+class Look(NamedTuple):
+    """What a rule is asked about."""
+
+    now: GpuReading
+    before: GpuReading | None
+    seconds: float  # between the two; 0 where there is one only
+    limits: Thresholds
+    links_once_up: frozenset[int] = frozenset()  # remembered from reads before
+
+    def both(self, read: Callable[[GpuReading], Number | None]) -> Number | None:
+        """A number that only a fault makes high, as far as two reads agree: one wrong read condemns nobody.
+
+        Where there is one read only, that one counts.
+        """
+        now = read(self.now)
+        old = read(self.before) if self.before else None
+        return now if now is None or old is None else min(old, now)
+
+    def since(self, name: str) -> float | None:
+        """The growth of a counter; None without two readings, or where it began anew."""
+        old = getattr(self.before, name, None)
+        new = getattr(self.now, name)
+        return new - old if old is not None and new is not None and new >= old else None
+
+
+Rule = Callable[[Look], Iterator[Found]]

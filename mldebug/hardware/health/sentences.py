@@ -1,0 +1,65 @@
+"""Health in words: one line for the node, and one for each GPU that is not well, the worst first. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from mldebug.hardware.health.model import ACTION_WORDS, BAD, Health, State, instructions
+
+MAX_LINES = 8
+NODE = "this node"
+_ORDER = (State.HEALTHY, State.UNKNOWN, State.DEGRADED, State.UNHEALTHY)
+
+
+class GpuName(msgspec.Struct, frozen=True):
+    """How a GPU is called in a line."""
+
+    index: int
+    bus_id: str = ""  # 0000:3b:00.0
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.bus_id})" if self.bus_id else f"GPU {self.index}"
+
+
+def state_of_gpu(told: Iterable[Health], uuid: str) -> State:
+    """The worst component of one GPU; healthy needs one that was read and is fine, whatever others do not tell."""
+    states = {one.state for one in told if one.uuid == uuid}
+    bad = states & set(BAD)
+    if bad:
+        return max(bad, key=_ORDER.index)
+    return State.HEALTHY if State.HEALTHY in states else State.UNKNOWN
+
+
+def headline(uuids: Sequence[str], told: Sequence[Health]) -> str:
+    """`8 GPUs, all healthy`, or how many are not; what is wrong with the node is no matter of its GPUs."""
+    states = [state_of_gpu(told, uuid) for uuid in uuids]
+    count = f"{len(states)} {'GPU' if len(states) == 1 else 'GPUs'}"
+    if states and all(one is State.HEALTHY for one in states):
+        return f"{count}, {'healthy' if len(states) == 1 else 'all healthy'}"
+    parts = [(one, states.count(one)) for one in reversed(_ORDER)]
+    words = ", ".join(f"{number} {state.value}" for state, number in parts if number)
+    return f"{count}: {words}" if words else count
+
+
+def complaints(told: Iterable[Health], names: Mapping[str, GpuName]) -> tuple[str, ...]:
+    """`GPU 3 (0000:3b:00.0) is unhealthy: reason → what to do`: one line for each GPU and one for the node.
+
+    `names`: uuid -> how the GPU is called.
+    """
+    faulty = [one for one in told if one.state in BAD]
+    return tuple(_line(one, faulty, names) for one in instructions(faulty))
+
+
+def name_of(one: Health, names: Mapping[str, GpuName]) -> str:
+    """What a line calls the GPU, or the node."""
+    if one.uuid in names:
+        return str(names[one.uuid])
+    if one.gpu is not None:
+        return f"GPU {one.gpu}"
+    return f"GPU {one.uuid}" if one.uuid else NODE
+
+
+def _line(one: Health, faulty: Sequence[Health], names: Mapping[str, GpuName]) -> str:
+    state = state_of_gpu(faulty, one.uuid)
+    said = f"{name_of(one, names)} is {state.value}: {one.reason}"
+    return f"{said} → {ACTION_WORDS[one.action]}"

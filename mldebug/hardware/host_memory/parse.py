@@ -1,0 +1,103 @@
+"""What the kernel tells of memory, as bytes. Pure and total: a torn text gives None or what it still holds.
+
+What the kernel takes back by itself is not used: the page cache, pages of mapped files, slab that it can free. Shared
+memory is used: nothing but swap holds it otherwise. Sources: proc(5), Documentation/admin-guide/cgroup-v2.rst and
+cgroup-v1/memory.rst.
+"""
+
+import re
+
+from mldebug.core.model import Noun
+
+NO_LIMIT = 1 << 60  # version 1 says so by a number like this
+_ROW = re.compile(r"^(\w[\w()]{0,60}):?\s+(\d{1,20})(?: kB)?", re.MULTILINE)
+_TAKEN_BACK = {
+    2: ("inactive_file", "active_file", "slab_reclaimable"),
+    1: ("total_inactive_file", "total_active_file"),
+}
+
+
+class RankMemory(Noun, frozen=True, kw_only=True):
+    """One process. `anon` and `shmem` are its own; `file` is mapped and can be read again, so it is no leak."""
+
+    run: str = ""
+    rank: int = -1
+    anon: int = 0
+    shmem: int = 0
+    file: int = 0
+    swap: int = 0
+    pss: int | None = None  # its share of all that it maps; None: not asked for, or not readable
+    growth: float | None = None  # bytes a second of anon, shmem and swap; None: not known yet
+
+    @property
+    def own(self) -> int:
+        """What it holds and nobody can take back."""
+        return self.anon + self.shmem + self.swap
+
+
+class Level(Noun, frozen=True, kw_only=True):
+    """One limit: the host's own, or that of a control group."""
+
+    scope: str  # host, cgroup
+    name: str  # "" for the host; the path of the group
+    limit: int
+    used: int  # without what the kernel takes back
+    cached: int = 0  # what it takes back
+    high: int | None = None  # from where on a group of version 2 is slowed down
+    oom_kills: int | None = None  # so far, as the group tells
+
+
+def table(text: str) -> dict[str, int]:
+    """`name 12`, `Name: 12 kB` -> number, as it stands."""
+    return {name: int(value) for name, value in _ROW.findall(text)}
+
+
+def parse_host(meminfo: str) -> Level | None:
+    """/proc/meminfo; None where it does not say."""
+    rows = table(meminfo)
+    total, free = rows.get("MemTotal", 0) << 10, rows.get("MemAvailable", -1) << 10
+    if total <= 0 or free < 0:
+        return None
+    cached = max(0, free - (rows.get("MemFree", 0) << 10))
+    return Level(scope="host", name="", limit=total, used=total - free, cached=cached)
+
+
+def parse_rank(status: str) -> RankMemory | None:
+    """/proc/PID/status; None for one that is gone, or a kernel that does not tell them apart (before 4.5)."""
+    rows = table(status)
+    if "RssAnon" not in rows:
+        return None
+    anon, file, shmem, swap = (rows.get(name, 0) << 10 for name in ("RssAnon", "RssFile", "RssShmem", "VmSwap"))  # fmt: skip
+    return RankMemory(anon=anon, file=file, shmem=shmem, swap=swap)
+
+
+def parse_pss(rollup: str) -> int | None:
+    """/proc/PID/smaps_rollup."""
+    found = table(rollup).get("Pss")
+    return None if found is None else found << 10
+
+
+def parse_group(version: int, name: str, files: dict[str, str]) -> Level | None:
+    """The files of one group by name; None where it has no limit or does not tell its use."""
+    old = version == 1
+    limit = _number(files.get("memory.limit_in_bytes" if old else "memory.max", ""))
+    current = _number(files.get("memory.usage_in_bytes" if old else "memory.current", ""))
+    if limit is None or current is None or limit >= NO_LIMIT:
+        return None
+    rows = table(files.get("memory.stat", ""))
+    cached = min(current, sum(rows.get(one, 0) for one in _TAKEN_BACK[version]))
+    events = table(files.get("memory.oom_control" if old else "memory.events", ""))
+    return Level(
+        scope="cgroup",
+        name=name,
+        limit=limit,
+        used=current - cached,
+        cached=cached,
+        high=None if old else _number(files.get("memory.high", "")),
+        oom_kills=events.get("oom_kill"),
+    )
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None

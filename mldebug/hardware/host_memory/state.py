@@ -1,0 +1,85 @@
+"""What people are told of memory: each limit, how it fills, when it is used up, and who grows most."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
+
+from mldebug.core.model import Gap, Noun
+from mldebug.core.units import format_duration
+from mldebug.hardware.host_memory.parse import Level, RankMemory
+from mldebug.storage.checkpoints.state import size_words
+
+FULL = 0.95  # of a limit
+FLAT = 1024.0  # bytes a second that are no growth
+
+
+class LevelState(Noun, frozen=True, kw_only=True):
+    """One limit with its forecast."""
+
+    level: Level
+    growth: float | None = None  # bytes a second; None: not watched for long enough
+    seconds_left: float | None = None  # None: it does not grow, or nobody knows
+    alarm: bool = False
+
+
+class NodeMemory(Noun, frozen=True, kw_only=True):
+    """All of it at one moment."""
+
+    at: float = 0.0  # unix
+    levels: tuple[LevelState, ...] = ()
+    ranks: tuple[RankMemory, ...] = ()
+    unread: int = 0  # ranks of which nothing could be read
+    gaps: tuple[Gap, ...] = ()  # control groups whose limit may not be read: there may be one
+
+
+def judged(level: Level, growth: float | None, horizon: float) -> LevelState:
+    """`horizon`: seconds before the end at which an alarm is due."""
+    left = max(0, level.limit - level.used) / growth if growth and growth > FLAT else None
+    soon = left is not None and left <= horizon
+    return LevelState(level=level, growth=growth, seconds_left=left, alarm=soon or level.used >= FULL * level.limit)  # fmt: skip
+
+
+def alarms(told: NodeMemory) -> Iterator[str]:
+    """One sentence for each limit that is about to be reached, the most urgent first."""
+    bad = [one for one in told.levels if one.alarm]
+    for one in sorted(bad, key=lambda it: it.seconds_left if it.seconds_left is not None else 0.0):
+        yield level_sentence(one, told.ranks)
+
+
+def level_sentence(one: LevelState, ranks: Sequence[RankMemory]) -> str:
+    """How full it is, when it is used up, and who grows most."""
+    return f"{level_name(one.level)}: {_level(one)}{_grower(ranks)}"
+
+
+def of_runs(told: NodeMemory, runs: Collection[str]) -> NodeMemory:
+    """The same with the ranks of these runs alone."""
+    mine = tuple(one for one in told.ranks if one.run in runs)
+    return msgspec.structs.replace(told, ranks=mine)
+
+
+def _level(one: LevelState) -> str:
+    level = one.level
+    used = f"{size_words(level.used)} of {size_words(level.limit)} in use"
+    if one.seconds_left is None or not one.growth:
+        return used
+    more = f"{size_words(one.growth * 60)} more a minute"
+    return f"{used}, {more}: out of memory in {left_words(one.seconds_left)}"
+
+
+def left_words(seconds: float) -> str:
+    """`8m40s`, `3h20m`, `15d8h`: a forecast is no more exact than that."""
+    unit = 1 if seconds < 3600 else 60 if seconds < 86_400 else 3600
+    return format_duration(float(round(seconds / unit) * unit))
+
+
+def level_name(level: Level) -> str:
+    """What sentences about it begin with."""
+    return "host memory" if level.scope == "host" else f"memory of cgroup {level.name}"
+
+
+def _grower(ranks: Sequence[RankMemory]) -> str:
+    growing = [one for one in ranks if one.growth and one.growth > FLAT]
+    if not growing:
+        return ""
+    most = max(growing, key=lambda one: one.growth or 0.0)
+    return f"; rank {most.rank} grows most, {size_words((most.growth or 0.0) * 60)} a minute"

@@ -1,0 +1,209 @@
+"""Whom an event of the kernel concerns: by the process that its lines name, else by the GPU that the rank works on.
+
+The kernel logs pids of the first pid namespace. An agent that lives in another one must not compare them with what it
+sees: it joins by GPU alone. A pid that was given to somebody else since is told apart by the start of the process.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from mldebug.core.model import Noun
+from mldebug.hardware.kernel_log.bursts import OTHER, Burst
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.xids import xid_row
+
+SLACK = 2.0  # seconds by which the two clocks may disagree about what came first
+MOST_NAMED = 6  # Xids that a sentence counts
+
+Evidence = Literal["process", "child", "gpu", "environment", "node"]
+"""How the rank is known.
+
+process: the lines name its pid; child: that of a child of it; gpu: it works on that GPU, as the driver or its open device
+says; environment: it should work on that GPU, as its environment says; node: nobody is named.
+"""
+
+PLAIN: dict[Kind, str] = {
+    Kind.GPU_INIT_FAILED: "the driver's start failed (RmInitAdapter)",
+    Kind.OOM_KILL: "the kernel killed a process for memory",
+    Kind.CRASH: "a process crashed",
+    Kind.HUNG_TASK: "a process hangs in the kernel",
+    Kind.LOCKUP: "a CPU is locked up",
+    Kind.LINK_DOWN: "the network link went down",
+    Kind.LINK_UP: "the network link came up",
+    Kind.PORT_FAULT: "a network port has a fault",
+    Kind.NIC_FATAL: "a network adapter has a fatal error",
+    Kind.PCIE_LINK_DOWN: "a PCIe link went down",
+    Kind.NFS_NOT_RESPONDING: "an NFS server does not respond",
+    Kind.NFS_OK: "an NFS server responds again",
+    Kind.LUSTRE_LOST: "the connection to a Lustre target was lost",
+    Kind.LUSTRE_RESTORED: "the connection to a Lustre target is back",
+    Kind.LUSTRE_EVICTED: "a Lustre target evicted this node",
+    Kind.LUSTRE_ERROR: "Lustre reports an error",
+    Kind.FILESYSTEM_ERROR: "a filesystem is damaged",
+    Kind.FILESYSTEM_READ_ONLY: "a filesystem became read-only",
+    Kind.FILESYSTEM_SHUTDOWN: "a filesystem was shut down",
+    Kind.DISK_ERROR: "a disk has I/O errors",
+    Kind.MACHINE_CHECK: "machine check",
+    Kind.MACHINE_CHECK_CORRECTED: "corrected machine check",
+    Kind.MACHINE_CHECK_UNCORRECTED: "uncorrected machine check",
+    Kind.MEMORY_CORRECTED: "corrected error of the host's memory",
+    Kind.MEMORY_UNCORRECTED: "uncorrected error of the host's memory",
+    Kind.PCIE_CORRECTED: "corrected PCIe error",
+    Kind.PCIE_NONFATAL: "uncorrected PCIe error",
+    Kind.PCIE_FATAL: "fatal PCIe error",
+    Kind.PCIE_CONTAINED: "a PCIe port cut off the devices below it (DPC)",
+}
+"""What an event of each kind but Xids is called."""
+
+_OVER = {Kind.LINK_UP: "up again", Kind.NFS_OK: "responds again", Kind.LUSTRE_RESTORED: "is back"}
+
+
+class Owner(Noun, frozen=True, kw_only=True):
+    """Whose a process or a GPU is."""
+
+    run: str  # id
+    rank: int
+    started_at: float = 0.0  # unix, of the process; 0.0: not known
+    child: bool = False  # the process is a child of the rank
+    by: Evidence = "gpu"  # of a GPU: how sure that is
+
+
+class RankEvent(Noun, frozen=True, kw_only=True):
+    """One burst and one rank that it concerns; `rank` None where it is about the node."""
+
+    burst: Burst
+    run: str = ""
+    rank: int | None = None
+    by: Evidence = "node"
+
+
+def join(
+    bursts: Iterable[Burst],
+    pids: Mapping[int, Owner],
+    devices: Mapping[str, Sequence[Owner]],
+    *,
+    first_namespace: bool = True,
+) -> tuple[RankEvent, ...]:
+    """Say for each burst which ranks it concerns, in the bursts' order; each is there at least once.
+
+    `pids`: ranks, the lost ones too, and their children; `devices`: PCI address (`bus_id`) -> the ranks on that GPU.
+    `first_namespace`: does the agent see pids as the kernel counts them?
+    """
+    return tuple(
+        event
+        for burst in bursts
+        for event in (
+            _by_process(burst, pids if first_namespace else {}) or _by_gpu(burst, devices)
+        )
+    )
+
+
+def _by_process(burst: Burst, pids: Mapping[int, Owner]) -> tuple[RankEvent, ...]:
+    found: dict[tuple[str, int], RankEvent] = {}
+    for pid in burst.pids:
+        owner = pids.get(pid)
+        if owner is not None and owner.started_at <= burst.last_at + SLACK:
+            by: Evidence = "child" if owner.child else "process"
+            event = RankEvent(burst=burst, run=owner.run, rank=owner.rank, by=by)
+            found.setdefault((owner.run, owner.rank), event)
+    return tuple(found.values())
+
+
+def _by_gpu(burst: Burst, devices: Mapping[str, Sequence[Owner]]) -> tuple[RankEvent, ...]:
+    owners = devices.get(burst.root.device, ()) if burst.root.device else ()
+    found = tuple(
+        RankEvent(burst=burst, run=owner.run, rank=owner.rank, by=owner.by)
+        for owner in owners
+        if owner.started_at <= burst.last_at + SLACK
+    )
+    return found or (RankEvent(burst=burst),)
+
+
+def sentence(event: RankEvent, stalled_at: float | None = None, frame: str = "") -> str:
+    """`Xid 79 (GPU has fallen off the bus) on GPU 0000:3b:00.0, rank 3, 14 s before the stall`.
+
+    `stalled_at`: unix time of the stall's begin; `frame`: the rank's last Python frame. Both are left out where not given.
+    """
+    burst = event.burst
+    parts = [f"{_what(burst)}{_where(burst.root)}", _who(event)]
+    if burst.count > 1:
+        parts.append(_how_often(burst))
+    if frame:
+        parts.append(f"last Python frame {frame}")
+    if burst.root.origin is Origin.USER_SPACE:
+        parts.append("written by a program and not by the kernel")
+    if stalled_at is not None:
+        parts.append(_when(burst.first_at - stalled_at))
+    return ", ".join(part for part in parts if part)
+
+
+def _what(burst: Burst) -> str:
+    root = burst.root
+    if root.kind is Kind.SXID:
+        return f"SXid {root.xid} ({root.severity} error of an NVSwitch)"
+    if root.xid is not None:
+        meaning = root.recovery or xid_row(root.xid).meaning
+        return f"Xid {root.xid} ({meaning})" + _after(burst, root.xid)
+    words = PLAIN[root.kind]
+    if root.kind is Kind.OOM_KILL and root.rss_bytes is not None:
+        words += f" ({_size(root.rss_bytes)} resident{', at the limit of its cgroup' if root.scope == 'cgroup' else ''})"
+    if root.seconds is not None:
+        words += f" (for {root.seconds} s)"
+    return words
+
+
+def _after(burst: Burst, first: int) -> str:
+    others = [number for number in burst.xids if number != first]
+    named = [str(number) if number != OTHER else "others" for number in others[:MOST_NAMED]]
+    more = " …" if len(others) > MOST_NAMED else ""
+    return f" followed by Xid {', '.join(named)}{more}" if named else ""
+
+
+def _where(root: KernelEvent) -> str:
+    if not root.device:
+        return ""
+    what = {
+        Kind.XID: "GPU ",
+        Kind.GPU_LOST: "GPU ",
+        Kind.GPU_INIT_FAILED: "GPU ",
+        Kind.SXID: "switch ",
+        Kind.NFS_NOT_RESPONDING: "server ",
+    }
+    return f" on {what.get(root.kind, '')}{root.device}"
+
+
+def _who(event: RankEvent) -> str:
+    root = event.burst.root
+    if event.rank is None:
+        return f"pid {root.pid} {root.process}".rstrip() if root.pid is not None else ""
+    return whose(event.rank, event.by)
+
+
+def whose(rank: int, by: str) -> str:
+    """`rank 3`, `a child of rank 3`, `probably rank 3`; `by`: an `Evidence`."""
+    beginning = {"child": "a child of ", "environment": "probably "}
+    return f"{beginning.get(by, '')}rank {rank}"
+
+
+def _how_often(burst: Burst) -> str:
+    over = _OVER.get(burst.last_kind)
+    if over is not None and burst.root.kind is not burst.last_kind:
+        return over
+    lasted = burst.last_at - burst.first_at
+    return f"{burst.count} errors" + (f" within {lasted:.0f} s" if lasted >= 1 else "")
+
+
+def _when(after: float) -> str:
+    """Where it stands beside the stall."""
+    seconds = round(abs(after))
+    if seconds == 0:
+        return "as the stall began"
+    unit = f"{seconds} s" if seconds < 120 else f"{round(seconds / 60)} min"
+    return f"{unit} {'after the stall began' if after > 0 else 'before the stall'}"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count >> 10} KiB"

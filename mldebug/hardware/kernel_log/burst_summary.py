@@ -1,0 +1,79 @@
+"""Several lines about one thing: who tells it, which knows more, which is the worst, and what is only a consequence. Pure."""
+
+import msgspec
+
+from mldebug.core.model import Noun
+from mldebug.core.redact import safe_line
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.xids import ORDER, Tier, tier_of, xid_row
+
+
+def follows(event: KernelEvent) -> bool:
+    """Is it a consequence of something else? An SXid's number is none of an Xid."""
+    return event.kind is Kind.XID and event.xid is not None and xid_row(event.xid).follows
+
+
+def made_safe(event: KernelEvent) -> KernelEvent:
+    """The event with texts that may be shown to anyone."""
+    return msgspec.structs.replace(
+        event,
+        text=safe_line(event.text, 300),
+        process=safe_line(event.process, 64),
+        device=safe_line(event.device, 100),
+        group=safe_line(event.group, 300),
+    )
+
+
+def teller(event: KernelEvent) -> str:
+    """Of the three that may tell of one Xid: a line with its number, a line about a lost GPU, NVML."""
+    if event.origin is Origin.NVML:
+        return "nvml"
+    return "lost" if event.kind is Kind.GPU_LOST else "line"
+
+
+def tells_more(event: KernelEvent, root: KernelEvent) -> bool:
+    """Is it another line about the very same thing, with something that the root does not know?"""
+    if event.kind is Kind.OOM_KILL:
+        return True
+    if event.xid is None or event.xid != root.xid:
+        return False
+    named = root.pid is None and (event.pid is not None or root.origin is Origin.NVML)
+    return named or (not root.uuid and bool(event.uuid))
+
+
+def completed(one: KernelEvent, other: KernelEvent) -> KernelEvent:
+    """Two lines about one thing: of a kill one knows the cgroup, the other the memory; NVML knows no process."""
+    if one.kind is not Kind.OOM_KILL:
+        fuller = one if one.pid is not None or other.origin is Origin.NVML else other
+        return msgspec.structs.replace(fuller, at=one.at, uuid=one.uuid or other.uuid)
+    return msgspec.structs.replace(
+        one if one.rss_bytes is not None else other,
+        at=one.at,
+        sequence=one.sequence,
+        group=one.group or other.group,
+        scope=one.scope or other.scope,
+        rss_bytes=one.rss_bytes if one.rss_bytes is not None else other.rss_bytes,
+    )
+
+
+class Worst(Noun, frozen=True, kw_only=True):
+    """The error of a burst that counts most: the first of the worst tier. Its date is not that of the root."""
+
+    xid: int
+    tier: Tier
+    at: float
+    trusted: bool = True  # False: a program wrote it into the kernel's log
+
+
+def worst_of(known: Worst | None, event: KernelEvent, xid: int) -> Worst:
+    """The worse of what is known and one more line; where both are as bad, the kernel's word goes before a program's."""
+    trusted = event.origin is not Origin.USER_SPACE
+    one = Worst(xid=xid, tier=tier_of(event), at=event.at, trusted=trusted)
+    if known is None or _weight(one) > _weight(known):
+        return one
+    again = xid == known.xid and trusted is known.trusted and one.at < known.at
+    return msgspec.structs.replace(known, at=one.at) if again else known
+
+
+def _weight(one: Worst) -> tuple[int, bool]:
+    return ORDER.index(one.tier), one.trusted

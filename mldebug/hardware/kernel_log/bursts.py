@@ -1,0 +1,228 @@
+"""Bursts: what one GPU (process, server, link) says in a row is one event with a count, and the first is its root.
+
+The same error is told more than once: by the kernel's log that is read again after a restart or an overrun (same
+sequence number: left out), by the log and by an NVML event set (same GPU, Xid and time: counted once, in whatever order
+they come), by an Xid line and a "fallen off the bus" line without one. Memory is bounded whatever comes.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+
+from mldebug.core.model import Noun
+from mldebug.hardware.kernel_log.burst_summary import (
+    Worst,
+    completed,
+    follows,
+    made_safe,
+    teller,
+    tells_more,
+    worst_of,
+)
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.xids import Tier
+
+WINDOW = 5.0  # seconds without a line that end a burst
+LATE = 30.0  # seconds by which NVML may tell later than the kernel: it is asked now and then
+LONGEST = 600.0  # seconds after which a burst that does not end is told anew
+OPEN = 64  # bursts of one kind that can be open at once
+KEPT = 64  # closed bursts of one kind
+MAX_NUMBERS = 32  # different Xids that one burst counts apart
+MAX_DISTINCT = 1024  # different texts of one burst that are told apart
+OTHER = -1  # what further numbers are counted as
+
+_FAMILY = {
+    Kind.LINK_UP: Kind.LINK_DOWN,
+    Kind.NFS_OK: Kind.NFS_NOT_RESPONDING,
+    Kind.LUSTRE_RESTORED: Kind.LUSTRE_LOST,
+    Kind.GPU_LOST: Kind.XID,
+}
+"""Kinds that belong to the story of another one."""
+
+_OF_PROCESSES = frozenset({Kind.OOM_KILL, Kind.CRASH, Kind.HUNG_TASK})
+
+
+class Burst(Noun, frozen=True, kw_only=True):
+    """One event as people are told of it. Its texts are safe to show."""
+
+    root: KernelEvent  # the first one that is no consequence of another
+    first_at: float
+    last_at: float
+    count: int  # errors, each counted once
+    distinct: int = 1  # different lines among them; `MAX_DISTINCT`: so many or more
+    xids: dict[
+        int, int
+    ] = {}  # Xid -> errors, in the order of their first; OTHER: all further numbers
+    last_kind: Kind  # of the newest line: link_up or nfs_ok where it is over
+    tier: Tier = Tier.INFORMATION  # the worst of all; of GPU events only
+    worst: Worst | None = None  # the error that it comes from
+    pids: tuple[int, ...] = ()  # named by the lines, in their order
+
+
+Key = tuple[str, int | None]  # device, and the pid where processes are told apart
+
+
+class _Open:
+    """A burst that may still grow."""
+
+    __slots__ = (
+        "_made", "_safe", "count", "first_at", "key", "last_at", "last_kind", "pids", "root", "settled", "texts",
+        "told", "worst", "xids",
+    )  # fmt: skip
+
+    def __init__(self, event: KernelEvent, key: Key) -> None:
+        self.key = key
+        self.root = event
+        self.settled = not follows(event)  # is the root the one that it will stay?
+        self.first_at = self.last_at = event.at
+        self.last_kind = event.kind
+        self.count = 0
+        self.texts: set[int] = set()
+        self.xids: dict[int, int] = {}
+        self.told: dict[tuple[int, str], int] = {}  # (Xid, who says it) -> how often
+        self.worst: Worst | None = None
+        self.pids: dict[int, None] = {}
+        self._made: Burst | None = None
+        self._safe: tuple[KernelEvent, KernelEvent] | None = (
+            None  # the root and what of it is shown
+        )
+
+    def takes(self, at: float) -> bool:
+        """Does what happened then belong to this burst?"""
+        near = self.first_at - WINDOW <= at <= self.last_at + WINDOW
+        return near and at - self.first_at <= LONGEST
+
+    def expects(self, event: KernelEvent) -> bool:
+        """Is it what another teller told before it, so that it is no new error?"""
+        if event.xid is None or not self.first_at - LATE <= event.at <= self.last_at + LATE:
+            return False
+        told = self.told.get((event.xid, teller(event)), 0)
+        return told < self.xids.get(event.xid, 0)
+
+    def add(self, event: KernelEvent) -> int:
+        """Take one line in; returns how many errors it adds, 0 where they are known from elsewhere."""
+        self._made = None
+        if not self.settled and not follows(event):
+            self.root, self.settled = event, True
+        elif self.root is not event and tells_more(event, self.root):
+            self.root = completed(self.root, event)
+        if event.origin is not Origin.NVML or not self.count:
+            self.first_at, self.last_at = min(self.first_at, event.at), max(self.last_at, event.at)
+        self.last_kind = event.kind
+        if len(self.texts) < MAX_DISTINCT:
+            self.texts.add(hash(event.text))
+        if event.pid is not None and len(self.pids) < MAX_NUMBERS:
+            self.pids[event.pid] = None
+        if event.xid is None:
+            return self._add_plain(event)
+        return self._add_xid(event, event.xid)
+
+    def _add_plain(self, event: KernelEvent) -> int:
+        more = event.number
+        if event.kind is Kind.OOM_KILL and self.count:
+            more = 0  # two or three lines tell of one kill
+        self.count += more
+        return more
+
+    def _add_xid(self, event: KernelEvent, number: int) -> int:
+        if number not in self.xids and len(self.xids) >= MAX_NUMBERS:
+            number = OTHER
+        if self._may_be_worst(event, number):
+            self.worst = worst_of(self.worst, event, event.xid or number)
+        key = (number, teller(event))
+        told = self.told[key] = self.told.get(key, 0) + 1
+        known = self.xids.get(number, 0)
+        if told <= known:
+            return 0
+        self.xids[number] = told
+        self.count += 1
+        return 1
+
+    def _may_be_worst(self, event: KernelEvent, number: int) -> bool:
+        """In a flood nearly no line is: a number that was seen says nothing new, unless its line says more."""
+        if self.worst is None or number not in self.xids or event.severity or event.recovery:
+            return True
+        return event.at < self.worst.at or not self.worst.trusted
+
+    def burst(self) -> Burst:
+        """As people are told of it; made anew only where something was added."""
+        if self._made is None:
+            if self._safe is None or self._safe[0] is not self.root:
+                self._safe = (self.root, made_safe(self.root))
+            self._made = Burst(
+                root=self._safe[1],
+                first_at=self.first_at,
+                last_at=self.last_at,
+                count=self.count,
+                distinct=len(self.texts),
+                xids=dict(self.xids),
+                last_kind=self.last_kind,
+                tier=self.worst.tier if self.worst else Tier.INFORMATION,
+                worst=self.worst,
+                pids=tuple(self.pids),
+            )
+        return self._made
+
+
+class _Shelf:
+    """The bursts of one kind."""
+
+    def __init__(self) -> None:
+        self.open: OrderedDict[Key, _Open] = OrderedDict()
+        self.closed: deque[_Open] = deque(maxlen=KEPT)
+
+    def burst_for(self, event: KernelEvent, key: Key) -> _Open:
+        """The burst that the event belongs to; a new one closes the one before it."""
+        if event.origin is Origin.NVML:
+            known = next(
+                (one for one in self.bursts() if one.key == key and one.expects(event)), None
+            )
+            if known is not None:
+                return known
+        burst = self.open.get(key)
+        if burst is not None and (burst.takes(event.at) or burst.expects(event)):
+            self.open.move_to_end(key)
+            return burst
+        if burst is not None:
+            self.closed.append(self.open.pop(key))
+        elif len(self.open) >= OPEN:
+            self.closed.append(self.open.popitem(last=False)[1])
+        burst = self.open[key] = _Open(event, key)
+        return burst
+
+    def bursts(self) -> Iterator[_Open]:
+        """All that are still known."""
+        yield from self.closed
+        yield from self.open.values()
+
+
+class Folding:
+    """Folds events into bursts. Belongs to one thread; `bursts` gives values that may go anywhere."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[Kind, _Shelf] = {}
+        self._sequence = -1  # the newest record that was taken in
+
+    def add(self, event: KernelEvent) -> int:
+        """Take an event in; returns how many new errors it stands for, 0 for what was known already."""
+        if 0 <= event.sequence <= self._sequence:
+            return 0
+        self._sequence = max(self._sequence, event.sequence)
+        family = _FAMILY.get(event.kind, event.kind)
+        shelf = self._shelves.get(family)
+        if shelf is None:
+            shelf = self._shelves[family] = _Shelf()
+        key = (event.device, event.pid if family in _OF_PROCESSES else None)
+        return shelf.burst_for(event, key).add(event)
+
+    def bursts(self) -> tuple[Burst, ...]:
+        """All bursts that are still known, at most `OPEN + KEPT` of each kind, the oldest first."""
+        found = (one.burst() for shelf in self._shelves.values() for one in shelf.bursts())
+        return tuple(sorted(found, key=lambda burst: burst.first_at))
+
+
+def fold(events: Iterable[KernelEvent]) -> tuple[Burst, ...]:
+    """Fold what is there."""
+    folding = Folding()
+    for event in events:
+        folding.add(event)
+    return folding.bursts()

@@ -1,0 +1,123 @@
+"""Counters of what the kernel said since the agent started and in the hours before: by GPU and Xid, and by kind."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Noun
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+
+MAX_KEYS = 512  # pairs of GPU and Xid that are counted apart
+OTHER = "other"  # the GPU that all further pairs are counted for
+
+
+class XidCount(Noun, frozen=True, kw_only=True):
+    """One Xid of one GPU."""
+
+    device: str  # 0000:3b:00.0; "" where the driver did not say which
+    xid: int  # 0: several, after too many different ones
+    count: int
+    last_at: float  # unix
+    uuid: str = ""
+    gpu: int | None = None  # index
+
+
+class KindCount(Noun, frozen=True, kw_only=True):
+    """Everything of one kind that is no Xid."""
+
+    kind: Kind
+    count: int
+    last_at: float  # unix
+
+
+class KernelCounts(Noun, frozen=True, kw_only=True):
+    """All counters. They never fall while the agent runs."""
+
+    xids: tuple[XidCount, ...] = ()  # sorted by GPU and Xid
+    kinds: tuple[KindCount, ...] = ()  # sorted
+    records: int = 0  # read
+    overruns: int = 0  # times that the kernel overwrote records before they were read
+    lost: int = 0  # records that were overwritten
+    readable: bool = True  # False: the kernel's log may not be read, nothing is known
+
+
+class GpuName(NamedTuple):
+    """What a GPU is called elsewhere."""
+
+    uuid: str
+    gpu: int | None = None  # index
+
+
+class _Sum:
+    __slots__ = ("count", "last_at")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_at = 0.0
+
+    def add(self, count: int, at: float) -> None:
+        self.count += count
+        self.last_at = max(self.last_at, at)
+
+
+class Counts:
+    """Counts events. `records`, `overruns` and `lost` are set by whoever reads. Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.overruns = 0
+        self.lost = 0
+        self._xids: dict[tuple[str, int], _Sum] = {}
+        self._kinds: dict[Kind, _Sum] = {}
+
+    def add(self, event: KernelEvent, errors: int) -> None:
+        """Count an event that stands for so many new errors; 0 only moves the time of the last one."""
+        if event.kind is Kind.XID and event.xid is not None:
+            self._add_xid(event.device, event.xid, errors, event.at)
+            return
+        if event.kind is Kind.GPU_LOST and event.xid is not None:
+            self._add_xid(
+                event.device, event.xid, errors, event.at
+            )  # 0 where an Xid line told of it
+        self._kinds.setdefault(event.kind, _Sum()).add(
+            event.number if event.kind is Kind.GPU_LOST else errors, event.at
+        )
+
+    def _add_xid(self, device: str, xid: int, errors: int, at: float) -> None:
+        key = (device, xid)
+        if key not in self._xids and len(self._xids) >= MAX_KEYS:
+            key = (OTHER, xid)
+            if key not in self._xids and len(self._xids) >= 2 * MAX_KEYS:
+                key = (OTHER, 0)
+        self._xids.setdefault(key, _Sum()).add(errors, at)
+
+    def now(self, *, readable: bool = True) -> KernelCounts:
+        """All counters as a value."""
+        return KernelCounts(
+            xids=tuple(
+                XidCount(device=device, xid=xid, count=one.count, last_at=one.last_at)
+                for (device, xid), one in sorted(self._xids.items())
+            ),
+            kinds=tuple(
+                KindCount(kind=kind, count=one.count, last_at=one.last_at)
+                for kind, one in sorted(self._kinds.items())
+                if one.count
+            ),
+            records=self.records,
+            overruns=self.overruns,
+            lost=self.lost,
+            readable=readable,
+        )
+
+
+def named(counts: KernelCounts, gpus: Mapping[str, GpuName]) -> KernelCounts:
+    """Add UUID and index to the counters of GPUs whose PCI address is known."""
+    unknown = GpuName("")
+    xids = (
+        msgspec.structs.replace(
+            one, uuid=gpus.get(one.device, unknown).uuid, gpu=gpus.get(one.device, unknown).gpu
+        )
+        for one in counts.xids
+    )
+    return msgspec.structs.replace(counts, xids=tuple(xids))

@@ -1,0 +1,87 @@
+"""What the kernel says of storage: NFS and Lustre servers that are silent, broken filesystems, disks with I/O errors."""
+
+import re
+
+from mldebug.hardware.kernel_log.line_readers import Said, Sign, event
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+
+_NFS = re.compile(r"(?:nfs|lockd): server (?P<server>[^\s,]{1,255}) (?P<state>not responding|OK\b)")
+_LUSTRE = re.compile(
+    r"Lustre(?:Error)?: (?:[\d-]{1,12}: )?(?:(?P<target>[\w-]{1,48}?-(?:OST|MDT)[0-9a-fA-F]{4})|[^\s:]{1,100})[^\s:]{0,60}: "
+    r"(?:Connection to (?P<lost>[^\s()]{1,64}) \(at [^)\n]{1,64}\) was lost|(?P<restored>Connection restored to )"
+    r"|This client was evicted by (?P<evicted>[^\s;]{1,64})|operation \w{1,40} to node (?P<node>\S{1,64}) failed)"
+)
+# "LustreError: 11-0: …", "LustreError: 4711:0:(client.c:1234:…) …": the number is no name's
+_LUSTRE_ERROR = re.compile(
+    r"LustreError: (?:[0-9a-fA-F]{1,4}-[0-9a-fA-F]{1,4}: |\d{1,10}:\d{1,5}:\()"
+)
+_EXT = re.compile(
+    r"EXT[234]-fs (?:(?P<error>error) \(device (?P<device>[^)\n]{1,64})\)|\((?P<mounted>[^)\n]{1,64})\): (?P<what>[^\n]{0,80}))"
+)
+_XFS = re.compile(r"XFS \((?P<device>[^)\n]{1,64})\): (?P<what>[^\n]{0,200})")
+_SHUTDOWN = re.compile(r"[Ss]hut(?:ting)? ?down", re.IGNORECASE)
+_XFS_ERROR = re.compile(r"[Cc]orrupt|I/O error|Internal error")
+_DISK = re.compile(
+    r"(?:blk_update_request: |Buffer )?(?:[\w ]{1,30} )?I/O error(?:,| on) dev (?P<dev>[\w!./-]{1,64}), (?:sector|logical block) "
+    r"|nvme (?P<nvme>nvme[\w]{1,16}): (?:I/O (?:tag )?\d+ [^\n]{0,60}timeout|controller is down)"
+)
+
+
+def _nfs(said: Said) -> KernelEvent | None:
+    match = _NFS.match(said.text)
+    if match is None:
+        return None
+    kind = Kind.NFS_OK if match["state"] == "OK" else Kind.NFS_NOT_RESPONDING
+    return event(said, kind, device=match["server"])
+
+
+def _lustre(said: Said) -> KernelEvent | None:
+    match = _LUSTRE.match(said.text)
+    if match is None:
+        failed = _LUSTRE_ERROR.match(said.text)
+        return event(said, Kind.LUSTRE_ERROR) if failed else None
+    if match["lost"]:
+        return event(said, Kind.LUSTRE_LOST, device=match["lost"])
+    if match["evicted"]:
+        return event(said, Kind.LUSTRE_EVICTED, device=match["evicted"])
+    kind = Kind.LUSTRE_RESTORED if match["restored"] else Kind.LUSTRE_ERROR
+    return event(said, kind, device=match["target"] or "")
+
+
+def _ext(said: Said) -> KernelEvent | None:
+    match = _EXT.match(said.text)
+    if match is None:
+        return None
+    if match["error"]:
+        return event(said, Kind.FILESYSTEM_ERROR, device=match["device"])
+    if match["what"].startswith("Remounting filesystem read-only"):
+        return event(said, Kind.FILESYSTEM_READ_ONLY, device=match["mounted"])
+    return None
+
+
+def _xfs(said: Said) -> KernelEvent | None:
+    match = _XFS.match(said.text)
+    if match is None:
+        return None
+    if _SHUTDOWN.search(match["what"]):
+        return event(said, Kind.FILESYSTEM_SHUTDOWN, device=match["device"])
+    if _XFS_ERROR.search(match["what"]):
+        return event(said, Kind.FILESYSTEM_ERROR, device=match["device"])
+    return None
+
+
+def _disk(said: Said) -> KernelEvent | None:
+    match = _DISK.match(said.text)
+    if match is None:
+        return None
+    return event(said, Kind.DISK_ERROR, device=(match["dev"] or match["nvme"]).rstrip(",."))
+
+
+SIGNS = (
+    Sign(": server ", _nfs),
+    Sign("Lustre", _lustre),
+    Sign("-fs ", _ext),
+    Sign("XFS (", _xfs),
+    Sign("I/O error", _disk),
+    Sign("nvme ", _disk),
+)

@@ -1,0 +1,32 @@
+"""Which GPUs must be left alone, by what the kernel's log and NVML have told of them lately. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+from mldebug.hardware.gpu.hands_off import PAUSE, XIDS, HandsOff
+from mldebug.hardware.kernel_log.bursts import Burst
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.model import Kind, Origin
+
+_XIDS = (Kind.XID, Kind.GPU_LOST)  # an SXid has numbers of its own
+
+
+def hands_off(bursts: Iterable[Burst], now: float) -> tuple[HandsOff, ...]:
+    """Each GPU once, for what is left of its time; none for lines without an address. `now`: unix time."""
+    found: dict[str, HandsOff] = {}
+    for one in (told for burst in bursts for told in _of(burst, now)):
+        before = found.get(one.bus_id)
+        if before is None or one.seconds > before.seconds:
+            found[one.bus_id] = one
+    return tuple(found[address] for address in sorted(found))
+
+
+def _of(burst: Burst, now: float) -> Iterator[HandsOff]:
+    if burst.root.origin is Origin.USER_SPACE:  # anybody may have written it
+        return
+    xid = next((one for one in burst.xids if one in XIDS), None)
+    address = bus_id(burst.root.device)
+    left = burst.last_at + PAUSE - now
+    # one from far in the future was dated by a clock that was set back since
+    if xid is None or not address or burst.root.kind not in _XIDS or not 0 < left <= 2 * PAUSE:
+        return
+    yield HandsOff(bus_id=address, xid=xid, seconds=min(left, PAUSE))

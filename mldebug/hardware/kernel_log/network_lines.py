@@ -1,0 +1,92 @@
+"""What network drivers say of links and ports: mlx5 (Ethernet and InfiniBand), other Ethernet drivers, bonds, PCIe slots."""
+
+import re
+
+from mldebug.hardware.kernel_log.line_readers import (
+    ADDRESS,
+    MAX_NAME,
+    Said,
+    Sign,
+    bus_id,
+    event,
+)
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+
+# "mlx5_core 0000:1a:00.0 ens1f0np0: Link down", "igb 0000:03:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps",
+# "i40e 0000:3b:00.0: NIC Link is Down", "e1000e: eno1 NIC Link is Down", "mlx5_0: Port: 1 Link DOWN"; no "ata1: SATA link down"
+_LINK = re.compile(
+    rf"(?:[a-z][\w-]{{1,20}} (?P<bus>{ADDRESS})(?: (?P<name>[\w.@-]{{1,32}}))?|(?P<alone>[\w.@-]{{1,32}})): "
+    r"(?:[a-z][\w-]{1,20}: )?(?:Port: \d{1,3} |(?!NIC |SATA )(?P<inner>[\w.@-]{1,32}) )?(?:NIC )?[Ll]ink (?:is )?"
+    r"(?P<state>[Dd]own|DOWN|[Uu]p|UP|ACTIVE)(?=\s*$|[,.;]| at | - | \d)"  # "eth0: Link down" may be a program's name
+)
+_BOND = re.compile(
+    r"(?:bonding: )?(?P<bond>[\w.-]{1,32}): (?:\(slave (?P<slave>[\w.-]{1,32})\): )?link status definitely (?P<state>up|down)"
+    r"(?: for interface (?P<old>[\w.-]{1,32}))?"
+)
+_READY = re.compile(
+    r"IPv6: ADDRCONF\(NETDEV_CHANGE\): (?P<name>ib[\w.-]{1,31}): link becomes ready"
+)
+_PORT = re.compile(
+    rf"mlx[45]_core (?P<bus>{ADDRESS})(?: [^:\n]{{0,40}})?: (?:[^\n]{{0,60}}?Port module event(?P<error>\[error\])?:"
+    r" module (?P<module>\d{1,3}), (?P<what>[^\n]{0,120})|[^\n]{0,80}?(?P<power>insufficient power)|[^\n]{0,80}?(?P<heat>[Hh]igh temperature))"
+)
+_SLOT = re.compile(rf"pcieport (?P<bus>{ADDRESS}): pciehp: Slot\([^)\n]{{1,20}}\): Link Down")
+
+# 3 and 4 are no fault: somebody has switched the adapter (a virtual function) off, or resets it
+_BROKEN = re.compile(
+    rf"mlx5_core (?P<bus>{ADDRESS}): (?:poll_health:\d{{1,6}}:(?:\(pid \d{{1,10}}\): ?)? ?)?"
+    r"Fatal error (?![34] )\d{1,4} detected"
+)
+
+
+def _link(said: Said) -> KernelEvent | None:
+    match = _LINK.match(said.text)
+    if match is None:
+        return None
+    name = match["inner"] or match["name"] or match["alone"] or ""
+    return event(
+        said,
+        Kind.LINK_DOWN if match["state"].lower() == "down" else Kind.LINK_UP,
+        device=name[:MAX_NAME] or bus_id(match["bus"] or ""),
+    )
+
+
+def _bond(said: Said) -> KernelEvent | None:
+    match = _BOND.match(said.text)
+    if match is None:
+        return None
+    kind = Kind.LINK_DOWN if match["state"] == "down" else Kind.LINK_UP
+    return event(said, kind, device=match["slave"] or match["old"] or match["bond"])
+
+
+def _ready(said: Said) -> KernelEvent | None:
+    match = _READY.match(said.text)
+    return event(said, Kind.LINK_UP, device=match["name"]) if match else None
+
+
+def _port(said: Said) -> KernelEvent | None:
+    """A port that lost its cable, its power or its cool; not one whose cable was plugged in."""
+    match = _PORT.match(said.text)
+    if match is None or (match["what"] or "").strip().lower() == "cable plugged":
+        return None
+    return event(said, Kind.PORT_FAULT, device=bus_id(match["bus"]))
+
+
+def _slot(said: Said) -> KernelEvent | None:
+    match = _SLOT.match(said.text)
+    return event(said, Kind.PCIE_LINK_DOWN, device=bus_id(match["bus"])) if match else None
+
+
+def _broken(said: Said) -> KernelEvent | None:
+    match = _BROKEN.match(said.text)
+    return event(said, Kind.NIC_FATAL, device=bus_id(match["bus"])) if match else None
+
+
+SIGNS = (
+    Sign("pciehp: ", _slot),
+    Sign("link status definitely ", _bond),
+    Sign("link becomes ready", _ready),
+    Sign("Fatal error ", _broken),
+    Sign("mlx", _port),
+    Sign("ink ", _link),
+)

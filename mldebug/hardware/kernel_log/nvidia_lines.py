@@ -1,0 +1,122 @@
+"""What the NVIDIA driver says: Xids in every spelling since 2012, GPUs that are lost or do not start, and the errors of NVSwitches (SXid)."""
+
+import re
+
+from mldebug.hardware.kernel_log.line_readers import MAX_NAME, Said, Sign, bus_id, event
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+
+LOST = 79
+RECOVERY_CHANGED = 154
+
+# Without an address (2012) it is as short as a process name: only with what follows it in the driver's own words.
+_XID = re.compile(
+    r"(?:nvidia [0-9a-f:.]{1,20}: )?NVRM: Xid(?: \((?P<device>[^()\n]{1,48})\):|:(?= \d{1,10}, (?:Ch|[0-9a-fA-F]{4} )))"
+    r" (?P<xid>\d{1,10})(?!\d)(?: ?, ?(?P<rest>.*))?",
+    re.DOTALL,
+)
+_PROCESS = re.compile(
+    r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:, name=(?P<name>[^\n]{0,64}?))?(?:, |$)(?P<rest>.*)",
+    re.DOTALL,
+)
+_CHANNEL = re.compile(r"\bCh(?:annel|ID)? (?P<channel>[0-9a-fA-F]{1,8})\b")
+_LINK = re.compile(r"\b[Ll]ink (?P<link>\d{1,3})\b")
+_SEVERITY = re.compile(r"\b(?P<non>non[- ]?)?fatal\b", re.IGNORECASE)
+_RECOVERY = re.compile(r"\bto 0x[0-9a-fA-F]{1,8} \((?P<action>[^)\n]{1,64})\)")
+_LOST = re.compile(
+    r"NVRM: (?:GPU (?:at )?|The NVIDIA GPU )(?:\(?PCI:)?(?P<device>[0-9a-fA-F:.]{5,20})\)?[^0-9a-fA-F].*fallen off the bus",
+    re.DOTALL,
+)
+# "rm_init_adapter failed", which comes after it, is about the same failure
+_INIT = re.compile(
+    r"(?:nvidia [0-9a-f:.]{1,20}: )?NVRM: (?:GPU (?P<device>[0-9a-fA-F:.]{5,20}): )?RmInitAdapter failed! \(0x"
+)
+_SXID = re.compile(
+    r"nvidia-nvswitch@?(?P<switch>\d{1,3}): SXid \((?P<device>[^()\n]{1,48})\): (?P<sxid>\d{1,6}), (?P<rest>.*)",
+    re.DOTALL,
+)
+_NAMED = re.compile(
+    r"NVRM: GPU at (?P<device>PCI:[0-9a-fA-F:.]{5,20}): (?P<uuid>GPU-[0-9a-f-]{36})\b"
+)
+_NVLINK5 = range(144, 151)
+_NAMELESS = ("", "<unknown>")
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last place, which the driver wrote: before it the name of a process may stand, with commas of its own."""
+    return max(pattern.finditer(text), key=lambda match: match.start(), default=None)
+
+
+def _xid(said: Said) -> KernelEvent | None:
+    match = _XID.match(said.text)
+    if match is None:
+        return None
+    xid, rest = int(match["xid"]), match["rest"] or ""
+    process = _PROCESS.match(rest)
+    if process is not None:
+        rest = process["rest"]
+    more: dict[str, object] = {}
+    if channel := _last(_CHANNEL, rest):
+        more["channel"] = channel["channel"]
+    if link := _last(_LINK, rest):
+        more["link"] = int(link["link"])
+    if xid in _NVLINK5 and (severity := _last(_SEVERITY, rest)):
+        more["severity"] = "nonfatal" if severity["non"] else "fatal"
+    if xid == RECOVERY_CHANGED and (action := _last(_RECOVERY, rest)):
+        more["recovery"] = action["action"]
+    name = process["name"] or "" if process else ""
+    pid = process["pid"] if process else ""
+    return event(
+        said,
+        Kind.XID,
+        device=bus_id(match["device"] or ""),
+        xid=xid,
+        pid=int(pid) if pid.isdigit() else None,
+        process="" if name.strip("'") in _NAMELESS else name.strip("'")[:MAX_NAME],
+        **more,
+    )
+
+
+def _lost(said: Said) -> KernelEvent | None:
+    match = _LOST.match(said.text)
+    if match is None:
+        return None
+    return event(said, Kind.GPU_LOST, device=bus_id(match["device"].rstrip(".:")), xid=LOST)
+
+
+def _not_started(said: Said) -> KernelEvent | None:
+    """The driver cannot start a GPU; older ones do not say which."""
+    match = _INIT.match(said.text)
+    if match is None:
+        return None
+    return event(said, Kind.GPU_INIT_FAILED, device=bus_id(match["device"] or ""))
+
+
+def _sxid(said: Said) -> KernelEvent | None:
+    """Of the three lines about one error only the first, which says how bad it is."""
+    match = _SXID.match(said.text)
+    severity = _SEVERITY.match(match["rest"]) if match else None
+    if match is None or severity is None:
+        return None
+    link = _LINK.search(match["rest"])
+    return event(
+        said,
+        Kind.SXID,
+        device=bus_id(match["device"]),
+        xid=int(match["sxid"]),
+        severity="nonfatal" if severity["non"] else "fatal",
+        link=int(link["link"]) if link else None,
+    )
+
+
+def gpu_named(text: str) -> tuple[str, str] | None:
+    """The PCI address and the UUID that the driver prints before the first Xid of a GPU."""
+    match = _NAMED.match(text)
+    return (bus_id(match["device"]), match["uuid"]) if match else None
+
+
+SIGNS = (
+    Sign("NVRM: Xid", _xid),
+    Sign("fallen off the bus", _lost),
+    Sign("RmInitAdapter failed", _not_started),
+    Sign("SXid", _sxid),
+)

@@ -1,0 +1,65 @@
+"""From a record of the kernel's log to the event that it tells. Pure: never raises, linear in the line's length."""
+
+import re
+from functools import lru_cache
+
+import msgspec
+
+from mldebug.hardware.kernel_log import (
+    filesystem_lines,
+    hardware_lines,
+    network_lines,
+    nvidia_lines,
+    process_lines,
+)
+from mldebug.hardware.kernel_log.line_readers import MAX_LINE, Said
+from mldebug.hardware.kernel_log.model import KernelEvent
+from mldebug.hardware.kernel_log.records import (
+    KERNEL_FACILITY,
+    KernelRecord,
+    parse_printed,
+    parse_record,
+)
+
+SIGNS = (
+    *nvidia_lines.SIGNS,
+    *process_lines.SIGNS,
+    *filesystem_lines.SIGNS,
+    *hardware_lines.SIGNS,
+    *network_lines.SIGNS,
+)
+_BY_NAME = re.compile(
+    r"(?!INFO: task ).{1,15}?(?:\[\d{1,10}\][: ]| invoked oom-killer: |: page allocation )",
+    re.DOTALL,
+)
+"""Lines that begin with what a user called a program, and may end with what he called its file."""
+_ANY = re.compile("|".join(re.escape(sign.word) for sign in SIGNS))
+
+
+def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | None:
+    """The event that a record tells, None for most. `at`: unix time; without it, the kernel's own seconds."""
+    text = record.text[:MAX_LINE]
+    if _ANY.search(text) is None:
+        return None
+    found = _told(Said(text, record.facility == KERNEL_FACILITY))
+    if found is None:
+        return None
+    at = record.seconds if at is None else at
+    return msgspec.structs.replace(found, at=at, sequence=record.sequence)
+
+
+@lru_cache(maxsize=128)
+def _told(said: Said) -> KernelEvent | None:
+    """What a text tells, whenever it is said: a storm repeats few texts many times."""
+    if _BY_NAME.match(said.text):
+        return process_lines.crash(said)
+    for sign in SIGNS:
+        if sign.word in said.text and (found := sign.read(said)) is not None:
+            return found
+    return None
+
+
+def parse_line(line: str, boot_time: float = 0.0) -> KernelEvent | None:
+    """The event that one line of /dev/kmsg, dmesg or `journalctl -k` tells."""
+    record = parse_record(line) or parse_printed(line)
+    return parse_event(record, record.unix(boot_time)) if record else None

@@ -1,0 +1,115 @@
+"""What the kernel says of processes: killed for memory, crashed, hung in the kernel, CPUs that are locked up."""
+
+import re
+
+from mldebug.hardware.kernel_log.line_readers import MAX_NAME, Said, Sign, event
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+
+NAME = r"(?P<name>[\s\S]{0,15})"
+"""What a process is called: any 15 bytes, brackets, colons and numbers too. Greedy: the number behind it is the last."""
+
+# Before 5.x two lines: "Out of memory: Kill process 12 (python) score 9 …", "Killed process 12 (python) total-vm:…"
+_KILLED = re.compile(
+    r"(?P<words>(?:Memory cgroup )?[Oo]ut of memory(?: \([^)\n]{1,40}\))?: )?Kill(?:ed)? process (?P<pid>\d{1,10}),?"
+    rf" \({NAME}\)(?P<rest>(?:,| total-vm| score|$).*)",
+    re.DOTALL,
+)
+_TASK = re.compile(
+    r"oom-kill:constraint=(?P<constraint>\w{1,40}),.*?(?:oom_memcg=(?P<limit>[^,\n]{1,512}),|(?P<node>global_oom),)"
+    rf"task_memcg=[^\n]{{0,512}}?,task={NAME},pid=(?P<pid>\d{{1,10}})(?:,uid=\d+)?\s*$"
+)
+_RSS = re.compile(r"\b(?:anon|file|shmem)-rss:(\d{1,15})kB")
+_CRASHES = (
+    re.compile(rf"{NAME}\[(?P<pid>\d{{1,10}})\]: segfault at "),
+    re.compile(rf"traps: {NAME}\[(?P<pid>\d{{1,10}})\] [^\[\]\n]{{1,60}} ip:[0-9a-f]"),
+    re.compile(
+        rf"(?:Memory failure: )?(?:mce: )?MCE(?: 0x[0-9a-f]{{1,16}})?: Killing {NAME}:(?P<pid>\d{{1,10}}) due to hardware memory"
+    ),
+    re.compile(
+        rf"Memory failure: 0x[0-9a-f]{{1,16}}: (?:Killing|Sending SIGBUS to) {NAME}:(?P<pid>\d{{1,10}}) due to "
+    ),
+)
+_HUNG = re.compile(
+    rf"INFO: task {NAME}:(?P<pid>\d{{1,10}}) blocked (?:in I/O wait )?for more than (?P<seconds>\d{{1,9}}) seconds"
+)
+_LOCKUP = re.compile(
+    r"(?:NMI )?watchdog: (?:BUG: soft lockup - CPU#(?P<cpu>\d{1,5}) stuck for (?P<seconds>\d{1,9})s!"
+    r"(?: \[(?P<name>[^\n]{1,64}):(?P<pid>\d{1,10})\])?|.{0,20}?hard LOCKUP on cpu (?P<hard>\d{1,5}))"
+)
+
+
+def _killed(said: Said) -> KernelEvent | None:
+    match = _KILLED.match(said.text)
+    if match is None:
+        return None
+    sizes = _RSS.findall(match["rest"])
+    words = match["words"] or ""
+    return event(
+        said,
+        Kind.OOM_KILL,
+        pid=int(match["pid"]),
+        process=match["name"][:MAX_NAME],
+        scope="cgroup" if words.startswith("Memory cgroup") else "node" if words else "",
+        rss_bytes=sum(int(size) for size in sizes) * 1024 if sizes else None,
+    )
+
+
+def _task(said: Said) -> KernelEvent | None:
+    match = _TASK.match(said.text)
+    if match is None:
+        return None
+    limited = match["constraint"].endswith("MEMCG")  # cgroups may be called anything
+    return event(
+        said,
+        Kind.OOM_KILL,
+        pid=int(match["pid"]),
+        process=match["name"][:MAX_NAME],
+        scope="cgroup" if limited else "node",
+        group=(match["limit"] or "") if limited else "",
+    )
+
+
+def crash(said: Said) -> KernelEvent | None:
+    """The crash of a process; the only event whose line begins with a name."""
+    match = next((found for one in _CRASHES if (found := one.match(said.text))), None)
+    if match is None:
+        return None
+    return event(said, Kind.CRASH, pid=int(match["pid"]), process=match["name"][:MAX_NAME])
+
+
+def _hung(said: Said) -> KernelEvent | None:
+    match = _HUNG.match(said.text)
+    if match is None:
+        return None
+    return event(
+        said,
+        Kind.HUNG_TASK,
+        pid=int(match["pid"]),
+        process=match["name"][:MAX_NAME],
+        seconds=int(match["seconds"]),
+    )
+
+
+def _lockup(said: Said) -> KernelEvent | None:
+    match = _LOCKUP.match(said.text)
+    if match is None:
+        return None
+    return event(
+        said,
+        Kind.LOCKUP,
+        device=f"CPU {match['cpu'] or match['hard']}",
+        pid=int(match["pid"]) if match["pid"] else None,
+        process=(match["name"] or "")[:MAX_NAME],
+        seconds=int(match["seconds"]) if match["seconds"] else None,
+    )
+
+
+SIGNS = (
+    Sign("]: segfault at ", crash),
+    Sign("traps: ", crash),
+    Sign("due to hardware memory", crash),
+    Sign("oom-kill:", _task),
+    Sign("Kill", _killed),
+    Sign("blocked ", _hung),
+    Sign("watchdog: ", _lockup),
+)

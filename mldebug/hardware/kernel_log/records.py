@@ -1,0 +1,102 @@
+r"""One record of /dev/kmsg, or one printed line of dmesg or journalctl, as a struct. Pure; never raises on text.
+
+/dev/kmsg gives `priority,sequence,microseconds,flags[,more];text`, then lines that begin with a space and hold
+`KEY=value`; what cannot be printed stands there as `\x0a` (Documentation/ABI/testing/dev-kmsg). Programs that write
+into the log cannot use facility 0: by it one knows what the kernel itself said.
+"""
+
+import re
+
+from mldebug.core.model import Noun
+
+MAX_RECORD = 16 << 10  # bytes; the kernel's own limit is 8 KiB
+KERNEL_FACILITY = 0
+_MAX_DIGITS = 19
+
+_ESCAPED = re.compile(r"\\x([0-9a-fA-F]{2})")
+_PRINTED = re.compile(
+    r"(?:<(?P<priority>\d{1,4})>)?\[ {0,8}(?P<seconds>\d{1,10}\.\d{1,9})\](?:\[[^\]]{0,16}\])? ?(?P<text>.*)",
+    re.DOTALL,
+)
+_JOURNAL = re.compile(  # time and host; behind "program: " that program says what it likes
+    r"(?:(?!: )[^\[\]]){0,80}? kernel: (?P<rest>.*)", re.DOTALL
+)
+
+
+class KernelRecord(Noun, frozen=True, kw_only=True):
+    """One record. `text` may hold several lines."""
+
+    text: str
+    seconds: float = 0.0  # the kernel's clock: about seconds since boot
+    sequence: int = -1  # -1: a printed line, which has none
+    level: int = 6  # 0 emergency … 7 debug
+    facility: int = KERNEL_FACILITY
+    fragment: bool = False  # goes on with the record before it
+    device: str = ""  # "+pci:0000:3b:00.0", "n2": DEVICE= of the record
+
+    def unix(self, boot_time: float) -> float:
+        """Unix time of the record, where the kernel's clock began at `boot_time`."""
+        return boot_time + self.seconds
+
+
+def parse_record(data: bytes | str) -> KernelRecord | None:
+    """Parse what one read of /dev/kmsg gives; None for anything else."""
+    text = (
+        data[:MAX_RECORD].decode(errors="replace") if isinstance(data, bytes) else data[:MAX_RECORD]
+    )
+    head, semicolon, body = text.partition(";")
+    fields = head.split(",", 4)
+    if not semicolon or len(fields) < 4:
+        return None
+    priority, sequence, micros = (_number(field) for field in fields[:3])
+    if priority is None or sequence is None or micros is None:
+        return None
+    line, _, more = body.partition("\n")
+    return KernelRecord(
+        text=_unescaped(line),
+        seconds=micros / 1e6,
+        sequence=sequence,
+        level=priority & 7,
+        facility=priority >> 3,
+        fragment=fields[3] == "c",
+        device=_device(more) if more else "",
+    )
+
+
+def parse_printed(line: str) -> KernelRecord | None:
+    """Parse a line as dmesg, syslog or `journalctl -k` print it: `<3>[   12.5] text`, `… host kernel: [12.5] text`."""
+    line = line[:MAX_RECORD].rstrip("\n")
+    journal = _JOURNAL.match(line)
+    rest = journal["rest"] if journal else line
+    printed = _PRINTED.match(rest)
+    if printed is None:
+        return KernelRecord(text=rest) if journal else None
+    priority = int(printed["priority"] or 6)
+    return KernelRecord(
+        text=printed["text"],
+        seconds=float(printed["seconds"]),
+        level=priority & 7,
+        facility=priority >> 3,
+    )
+
+
+def _number(field: str) -> int | None:
+    return int(field) if len(field) <= _MAX_DIGITS and field.isascii() and field.isdigit() else None
+
+
+def _unescaped(line: str) -> str:
+    if "\\x" not in line:
+        return line
+    raw = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), line)
+    try:
+        return raw.encode("latin-1").decode(errors="replace")  # the kernel escapes byte by byte
+    except UnicodeEncodeError:
+        return raw
+
+
+def _device(more: str) -> str:
+    for line in more.split("\n"):
+        key, _, value = line.partition("=")
+        if key == " DEVICE":
+            return _unescaped(value[:200])
+    return ""

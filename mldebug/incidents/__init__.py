@@ -1,0 +1,1 @@
+"""Incidents, their reports, and where reports are stored."""

@@ -1,0 +1,226 @@
+"""The report as one HTML file: readable from disk, on a phone, on paper and without JavaScript."""
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from mldebug.core import text
+from mldebug.core.model import Culprit, Group
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.report_model import GapView, RankView, Report
+from mldebug.incidents.report import (
+    changes,
+    columns,
+    exit_story,
+    gpus,
+    rank_map,
+    stack_tree,
+    steps,
+    traces,
+    wording,
+)
+from mldebug.incidents.report.sanitize import tidy_report
+
+FOLDER = Path(__file__).with_name("templates")
+TABLE_ROWS = 256  # rows in the file itself; JavaScript shows the others from the data
+FEW_ROWS = 16  # of a large job in which all but a few do the same
+MAX_GROUPS = 64
+MAX_GAPS = 200
+SHOWN_FRAMES = 6
+LONG_SENTENCE = 170
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCard:
+    """A group as it is shown; `index` is its number in the table."""
+
+    index: int
+    group: Group
+    look: wording.Look
+    ranks: str
+    culprit: bool
+
+
+class GapRow(NamedTuple):
+    """Equal gaps of several ranks, folded."""
+
+    gap: GapView
+    where: str
+
+
+class Page(NamedTuple):
+    """A report that the agent's pages serve."""
+
+    html: str
+    policy: str  # its Content-Security-Policy, for the header
+
+
+def render_html(report: Report) -> str:
+    """Return the whole file. Nothing in it is loaded from elsewhere and nothing a job wrote is markup."""
+    return _template().render(_view(tidy_report(report)))
+
+
+def render_page(report: Report, home: str) -> Page:
+    """The same with a way back to the page that lists it."""
+    shown = _view(tidy_report(report)) | {"home": home}
+    return Page(_template().render(shown), shown["policy"])
+
+
+def policy(style: str, script: str) -> str:
+    """Return the Content-Security-Policy that allows this style and this script, and nothing else."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def embed(value: object) -> Markup:
+    """Encode data so that it cannot leave the script element that holds it."""
+    text = msgspec.json.encode(value).decode()
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)  # noqa: S704 - the loop above is the escaping
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@cache
+def _template() -> Template:
+    world = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    world.filters |= {
+        "plural": text.plural,
+        "moment": text.moment,
+        "steps": steps.step_words,
+        "trace_title": traces.trace_title,
+    }
+    world.globals |= {"W": wording, "SHOWN_FRAMES": SHOWN_FRAMES}
+    return world.get_template("report.html.j2")
+
+
+def _view(report: Report) -> dict[str, Any]:
+    """Everything the template shows, worked out; it only lays out."""
+    style, script = (FOLDER / "report.css").read_text(), (FOLDER / "report.js").read_text()
+    legend = rank_map.kinds(report.ranks)
+    large = len(report.ranks) > rank_map.MAX_CELLS
+    culprits = [one.rank for one in report.ranks if one.culprit]
+    told, over = exit_story.last_words(report), exit_story.nobody_lives(report)
+    return {
+        "r": report,
+        "home": "",
+        "style": Markup(style),  # noqa: S704 - our own file
+        "script": Markup(script),  # noqa: S704 - our own file
+        "policy": policy(style, script),
+        "sentence": _sentence(report.diagnosis.summary, report.diagnosis.culprits),
+        "long": len(report.diagnosis.summary) > LONG_SENTENCE,
+        "legend": legend,
+        "tints": {(kind.role, kind.name): kind.css for kind in legend},
+        "described": rank_map.describe(legend),
+        "drawings": rank_map.drawings(report.ranks, legend) if large else [],
+        "cells": [] if large else rank_map.cells(report.ranks, legend),
+        "cards": _cards(report)[:MAX_GROUPS],
+        "branches": stack_tree.branches(report.tree, culprits, len(report.ranks)),
+        "left_out": stack_tree.left_out(report.tree),
+        "rows": _rows(report.ranks, large),
+        "bare": _bare_columns(report.ranks, over and len(legend) == 1),
+        "detailed": [
+            one for one in report.ranks if one.threads or one.trace or (one.log and one is not told)
+        ],
+        "ended": exit_story.is_end(report),
+        "over": over,
+        "told": told,
+        "told_title": exit_story.words_title(told) if told else "",
+        "story": exit_story.story(report) if exit_story.is_end(report) else None,
+        "mapped": not over or len(legend) > 1 or len({one.node for one in report.ranks}) > 1,
+        "groups_title": "How the ranks ended" if over else "Who stands where",
+        "steps_of_job": steps.job_words(report.job),
+        "steps": steps.step_lines(report.ranks),
+        "traced": traces.trace_lines(report.ranks),
+        "moved": changes.change_lines(report.comparison) if report.comparison else (),
+        "moved_title": changes.later_words(report.comparison) if report.comparison else "",
+        "gpus": gpus.gpu_lines(report.gpus),
+        "gaps": _gap_rows(report.gaps),
+        "nodes": report.nodes[:TABLE_ROWS],
+        "data": embed(columns.data(report.ranks, legend)),
+    }
+
+
+def _sentence(summary: str, culprits: tuple[Culprit, ...]) -> tuple[str, str, str]:
+    """Split the sentence around the words that name the culprit, which are shown in its colour."""
+    ranks = [one.rank for one in culprits if one.rank is not None]
+    if not ranks:
+        return summary, "", ""
+    name = f"ranks? {re.escape(fold_ranks(ranks))}(?![-,]?\\d)"
+    found = re.search(name, summary, re.IGNORECASE)
+    if found is None:
+        return summary, "", ""
+    return summary[: found.start()], found[0], summary[found.end() :]
+
+
+def _cards(report: Report) -> list[GroupCard]:
+    """Groups with a culprit first, else in the report's own order."""
+    blamed = {one.group for one in report.ranks if one.culprit}
+    found = [
+        GroupCard(
+            index=index,
+            group=group,
+            look=wording.ROLES[group.role],
+            ranks=shorten_ranks(group.ranks, 160),
+            culprit=index in blamed,
+        )
+        for index, group in enumerate(report.groups)
+    ]
+    return sorted(found, key=lambda card: not card.culprit)
+
+
+def _bare_columns(ranks: tuple[RankView, ...], alike: bool) -> str:
+    """CSS classes that hide the columns in which no rank has anything, or all that are over the same."""
+    empty = {
+        "no-state": not any(one.state for one in ranks),
+        "no-cpu": all(one.cpu_ratio is None for one in ranks),
+        "no-step": not any(steps.step_words(one) for one in ranks),
+        "no-collective": not any(one.last_collective for one in ranks),
+        "no-kind": alike,
+        "no-node": not any(one.node for one in ranks),
+    }
+    return " ".join(name for name, hidden in empty.items() if hidden)
+
+
+def _rows(ranks: tuple[RankView, ...], large: bool) -> list[RankView]:
+    """Culprits, suspects, then the others; of a large job only those to look at."""
+    order = list(wording.ROLES)
+    ordered = sorted(ranks, key=lambda one: (not one.culprit, order.index(one.role), one.rank))
+    if large:
+        alike = {"waiting"} if any(one.role != "exited" for one in ranks) else {"exited"}
+        apart = [one for one in ordered if one.culprit or one.role not in alike]
+        ordered = apart if len(apart) >= FEW_ROWS else ordered[:FEW_ROWS]
+    return ordered[:TABLE_ROWS]
+
+
+def _gap_rows(gaps: tuple[GapView, ...]) -> list[GapRow]:
+    same: dict[tuple[str, str, str], list[GapView]] = {}
+    for gap in gaps:
+        same.setdefault((gap.what, gap.reason, gap.way_out), []).append(gap)
+    return [GapRow(mine[0], _where(mine)) for mine in same.values()][:MAX_GAPS]
+
+
+def _where(gaps: list[GapView]) -> str:
+    ranks = {gap.rank for gap in gaps if gap.rank is not None}
+    if ranks:
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {shorten_ranks(fold_ranks(ranks), 60)}"
+    return f"pid {gaps[0].pid}" if gaps[0].pid is not None else ""

@@ -1,0 +1,52 @@
+"""Make text that a job chose harmless to look at: no control characters, no endless strings.
+
+Escaping for HTML and terminals' markup is the renderers' part; what is done here is done once for all of them.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from mldebug.core.report_model import Report
+
+MAX_TEXT = 2_000
+"""Longest string a report holds, in characters; rank sets are ours and stay whole."""
+
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x9b[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c]{0,512}(?:\x07|\x1b\\|\x9c)"  # OSC, DCS: titles, links
+    r"|\x1b[ -/]*[0-~]"
+)
+_RANK_SET = re.compile(r"[0-9,\-/]{0,65536}", re.ASCII)
+
+
+def tidy(text: str, limit: int = MAX_TEXT) -> str:
+    """Return one printable line of at most `limit` characters.
+
+    Terminal sequences go, tabs and line ends become spaces, every other invisible character (bidi overrides
+    and lone surrogates among them) becomes U+FFFD.
+    """
+    if not text.isprintable():
+        text = _ESCAPES.sub("", text[: 4 * limit]).expandtabs(4)
+        text = "".join(char if char.isprintable() else _shown(char) for char in text)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def tidy_report(report: Report) -> Report:
+    """Return the same report with every string in it tidied."""
+    return msgspec.convert(_walk(msgspec.to_builtins(report)), Report)
+
+
+def _shown(char: str) -> str:
+    return " " if char.isspace() else "\ufffd"
+
+
+def _walk(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if _RANK_SET.fullmatch(value) else tidy(value)
+    if isinstance(value, dict):
+        return {_walk(key): _walk(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_walk(inner) for inner in value]
+    return value

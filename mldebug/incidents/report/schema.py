@@ -1,0 +1,29 @@
+"""The JSON Schema of report.json, generated from the structs and shipped beside this file."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mldebug.core.report_model import REPORT_SCHEMA, Report
+
+SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the schema (draft 2020-12) that every report obeys."""
+    schema = msgspec.json.schema(Report)
+    definitions = schema["$defs"]
+    definitions["Report"]["properties"]["schema"] = {"const": REPORT_SCHEMA}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:{REPORT_SCHEMA.replace('/', ':')}",
+        "title": "mldebug report",
+        **schema,
+    }
+
+
+def schema_text() -> str:
+    """Return what `report.schema.json` has to hold."""
+    text = msgspec.json.format(msgspec.json.encode(report_schema(), order="sorted"), indent=2)
+    return text.decode() + "\n"

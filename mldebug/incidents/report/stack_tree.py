@@ -1,0 +1,98 @@
+"""The merged stack tree as a flat list of branches, so that neither template nor browser recurses deeply."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mldebug.core.model import TreeNode
+from mldebug.core.ranksets import shorten_ranks
+
+MAX_NODES = 3_000
+"""Frames shown; report.json has them all."""
+
+OPEN_BRANCHES = 80  # a tree with more starts folded below its first levels
+OPEN_LEVELS = 3
+MAX_LEVELS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A run of frames that the same ranks share, outermost first. `closes` ends that many branches after it."""
+
+    frames: list[str]
+    ranks: str
+    count: int
+    share: float
+    culprits: list[int]
+    leaf: bool
+    open: bool
+    closes: int
+
+
+class _Run(NamedTuple):
+    nodes: list[TreeNode]
+    level: int
+
+
+def branches(tree: Sequence[TreeNode], culprits: Sequence[int], world: int) -> list[Branch]:
+    """Flatten the tree depth first: a branch's children follow it until `closes` says that it has ended."""
+    runs = list(_bounded(_runs(tree, 0)))
+    folded = len(runs) > OPEN_BRANCHES
+    levels = [run.level for run in runs]
+    return [
+        _branch(run, following, culprits, max(world, 1), folded)
+        for run, following in zip(runs, [*levels[1:], 0], strict=False)
+    ]
+
+
+def left_out(tree: Sequence[TreeNode]) -> int:
+    """Return how many frames of the tree are not shown."""
+    every = sum(len(run.nodes) for run in _runs(tree, 0))
+    return every - sum(len(run.nodes) for run in _bounded(_runs(tree, 0)))
+
+
+def _runs(nodes: Sequence[TreeNode], level: int) -> Iterator[_Run]:
+    """Depth first with an explicit stack."""
+    waiting = [(node, level) for node in reversed(nodes)]
+    while waiting:
+        node, depth = waiting.pop()
+        run = [node]
+        while len(node.children) == 1 and node.children[0].count == node.count:
+            node = node.children[0]
+            run.append(node)
+        yield _Run(run, depth)
+        deeper = min(depth + 1, MAX_LEVELS)
+        waiting.extend((child, deeper) for child in reversed(node.children))
+
+
+def _bounded(runs: Iterator[_Run]) -> Iterator[_Run]:
+    room = MAX_NODES
+    for run in runs:
+        room -= len(run.nodes)
+        if room < 0:
+            return
+        yield run
+
+
+def _branch(run: _Run, following: int, culprits: Sequence[int], world: int, folded: bool) -> Branch:
+    first, leaf = run.nodes[0], following <= run.level
+    blamed = _among(culprits, first.ranks)
+    return Branch(
+        frames=[node.frame for node in run.nodes],
+        ranks=shorten_ranks(first.ranks, 48),
+        count=first.count,
+        share=first.count / world,
+        culprits=blamed,
+        leaf=leaf,
+        open=not folded or run.level < OPEN_LEVELS or bool(blamed),
+        closes=run.level - following + 1 if leaf else 0,
+    )
+
+
+def _among(ranks: Sequence[int], folded: str) -> list[int]:
+    """Those of `ranks` that a folded set holds; reading its bounds beats expanding 8,192 ranks per frame."""
+    if not ranks:
+        return []
+    bounds = [part.partition("-") for part in folded.split(",") if part]
+    spans = [(int(low), int(high or low)) for low, _, high in bounds]
+    return [rank for rank in ranks if any(low <= rank <= high for low, high in spans)]

@@ -1,0 +1,79 @@
+"""The words and marks that text and HTML share. A mark never rests on colour alone: each role has its letter."""
+
+from typing import NamedTuple
+
+from mldebug.core.model import Confidence, Culprit, Role, Verdict
+from mldebug.core.report_model import Report
+from mldebug.core.text import moment
+
+
+class Look(NamedTuple):
+    """How a role is shown: its letter, a terminal style and what it means."""
+
+    letter: str
+    style: str
+    meaning: str
+
+
+ROLES: dict[Role, Look] = {
+    Role.EXITED: Look("X", "bold magenta", "its process is gone"),
+    Role.MISSING: Look("M", "bold magenta", "it never came"),
+    Role.INERT: Look("I", "bold red", "does nothing, and no other rank can wake it"),
+    Role.BUSY: Look("B", "bold yellow", "it computes"),
+    Role.UNCLEAR: Look("?", "bold", "the evidence does not tell"),
+    Role.WAITING: Look("w", "dim", "waits for other ranks"),
+}
+"""In the order of suspicion."""
+
+CONFIDENCE: dict[Confidence, str] = {
+    Confidence.HIGH: "direct evidence",
+    Confidence.MEDIUM: "stacks and counters agree",
+    Confidence.LOW: "one sign only",
+}
+
+
+def confidence(report: Report) -> str:
+    """What the confidence rests on."""
+    if report.kind == "abnormal_end" and report.diagnosis.confidence is Confidence.MEDIUM:
+        return "the order of the exits, or words that name no rank"
+    return CONFIDENCE[report.diagnosis.confidence]
+
+
+_TITLES = {
+    Verdict.DATALOADER_STALLED: "Data loader stalled",
+    Verdict.GPU_FAULT: "GPU fault",
+    Verdict.RANK_BLOCKED_IO: "Rank blocked in I/O",
+    Verdict.UNKNOWN: "Cause unknown",
+}
+
+
+def title(verdict: Verdict) -> str:
+    """Return `Rank waiting` for `rank_waiting`."""
+    return _TITLES.get(verdict) or verdict.value.replace("_", " ").capitalize()
+
+
+def culprit_name(culprit: Culprit) -> str:
+    """Return `rank 3`, or `link gpu-17` for what is no rank."""
+    if culprit.kind == "worker" and culprit.rank is not None:
+        return f"worker of rank {culprit.rank}"
+    return f"rank {culprit.rank}" if culprit.rank is not None else culprit.kind
+
+
+def culprit_place(culprit: Culprit) -> str:
+    """Return `pid 41003 on gpu-17`; a rank that never came has no pid."""
+    pid = f"pid {culprit.pid}" if culprit.pid is not None else "no process"
+    if culprit.pid is None and culprit.kind not in ("rank", "worker"):
+        return f"on {culprit.node}"
+    return f"{pid} on {culprit.node}" if culprit.node else pid
+
+
+def ending(report: Report) -> str:
+    """Return how the incident ended, or the empty string while it is open."""
+    return {"open": "", "recovered": "recovered by itself", "ended": "job ended"}[report.state]
+
+
+def standing(report: Report) -> str:
+    """The same, and of one that is open when that was seen; nothing of what somebody has asked for by hand."""
+    if report.state == "open" and report.kind == "stall":
+        return f"still open at {moment(report.reported_at)}"
+    return ending(report)

@@ -1,0 +1,70 @@
+"""One report as a list shows it: read from the head of its report.json."""
+
+from pathlib import Path
+
+import msgspec
+
+from mldebug.core.errors import AccessError, EvidenceError
+from mldebug.core.files import read_struct
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One report as a list shows it; `broken` says why it cannot be read ("" when it can)."""
+
+    id: str
+    verdict: str = ""
+    confidence: str = ""
+    job: str = ""
+    job_id: str = ""
+    sentence: str = ""
+    time: str = ""
+    state: str = ""
+    kind: str = ""
+    user: str = ""  # whose job it is
+    ranks: int = 0  # of the whole job
+    broken: str = ""
+
+
+class _JobHead(msgspec.Struct):
+    name: str
+    id: str = ""
+    user: str = ""
+    world_size: int = 0
+
+
+class _DiagnosisHead(msgspec.Struct):
+    verdict: str
+    confidence: str
+    summary: str
+
+
+class _Head(msgspec.Struct):
+    """The part of report.json that a list needs; the rest is skipped, not built."""
+
+    schema: str
+    detected_at: str
+    state: str
+    job: _JobHead
+    diagnosis: _DiagnosisHead
+    kind: str = ""
+
+
+def read_entry(folder: Path) -> Entry:
+    """Read one; never raises: what cannot be read is listed with the reason."""
+    try:
+        head = read_struct(folder / "report.json", _Head)
+    except (EvidenceError, AccessError) as error:
+        return Entry(id=folder.name, broken=error.message)
+    return Entry(
+        id=folder.name,
+        verdict=head.diagnosis.verdict,
+        confidence=head.diagnosis.confidence,
+        job=head.job.name,
+        job_id=head.job.id,
+        sentence=head.diagnosis.summary,
+        time=head.detected_at,
+        state=head.state,
+        kind=head.kind,
+        user=head.job.user,
+        ranks=head.job.world_size,
+    )

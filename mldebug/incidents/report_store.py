@@ -1,0 +1,284 @@
+"""The incidents on disk: `ROOT/reports/<id>/{report.json,report.html,evidence/…}`, bounded by age, count and bytes.
+
+`mldebug.storage` reads and writes the bytes, safe against crashes and against what a folder's owner puts there.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from mldebug.core.errors import AccessError, EvidenceError
+from mldebug.core.files import (
+    OLD,
+    add_folder,
+    folder_size,
+    give,
+    read_struct,
+    replace_folder,
+    write_files,
+)
+from mldebug.core.hints import typed
+from mldebug.core.model import NodeCapture
+from mldebug.core.report_model import REPORT_SCHEMA, Report
+from mldebug.incidents.pruning import Kept, excess
+from mldebug.incidents.report_entry import Entry, read_entry
+from mldebug.incidents.stored_evidence import load_captures, newer
+
+DAY = 86_400.0
+MAX_AGE_DAYS = 90
+MAX_REPORTS = 500
+MAX_BYTES = 5 << 30
+
+TEMPORARY = ".tmp-"
+STALE_SECONDS = 3_600.0  # a temporary folder this old was left by a crash
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_STAMP = re.compile(r"(\d{8}T\d{6}Z)-")
+
+
+def is_id(name: str) -> bool:
+    """Whether a report may have this name."""
+    return _ID.fullmatch(name) is not None
+
+
+class Archive:
+    """All reports below one folder. `clock` returns unix seconds; `config` is the file that people gave, for advice."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        max_age_days: float = MAX_AGE_DAYS,
+        max_reports: int = MAX_REPORTS,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.time,
+        config: Path | None = None,
+    ) -> None:
+        self.folder = root / "reports"
+        self._max_age = max_age_days * DAY
+        self._max_reports = max_reports
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._config = config
+
+    def save(
+        self,
+        report: Report,
+        html: str,
+        evidence: Mapping[str, bytes],
+        *,
+        owner_uid: int | None = None,
+    ) -> Path:
+        """Write one report and return its folder; the same id again replaces what was there.
+
+        `evidence` maps plain file names to content. As root the folder is given to `owner_uid`.
+        """
+        return self._save(report, html, evidence, owner_uid, replace_folder)
+
+    def save_new(
+        self,
+        report: Report,
+        html: str,
+        evidence: Mapping[str, bytes],
+        *,
+        owner_uid: int | None = None,
+    ) -> Path | None:
+        """The same, but never in place of another: None where its id is taken."""
+        done: list[bool] = []
+        folder = self._save(
+            *(report, html, evidence, owner_uid),
+            lambda temporary, target: done.append(add_folder(temporary, target)),
+        )
+        return folder if done == [True] else None
+
+    def _save(
+        self,
+        report: Report,
+        html: str,
+        evidence: Mapping[str, bytes],
+        owner_uid: int | None,
+        put: Callable[[Path, Path], None],
+    ) -> Path:
+        for name in (report.id, *evidence):
+            self._check_name(name)
+        target = self.folder / report.id
+        temporary = self._make_temporary(report.id)
+        try:
+            write_files(temporary, _contents(report, html, evidence))
+            give(temporary, owner_uid)
+            put(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return target
+
+    def remove(self, report_id: str) -> None:
+        """Remove one report, where it is there."""
+        self._check_name(report_id)
+        shutil.rmtree(self.folder / report_id, ignore_errors=True)
+
+    def list(self) -> tuple[Entry, ...]:
+        """Return all reports, newest first; one that cannot be read is listed as broken.
+
+        AccessError where this user may not see which there are.
+        """
+        return tuple(self._entry(name) for name in reversed(self._ids()))
+
+    def names(self) -> Sequence[str]:
+        """The ids of all reports, newest first, none of them opened."""
+        return tuple(reversed(self._ids()))
+
+    def path(self, wanted: str) -> Path:
+        """Return the folder of a report given by its id, an unambiguous prefix, or `latest`."""
+        return self.folder / self._resolve(wanted)
+
+    def load(self, wanted: str) -> Report:
+        """Read one report; `EvidenceError` when it is absent, ambiguous or malformed."""
+        file = self.path(wanted) / "report.json"
+        report = read_struct(file, Report)
+        if report.schema != REPORT_SCHEMA:
+            raise EvidenceError(f"{file} is of schema {report.schema[:60]!r}", newer(REPORT_SCHEMA))
+        return report
+
+    def evidence(self, wanted: str) -> tuple[NodeCapture, ...]:
+        """Read the node captures that a report rests on."""
+        return load_captures(self.path(wanted))
+
+    def prune(self) -> tuple[str, ...]:
+        """Remove what is too old or too much and return the ids; see `mldebug.incidents.pruning` for whose goes first."""
+        self._sweep_temporaries()
+        removed = self._excess()
+        for name in removed:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        return removed
+
+    def _make_temporary(self, name: str) -> Path:
+        temporary = self.folder / f"{TEMPORARY}{os.getpid()}-{name}"
+        try:
+            # owners pass through to their own report but cannot list the others
+            self.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(mode=0o700)
+        except OSError as error:
+            raise AccessError(
+                f"cannot write reports below {self.folder}: {error.strerror}",
+                "choose another folder with agent.state_dir, or make this one writable",
+            ) from error
+        return temporary
+
+    def _ids(self) -> Sequence[str]:
+        try:
+            with os.scandir(self.folder) as entries:
+                found = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+        except PermissionError as error:
+            raise AccessError(
+                f"this user may not list the reports in {self.folder}",
+                "ask as root; a report of your own job opens under its full id",
+            ) from error
+        except OSError:
+            return []
+        return sorted(name for name in found if _ID.fullmatch(name))
+
+    def _entry(self, name: str) -> Entry:
+        return read_entry(self.folder / name)
+
+    def _resolve(self, wanted: str) -> str:
+        if wanted == "latest":
+            return self._latest()
+        self._check_name(wanted)
+        if _is_folder(self.folder / wanted):
+            return wanted  # who may not list the others may open his own
+        found = [name for name in self._ids() if name.startswith(wanted)]
+        if len(found) > 1:
+            raise EvidenceError(
+                f"{wanted!r} fits {len(found)} reports", f"one of them: {', '.join(found[-3:])}"
+            )
+        if not found:
+            raise EvidenceError(f"there is no report {wanted!r} in {self.folder}", self._see_list())
+        return found[0]
+
+    def _latest(self) -> str:
+        ids = self._ids()
+        entries = map(self._entry, reversed(ids))
+        latest = next((entry.id for entry in entries if not entry.broken), None)
+        if latest is not None:
+            return latest
+        if ids:
+            raise EvidenceError(
+                f"none of the {len(ids)} reports in {self.folder} can be read", self._see_list()
+            )
+        how = f"take one with: {typed('dump', self._config)}"
+        raise EvidenceError(f"there is no report in {self.folder}", how)
+
+    def _check_name(self, name: str) -> None:
+        if not _ID.fullmatch(name):
+            raise EvidenceError(f"{name[:60]!r} is not the name of a report", self._see_list())
+
+    def _see_list(self) -> str:
+        return f"see what there is with: {typed('reports list', self._config)}"
+
+    def _excess(self) -> tuple[str, ...]:
+        try:
+            kept = [_kept(self.folder / name) for name in self._ids()]
+        except AccessError:
+            return ()
+        return excess(
+            kept,
+            oldest_allowed=self._clock() - self._max_age,
+            max_reports=self._max_reports,
+            max_bytes=self._max_bytes,
+        )
+
+    def _sweep_temporaries(self) -> None:
+        """Clear what a crash has left; a report that was half replaced then gets its name back."""
+        for folder in self.folder.glob(f"{TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                if folder.lstat().st_mtime >= self._clock() - STALE_SECONDS:
+                    continue
+                name = folder.name.removeprefix(TEMPORARY).partition("-")[2]
+                target = self.folder / name.removesuffix(OLD)
+                if name.endswith(OLD) and not os.path.lexists(target):
+                    os.rename(folder, target)
+                else:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _contents(report: Report, html: str, evidence: Mapping[str, bytes]) -> dict[str, bytes]:
+    named = {f"evidence/{name}": content for name, content in evidence.items()}
+    encoded = msgspec.json.encode(report) + b"\n"
+    return named | {"report.html": html.encode(errors="replace"), "report.json": encoded}
+
+
+# --- names, ages and sizes -----------------------------------------------------------------------
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _kept(folder: Path) -> Kept:
+    try:
+        owner = folder.lstat().st_uid
+    except OSError:
+        owner = -1
+    return Kept(id=folder.name, owner=owner, size=folder_size(folder), made_at=_made_at(folder))
+
+
+def _made_at(folder: Path) -> float:
+    """Unix time from the id, else from the folder itself."""
+    stamp = _STAMP.match(folder.name)
+    with contextlib.suppress(ValueError, OSError):
+        if stamp:
+            return datetime.strptime(stamp[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        return folder.lstat().st_mtime
+    return 0.0

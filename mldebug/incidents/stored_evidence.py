@@ -1,0 +1,119 @@
+"""The evidence of a report, read back: `capture-*.json` of ranks that lived, `ending-*.json` of how a job ended."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from mldebug.capture.validation import wrong_numbers, wrong_ranks, wrong_time
+from mldebug.core.errors import EvidenceError
+from mldebug.core.files import read_struct, unreadable
+from mldebug.core.model import CAPTURE_SCHEMA, Asked, NodeCapture
+from mldebug.diagnosis.exits.model import Ending
+
+MAX_CAPTURES = 4_096
+ASKED = "asked.json"  # all nodes that were asked, where one asked for others
+DAMAGED = "this file is damaged or made up"
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What a folder holds; both are empty where it is no evidence of ours."""
+
+    captures: tuple[NodeCapture, ...] = ()  # in order of name, which is that of time on one node
+    ending: Ending | None = None
+    asked: Asked | None = None
+
+
+def load_recorded(directory: Path) -> Recorded:
+    """Read the evidence of a report folder (its `evidence/`) or of the folder itself, and refuse what cannot be.
+
+    EvidenceError, AccessError: it is there and cannot be read.
+    """
+    captures, endings = _files(directory, "capture-"), _files(directory, "ending-")
+    if len(captures) > MAX_CAPTURES:
+        raise EvidenceError(f"{directory} holds {len(captures)} captures, more than {MAX_CAPTURES}")
+    if len(endings) > 1:
+        raise EvidenceError(
+            f"{directory} tells how a job ended on {len(endings)} nodes",
+            "put each ending-*.json into a folder of its own, and judge these",
+        )
+    ending = _checked_ending(read_struct(endings[0], Ending), endings[0]) if endings else None
+    asked = next((read_struct(file, Asked) for file in _files(directory, ASKED)[:1]), None)
+    return Recorded(tuple(_checked(_load_capture(file), file) for file in captures), ending, asked)
+
+
+def load_captures(directory: Path) -> tuple[NodeCapture, ...]:
+    """Read the captures of a report folder, in order of name; EvidenceError where there is none."""
+    captures = load_recorded(directory).captures
+    if not captures:
+        raise EvidenceError(
+            f"there is no capture-*.json in {directory}", "is it a report's folder?"
+        )
+    return captures
+
+
+def _files(directory: Path, prefix: str) -> list[Path]:
+    places = (directory / "evidence", directory)
+    return next((found for found in (_named(place, prefix) for place in places) if found), [])
+
+
+def _named(folder: Path, prefix: str) -> list[Path]:
+    try:
+        names = os.listdir(folder)
+    except PermissionError as error:
+        raise unreadable(folder, error) from error
+    except OSError:
+        return []
+    return sorted(
+        folder / name for name in names if name.startswith(prefix) and name.endswith(".json")
+    )
+
+
+def _load_capture(file: Path) -> NodeCapture:
+    capture = read_struct(file, NodeCapture)
+    if capture.schema != CAPTURE_SCHEMA:
+        raise EvidenceError(f"{file} is of schema {capture.schema[:60]!r}", newer(CAPTURE_SCHEMA))
+    return capture
+
+
+def newer(schema: str) -> str:
+    """The way out where a file is of another version."""
+    return f"this mldebug reads {schema}; read it with the version that wrote it"
+
+
+# --- numbers that cannot be ------------------------------------------------------------------------
+
+
+def _checked(capture: NodeCapture, file: Path) -> NodeCapture:
+    ranks = [rank.identity.rank for rank in capture.ranks]
+    if not ranks and not capture.job.lost:
+        raise EvidenceError(f"{file} shows no rank, so there is nothing to judge", DAMAGED)
+    _check_ranks(ranks, capture.job.world_size, file)
+    if wrong := wrong_numbers(capture):
+        raise EvidenceError(f"{file} {wrong}", DAMAGED)
+    return capture
+
+
+def _checked_ending(ending: Ending, file: Path) -> Ending:
+    known = [one.rank for one in ending.identities]
+    ended = [one.rank for one in ending.exits]
+    _check_ranks([*known, *ended, *ending.living], ending.job.world_size, file)
+    for one in ending.exits:
+        _check_time(one.at, file)
+        if one.status is not None and not 0 <= one.status <= 0xFFFF:
+            raise EvidenceError(
+                f"{file} gives rank {one.rank} the exit status word {one.status}", DAMAGED
+            )
+    if not ending.exits:
+        raise EvidenceError(f"{file} tells of no exit", DAMAGED)
+    return ending
+
+
+def _check_ranks(ranks: list[int], world: int, file: Path) -> None:
+    if wrong := wrong_ranks(ranks, world):
+        raise EvidenceError(f"{file} {wrong}", DAMAGED)
+
+
+def _check_time(at: float, file: Path) -> None:
+    if wrong := wrong_time(at):
+        raise EvidenceError(f"{file} {wrong}", DAMAGED)

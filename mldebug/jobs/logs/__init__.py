@@ -1,0 +1,1 @@
+"""Training logs: bytes in, progress records out."""

@@ -1,0 +1,1 @@
+"""Log formats, one file each: from one line to a progress record."""

@@ -1,0 +1,46 @@
+"""Keras: ` 3/100 ━━━━━━━━━━━━━━ 0s 5ms/step - accuracy: 0.5 - loss: 0.3`, and the bars before version 3.
+
+Those are ` 3/100 [=>.......] - ETA: 1s`. A set of unknown size has `3/Unknown`. The bars of other programs begin with the
+bar or with what they count.
+"""
+
+import re
+
+import msgspec
+
+from mldebug.jobs.logs.records import NUMBER, WHOLE, LogRecord, duration, number
+
+_BAR = re.compile(
+    rf"^(?:\[[^\]]{{0,80}}\]:?)?\s{{0,20}}(?P<step>{WHOLE})/(?P<total>{WHOLE}|Unknown) {{1,4}}"
+    r"(?:[━╸╺]{1,100}|\[[=>.]{1,100}\]|(?=\d{1,9}(?:s|ms) \d))"
+)
+_SECONDS = re.compile(rf"({NUMBER})(us|ms|s)/step\b")
+_LOSS = re.compile(rf" - loss: ({NUMBER})")
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Keras:
+    """Reads the bar of `fit`, drawn again and again in one line."""
+
+    generic = False
+
+    def parse(self, line: str) -> LogRecord | None:
+        """Return the record, None for any other line."""
+        if "/" not in line or not (bar := _BAR.search(line)):
+            return None
+        seconds, loss = _SECONDS.search(line, bar.end()), _LOSS.search(line, bar.end())
+        return LogRecord(
+            step=int(bar["step"]),
+            total=int(bar["total"]) if bar["total"].isdigit() else None,
+            loss=number(loss[1]) if loss else None,
+            step_seconds=duration(seconds[1], seconds[2]) if seconds else None,
+            format="keras",
+        )
+
+
+def create(options: Options) -> Keras:
+    """Build the format."""
+    return Keras()

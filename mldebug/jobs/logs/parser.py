@@ -1,0 +1,188 @@
+"""Bytes of a log in, progress records out: any chunks, any content, bounded memory, never an exception."""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from mldebug.jobs.logs.records import LogRecord
+
+MAX_LINE = 16 << 10  # bytes; a longer line is no record
+SLICE = 1 << 20  # bytes worked on at once
+PATIENCE = 0.5  # seconds that a format of the user's may take in all before its speed matters
+SLOW = (
+    1e-3  # seconds a line: then a log of 4 MiB keeps the watch busy for longer than a look may take
+)
+
+_NULS = re.compile(rb"\0+")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,4}[@-~]|[@-Z\\-_])")
+_CLOSED = b"]}|"
+_NCCL = re.compile(r"NCCL (?:WARN|version|INFO (?:NET/|Bootstrap|Using network|NCCL version))")
+MAX_NCCL, MAX_NCCL_LINE = 1024, 600  # lines kept until somebody takes them; characters of one
+
+
+class LogFormat(Protocol):
+    """What a logs/ plugin is."""
+
+    @property
+    def generic(self) -> bool:
+        """Does it also take lines of other formats, so that it must be tried last?"""
+
+    def parse(self, line: str) -> LogRecord | None:
+        """Return the record in one line without its end, None where there is none; never raises."""
+
+
+class LogParser:
+    """Finds the records of one log. Lines end with a newline or, as progress bars do, with a carriage return.
+
+    Counters: `lines` (not blank), `records`, `bytes`, `binary` (lines with bytes that are no text, and runs of NULs, as
+    a truncated log has them: what stands between is still read), `oversized` (lines above `MAX_LINE`: dropped).
+    """
+
+    def __init__(
+        self,
+        formats: Sequence[LogFormat],
+        own: Mapping[str, LogFormat] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`own` are formats of the user's, by name: tried first, in that order, and put aside where they are slow."""
+        self._formats = sorted(formats, key=lambda it: it.generic)
+        self._own = [_Own(name, it, clock) for name, it in (own or {}).items()]
+        self.lines = self.records = self.bytes = self.binary = self.oversized = 0
+        self._partial = b""
+        self._settled = b""
+        self._dropping = False
+        self._nccl: list[str] = []
+
+    @property
+    def slow(self) -> tuple[str, ...]:
+        """Names of the user's formats that took too long on this log and are not tried any more."""
+        return tuple(own.name for own in self._own if own.slow)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the unfinished line that are kept for the next `feed`."""
+        return len(self._partial)
+
+    def feed(self, data: bytes) -> list[LogRecord]:
+        """Take the next bytes of the log; return the records that they complete, in order."""
+        self.bytes += len(data)
+        found: list[LogRecord] = []
+        for start in range(0, len(data), SLICE):
+            found += self._take(data[start : start + SLICE] if len(data) > SLICE else data)
+        self.records += len(found)
+        return found
+
+    def settle(self) -> list[LogRecord]:
+        """Return the record in the unfinished line, once, if it is whole but for its end.
+
+        A progress bar ends its line only when it draws the next. A line cut within a number is not taken for one.
+        """
+        line = self._partial.rstrip()
+        if not line or line[-1] not in _CLOSED or self._partial == self._settled:
+            return []
+        self._settled = self._partial
+        record = self._match(_ESCAPES.sub("", line.decode(errors="replace")))
+        self.records += record is not None
+        return [record] if record else []
+
+    def take_nccl(self) -> list[str]:
+        """Return the lines of NCCL's that tell networks, peers or its version, and forget them; `MAX_NCCL` at most."""
+        taken, self._nccl = self._nccl, []
+        return taken
+
+    def resync(self) -> None:
+        """Forget the unfinished line and skip what follows up to the next line end: bytes were left out."""
+        self.restart()
+        self._dropping = True
+
+    def restart(self) -> None:
+        """Forget the unfinished line: what follows starts a new one."""
+        self._partial = self._settled = b""
+        self._dropping = False
+
+    def _take(self, data: bytes) -> list[LogRecord]:
+        if b"\0" in data:
+            data, runs = _NULS.subn(b"\n", data)
+            self.binary += runs
+        if b"\r" in data:
+            data = data.replace(b"\r", b"\n")
+        end = data.rfind(b"\n")
+        if end < 0:
+            self._hold(data)
+            return []
+        head = self._head(data[:end])
+        self._hold(data[end + 1 :])
+        return self._parse(head) if head else []
+
+    def _head(self, head: bytes) -> bytes:
+        """Join what was held with what completes it; drop the rest of a line that is not wanted."""
+        partial, settled, dropping = self._partial, self._settled, self._dropping
+        self.restart()
+        if dropping or (settled and head[:1] in (b"\n", b"") and settled == partial):
+            return head[head.find(b"\n") :] if b"\n" in head else b""
+        return partial + head
+
+    def _hold(self, data: bytes) -> None:
+        if self._dropping:
+            return
+        if len(self._partial) + len(data) > MAX_LINE:
+            self.oversized += 1
+            self.resync()
+        else:
+            self._partial += data
+
+    def _parse(self, data: bytes) -> list[LogRecord]:
+        text = data.decode(errors="replace")
+        if "\x1b" in text:
+            text = _ESCAPES.sub("", text)
+        lines = [line for line in text.split("\n") if line]
+        self.lines += len(lines)
+        if "\ufffd" in text:
+            self.binary += sum("\ufffd" in line for line in lines)
+        if len(text) > MAX_LINE:
+            short = [line for line in lines if len(line) <= MAX_LINE]
+            self.oversized += len(lines) - len(short)
+            lines = short
+        if "NCCL " in text and len(self._nccl) < MAX_NCCL:
+            told = [line[-MAX_NCCL_LINE:] for line in lines if _NCCL.search(line)]
+            self._nccl += told[: MAX_NCCL - len(self._nccl)]
+        match = self._match
+        return [record for line in lines if (record := match(line)) is not None]
+
+    def _match(self, line: str) -> LogRecord | None:
+        for own in self._own:
+            record = own.parse(line)
+            if record is not None:
+                return record
+        for place, format_ in enumerate(self._formats):
+            record = format_.parse(line)
+            if record is not None:
+                if place and not format_.generic:  # a log has one format: try it first from now on
+                    self._formats.insert(0, self._formats.pop(place))
+                return record
+        return None
+
+
+class _Own:
+    """A format of the user's with a stopwatch: nobody can interrupt a regular expression, only not start it again."""
+
+    def __init__(self, name: str, format_: LogFormat, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.slow = False
+        self._format = format_
+        self._clock = clock
+        self._lines = 0
+        self._seconds = 0.0
+
+    def parse(self, line: str) -> LogRecord | None:
+        if self.slow:
+            return None
+        began = self._clock()
+        record = self._format.parse(line)
+        self._seconds += self._clock() - began
+        self._lines += 1
+        self.slow = self._seconds > PATIENCE and self._seconds > SLOW * self._lines
+        return msgspec.structs.replace(record, format=self.name) if record else None

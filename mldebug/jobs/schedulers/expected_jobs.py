@@ -1,0 +1,122 @@
+"""The jobs that somebody waits for, among those that a scheduler has: who is missing, blocked, or soon out of time. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from mldebug.core.redact import safe_line
+from mldebug.core.units import format_duration
+from mldebug.jobs.schedulers.model import PRESENT, Queue, QueueJob, Standing, WatchedState
+from mldebug.jobs.schedulers.slurm_states import blocked
+
+MOST = 8  # jobs of one watch that are shown
+
+
+class Pattern(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs; `*` stands for anything, what is empty fits all."""
+
+    name: str = ""
+    user: str = ""
+    id: str = ""
+
+    def fits(self, job: QueueJob) -> bool:
+        """Is it one of them? An array fits by its own number, too."""
+        return (
+            _fits(self.name, job.name)
+            and _fits(self.user, job.user)
+            and (
+                not self.id
+                or any(
+                    _fits(self.id, one) for one in (job.id, job.number, job.id.partition("_")[0])
+                )
+            )
+        )
+
+
+def watch(name: str, pattern: Pattern, queue: Queue, now: float, warn: float) -> WatchedState:
+    """What one answer says of one watch. `warn`: seconds before a time limit from which it is near."""
+    jobs = sorted(filter(pattern.fits, queue.jobs), key=_order)
+    running = [one for one in jobs if one.standing is Standing.RUNNING]
+    queued = [one for one in jobs if one.standing is Standing.QUEUED]
+    present = [one for one in jobs if one.standing in PRESENT]
+    hidden = not present and queue.only_of not in ("", pattern.user)
+    near = tuple(one for one in running if one.ends is not None and one.ends - now <= warn)
+    return WatchedState(
+        name=name,
+        missing=not present and not hidden,
+        hidden=hidden,
+        jobs=tuple(jobs[:MOST]),
+        counts=dict(Counter(str(one.standing) for one in jobs)),
+        near=near[:MOST],
+        blocked=tuple(one for one in queued if blocked(one.reason))[:MOST],
+        ends=min((one.ends for one in running if one.ends is not None), default=None),
+        waits_since=min((one.submitted for one in queued if one.submitted), default=None),
+        sentence=hidden_words(pattern, queue.only_of)
+        if hidden
+        else _sentence(pattern, jobs, present, now),
+    )
+
+
+def job_words(job: QueueJob, now: float) -> str:
+    """`17 (my-training): pending for 2h (Resources), to start in about 3h`."""
+    return f"{safe_line(job.id, 60)} ({safe_line(job.name, 60)}): {', '.join(_facts(job, now))}"
+
+
+def missing_words(pattern: Pattern) -> str:
+    """`no job named my-training of user ada`."""
+    parts = [f"named {safe_line(pattern.name, 60)}"] if pattern.name else []
+    parts += [f"of user {safe_line(pattern.user, 40)}"] if pattern.user else []
+    parts += [f"with id {safe_line(pattern.id, 40)}"] if pattern.id else []
+    return " ".join(["no job", *parts])
+
+
+def hidden_words(pattern: Pattern, user: str) -> str:
+    """`no job named a is shown, but the scheduler shows those of mldebug alone: …`."""
+    return (
+        f"{missing_words(pattern)} is shown, but the scheduler shows those of {safe_line(user, 40)} alone"
+        " (PrivateData): whether one runs is not known"
+    )
+
+
+def _sentence(pattern: Pattern, jobs: list[QueueJob], present: list[QueueJob], now: float) -> str:
+    if present:
+        more = f", and {len(present) - 1} more" if len(present) > 1 else ""
+        return job_words(present[0], now) + more
+    last = f"; {job_words(jobs[0], now)}" if jobs else ""
+    return f"{missing_words(pattern)} is running or queued{last}"
+
+
+def _facts(job: QueueJob, now: float) -> Iterator[str]:
+    state = job.state.lower()
+    if job.standing is Standing.QUEUED:
+        since = f" for {_span(now - job.submitted)}" if job.submitted else ""
+        reason = f" ({safe_line(job.reason, 120)})" if job.reason else ""
+        yield f"{state}{since}{reason}"
+        if job.starts is not None and job.starts > now:
+            yield f"to start in about {_span(job.starts - now)}"
+        return
+    yield (
+        f"{state} for {_span(now - job.started)}"
+        if job.started and job.standing is not Standing.OVER
+        else state
+    )
+    if job.nodes and job.standing is not Standing.OVER:
+        yield f"on {safe_line(job.nodes, 60)}"
+    if job.ends is not None:
+        yield f"its time limit ends it in {_span(job.ends - now)}"
+
+
+def _order(job: QueueJob) -> tuple[int, float]:
+    """Those that run first, then those queued; of the rest the newest."""
+    return list(Standing).index(job.standing), -(job.submitted or 0.0)
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    return format_duration(float(whole - whole % 60 if whole > 600 else whole))
+
+
+def _fits(pattern: str, text: str) -> bool:
+    return not pattern or fnmatchcase(text, pattern)

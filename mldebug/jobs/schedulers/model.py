@@ -1,0 +1,116 @@
+"""The words of schedulers: jobs, nodes that take none, and what the agent knows of one scheduler.
+
+Times are unix seconds, spans seconds. What a scheduler does not tell is None or empty, never 0.
+"""
+
+from enum import StrEnum
+
+from mldebug.core.model import Noun
+
+
+class Standing(StrEnum):
+    """What a scheduler's state means to whoever waits for the job."""
+
+    RUNNING = "running"
+    QUEUED = "queued"
+    SUSPENDED = "suspended"  # it has its place, and does not run
+    ENDING = "ending"  # its processes are being ended
+    OVER = "over"
+
+
+PRESENT = (Standing.RUNNING, Standing.QUEUED, Standing.SUSPENDED)
+
+
+class QueueJob(Noun, frozen=True, kw_only=True):
+    """One job; each task of an array that was started is one, and those that were not are one together."""
+
+    id: str  # as a person names it: 17, 17_3, 17_[4-10%1], namespace/name
+    name: str
+    state: str  # in the scheduler's own word: RUNNING
+    standing: Standing
+    number: str = ""  # what SLURM_JOB_ID is in its processes; "" where there is none
+    user: str = ""
+    kind: str = ""  # of Kubernetes: Job, PyTorchJob
+    reason: str = ""  # why it waits
+    nodes: str = ""  # folded, of one that runs
+    partition: str = ""
+    submitted: float | None = None
+    started: float | None = None
+    starts: float | None = None  # the scheduler's estimate, of one that waits
+    ends: float | None = None  # when its time limit ends it
+
+
+class QueueNode(Noun, frozen=True, kw_only=True):
+    """A node that takes no jobs."""
+
+    name: str
+    state: str  # drained, draining, down, fail
+    reason: str = ""
+
+
+class Queue(Noun, frozen=True, kw_only=True):
+    """One answer of a scheduler. `nodes` is None where it was not asked for nodes."""
+
+    jobs: tuple[QueueJob, ...] = ()
+    nodes: tuple[QueueNode, ...] | None = None
+    by: str = ""  # json, text, api
+    trouble: str = ""  # what was missing in an answer that is good otherwise
+    only_of: str = ""  # the user whose jobs alone are told; "": everybody's are
+
+
+class WatchedState(Noun, frozen=True, kw_only=True):
+    """One watch of the configuration, as the last good answer has it."""
+
+    name: str
+    missing: bool = False
+    hidden: bool = (
+        False  # none was told, but others' jobs are not shown: whether one is there is not known
+    )
+    jobs: tuple[QueueJob, ...] = ()  # that match, at most `MOST`, those over included
+    counts: dict[str, int] = {}  # standing -> how many
+    near: tuple[QueueJob, ...] = ()  # run, and are ended by their time limit soon
+    blocked: tuple[QueueJob, ...] = ()  # queued, but will not start by themselves
+    ends: float | None = None  # the earliest end by time limit among those that run
+    waits_since: float | None = None  # the earliest submission among those queued
+    sentence: str = ""
+
+
+class SchedulerState(Noun, frozen=True, kw_only=True):
+    """One scheduler of the configuration. `nodes` that take no jobs are those of the last good answer about nodes."""
+
+    name: str
+    kind: str
+    asks: bool = True  # False: another node's agent does
+    success_at: float | None = None
+    seconds: float | None = None  # of the last question
+    by: str = ""
+    trouble: str = ""  # why the last question had no good answer
+    failing: int = 0  # bad answers in a row
+    failures: dict[str, int] = {}  # reason -> how often since the agent's start
+    watched: tuple[WatchedState, ...] = ()
+    nodes: tuple[QueueNode, ...] = ()
+    node_events: tuple[str, ...] = ()  # of which of them somebody is told
+
+
+class Orphan(Noun, frozen=True, kw_only=True):
+    """A process whose job is gone."""
+
+    pid: int
+    start_ticks: int
+    name: str
+    uid: int
+    user: str
+    job: str  # "Slurm job 17", "torchrun launch a1b2"
+    why: str  # how it is known that the job is gone
+    rank: str = ""
+    started_at: float = 0.0
+    since: float = 0.0  # since when its job is known to be gone
+    gpu_bytes: dict[str, int | None] = {}  # uuid -> bytes; None: held, amount not told
+
+
+class QueueError(Exception):
+    """A scheduler gave no good answer; `reason` is a short word for metrics."""
+
+    def __init__(self, reason: str, said: str) -> None:
+        super().__init__(said)
+        self.reason = reason

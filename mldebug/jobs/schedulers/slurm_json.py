@@ -1,0 +1,156 @@
+"""`squeue --json` and `sinfo --json` of every Slurm that has them: 21.08 to 25.05. Pure.
+
+The same field is a number, null, or `{"set": bool, "infinite": bool, "number": N}`; a state is a word or a list of words.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from mldebug.jobs.schedulers.model import Queue, QueueError, QueueJob, QueueNode, Standing
+from mldebug.jobs.schedulers.slurm_states import node_trouble, standing_of
+
+NO_TIME = 4_102_444_800  # of the year 2100: Slurm's "never" is beyond it
+
+
+class _Job(msgspec.Struct):
+    """What is read of a job; all else is skipped without being built."""
+
+    job_id: Any = None
+    name: Any = ""
+    job_state: Any = ""
+    user_name: Any = ""
+    state_reason: Any = ""
+    state_description: Any = ""
+    nodes: Any = ""
+    partition: Any = ""
+    array_job_id: Any = None
+    array_task_id: Any = None
+    array_task_string: Any = ""
+    submit_time: Any = None
+    start_time: Any = None
+    end_time: Any = None
+    time_limit: Any = None
+
+
+class _Jobs(msgspec.Struct):
+    jobs: list[_Job]
+    errors: Any = None
+
+
+class _Nodes(msgspec.Struct):
+    nodes: list[dict[str, Any]] | None = None
+    sinfo: list[dict[str, Any]] | None = None
+    errors: Any = None
+
+
+def read_jobs(data: bytes) -> tuple[QueueJob, ...]:
+    """Of `squeue --json`; `QueueError` where that is no answer."""
+    told = _decode(data, _Jobs)
+    if told.errors and not told.jobs:
+        raise QueueError("refused", f"squeue says: {_errors(told.errors)}")
+    return tuple(job for one in told.jobs if (job := _job(one)) is not None)
+
+
+def read_nodes(data: bytes) -> tuple[QueueNode, ...]:
+    """Nodes that take no jobs, of `sinfo --json` or `scontrol show node --json`."""
+    told = _decode(data, _Nodes)
+    if told.nodes is None and told.sinfo is None:
+        raise QueueError("unreadable", f"sinfo lists no nodes: {_errors(told.errors)}")
+    found = {one.name: one for one in _nodes(told)}
+    return tuple(found.values())
+
+
+def answer(jobs: bytes) -> Queue:
+    """The jobs alone."""
+    return Queue(jobs=read_jobs(jobs), by="json")
+
+
+def number(value: Any) -> float | None:
+    """A number in any of Slurm's shapes; None where it is not set, infinite or no number."""
+    if isinstance(value, dict):
+        if value.get("infinite") is True or value.get("set") is False:
+            return None
+        value = value.get("number")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value)
+
+
+def moment(value: Any) -> float | None:
+    """Unix seconds; None for "unknown" and "never"."""
+    told = number(value)
+    return told if told is not None and 0 < told < NO_TIME else None
+
+
+def _decode(data: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(data.decode(errors="replace"), type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise QueueError("unreadable", f"the JSON is not as expected: {error}") from None
+
+
+def _job(one: _Job) -> QueueJob | None:
+    told = number(one.job_id)
+    if told is None:
+        return None
+    state, standing = standing_of(_words(one.job_state))
+    waits = standing is Standing.QUEUED
+    limited = number(one.time_limit) is not None
+    description, reason = _text(one.state_description), _text(one.state_reason)
+    return QueueJob(
+        id=_array_id(one, int(told)),
+        number=str(int(told)),
+        name=_text(one.name),
+        state=state,
+        standing=standing,
+        user=_text(one.user_name),
+        reason=(f"{reason}: {description}" if description and reason not in ("", "None") else description or reason) if waits else "",
+        nodes="" if waits else _text(one.nodes),
+        partition=_text(one.partition),
+        submitted=moment(one.submit_time),
+        started=None if waits else moment(one.start_time),
+        starts=moment(one.start_time) if waits else None,
+        ends=moment(one.end_time) if standing is Standing.RUNNING and limited else None,
+    )  # fmt: skip
+
+
+def _array_id(one: _Job, own: int) -> str:
+    array, task, waiting = number(one.array_job_id), number(one.array_task_id), _text(one.array_task_string)  # fmt: skip
+    if not array:
+        return str(own)
+    if waiting:
+        return f"{int(array)}_[{waiting}]"
+    return f"{int(array)}_{int(task)}" if task is not None else str(own)
+
+
+def _nodes(told: _Nodes) -> Iterator[QueueNode]:
+    for one in told.nodes or ():
+        states = [*_words(one.get("state")), *_words(one.get("state_flags"))]
+        if trouble := node_trouble(states):
+            yield QueueNode(name=_text(one.get("name")), state=trouble, reason=_text(one.get("reason")))  # fmt: skip
+    for group in told.sinfo or ():
+        trouble = node_trouble(_words(_inside(group.get("node")).get("state")))
+        reason = group.get("reason")
+        said = _text(_inside(reason).get("description")) if isinstance(reason, dict) else _text(reason)  # fmt: skip
+        names = _inside(group.get("nodes")).get("nodes")
+        for name in names if trouble and isinstance(names, list) else ():
+            yield QueueNode(name=_text(name), state=trouble, reason=said)
+
+
+def _inside(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _words(value: Any) -> list[str]:
+    words = value if isinstance(value, list) else [value]
+    return [one for one in words if isinstance(one, str)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _errors(errors: Any) -> str:
+    return str(errors)[:200] if errors else "nothing"

@@ -1,0 +1,116 @@
+"""Whether a node may train: one check for each thing that was measured, one verdict, one line for the scheduler. Pure."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from mldebug.core.model import Spoken
+from mldebug.probes.baselines import Baselines
+from mldebug.probes.pairs import rate
+
+State = Literal["fine", "failed", "skipped"]
+SPREAD = {"matmul": 0.05, "device_to_device": 0.1, "host_to_device": 0.2, "device_to_host": 0.2}
+"""How far a GPU may stay below the median of its model on this node; ways to the host differ by socket."""
+LONGEST_REASON = 100
+
+
+class Check(Spoken, frozen=True, kw_only=True):
+    """One thing that was looked at. `figures`: what was measured, by `GPU 0` and the like, per second."""
+
+    stage: str
+    state: State
+    sentence: str
+    seconds: float = 0.0
+    figures: dict[str, float] = {}
+
+
+class Acceptance(Spoken, frozen=True, kw_only=True):
+    """All checks of one node."""
+
+    node: str
+    fit: bool
+    verdict: str
+    drain_reason: str  # "" where it is fit
+    checks: tuple[Check, ...]
+
+
+def accept(node: str, checks: Sequence[Check], cut: str = "") -> Acceptance:
+    """Fit where nothing failed and nothing was `cut` short, which is no reason to drain it; what was skipped is named."""
+    failed = [one for one in checks if one.state == "failed"]
+    fine = [one.stage for one in checks if one.state == "fine"]
+    skipped = list(dict.fromkeys(one.stage for one in checks if one.state == "skipped"))
+    if failed:
+        verdict = f"unfit: {failed[0].sentence}" + _more(len(failed))
+    elif cut:
+        verdict = f"not all was checked: {cut}"
+    else:
+        words = ", ".join(dict.fromkeys(fine)) or "nothing"
+        verdict = f"fit: checked {words}" + (f"; skipped {', '.join(skipped)}" if skipped else "")
+    return Acceptance(
+        node=node,
+        fit=not failed and not cut,
+        verdict=verdict,
+        drain_reason=drain_reason(failed),
+        checks=tuple(checks),
+    )
+
+
+def drain_reason(failed: Sequence[Check]) -> str:
+    """One line of at most 100 characters without quotes, as `scontrol update reason=` takes it."""
+    if not failed:
+        return ""
+    more = _more(len(failed))
+    text = f"mldebug: {failed[0].sentence}"
+    plain = "".join(sign for sign in text if sign.isprintable() and sign not in "\"'`$\\")
+    room = LONGEST_REASON - len(more)
+    return (plain if len(plain) <= room else plain[: room - 1] + "…") + more
+
+
+def _more(failed: int) -> str:
+    return f" (+{failed - 1} more)" if failed > 1 else ""
+
+
+def below_others(rates: Mapping[str, float], models: Mapping[str, str], least: float) -> list[str]:
+    """Who stays at least that share below the median of its own model, with the words for it."""
+    found = []
+    for model in sorted({models[who] for who in rates}):
+        some = {who: value for who, value in rates.items() if models[who] == model}
+        middle = statistics.median(some.values())
+        for who, value in some.items():
+            if len(some) > 1 and value <= (1 - least) * middle:
+                found.append(
+                    f"{who} is {1 - value / middle:.0%} below the median of its neighbours"
+                )
+    return found
+
+
+def rates_check(
+    stage: str,
+    figure: str,
+    rates: Mapping[str, float],
+    models: Mapping[str, str],
+    baselines: Baselines,
+    seconds: float = 0.0,
+) -> Check:
+    """One figure of all GPUs of a node, against each other and against what was published."""
+    wrong = below_others(rates, models, SPREAD[figure])
+    published = "matmul_bf16" if figure == "matmul" else figure
+    for who, value in rates.items():
+        limit = baselines.limit(models[who], published)
+        if limit is not None and value < limit[0]:
+            wrong.append(f"{who} has {amount(figure, value)}, at least {amount(figure, limit[0])} are expected")  # fmt: skip
+    words = figure.replace("_", " ")
+    slowest = min(rates, key=lambda who: rates[who])
+    fine = f"{words}: {amount(figure, rates[slowest])} or more"
+    return Check(
+        stage=stage,
+        state="failed" if wrong else "fine",
+        sentence=f"{words}: {'; '.join(wrong)}" if wrong else fine,
+        seconds=seconds,
+        figures=dict(rates),
+    )
+
+
+def amount(figure: str, value: float) -> str:
+    """`780 TFLOPS` or `52 GB/s`."""
+    return f"{value / 1e12:.3g} TFLOPS" if figure == "matmul" else rate(value)

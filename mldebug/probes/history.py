@@ -1,0 +1,236 @@
+"""Is a series of probe runs still what it was? Judged against its own median and median absolute deviation (MAD). Pure.
+
+One bad run is nothing: the last `LAST` runs must all lie beyond the band around the median of the runs before them. On each
+side the band is the widest of 5 % of the median, 4 standard deviations by the MAD, and 4 by the tail on that side, since
+figures that now and then fall low by nature have a small MAD. A shifted run joins the runs before it only when `ACCEPTED`
+of them have come in a row: then theirs is the usual level.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Noun
+from mldebug.core.redact import safe_line
+from mldebug.probes.collectives import Collective
+
+LAST = 3  # runs that must agree
+LEAST = 8  # runs before them
+MOST = 60  # runs before them that count: older ones are forgotten
+SHARE = 0.05  # of the median: less is no finding, however steady the runs were
+DEVIATIONS = 4.0
+NORMAL = 1.4826  # standard deviations per MAD of a normal distribution
+TAIL = 0.1  # of the runs before lie further out; the outermost one is taken where they are few
+FEWEST_OF_TAIL = 20
+TAIL_NORMAL = 1 / 1.2816  # standard deviations per distance of that from the median
+RECENT = 30  # runs whose speeds are told
+ACCEPTED = 30  # shifted runs in a row, after which they are the usual ones
+
+
+class Standing(StrEnum):
+    """What the last runs of a series are."""
+
+    FEW = "few_runs"  # too few to say
+    STEADY = "steady"
+    SHIFTED = "shifted"  # slower, and lastingly so
+    IMPROVED = "improved"  # faster, and lastingly so
+
+
+CHANGED = (Standing.SHIFTED, Standing.IMPROVED)
+
+
+class Series(Noun, frozen=True, kw_only=True, omit_defaults=False):
+    """What must be the same for two runs to be compared."""
+
+    op: str
+    bytes: int
+    dtype: str
+    ranks: int  # GPUs, or processes on CPUs
+    device: str  # model of the GPU, or "cpu"
+    nodes: str  # folded names: "n[1-4]"
+    torch: str
+    nccl: str  # "" with gloo
+    nccl_algo: str  # NCCL_ALGO; "" where NCCL chooses
+    variables: str  # others that change what is measured: "NCCL_P2P_DISABLE=1"
+
+    @property
+    def settings(self) -> str:
+        """NCCL_ALGO and the others."""
+        algo = f"NCCL_ALGO={self.nccl_algo}" if self.nccl_algo else ""
+        return " ".join(filter(None, (algo, self.variables)))
+
+
+class Run(Noun, frozen=True, kw_only=True, omit_defaults=False):
+    """One measurement. `at`: unix seconds; `seconds`: the median time; a barrier has no bandwidth (0)."""
+
+    at: float
+    seconds: float
+    busbw: float  # bytes per second
+
+    @property
+    def speed(self) -> float:
+        """More is better: bytes per second, or operations per second where no payload counts."""
+        if self.busbw > 0:
+            return self.busbw
+        return 1 / self.seconds if self.seconds > 0 else 0.0
+
+
+class Judged(Noun, frozen=True, kw_only=True, omit_defaults=False):
+    """A series with its verdict. `median` and `mad` are of the runs before the last ones, in bytes or operations per second."""
+
+    series: Series
+    standing: Standing
+    runs: int
+    median: float | None  # None: too few runs
+    mad: float | None
+    last: tuple[Run, ...]  # the oldest first
+    change: float | None = None  # of the last ones' median against it: -0.1 is 10 % slower
+    low: float | None = None  # the band around the median, outside of which a run is odd
+    high: float | None = None
+    speeds: tuple[float, ...] = ()  # of the last `RECENT` runs, four digits, the oldest first
+
+
+class Usual(NamedTuple):
+    """What earlier speeds come to, in their unit; `low` and `high` end the band outside of which a run is odd."""
+
+    median: float
+    mad: float
+    low: float
+    high: float
+
+    def standing(self, last: Sequence[float]) -> Standing:
+        """What the last speeds are against it."""
+        if all(one < self.low for one in last):
+            return Standing.SHIFTED
+        return Standing.IMPROVED if all(one > self.high for one in last) else Standing.STEADY
+
+
+def usual_of(speeds: Sequence[float]) -> Usual:
+    """From at least `LEAST` speeds."""
+    ordered = sorted(speeds)
+    middle = median(ordered)
+    mad = median(abs(one - middle) for one in ordered)
+    place = int(TAIL * len(ordered)) if len(ordered) >= FEWEST_OF_TAIL else 0
+    least = max(SHARE * middle, DEVIATIONS * NORMAL * mad)
+    below, above = middle - ordered[place], ordered[-1 - place] - middle
+    return Usual(
+        median=middle,
+        mad=mad,
+        low=middle - max(least, DEVIATIONS * TAIL_NORMAL * below),
+        high=middle + max(least, DEVIATIONS * TAIL_NORMAL * above),
+    )
+
+
+class Walk:
+    """A series, run by run."""
+
+    def __init__(self) -> None:
+        self.standing = Standing.FEW
+        self.usual: Usual | None = None
+        self._before: deque[float] = deque(maxlen=MOST)
+        self._odd: deque[float] = deque(maxlen=ACCEPTED)  # since a shift: no part of the usual ones
+        self._last: deque[float] = deque(maxlen=LAST)
+
+    def take(self, speed: float) -> None:
+        """The next run."""
+        if len(self._last) == LAST:
+            self._leave(self._last[0])
+        self._last.append(speed)
+        if len(self._before) >= LEAST:
+            self.usual = usual_of(self._before)
+            self.standing = self.usual.standing(self._last)
+
+    def _leave(self, speed: float) -> None:
+        """A run is none of the last ones any more."""
+        if self.standing not in CHANGED:
+            self._odd.clear()
+            self._before.append(speed)
+            return
+        self._odd.append(speed)
+        if len(self._odd) == ACCEPTED:
+            self._before = deque(self._odd, maxlen=MOST)
+            self._odd.clear()
+
+
+def judge(series: Series, runs: Sequence[Run]) -> Judged:
+    """From at least one run, the oldest first."""
+    last = tuple(runs[-LAST:])
+    walk = Walk()
+    for one in runs:
+        walk.take(one.speed)
+    usual = walk.usual
+    now = median(one.speed for one in last)
+    return Judged(
+        series=series,
+        standing=walk.standing,
+        runs=len(runs),
+        median=usual.median if usual else None,
+        mad=usual.mad if usual else None,
+        last=last,
+        change=now / usual.median - 1 if usual and usual.median else None,
+        low=usual.low if usual else None,
+        high=usual.high if usual else None,
+        speeds=tuple(float(f"{one.speed:.4g}") for one in runs[-RECENT:]),
+    )
+
+
+def judge_all(told: Iterable[tuple[Series, Sequence[Run]]]) -> tuple[Judged, ...]:
+    """Shifted ones first, then those that were measured last."""
+    judged = [judge(series, runs) for series, runs in told if runs]
+    return tuple(
+        sorted(judged, key=lambda one: (one.standing != Standing.SHIFTED, -one.last[-1].at))
+    )
+
+
+def current(judged: Iterable[Judged]) -> tuple[Judged, ...]:
+    """Without those of which another version of PyTorch or NCCL was measured later; the order stays."""
+    told = tuple(judged)
+    newest: dict[Series, Judged] = {}
+    for one in sorted(told, key=lambda each: each.last[-1].at):
+        newest[msgspec.structs.replace(one.series, torch="", nccl="")] = one
+    kept = {one.series for one in newest.values()}
+    return tuple(one for one in told if one.series in kept)
+
+
+def sentence(one: Judged) -> str:
+    """What has changed: "all_reduce of 16777216 bytes, 8 ranks on n1: 12 % slower than …"; "" where nothing has."""
+    than, series = change_words(one), one.series
+    if not than:
+        return ""
+    what = f"{series.op} of {series.bytes} bytes, {series.ranks} ranks on {series.nodes}"
+    return safe_line(f"{what}: {than} ({figures(one)})", 400)
+
+
+def change_words(one: Judged) -> str:
+    """`12% slower than usual in each of the last 3 runs`; "" where nothing has changed."""
+    if one.standing not in CHANGED or one.change is None:
+        return ""
+    word = "slower" if one.change < 0 else "faster"
+    return f"{abs(one.change):.0%} {word} than usual in each of the last {LAST} runs"
+
+
+def figures(one: Judged) -> str:
+    """The speeds in words: "median 9.95 GB/s, last 8.80, 8.79, 8.81"."""
+    unit, scale = ("GB/s", 1e9) if one.last[-1].busbw > 0 else ("per second", 1.0)
+    last = ", ".join(f"{run.speed / scale:.4g}" for run in one.last)
+    if one.median is None or one.mad is None:
+        return f"last {last} {unit}"
+    return f"median {one.median / scale:.4g}, MAD {one.mad / scale:.2g}, last {last} {unit}"
+
+
+def runs_of(
+    results: Iterable[Collective], common: Series, at: float
+) -> tuple[tuple[Series, Run], ...]:
+    """What a probe has measured as runs of its series; wrong values make no figure to compare with. `common`: all but op and size."""
+    return tuple(
+        (
+            msgspec.structs.replace(common, op=one.op, bytes=one.bytes, ranks=one.ranks),
+            Run(at=at, seconds=one.time_seconds.median, busbw=one.busbw_bytes_per_second),
+        )
+        for one in results
+        if one.correct is not False
+    )

@@ -1,0 +1,200 @@
+"""From the trials of pairs to the member or link that is bad. Pure; rather nobody than a wrong name.
+
+A member that took part in a good pair is cleared. A member is named where it was never in a good pair, and its pairs
+are bad with all others (or with at least three), of whom at least two are cleared. A link is named where its pair is
+bad and both ends are cleared (or work with two others, where the pair never works), unless it is merely slow where good
+pairs were slow in some of their tries, too, so that chance may have made all of its tries slow. What neither explains
+is told, with no name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from mldebug.core.model import Spoken
+from mldebug.probes.pairs import USUAL, Judged, Limits, how, judge_pairs
+from mldebug.probes.trials import Pair, Trial, hurried
+
+ENOUGH = 3  # bad pairs that name a member when not all were tried
+CLEARED = 2  # of them with members that are cleared
+FEW = 2  # names in a small world; more of them mean that something else is the matter
+
+
+class Culprit(Spoken, frozen=True, kw_only=True):
+    """Who is bad, and why that is known."""
+
+    kind: Literal["member", "link"]
+    members: tuple[str, ...]
+    evidence: str
+
+
+class Isolation(Spoken, frozen=True, kw_only=True):
+    """The answer. `suspects` may be bad, and cannot be told apart: they are no names."""
+
+    outcome: Literal["fine", "found", "unknown"]
+    sentence: str
+    culprits: tuple[Culprit, ...] = ()
+    suspects: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()  # pairs that are neither good nor bad
+    best: dict[str, float] = {}  # by path, bytes per second
+
+
+def isolate(
+    members: Sequence[str],
+    trials: Iterable[Trial],
+    limits: Limits = USUAL,
+    absent: Mapping[str, str] = {},
+) -> Isolation:
+    """Name who is bad among `members`. `absent`: who never took part -> why."""
+    all_ = list(trials)
+    told = [Culprit(kind="member", members=(name,), evidence=why) for name, why in absent.items()]
+    alone = _alone(all_)
+    if len(alone) == len(members) > 1:  # what all have in common is the fault of none of them
+        suspects = tuple(f"{one.members[0]}: {one.evidence}" for one in alone)
+        return Isolation(outcome="unknown", sentence=_unknown(suspects), suspects=suspects)
+    told += alone
+    out = {name for one in told for name in one.members}
+    left = [name for name in members if name not in out]
+    judged = judge_pairs([one for one in all_ if not out & set(one.members)], limits)
+    named = _few(_members(left, judged), _links(left, judged), max(FEW, len(left) // 4))
+    explained = _explained(judged, named)
+    rest = sorted((one for one in judged.bad if one not in explained), key=sorted)
+    return _answer(left, judged, [*told, *named], rest, _together(all_, out))
+
+
+def _few(members: list[Culprit], links: list[Culprit], most: int) -> list[Culprit]:
+    """Names stand for single faults: many links at once are two racks, or noise; many members are a wrong comparison."""
+    if len(members) > most:
+        return []
+    return members + links if len(members) + len(links) <= most else members
+
+
+def _alone(trials: Iterable[Trial]) -> list[Culprit]:
+    """Who could not even work alone, in any of its tries; wrong values are never excused by another one."""
+    tries: dict[str, list[Trial]] = {}
+    singles = [one for one in trials if len(one.members) == 1]
+    for one in singles:
+        if not hurried(one, singles):
+            tries.setdefault(one.members[0], []).append(one)
+    return [
+        Culprit(kind="member", members=(name,), evidence=f"alone it {how(bad[0])}")
+        for name, some in tries.items()
+        if (bad := [one for one in some if one.outcome == "wrong"])
+        or (bad := some if all(one.outcome != "measured" for one in some) else [])
+    ]
+
+
+def _cleared(judged: Judged) -> frozenset[str]:
+    return frozenset(name for pair in judged.good for name in pair)
+
+
+def _working(left: Sequence[str], judged: Judged) -> frozenset[str]:
+    """Who works with two others or more, however unsure it is how well."""
+    some = judged.good | judged.unsure
+    return frozenset(name for name in left if len(judged.of(name, some)) > 1)
+
+
+def _members(left: Sequence[str], judged: Judged) -> list[Culprit]:
+    cleared, working, found = _cleared(judged), _working(left, judged), []
+    for name in left:
+        bad = judged.of(name, judged.bad - judged.late)
+        if name in cleared or judged.of(name, judged.unsure | judged.chance):
+            continue
+        partners = [next(iter(pair - {name})) for pair in bad]
+        enough = len(bad) in range(min(ENOUGH, len(left) - 1), len(left))
+        well = cleared | working if judged.plain.issuperset(bad) else cleared
+        if enough and len(well.intersection(partners)) >= CLEARED:
+            told = (
+                f"all of its {len(bad)} pairs are bad: with {partners[0]} it {judged.why[bad[0]]}"
+            )
+            found.append(Culprit(kind="member", members=(name,), evidence=told))
+    return found
+
+
+def _links(left: Sequence[str], judged: Judged) -> list[Culprit]:
+    """A pair that is bad while both ends do well with others; where it is plainly bad it is enough that they work with two others."""
+    order = {name: number for number, name in enumerate(left)}
+    well, working = _cleared(judged), _working(left, judged)
+    return [
+        Culprit(
+            kind="link",
+            members=tuple(sorted(pair, key=order.__getitem__)),
+            evidence=f"the pair {judged.why[pair]}; both do well with others",
+        )
+        for pair in sorted(judged.bad, key=sorted)
+        if pair <= (well | working if pair in judged.plain else well)
+        and pair not in judged.chance | judged.late
+    ]
+
+
+def _explained(judged: Judged, named: Iterable[Culprit]) -> set[Pair]:
+    explained: set[Pair] = set()
+    for one in named:
+        if one.kind == "link":
+            explained.add(frozenset(one.members))
+        else:
+            explained.update(judged.of(one.members[0], judged.bad))
+    return explained
+
+
+def _together(trials: Iterable[Trial], out: set[str]) -> str:
+    """What is wrong with larger groups in which nobody took part who is named already."""
+    for one in trials:
+        if len(one.members) > 2 and one.outcome != "measured" and not out & set(one.members):
+            return f"all {len(one.members)} together: it {how(one)}"
+    return ""
+
+
+def _answer(
+    left: Sequence[str],
+    judged: Judged,
+    named: list[Culprit],
+    rest: Sequence[Pair],
+    together: str,
+) -> Isolation:
+    suspects = [f"{_words(pair, left)} {judged.why[pair]}" for pair in rest]
+    suspects += [together] if together and not named else []
+    uncleared = [] if named or suspects else sorted(set(left) - _cleared(judged), key=left.index)
+    hidden = judged.noisy and all(judged.of(name, judged.unsure) for name in uncleared)
+    unsure = [f"{_words(pair, left)} {judged.why[pair]}" for pair in _doubts(judged, named)]
+    told: Literal["fine", "found", "unknown"] = "fine"
+    if named:
+        told, sentence = "found", _found(named, rest)
+    elif suspects:
+        told, sentence = "unknown", _unknown(suspects)
+    elif (uncleared and not hidden) or not left:
+        who = f"{', '.join(uncleared[:4])} did well with nobody" if left else "nobody took part"
+        told, sentence = "unknown", f"cannot tell who is bad: {who}"
+    else:
+        sentence = f"no fault found: {len(judged.good)} of {len(judged.why)} pairs do equally well"
+        sentence += ", none is bad, and other work hides what is less" if uncleared else ""
+    return Isolation(
+        outcome=told,
+        sentence=sentence,
+        culprits=tuple(named),
+        suspects=tuple(suspects),
+        unsure=tuple(unsure),
+        best=judged.best,
+    )
+
+
+def _doubts(judged: Judged, named: Sequence[Culprit]) -> list[Pair]:
+    out = {one.members[0] for one in named if one.kind == "member"}
+    return sorted((pair for pair in judged.unsure if not out & pair), key=sorted)
+
+
+def _words(pair: Pair, order: Sequence[str]) -> str:
+    return " - ".join(sorted(pair, key=order.index))
+
+
+def _found(named: Sequence[Culprit], rest: Sequence[Pair]) -> str:
+    names = [
+        f"the link {' - '.join(one.members)}" if one.kind == "link" else one.members[0]
+        for one in named
+    ]
+    more = "; what else is bad cannot be told" if rest else ""
+    return f"bad: {', '.join(names)}{more}"
+
+
+def _unknown(suspects: Sequence[str]) -> str:
+    more = f", and {len(suspects) - 1} more" if len(suspects) > 1 else ""
+    return f"cannot tell who is bad: {suspects[0]}{more}"

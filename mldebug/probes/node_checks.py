@@ -1,0 +1,152 @@
+"""What the stages of `probe node` measured, made into checks. Pure. Results by label, as `probes/inside/node.py` tells them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mldebug.probes.baselines import Baselines
+from mldebug.probes.checks import Check, rates_check
+from mldebug.probes.isolate import isolate
+from mldebug.probes.pairs import rate
+from mldebug.probes.trials import Trial
+
+Results = Mapping[str, Mapping[str, Any]]
+FREE = 0.9  # of a GPU's memory that must be free while nobody computes on it
+_WORDS = {"late": "did not end in time", "died": "ended its process"}
+
+
+def stage_checks(
+    stage: str, results: Results, seconds: float, models: Mapping[str, str], baselines: Baselines
+) -> Iterator[Check]:
+    """The checks of one stage. `models`: the name of each GPU, by label."""
+    broken = [f"{who}: {why}" for who, one in results.items() if (why := _failure(one))]
+    wrong = [f"{who}: {why}" for who, one in results.items() if (why := _wrong(stage, one))]
+    if broken or wrong:
+        text = f"{stage}: {'; '.join([*wrong, *broken])}"
+        yield Check(stage=stage, state="failed", sentence=text, seconds=seconds)
+    told = {who: one for who, one in results.items() if not _failure(one)}
+    if told:
+        yield from _FIGURES[stage](told, seconds, models, baselines, not (broken or wrong))
+
+
+def _failure(result: Mapping[str, Any]) -> str:
+    if "error" in result:
+        return str(result["error"])
+    return next((words for key, words in _WORDS.items() if key in result), "")
+
+
+def _wrong(stage: str, result: Mapping[str, Any]) -> str:
+    """Values that are not what they must be: the worst that a node can do."""
+    if result.get("wrong"):
+        return f"{result['wrong']} wrong {'products' if stage == 'matmul' else 'bytes'}"
+    if result.get("differing"):
+        return f"{result['differing']} products differ from the first one"
+    return ""
+
+
+def _memory(
+    told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
+) -> Iterator[Check]:
+    held = [
+        f"{who}: {(one['total'] - one['free']) / 2**30:.1f} of {one['total'] / 2**30:.1f} GiB are taken already"
+        for who, one in told.items()
+        if one["free"] < FREE * one["total"]
+    ]
+    if held:
+        yield Check(stage="memory", state="failed", sentence=f"memory: {'; '.join(held)}", seconds=seconds)  # fmt: skip
+    elif whole:
+        least = min(one["taken"] for one in told.values())
+        sentence = f"memory: {least / 2**30:.0f} GiB or more written and read back"
+        figures = {who: float(one["taken"]) for who, one in told.items()}
+        yield Check(stage="memory", state="fine", sentence=sentence, seconds=seconds, figures=figures)  # fmt: skip
+
+
+def _matmul(
+    told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
+) -> Iterator[Check]:
+    yield from _unequal(told, models)
+    rates = {who: one["flops"] for who, one in told.items()}
+    yield rates_check("matmul", "matmul", rates, models, baselines, seconds)
+
+
+def _unequal(told: Results, models: Mapping[str, str]) -> Iterator[Check]:
+    """The right product is one and the same on all; who has another than most of them is wrong."""
+    sums = [one["checksum"] for one in told.values()]
+    common = max(set(sums), key=sums.count)
+    if 2 * sums.count(common) > len(sums) > sums.count(common):
+        odd = [who for who, one in told.items() if one["checksum"] != common]
+        sentence = f"matmul: {', '.join(odd)} has another product than the others"
+        yield Check(stage="matmul", state="failed", sentence=sentence)
+    elif sums.count(common) < len(sums):
+        yield Check(
+            stage="matmul", state="failed", sentence="matmul: the GPUs have different products"
+        )
+
+
+def _copy(
+    told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, _: bool
+) -> Iterator[Check]:
+    for figure in ("host_to_device", "device_to_host", "device_to_device"):
+        rates = {who: one[figure] for who, one in told.items()}
+        yield rates_check("copy", figure, rates, models, baselines, seconds)
+
+
+def _peers(
+    told: Results, seconds: float, models: Mapping[str, str], baselines: Baselines, whole: bool
+) -> Iterator[Check]:
+    pairs = told["node"]["pairs"]
+    trials = [
+        Trial(
+            members=tuple(f"GPU {gpu}" for gpu in one["pair"]),
+            bandwidth=one["bandwidth"],
+            path=_kind(one, models),
+        )
+        for one in pairs
+    ]
+    members = sorted({name for one in trials for name in one.members})
+    figures = {" - ".join(one.members): one.bandwidth or 0.0 for one in trials}
+    answer = isolate(members, trials) if len(members) > 2 else None
+    wrong = [f"{' - '.join(one.members)}: {one.evidence}" for one in answer.culprits] if answer else []  # fmt: skip
+    wrong += [f"{who} has {rate(value)}" for who, value in figures.items() if _low(who, value, models, baselines)]  # fmt: skip
+    access = sum(one["access"] for one in pairs)
+    fine = f"peers: {access} of {len(pairs)} pairs have peer access, {rate(min(figures.values()))} or more"
+    yield Check(
+        stage="peers",
+        state="failed" if wrong else "fine",
+        sentence=f"peers: {'; '.join(wrong)}" if wrong else fine,
+        seconds=seconds,
+        figures=figures,
+    )
+
+
+def _kind(pair: Mapping[str, Any], models: Mapping[str, str]) -> str:
+    """Pairs are compared only where the way and the models are the same."""
+    both = sorted(models.get(f"GPU {gpu}", "") for gpu in pair["pair"])
+    return " ".join(("peer" if pair["access"] else "host", *both))
+
+
+def _low(pair: str, value: float, models: Mapping[str, str], baselines: Baselines) -> bool:
+    limit = baselines.limit(models.get(pair.partition(" - ")[0], ""), "peer_copy")
+    return limit is not None and value < limit[0]
+
+
+def _host(stage: str) -> Callable[..., Iterator[Check]]:
+    def check(
+        told: Results, seconds: float, models: Mapping[str, str], _: Baselines, whole: bool
+    ) -> Iterator[Check]:
+        speed = told["node"]["bandwidth"]
+        how = "" if told["node"].get("direct", True) else ", through the page cache and synced"
+        if whole:
+            sentence = f"{stage}: {rate(speed)}{how}"
+            yield Check(stage=stage, state="fine", sentence=sentence, seconds=seconds, figures={"node": speed})  # fmt: skip
+
+    return check
+
+
+_FIGURES: dict[str, Callable[..., Iterator[Check]]] = {
+    "memory": _memory,
+    "matmul": _matmul,
+    "copy": _copy,
+    "peers": _peers,
+    "dram": _host("dram"),
+    "disk": _host("disk"),
+}

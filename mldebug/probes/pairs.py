@@ -1,0 +1,155 @@
+"""How each pair did in its tries: good, bad, or neither. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from mldebug.probes.trials import Pair, Trial, hurried
+
+_WORDS = {"failed": "failed", "timed_out": "did not end in time", "wrong": "carried wrong values"}
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the best pair of the same path; `floor` is a bandwidth in bytes per second that each pair must reach."""
+
+    slow: float = 0.5  # below it a pair is bad
+    fine: float = 0.8  # from it on a pair is good; between them it is unsure
+    floor: float | None = None
+
+
+USUAL = Limits()
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """Every pair, sorted. `why` says of each that is not good how it did."""
+
+    good: frozenset[Pair]
+    bad: frozenset[Pair]
+    unsure: frozenset[Pair]
+    why: dict[Pair, str]
+    best: dict[str, float]
+    chance: frozenset[Pair] = frozenset()  # bad ones that other work alone may have slowed
+    late: frozenset[Pair] = frozenset()  # bad ones that may only have had too little time
+    noisy: bool = False  # good pairs did badly in some of their tries, too
+    plain: frozenset[Pair] = (
+        frozenset()
+    )  # bad ones that no other work explains, in two tries or more
+
+    def of(self, member: str, pairs: frozenset[Pair]) -> list[Pair]:
+        """Those of these pairs that it took part in, sorted."""
+        return sorted((one for one in pairs if member in one), key=sorted)
+
+
+def judge_pairs(trials: Iterable[Trial], limits: Limits) -> Judged:
+    """Sort pairs by their best try: what disturbs one try does not disturb all; wrong values are never excused.
+
+    A try beside others is compared with tries beside others, one by itself with those by themselves.
+    """
+    tries: dict[Pair, list[Trial]] = {}
+    best: dict[tuple[str, bool], float] = {}
+    for one in trials:
+        if len(one.members) == 2:
+            tries.setdefault(frozenset(one.members), []).append(one)
+            best[one.path, one.alone] = max(best.get((one.path, one.alone), 0.0), _speed(one))
+    sorts: dict[str, set[Pair]] = {"good": set(), "bad": set(), "unsure": set()}
+    why = {}
+    for pair, some in tries.items():
+        sort, why[pair] = _sort(some, best, limits)
+        sorts[sort].add(pair)
+    tops = {path: max(speed for (other, _), speed in best.items() if other == path) for path, _ in best}  # fmt: skip
+    fixed = {name: frozenset(pairs) for name, pairs in sorts.items()}
+    bad = fixed["bad"]
+    far = _far(bad, tries, limits)
+    chance = bad - far if _unsteady(bad, tries, best, limits) else frozenset()
+    well = [one for pair in fixed["good"] for one in tries[pair]]
+    late = (pair for pair in fixed["bad"] if any(hurried(one, well) for one in tries[pair]))
+    return Judged(
+        noisy=any(_compared(one, best)[0] < limits.fine for one in well),
+        late=frozenset(late),
+        good=fixed["good"],
+        bad=fixed["bad"],
+        unsure=fixed["unsure"],
+        why=why,
+        best=tops,
+        chance=chance,
+        plain=frozenset(pair for pair in far if len(tries[pair]) > 1),
+    )
+
+
+def _far(
+    bad: frozenset[Pair], tries: Mapping[Pair, Sequence[Trial]], limits: Limits
+) -> frozenset[Pair]:
+    """Bad pairs that carried wrong values, or of which every try failed or was far slower than all tries of that path that are not of bad pairs."""
+    slowest: dict[str, float] = {}
+    for pair in tries.keys() - bad:
+        for one in tries[pair]:
+            slowest[one.path] = min(slowest.get(one.path, math.inf), _speed(one))
+    return frozenset(
+        pair
+        for pair in bad
+        if any(one.outcome == "wrong" for one in tries[pair])
+        or all(
+            not _speed(one) or _speed(one) < limits.slow * slowest.get(one.path, 0.0)
+            for one in tries[pair]
+        )
+    )
+
+
+def _unsteady(
+    bad: frozenset[Pair],
+    tries: Mapping[Pair, Sequence[Trial]],
+    best: Mapping[tuple[str, bool], float],
+    limits: Limits,
+) -> bool:
+    """Does other work slow pairs as much as a fault would: one that is not bad in some try, or any of them in one try and not in another?"""
+    if any(
+        _compared(one, best)[0] < limits.slow for pair in tries.keys() - bad for one in tries[pair]
+    ):
+        return True
+    for some in tries.values():
+        for alone in (True, False):
+            speeds = [_speed(one) for one in some if one.alone is alone and _speed(one)]
+            if speeds and min(speeds) < limits.slow * max(speeds):
+                return True
+    return False
+
+
+def rate(bandwidth: float) -> str:
+    """`12.3 GB/s`, in powers of ten as networks have it."""
+    for unit, size in (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bandwidth >= size:
+            return f"{bandwidth / size:.3g} {unit}"
+    return f"{bandwidth:.3g} B/s"
+
+
+def how(trial: Trial) -> str:
+    return _WORDS[trial.outcome] + (f": {trial.reason}" if trial.reason else "")
+
+
+def _speed(trial: Trial) -> float:
+    return trial.bandwidth or 0.0 if trial.outcome == "measured" else 0.0
+
+
+def _sort(
+    tries: Sequence[Trial], best: Mapping[tuple[str, bool], float], limits: Limits
+) -> tuple[str, str]:
+    failed = [one for one in tries if one.outcome != "measured"]
+    wrong = [one for one in failed if one.outcome == "wrong"]
+    if wrong or len(failed) == len(tries):
+        return "bad", how((wrong or failed)[0])
+    share, speed, top = max(_compared(one, best) for one in tries)
+    told = f"has {rate(speed)}, the best {rate(top)}"
+    if limits.floor is not None and speed < limits.floor:
+        return "bad", f"has {rate(speed)}, expected are {rate(limits.floor)}"
+    if share < limits.slow:
+        return "bad", told
+    if failed:
+        return "unsure", f"{_WORDS[failed[0].outcome]} in one try and worked in another"
+    return ("good" if share >= limits.fine else "unsure"), told
+
+
+def _compared(trial: Trial, best: Mapping[tuple[str, bool], float]) -> tuple[float, float, float]:
+    """Its share of the best of its kind, its bandwidth, the best."""
+    speed, top = _speed(trial), best[trial.path, trial.alone]
+    return speed / max(top, 1e-9), speed, top

@@ -1,0 +1,62 @@
+"""InfiniBand and RoCE ports as the kernel tells them, and whether they may be used. Pure."""
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from mldebug.probes.checks import Check
+
+WANTED = re.compile(r"(\d{1,3})(?:x(\d{1,4}))?")
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """One port. `state` ACTIVE, INIT, DOWN, …; `physical` LinkUp, Polling, Disabled, …; `gigabits` a second, None: not told."""
+
+    name: str  # mlx5_0/1
+    state: str = ""
+    physical: str = ""
+    gigabits: float | None = None
+
+
+def read_port(name: str, state: str, physical: str, speed: str) -> Port:
+    """From the files `4: ACTIVE`, `5: LinkUp`, `400 Gb/sec (4X NDR)`."""
+    told = re.match(r"\s*([\d.]{1,8}) Gb/sec", speed)
+    return Port(
+        name=name,
+        state=state.partition(":")[2].strip(),
+        physical=physical.partition(":")[2].strip(),
+        gigabits=float(told[1]) if told else None,
+    )
+
+
+def ports_check(ports: Sequence[Port], wanted: str | None = None) -> Check:
+    """`wanted`: `8`, or `8x400`: so many active ports of so many Gb/s. A port that is off is no fault by itself."""
+    active = [one for one in ports if one.state == "ACTIVE"]
+    half = [one for one in ports if one.physical == "LinkUp" and one.state != "ACTIVE"]
+    if not ports and wanted is None:
+        return Check(stage="ib", state="skipped", sentence="ib: this node has no RDMA ports")
+    wrong = [f"{one.name} has a link and is {one.state or 'in no state'}" for one in half]
+    if wanted is not None:
+        count, speed = _wanted(wanted)
+        good = [one for one in active if not speed or (one.gigabits or 0) >= speed]
+        if len(good) < count:
+            words = f" of {speed:g} Gb/s" if speed else ""
+            wrong.append(f"{len(good)} of {count} ports{words} are active")
+    if wrong:
+        return Check(stage="ib", state="failed", sentence=f"ib: {'; '.join(wrong)}")
+    speeds = {one.name: (one.gigabits or 0.0) * 1e9 / 8 for one in active}
+    return Check(stage="ib", state="fine", sentence=f"ib: {len(active)} of {len(ports)} ports are active", figures=speeds)  # fmt: skip
+
+
+def _wanted(text: str) -> tuple[int, float]:
+    """ValueError for what is no such thing."""
+    told = WANTED.fullmatch(text)
+    if told is None:
+        raise ValueError(f"{text[:20]!r} is not a count such as 8, or 8x400")
+    return int(told[1]), float(told[2] or 0)
+
+
+def check_wanted(text: str) -> None:
+    """Raise ValueError where it is not `8` or `8x400`."""
+    _wanted(text)

@@ -1,0 +1,43 @@
+"""From answers of NCCL RAS to a sign of progress: a rank has launched a collective since the answer before.
+
+Weaker than a step: a launch says nothing of completion, and a thread of its own may launch something for ever in a job that
+hangs. So in a run that tells its steps it counts for as long only as nobody would be blamed in anyway.
+"""
+
+from mldebug.capture.nccl_ras.progress import brief, moved
+from mldebug.core.model import NcclRas
+from mldebug.stall.signals import STEPS, Look, Progress, ProgressKind
+
+LIMIT = 0.75  # of the time after which torch ends a collective, without a step
+
+
+class CollectiveProgress:
+    """What the answers of one attempt of one run have shown. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._last: NcclRas | None = None
+        self._moves = 0
+        self._moved_at = 0.0
+
+    def take(self, told: NcclRas, at: float) -> None:
+        """Take one more answer; two that cannot be compared show nothing."""
+        if self._last is not None and moved(self._last, told):
+            self._moves, self._moved_at = self._moves + 1, at
+        self._last = brief(told)
+
+    def forget(self) -> None:
+        """The next answer is compared with none before it: what happened in between is known from elsewhere."""
+        self._last = None
+
+    def signals(self, look: Look) -> tuple[Progress, ...]:
+        """The last state of the signal, for this look; none before the first movement, and none any more past the limit."""
+        if not self._moves or self._moved_at > stepped_at(look) + LIMIT * look.evidence_lives:
+            return ()
+        at = min(self._moved_at, look.at)
+        return (Progress(kind=ProgressKind.RAS, value=self._moves, at=at),)
+
+
+def stepped_at(look: Look) -> float:
+    """When the run last told a step, a record or a beat; infinite where it tells none."""
+    told = [one.at for one in look.progress if one.kind in STEPS]
+    return max(told, default=float("inf"))

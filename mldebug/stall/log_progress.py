@@ -1,0 +1,136 @@
+"""From what a log said to signs of progress: only what it had not said before is movement."""
+
+from collections.abc import Mapping
+
+from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.jobs.logs.records import LogRecord, StepTimes
+from mldebug.stall.heartbeats import HOOK, HookSteps
+from mldebug.stall.main_loop import Loop
+from mldebug.stall.novelty import ECHO, Sayings
+from mldebug.stall.signals import Progress, ProgressKind
+from mldebug.stall.step_times import StepTimer
+
+
+class LogProgress:
+    """What the logs of one run have told so far. A bar that is redrawn with the same step says nothing.
+
+    Neither does a line from a background thread: which lines are the loop's own is said in `loops`.
+    """
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.loss: float | None = None
+        self.step_seconds: float | None = None
+        self._count: tuple[str, int | None] | None = None  # format and total of that step
+        self._sayings = Sayings()
+        self._loop = Loop()
+        self._moves = 0
+        self._told = 0  # of these told in signals()
+        self._bytes = 0
+        self._moved_at: float | None = None
+        self._grown_at = 0.0
+        self._timer = StepTimer()
+        self._hook = HookSteps()
+
+    @property
+    def moved_at(self) -> float | None:
+        """When the last record came, or was there already (monotonic)."""
+        return self._moved_at
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        """All step durations so far; None before the first."""
+        return self._timer.times
+
+    def take(
+        self, records: tuple[LogRecord, ...], grew_bytes: int, now: float, log: object = ""
+    ) -> None:
+        """Take what one poll of one log brought; `now` is monotonic, `log` tells the logs of the run apart."""
+        if grew_bytes:
+            self._bytes, self._grown_at = self._bytes + grew_bytes, now
+        own = []
+        for record in records:
+            if self._loop.owns(record, self.step):
+                own.append(record)
+                if self._learn(record):
+                    self._moves, self._moved_at = self._moves + 1, now
+        self._timer.take(tuple(own), log, now)
+
+    def arrive(
+        self,
+        record: LogRecord | None,
+        written_at: float,
+        log: object = "",
+        earlier: tuple[LogRecord, ...] = (),
+    ) -> None:
+        """Take the record that was there before we came, written at this monotonic time: how long it is quiet already.
+
+        `earlier` are those before it: told once more, they are no news.
+        """
+        for known in earlier if record is None else (*earlier, record):
+            if self._loop.owns(known, self.step):
+                self._learn(known)
+        if record is not None and self._loop.owns(record, self.step):
+            self._timer.begin(record, log, written_at)
+        if record is not None:
+            self._moved_at = max(written_at, self._moved_at or written_at)
+
+    def signals(self) -> tuple[Progress, ...]:
+        """The last state of each signal, for one `Look`."""
+        found = []
+        if self._moved_at is not None:
+            events, self._told = max(1, self._moves - self._told), self._moves
+            at = self._moved_at
+            found.append(
+                Progress(kind=ProgressKind.RECORD, value=self._moves, at=at, events=events)
+            )
+            if self.step is not None:
+                found.append(
+                    Progress(kind=ProgressKind.STEP, value=self.step, at=at, events=events)
+                )
+        if self._bytes:
+            found.append(
+                Progress(kind=ProgressKind.LOG_GROWTH, value=self._bytes, at=self._grown_at)
+            )
+        return tuple(found)
+
+    def take_beats(self, beats: Mapping[int, Heartbeat], now: float) -> None:
+        """Take how far the ranks say that they are; steps that a log tells as well count once."""
+        records, at = self._hook.take(beats, now)
+        self._timer.take(records, HOOK, at)
+
+    @property
+    def hook_seconds(self) -> float | None:
+        """What a step took lately, as the ranks' own hooks tell; None before two steps."""
+        return self._hook.seconds
+
+    def restart(self) -> None:
+        """Other processes write now: a resumed run says the steps again that an earlier one has said."""
+        self._sayings, self._loop = Sayings(), Loop()
+
+    def disown(self) -> None:
+        """What was told so far may be another job's: forget it; the histogram of step times only grows."""
+        self.step = self.loss = self.step_seconds = self._moved_at = self._count = None
+        self._bytes = 0
+        self._sayings, self._loop = Sayings(), Loop()
+
+    def _learn(self, record: LogRecord) -> bool:
+        """Take a record of the loop's own; say whether it tells anything that was not known."""
+        if not self._sayings.is_news(record):
+            return False
+        self._loop.note(record)
+        self._remember(record)
+        return True
+
+    def _remember(self, record: LogRecord) -> None:
+        count = (record.format, record.total)
+        behind = count == self._count and _is_behind(record, self.step)
+        if record.step is not None and not behind and self._loop.leads(record, self.step):
+            self.step, self._count = record.step, count
+        self.loss = record.loss if record.loss is not None else self.loss
+        self.step_seconds = record.step_seconds or self.step_seconds
+
+
+def _is_behind(record: LogRecord, step: int | None) -> bool:
+    """Another rank says what it has reached: that the first is further is known."""
+    return step is not None and 1 < (record.step or 0) < step <= (record.step or 0) + ECHO

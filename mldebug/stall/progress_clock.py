@@ -1,0 +1,190 @@
+"""When did the job last move? Progress signals of one run, on a clock that counts only watched time.
+
+The watched clock advances with the looks, but never by more than three look intervals at once and never backwards: a
+pause of the agent, a suspended machine or a jumping clock is not held against the job.
+"""
+
+import math
+
+import msgspec
+
+from mldebug.stall.signals import STEPS, Look, Progress, ProgressKind
+from mldebug.stall.timeouts import GapMemory, Gaps
+
+UNSEEN = 3.0
+BEATS = 10  # signs of a rhythm without step numbers, after which the job counts as started
+COUNTED = (ProgressKind.RECORD, ProgressKind.RAS, ProgressKind.LOG_GROWTH)
+"""Counts since the agent came: after its restart they begin anew."""
+
+
+class PulseMemory(msgspec.Struct, kw_only=True):
+    """What is known of the movement of one attempt; `at` is real (monotonic), the other times are watched."""
+
+    now: float = 0.0
+    looked_at: float | None = None
+    values: dict[str, float] = {}
+    progressed: float = 0.0
+    progressed_at: float = 0.0
+    heard: bool = False  # progress has been seen to happen, not only found
+    stepped: bool = False
+    beats: int = 0
+    grown: float | None = None
+    gaps: GapMemory = msgspec.field(default_factory=GapMemory)
+
+
+class StallMemory(msgspec.Struct, kw_only=True):
+    """What survives a restart of the agent: the rhythm, the clock and the open incident."""
+
+    run: str = ""
+    attempt: int = 0
+    pulse: PulseMemory = msgspec.field(default_factory=PulseMemory)
+    lived: bool = False  # the attempt has had ranks
+    over: bool = False
+    confirmed: bool = False
+    opened: float | None = None  # watched time
+    captured: int = 0  # times after the incident opened
+    awaits: bool = False  # a Flight Recorder that may still come
+    key: str = ""
+    stood: tuple[int, ...] = ()  # ranks that were frozen when the incident opened
+    stalled_since: float | None = None
+    timeout: float = 0.0  # the one that raised the alarm
+    incidents: int = 0
+
+
+class Pulse:
+    """Follows one run; `interval` is the usual time between two looks."""
+
+    def __init__(self, interval: float, memory: PulseMemory | None = None) -> None:
+        self.memory = memory or PulseMemory()
+        self.gaps = Gaps(self.memory.gaps)
+        self._most = UNSEEN * interval
+        self._resumed = self.memory.looked_at  # by an earlier agent; None where there was none
+        self._knew_step = ProgressKind.STEP in self.memory.values
+        self._heard: set[str] = set()
+        self._unseen = (
+            0.0  # seconds before the last look, of which those who tell have said nothing yet
+        )
+
+    def look_every(self, interval: float) -> None:
+        """Change the usual time between two looks."""
+        self._most = UNSEEN * interval
+
+    def begin_attempt(self) -> None:
+        """Forget the progress, keep the clock and the rhythm."""
+        old = self.memory
+        self.memory = PulseMemory(
+            now=old.now, progressed=old.now, looked_at=None, gaps=self.gaps.memory
+        )
+
+    def hear(self, look: Look, learn: bool) -> float | None:
+        """Take one look. Return the pause that ended with it where the job moved, else None."""
+        memory, before = self.memory, self.memory.looked_at
+        at = look.at if math.isfinite(look.at) else before or 0.0
+        passed = 0.0 if before is None else max(0.0, at - before)
+        memory.now += min(passed, self._most)
+        memory.looked_at = at
+        if before is None:
+            memory.progressed, memory.progressed_at = memory.now, at
+        signals = [signal for signal in look.progress if _is_sane(signal)]
+        self._withdraw({signal.kind for signal in look.progress})
+        self._unseen = _unseen(signals, at)
+        moved = [signal for signal in signals if self._moved(signal, before)]
+        if before is None:
+            self._arrive(signals, at)
+            return None
+        return self._progress(moved, at, learn) if moved else None
+
+    @property
+    def now(self) -> float:
+        """The watched clock."""
+        return self.memory.now
+
+    @property
+    def quiet(self) -> float:
+        """Seconds without progress. What other nodes have not told yet is none: in a large cluster they tell every 20 s."""
+        return max(0.0, self.memory.now - self.memory.progressed - self._unseen)
+
+    @property
+    def has_rhythm(self) -> bool:
+        """Whether any signal tells of steps, records or beats."""
+        return any(kind in self.memory.values for kind in STEPS)
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is any signal of the job's own, a log for one."""
+        return any(kind != ProgressKind.RAS for kind in self.memory.values)
+
+    def started(self, look: Look) -> bool:
+        """Whether this attempt has made its first step."""
+        return look.started or self.memory.stepped or self.memory.beats >= BEATS
+
+    def log_grows(self, within: float) -> bool:
+        """Whether any line was written in the last `within` seconds."""
+        return self.memory.grown is not None and self.memory.now - self.memory.grown < within
+
+    @property
+    def last_step(self) -> str:
+        """The last step number that any signal told, or an empty string."""
+        known = (self.memory.values.get(kind) for kind in STEPS)
+        return next((f"{value:.15g}" for value in known if value is not None), "")
+
+    def _moved(self, signal: Progress, before: float | None) -> bool:
+        """Whether this signal changed since the look before. Log growth is noted, and never counts."""
+        old = self.memory.values.get(signal.kind)
+        self.memory.values[signal.kind] = signal.value
+        anew = self._resumed is not None and signal.kind not in self._heard
+        self._heard.add(signal.kind)
+        if anew and signal.kind in COUNTED:
+            changed = signal.at > (self._resumed or 0.0) and not self._knew_step
+        elif old is None:
+            changed = before is not None and signal.at > before
+        else:
+            shrinks = signal.kind is not ProgressKind.LOG_GROWTH and signal.value < old and not anew
+            changed = signal.value > old or shrinks
+        if signal.kind is ProgressKind.LOG_GROWTH:
+            self.memory.grown = self.memory.now if changed else self.memory.grown
+            return False
+        return changed
+
+    def _withdraw(self, told: set[ProgressKind]) -> None:
+        """Forget a signal that this agent has heard and that is told no more: it was not this job's."""
+        for kind in self._heard - told:
+            self.memory.values.pop(kind, None)
+        self._heard &= told
+
+    def _arrive(self, signals: list[Progress], at: float) -> None:
+        """The first look: what stands there already tells how long the job has been quiet."""
+        ages = [
+            max(0.0, at - signal.at)
+            for signal in signals
+            if signal.kind is not ProgressKind.LOG_GROWTH
+        ]
+        age = min(ages, default=0.0)
+        self.memory.progressed = self.memory.now - age
+        self.memory.progressed_at = at - age
+
+    def _progress(self, moved: list[Progress], at: float, learn: bool) -> float:
+        memory = self.memory
+        latest = max(signal.at for signal in moved)
+        when = memory.now - min(max(0.0, at - latest), self._most)
+        pause = max(0.0, when - memory.progressed)
+        rhythm = [signal for signal in moved if signal.kind in STEPS]
+        if learn and memory.heard and rhythm:
+            self.gaps.add(pause / max(1, *(signal.events for signal in rhythm)))
+        memory.heard = True
+        memory.stepped = memory.stepped or bool(rhythm)
+        memory.beats += bool(rhythm)
+        memory.progressed = max(memory.progressed, when)
+        memory.progressed_at = max(memory.progressed_at, min(latest, at))
+        return pause
+
+
+def _unseen(signals: list[Progress], at: float) -> float:
+    """Seconds since anybody saw whether the job moves."""
+    told = [at if one.until is None else one.until for one in signals if one.kind in STEPS]
+    return max(0.0, at - max(told)) if told else 0.0
+
+
+def _is_sane(signal: Progress) -> bool:
+    """A log may say `iteration nan`."""
+    return math.isfinite(signal.value) and math.isfinite(signal.at)

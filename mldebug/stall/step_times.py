@@ -1,0 +1,125 @@
+"""How long steps take, from what the logs tell: a histogram that only grows.
+
+A log may tell the duration of a step; where it tells none, the steps that a poll brought share the time since the poll
+before, and a silence before that belongs to what the first new record tells. Logs tell more than one count of steps (an evaluation has its own bar, every rank its own file): the
+count that has moved most leads, another takes over after a minute of its silence. Pure.
+"""
+
+from bisect import bisect_left
+
+import msgspec
+
+from mldebug.jobs.logs.records import STEP_BOUNDS, LogRecord, StepTimes
+
+SILENT = 60.0  # seconds after which another count may lead, at least
+ECHO = 8  # steps by which a rank may repeat what another has told
+JUMP = 10_000  # steps; more at once are no progress, but another count
+MAX_COUNTS = 16
+
+Key = tuple[object, str, int | None]  # log, format, total
+
+
+class _Count(msgspec.Struct):
+    """One count of steps in one log."""
+
+    step: int
+    moved: int = 0  # steps since we came
+    told_at: float = 0.0
+    gap: float = 0.0  # between the last two polls that brought something
+    tells: bool = False  # durations
+    since: tuple[int, float] | None = None  # step and time from which the next mean counts
+    polled_at: float = 0.0  # its log, for the last time
+    first: int = 0  # steps of the first new record of this poll
+
+
+class StepTimer:
+    """Takes the records of all logs of one run."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Key, _Count] = {}
+        self._leader: _Count | None = None
+        self._seen = [0] * (len(STEP_BOUNDS) + 1)
+        self._seconds = 0.0
+
+    @property
+    def times(self) -> StepTimes | None:
+        """What was seen so far; None before the first duration."""
+        return (
+            StepTimes(counts=tuple(self._seen), seconds=self._seconds) if any(self._seen) else None
+        )
+
+    def begin(self, record: LogRecord, log: object, at: float) -> None:
+        """Take the record that was there before we came, written at this monotonic time."""
+        key = (log, record.format, record.total)
+        if record.step is not None and key not in self._counts:
+            count = self._count(key, record.step)
+            if count is not None:
+                count.since, count.polled_at = (record.step, at), at
+
+    def take(self, records: tuple[LogRecord, ...], log: object, now: float) -> None:
+        """Take what one poll of one log brought; `now` is monotonic."""
+        for record in records:
+            if record.step is not None:
+                self._take(record, record.step, (log, record.format, record.total), now)
+        leader = self._leader
+        if records and leader is not None and leader.told_at == now and not leader.tells:
+            self._mean(leader, now)
+        for key, count in self._counts.items():
+            if key[0] == log:
+                count.polled_at, count.first = now, 0
+
+    def _count(self, key: Key, step: int) -> _Count | None:
+        count = self._counts.get(key)
+        if count is None and len(self._counts) < MAX_COUNTS:
+            count = self._counts[key] = _Count(step)
+        return count
+
+    def _take(self, record: LogRecord, step: int, key: Key, now: float) -> None:
+        known = key in self._counts
+        count = self._count(key, step)
+        if count is None:
+            return
+        if not self._leads(count, now):
+            count.step = step  # another counts these
+            return
+        if now > count.told_at > 0:
+            count.gap = now - count.told_at
+        count.told_at = now
+        ahead = step - count.step
+        if known and -ECHO <= ahead <= 0:
+            return
+        if not 0 < ahead <= JUMP:
+            ahead, count.since = 1, None
+        count.step = step
+        count.moved += ahead
+        count.first = count.first or ahead
+        if record.step_seconds is not None:
+            count.tells = True
+            self._observe(record.step_seconds, ahead)
+
+    def _leads(self, count: _Count, now: float) -> bool:
+        leader = self._leader
+        if leader is count:
+            return True
+        if leader is not None:
+            silent = now - leader.told_at > max(SILENT, 5 * leader.gap)
+            if not silent and count.moved <= leader.moved:
+                return False
+            count.since = None
+        self._leader = count
+        return True
+
+    def _mean(self, count: _Count, now: float) -> None:
+        if count.since is not None:
+            step, at = count.since
+            steps = count.step - step
+            if steps <= 0 or not count.first:
+                return
+            each = (now - count.polled_at) / steps
+            self._observe(each + (count.polled_at - at) / count.first, count.first)
+            self._observe(each, steps - count.first)
+        count.since = (count.step, now)
+
+    def _observe(self, seconds: float, steps: int) -> None:
+        self._seen[bisect_left(STEP_BOUNDS, seconds)] += steps
+        self._seconds += seconds * steps

@@ -1,0 +1,65 @@
+"""All nodes as their coordinator sees them, in lines for a terminal: runs first, then who is not heard of."""
+
+from collections.abc import Iterable, Iterator
+
+from mldebug.cluster.messages import ClusterView, MemberView, RunNews
+from mldebug.cluster.run_identity import RunKey, run_id
+from mldebug.core.ranksets import fold_nodes, fold_ranks, shorten_ranks, unfold
+from mldebug.core.redact import clean
+from mldebug.stall.sentences import seconds
+
+MAX_NAMES = 100  # characters
+STAGES = ("watching", "quiet", "suspect", "confirmed", "blamed")  # the worst last
+
+Shown = tuple[MemberView, RunNews]
+
+
+def cluster_lines(view: ClusterView) -> Iterator[str]:
+    """One line for each run and for each kind of trouble."""
+    here = [one for one in view.members if one.seen is not None and one.seen < view.silent_after]
+    count = len(view.members)
+    of = f"{len(here)} of {count} {'node' if count == 1 else 'nodes'} here"
+    yield f"{clean(view.coordinator, 100)} coordinates; {of}: {_names(here)}"
+    for shown in _runs(view.members).values():
+        yield from _run_lines(shown)
+    if lost := [one for one in view.members if (one.seen or 0.0) >= view.silent_after]:
+        longest = max(one.seen or 0.0 for one in lost)
+        yield f"not heard of for up to {seconds(round(longest))}: {_names(lost)}"
+    if never := [one for one in view.members if one.seen is None]:
+        yield f"never heard of: {_names(never)}"
+    for address, why in sorted(view.silent.items())[:8]:
+        yield f"its runs are not shown: {clean(address, 60)} coordinates, and {clean(why, 200)}"
+    for address, why in sorted(view.refused.items())[:8]:
+        yield f"not believed: {clean(address, 60)}: {clean(why, 200)}"
+
+
+def stalled(view: ClusterView) -> bool:
+    """Is there a run with an open incident?"""
+    return any(run.incident for member in view.members for run in member.runs)
+
+
+def _runs(members: Iterable[MemberView]) -> dict[tuple[RunKey, int], list[Shown]]:
+    found: dict[tuple[RunKey, int], list[Shown]] = {}
+    for member in members:
+        for run in member.runs:
+            found.setdefault((run.key, run.attempt), []).append((member, run))
+    return found
+
+
+def _run_lines(shown: list[Shown]) -> Iterator[str]:
+    worst = max((run for _, run in shown), key=lambda run: _rank_of(run.stage))
+    ranks = fold_ranks(rank for _, run in shown if run.ranks for rank in unfold(run.ranks))
+    steps = [run.step for _, run in shown if run.step is not None]
+    step = f", step {max(steps)}" if steps else ""
+    nodes = _names(member for member, _ in shown)
+    who = f"{clean(worst.name, 60)} ({run_id(worst.key)})"
+    yield f"{who}: ranks {shorten_ranks(ranks)} of {worst.world_size} on {nodes}{step}"
+    yield f"  {worst.stage}: {clean(worst.sentence, 300)}"
+
+
+def _rank_of(stage: str) -> int:
+    return STAGES.index(stage) if stage in STAGES else -1
+
+
+def _names(members: Iterable[MemberView]) -> str:
+    return shorten_ranks(fold_nodes(clean(one.node, 100) for one in members), MAX_NAMES) or "none"

@@ -1,0 +1,77 @@
+"""The GPUs and the kernel's log as `status` tells them: nothing but one line where all is well. Pure."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from mldebug.core.units import format_duration
+from mldebug.hardware.health.sentences import MAX_LINES, GpuName, complaints, headline
+from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.status.gpu_view import names_of
+from mldebug.status.snapshot import RunState, Snapshot
+
+
+class Said(NamedTuple):
+    """One line, and whether it is bad news."""
+
+    text: str
+    bad: bool = False
+
+
+def hardware_lines(told: Snapshot, now: float) -> Iterator[Said]:
+    """How many GPUs there are and how they do; below it each that is not well, the worst first, at most 8."""
+    if told.gpus_released_until is not None:
+        left = _duration(told.gpus_released_until - now)
+        yield Said(f"it has let go of the GPUs for another {left}: {told.gpus_released_why}", True)
+        yield Said("  take them up again: mldebug gpus release --end")
+    elif told.gpus is not None and (told.gpus.gpus or told.gpus.lost):
+        yield _headline(told)
+    found = complaints(told.health, _names(told))
+    for line in found[:MAX_LINES]:
+        yield Said(line, True)
+    if len(found) > MAX_LINES:
+        yield Said(f"… and {len(found) - MAX_LINES} more: mldebug doctor --gpus", True)
+
+
+def _headline(told: Snapshot) -> Said:
+    uuids = [one.uuid for one in told.gpus.gpus] if told.gpus else []
+    missing = len(told.gpu_count.missing) if told.gpu_count else 0
+    silent = len(told.gpu_count.silent) if told.gpu_count else 0
+    gone = f", {missing} missing" if missing else ""
+    gone += f", {silent} without an answer" if silent else ""
+    return Said(f"{headline(uuids, told.health)}{gone}", bool(missing or silent))
+
+
+def _names(told: Snapshot) -> dict[str, GpuName]:
+    missing = told.gpu_count.missing if told.gpu_count else ()
+    gone = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
+    return gone | names_of(told.gpus)
+
+
+def rank_lines(events: Iterable[RankEvent], run: RunState, now: float) -> Iterator[str]:
+    """What the kernel or the driver said against a rank of this run; the newest 8, the oldest of them first."""
+    mine = _against(events, run)
+    if len(mine) > MAX_LINES:
+        yield f"… {len(mine) - MAX_LINES} kernel events before"
+    for one in mine[-MAX_LINES:]:
+        yield f"{_duration(now - one.burst.last_at)} ago: {_said(one, run)}"
+
+
+def rank_sentences(events: Iterable[RankEvent], run: RunState) -> tuple[str, ...]:
+    """The same without how long ago, as the API gives it."""
+    return tuple(_said(one, run) for one in _against(events, run)[-MAX_LINES:])
+
+
+def _against(events: Iterable[RankEvent], run: RunState) -> list[RankEvent]:
+    return [one for one in events if one.run == run.id and one.rank is not None]
+
+
+def _said(one: RankEvent, run: RunState) -> str:
+    """With the rank's last frame, and beside the stall, where the run is suspected of one."""
+    frame = run.frames.get(one.rank, "") if one.rank is not None else ""
+    suspected = run.progress_at if run.frames else None
+    return sentence(one, run.incident_since or suspected, frame)
+
+
+def _duration(seconds: float) -> str:
+    return format_duration(float(max(0, int(seconds))))

@@ -1,0 +1,129 @@
+"""The GPUs of a node as a table of 80 columns, one row each. Pure.
+
+`GPU  BUS ID        BUSY   MEMORY       POWER      TEMP   USED BY       HEALTH`
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.redact import clean
+from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, LostGpu
+from mldebug.hardware.health.sentences import state_of_gpu
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.status.gpu_view import Glance, GpuUser
+
+HEADINGS = ("GPU", "BUS ID", "BUSY", "MEMORY", "POWER", "TEMP", "USED BY", "HEALTH")
+RIGHT = (0, 2, 3, 4, 5)  # columns of numbers
+GIB = 1 << 30
+MAX_USER = 12
+
+Row = tuple[str, ...]
+
+
+def rows(seen: Glance) -> list[Row]:
+    """One row for each GPU, also for those that do not answer; by number."""
+    watched = {one.uuid: one for one in seen.watch.gpus} if seen.watch else {}
+    told = seen.gpus.gpus if seen.gpus else ()
+    found = [_row(one, watched.get(one.uuid), seen) for one in told]
+    found += [_gone(index, bus, uuid, seen) for index, bus, uuid in missing(seen)]
+    return sorted(found, key=lambda row: int(row[0]))
+
+
+def missing(seen: Glance) -> list[tuple[int, str, str]]:
+    """Index, bus id and uuid of each GPU that is lost, not listed any more or does not answer."""
+    lost = _lost(seen)
+    here = {one.uuid for one in seen.gpus.gpus} if seen.gpus else set()
+    away = [one.gpu for one in seen.count.missing] if seen.count else []
+    away += [one.gpu for one in seen.count.silent if one.gpu.uuid not in here] if seen.count else []
+    gone = [(one.index, one.bus_id, one.uuid) for one in away]
+    known = {uuid for *_, uuid in gone}
+    indices = {index for index, *_ in gone}
+    more = [
+        (one.index, one.bus_id, one.uuid)
+        for one in lost
+        if (one.uuid not in known if one.uuid else one.index not in indices)
+    ]
+    return sorted((*gone, *more))
+
+
+def _lost(seen: Glance) -> tuple[LostGpu, ...]:
+    newest = seen.watch or seen.gpus
+    return newest.lost if newest else ()
+
+
+def table(found: Sequence[Row]) -> Iterator[str]:
+    """The rows below their headings, as wide as they have to be."""
+    lines = [HEADINGS, *found]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if column in RIGHT else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def users(told: Iterable[GpuUser], indices: dict[str, int]) -> Iterator[str]:
+    """`train.py (1a2b3c): ranks 0-7 on GPUs 0-7`: one line for each job."""
+    by_job: dict[tuple[str, str], list[GpuUser]] = {}
+    for one in told:
+        by_job.setdefault((one.job, one.job_id), []).append(one)
+    for (job, job_id), some in by_job.items():
+        ranks = {one.rank for one in some}
+        gpus = {indices[one.uuid] for one in some if one.uuid in indices}
+        where = f" on {_many('GPU', gpus)}" if gpus else ""
+        yield f"{clean(job, 40)} ({clean(job_id, 40)}): {_many('rank', ranks)}{where}"
+
+
+def _many(what: str, numbers: set[int]) -> str:
+    return f"{what}{'s' if len(numbers) > 1 else ''} {shorten_ranks(fold_ranks(numbers))}"
+
+
+def _row(gpu: GpuReading, watch: GpuWatch | None, seen: Glance) -> Row:
+    busy, power = busy_of(gpu, watch), power_of(gpu, watch)
+    return (
+        str(gpu.index),
+        bus_id(gpu.bus_id) or "-",
+        "-" if busy is None else f"{busy * 100:.0f} %",
+        _of(gpu.memory_used_bytes, gpu.memory_total_bytes, GIB, "GiB"),
+        _of(power, gpu.power_limit_watts, 1, "W"),
+        "-" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f} °C",
+        _user(gpu.uuid, gpu, seen),
+        state_of_gpu(seen.health, gpu.uuid).value,
+    )
+
+
+def busy_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
+    """Its utilization by the newest read, a ratio."""
+    return (watch or gpu).utilization_ratio
+
+
+def power_of(gpu: GpuReading, watch: GpuWatch | None) -> float | None:
+    """What it draws by the newest read, watts."""
+    power = watch.power_watts if watch else gpu.power_instant_watts
+    return gpu.power_average_watts if power is None else power
+
+
+def _gone(index: int, bus: str, uuid: str, seen: Glance) -> Row:
+    known = [(one.gpu.index, one.gpu.uuid) for one in seen.count.missing] if seen.count else []
+    lost = [(one.index, one.uuid) for one in _lost(seen) if seen.gone(one)]
+    state = "missing" if (index, uuid) in (*known, *lost) else "unknown"
+    return (str(index), bus_id(bus) or "-", *"----", _user(uuid, None, seen), state)
+
+
+def _of(value: float | None, limit: float | None, scale: int, unit: str) -> str:
+    if value is None:
+        return "-"
+    most = f"/{limit / scale:.0f}" if limit is not None else ""
+    return f"{value / scale:.0f}{most} {unit}"
+
+
+def _user(uuid: str, gpu: GpuReading | None, seen: Glance) -> str:
+    """The ranks on it, or else the processes that the driver lists."""
+    ranks = {one.rank for one in seen.users if one.uuid == uuid}
+    if ranks:
+        return shorten_ranks(_many("rank", ranks), MAX_USER)
+    pids = [one.pid for one in gpu.processes or ()] if gpu else []
+    if not pids:
+        return "-"
+    return f"pid {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"

@@ -1,0 +1,126 @@
+"""What is known of a node's GPUs and its kernel's log at one moment, whoever looked: a command by itself, or the agent. Pure."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from mldebug.core.model import Fault, Gap, Job, Noun, RankDevice
+from mldebug.hardware.gpu.expected import GpuCount
+from mldebug.hardware.gpu.figures import plain_sentence
+from mldebug.hardware.gpu.readings import LOST, LostGpu, NodeGpus, NodeWatch
+from mldebug.hardware.health.faults import fault_of_missing, faults_of_events, gpus_by_address
+from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.sentences import GpuName
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.status.snapshot import RunState, Snapshot
+
+FRESH = 15.0  # seconds that a read of the agent's may be old to say what a GPU does now
+
+
+class GpuUser(Noun, frozen=True, kw_only=True):
+    """A rank that works on a GPU, or worked on one that is lost."""
+
+    uuid: str
+    job_id: str
+    job: str  # name
+    rank: int
+    words: str = ""  # how that is known: "compute process 4711, 63.2 GiB"
+    sure: bool = True  # False: only a convention says so
+
+
+class Glance(Noun, frozen=True, kw_only=True):
+    """One look. None means not known: the read failed, or nobody made it."""
+
+    node: str
+    at: float  # unix
+    by_agent: bool = False
+    gpus: NodeGpus | None = None
+    watch: NodeWatch | None = None
+    users: tuple[GpuUser, ...] = ()
+    unjoined: tuple[str, ...] = ()  # ranks whose GPU is not known, and why
+    sentences: dict[str, str] = {}  # job id -> the fingerprint of its GPUs: the agent's alone
+    states: dict[str, tuple[RankDevice, ...]] = {}  # job id -> the GPUs of its ranks, in figures
+    count: GpuCount | None = None
+    events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
+    health: tuple[Health, ...] = ()
+    no_library: bool = False  # no GPU of a vendor that we know, or no driver
+    gpu_gap: Gap | None = None  # why the GPUs could not be read
+    kernel_gap: Gap | None = None  # why the kernel's log could not be read
+    released_until: float | None = None  # unix: the agent has let go of the GPUs until then
+
+    def names(self) -> dict[str, GpuName]:
+        """UUID -> how the GPU is called; also of those that are missing."""
+        missing = self.count.missing if self.count else ()
+        told = {one.gpu.uuid: GpuName(one.gpu.index, bus_id(one.gpu.bus_id)) for one in missing}
+        return told | names_of(self.gpus)
+
+    def gone(self, one: LostGpu) -> bool:
+        """Is it lost for good? One that only does not answer is not; nor one that is not listed once."""
+        missing = self.count.missing if self.count else ()
+        return one.code == LOST or (one.uuid != "" and one.uuid in {it.gpu.uuid for it in missing})
+
+    def devices(self, job_id: str) -> str:
+        """What the GPUs of a job do, in one sentence: its fingerprint, or else the plain figures."""
+        if told := self.sentences.get(job_id):
+            return told
+        uuids = {one.uuid for one in self.users if one.job_id == job_id}
+        return plain_sentence(self.watch, uuids) if self.watch else ""
+
+    def faults(self, job: Job) -> tuple[Fault, ...]:
+        """What was said against the ranks of a job, or against nobody in particular."""
+        known = gpus_by_address(self.gpus.gpus if self.gpus else ())
+        told = faults_of_events(self.events, job.id, known, self.node)
+        return (*told, *self._lost(job.id))
+
+    def _lost(self, job_id: str) -> Iterator[Fault]:
+        for one in self.watch.lost if self.watch else ():
+            for user in self.users:
+                if user.job_id == job_id and user.uuid == one.uuid and self.gone(one):
+                    yield _gone(one, user, self)
+
+
+def _gone(one: LostGpu, user: GpuUser, seen: Glance) -> Fault:
+    fault = fault_of_missing(one, one.reason, seen.at, seen.node, user.rank)
+    return fault if user.sure else msgspec.structs.replace(fault, by="environment")
+
+
+def names_of(gpus: NodeGpus | None) -> dict[str, GpuName]:
+    """UUID -> how the GPU is called."""
+    told = gpus.gpus if gpus else ()
+    return {one.uuid: GpuName(one.index, bus_id(one.bus_id)) for one in told}
+
+
+def of_agent(told: Snapshot) -> Glance:
+    """What the agent knows. What it has read is as old as it says."""
+    gaps = {one.what: one for one in told.gaps}
+    errors = (one.error.partition(": ")[2] for one in told.sources if one.name == "gpus")
+    failed = next(errors, "") if told.gpus_released_until is None else ""
+    return Glance(
+        node=told.node,
+        at=told.at,
+        by_agent=True,
+        gpus=told.gpus,
+        watch=told.gpu_watch,
+        users=tuple(_users(told.runs)),
+        sentences={run.id: run.devices for run in told.runs if run.devices and fresh(told)},
+        states={run.id: run.gpu_states for run in told.runs if run.gpu_states and fresh(told)},
+        count=told.gpu_count,
+        events=told.kernel_events,
+        health=told.health,
+        gpu_gap=Gap(what="GPUs", reason=failed) if failed else None,
+        kernel_gap=gaps.get("kernel log"),
+        released_until=told.gpus_released_until,
+    )
+
+
+def fresh(told: Snapshot) -> bool:
+    """Does what the agent read of its GPUs say what they do now?"""
+    return told.gpu_watch is not None and told.at - told.gpu_watch.at < FRESH
+
+
+def _users(runs: Iterable[RunState]) -> Iterator[GpuUser]:
+    for run in runs:
+        for rank, uuid in run.gpus.items():
+            sure = rank not in run.gpus_guessed
+            yield GpuUser(uuid=uuid, job_id=run.id, job=run.name, rank=rank, sure=sure)

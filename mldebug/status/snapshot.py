@@ -1,0 +1,137 @@
+"""What the agent knows at this moment, as one immutable value: `status`, the API and the metrics read only this."""
+
+import msgspec
+
+from mldebug.alerts.view import Events
+from mldebug.core.model import Gap, Noun, RankDevice, Remark, Role, Said
+from mldebug.hardware.gpu.expected import GpuCount
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug.hardware.health.model import Health
+from mldebug.hardware.host_memory.state import NodeMemory
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.hardware.kernel_log.counts import KernelCounts
+from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.logs.records import LogCounts, StepTimes
+from mldebug.jobs.schedulers.model import Orphan, SchedulerState
+from mldebug.probes.history import Judged
+from mldebug.storage.checkpoints.state import SaveState
+from mldebug.storage.filesystems.state import StorageState
+
+
+class RunState(Noun, frozen=True, kw_only=True):
+    """One run on this node."""
+
+    id: str
+    name: str
+    launcher: str
+    attempt: int = 0
+    user: str = ""
+    uid: int = -1  # the owner: people see their own runs
+    world_size: int = 1
+    ranks: dict[int, int] = {}  # rank -> pid
+    lost: tuple[int, ...] = ()
+    exits: dict[
+        int, str
+    ] = {}  # rank -> how it ended, where the agent saw it: "killed by SIGKILL (9)"
+    classes: dict[
+        int, str
+    ] = {}  # rank -> class, of the last stack sample; empty while nobody is suspected
+    roles: dict[int, Role] = {}  # rank -> its part in the stall, of the same sample
+    frames: dict[int, str] = {}  # rank -> last Python frame, of the same sample
+    traps: tuple[Trap, ...] = ()  # known ones that it sits in: never an alarm
+    kernel: tuple[str, ...] = ()  # what kernel and driver said against its ranks: the newest 8
+    stage: str = "watching"
+    sentence: str = ""  # why it is quiet, or not
+    quiet_seconds: float = 0.0
+    timeout_seconds: float = 0.0
+    why_timeout: str = ""
+    step: int | None = None
+    said: dict[int, Said] = {}  # rank -> what its hook says; who has none is absent
+    traced: dict[int, float] = {}  # rank -> unix time of the newest record in its trace ring
+    loss: float | None = None
+    step_seconds: float | None = None
+    step_times: StepTimes | None = None  # since the agent met the run
+    progress_at: float | None = None  # unix; None where the run is not watched
+    log: str = ""
+    log_counts: LogCounts = LogCounts()
+    gpus: dict[int, str] = {}  # rank -> uuid of its GPU, as far as it is known
+    gpus_guessed: tuple[int, ...] = ()  # ranks whose GPU only a convention tells
+    devices: str = ""  # what the GPUs of its ranks do, in one sentence
+    gpu_states: tuple[RankDevice, ...] = ()  # the same in figures, by rank
+    saves: tuple[SaveState, ...] = ()  # its checkpoints, by place
+    incident: str = ""  # id of the open one
+    incident_kind: str = ""  # stall, abnormal_end
+    incident_since: float | None = None  # unix: since when the run has not moved
+    verdict: str = ""
+    report: str = ""  # the sentence of the open incident
+    culprits: tuple[int, ...] = ()  # ranks that it names
+
+
+class SourceState(Noun, frozen=True, kw_only=True):
+    """How one source of the agent does."""
+
+    name: str
+    success: bool = True
+    seconds: float = 0.0  # of the last round
+    stuck: bool = False
+    error: str = ""
+    last_success: float | None = None  # unix: end of its last round that went well
+
+
+class Children(Noun, frozen=True, kw_only=True):
+    """What the agent's children cost, their own children included."""
+
+    count: int
+    cpu_seconds: float  # of the living and of those that are gone; never falls
+    memory_bytes: int | None = None  # with the agent's own: shared pages count once
+
+
+class Snapshot(Noun, frozen=True, kw_only=True):
+    """All of it."""
+
+    node: str
+    at: float  # unix
+    started_at: float
+    pid: int = 0  # of the agent
+    runs: tuple[RunState, ...] = ()
+    sources: tuple[SourceState, ...] = ()
+    incidents: dict[str, int] = {}  # "kind/verdict" -> how many since the agent started
+    last_report: dict[str, str] = {}  # "kind/verdict" -> id of the newest report
+    reports_lost: int = 0
+    reports_waiting: int = 0  # in memory, for a state dir that does not take them
+    state_dir_losses: int = 0  # times that it was removed or replaced under the agent
+    hidden_runs: int = 0  # of other users, which whoever asked may not see
+    remarks: tuple[Remark, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    unanswered: dict[str, int] = {}  # by way: questions about collectives without an answer
+    cpu_seconds: float = 0.0
+    rss_bytes: int = 0
+    children: Children | None = None
+    gpus: NodeGpus | None = None  # the last full read, counters made monotone; None where it failed
+    gpu_watch: NodeWatch | None = None  # the last watch read; None where it failed
+    gpu_count: GpuCount | None = None  # against what is remembered; None: not looked at yet
+    gpus_released_until: float | None = None  # unix: nothing reads the GPUs until then
+    gpus_released_why: str = ""
+    kernel: KernelCounts | None = None  # None: the kernel's log was not looked at yet
+    kernel_events: tuple[RankEvent, ...] = ()  # of the last hours, the oldest first
+    memory: NodeMemory | None = None  # None: not looked at yet, or the look failed
+    saves: tuple[SaveState, ...] = ()  # of the places of the configuration
+    save_troubles: dict[str, int] = {}  # by code: looks at saves that were not whole, and why
+    health: tuple[Health, ...] = ()  # by component and GPU; empty: not looked at yet
+    storage: StorageState | None = None  # None: not looked at yet
+    schedulers: tuple[SchedulerState, ...] = ()  # of the configuration
+    orphans: tuple[Orphan, ...] | None = None  # None: not looked at
+    probes: tuple[Judged, ...] | None = None  # None: not looked at yet, or the look failed
+    cluster: str = (
+        ""  # who coordinates, or that nobody else answers; "": this agent knows no others
+    )
+    cluster_refused: dict[str, int] = {}  # by reason; empty: this agent knows no others
+    events: Events = Events()  # what somebody is told of, and the channels
+    series_budget: int = 5000  # of the metrics
+    version: str = ""
+    replay: str = ""  # what is played back, in words; "": this is a live node
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """As the API and `mldebug status --json` give it."""
+    return msgspec.json.encode(snapshot)

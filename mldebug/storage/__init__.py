@@ -1,0 +1,1 @@
+"""Filesystems, checkpoints, directory sizes and write rates, as values. Pure."""

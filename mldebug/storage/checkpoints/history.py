@@ -1,0 +1,267 @@
+"""The saves of one series, look by look: which is the last complete one, which is being written, which has died.
+
+The clock of a file server may be wrong: what was watched counts by our own clock, and what the files say is corrected by
+the difference that was seen while they grew. All times are unix seconds by our clock unless told otherwise.
+"""
+
+import itertools
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from mldebug.core.model import Noun
+from mldebug.core.redact import clean
+from mldebug.storage.checkpoints.model import State, Verdict
+from mldebug.storage.checkpoints.names import step_of
+from mldebug.storage.checkpoints.rank_files import Other, missing
+
+MAX_KEPT = 16  # complete saves that are remembered
+MAX_TRACKS = 256
+SETTLE = 60.0  # seconds without growth, after which nobody writes it any more
+SKEW = 2.0  # seconds by which clocks may differ without a word
+WRONG_CLOCK = 600.0  # seconds; no file server is further off without anybody noticing
+CLOSE = 0.05  # of the size of earlier saves
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One save at one look. `oldest` and `newest` are times of its files by the clock of their server."""
+
+    name: str
+    size: int = 0
+    files: int = 0
+    oldest: float = 0.0
+    newest: float = 0.0
+    inode: int = 0
+    single: bool = False  # a file, not a folder
+    open: bool = False  # a process of the job has one of its files open for writing
+    verdict: Verdict = Verdict()
+
+    @property
+    def sign(self) -> tuple[int, int, float, int]:
+        """Changes with every byte that is added."""
+        return self.size, self.files, self.newest, self.inode
+
+
+class Kept(Noun, frozen=True, kw_only=True):
+    """A save that is remembered."""
+
+    name: str  # printable
+    state: State
+    why: str = ""
+    layout: str = ""
+    size: int = 0
+    shards: int = 0
+    expected: int | None = None
+    began: float | None = None  # None: nobody saw it, and its files do not tell
+    ended: float = 0.0
+    step: int | None = None
+    world_size: int | None = None
+    ranks: dict[str, str] = {}  # who has a file there: `{"rank#.pt": "0-3"}`
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None where that is not known."""
+        return self.ended - self.began if self.began is not None else None
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second."""
+        seconds = self.seconds
+        return self.size / seconds if seconds is not None and seconds >= 0.5 else None
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """What survives a restart of the agent."""
+
+    complete: list[Kept] = []  # the oldest first; also those that were deleted since
+    skew: float = 0.0  # seconds by which the server's clock is ahead
+
+
+class _Track(msgspec.Struct, kw_only=True):
+    seen: Seen
+    first: float
+    fresh: bool  # it came while we watched
+    step: int | None = None  # of the run, when it came or was begun anew
+    world_size: int | None = None  # likewise
+    grown: float | None = None
+    looked: float = 0.0
+    kept: Kept | None = None
+
+
+class Series:
+    """All saves of one kind in one folder, as one job writes them."""
+
+    def __init__(self, memory: Memory | None = None, settle: float = SETTLE) -> None:
+        self.memory = memory or Memory()
+        self.settle = settle
+        self._tracks: dict[str, _Track] = {}
+        self._looked: float | None = None
+        self.grown_at: float | None = None  # when a save of the job's own processes last grew
+
+    # --- looking -------------------------------------------------------------------------------------
+
+    def look(self, now: float, seen: Sequence[Seen], *, whole: bool, step: int | None = None, world_size: int | None = None) -> None:  # fmt: skip
+        """Take one look. `whole`: what is not in `seen` is not there; else it was not looked at."""
+        for one in seen[:MAX_TRACKS]:
+            track = self._follow(one, now, step, world_size)
+            track.kept = self._judge(track, now)
+            track.looked = now
+        if whole:
+            there = {one.name for one in seen}
+            self._tracks = {name: one for name, one in self._tracks.items() if name in there}
+        self._looked = now
+
+    def _follow(self, one: Seen, now: float, step: int | None, world_size: int | None) -> _Track:
+        track = self._tracks.get(one.name)
+        if track is None:
+            fresh = self._looked is not None
+            track = self._tracks[one.name] = _Track(seen=one, first=now, fresh=fresh, step=step if fresh else None, looked=now)  # fmt: skip
+            track.world_size = world_size if fresh else None  # who wrote an older one is not known
+            if fresh or one.open:
+                self._grew(track, one, now)
+        elif track.seen.sign != one.sign:
+            if track.kept is not None and track.kept.state is not State.WRITING:
+                track.first, track.fresh = now, True  # written over
+                track.step, track.world_size = step, world_size
+            self._learn_skew(one, track.looked, now)
+            self._grew(track, one, now)
+        track.seen = one
+        return track
+
+    def _grew(self, track: _Track, one: Seen, now: float) -> None:
+        if track.seen.sign == one.sign or one.size > track.seen.size:
+            track.grown = now
+            self.grown_at = now if one.open else self.grown_at
+
+    def _learn_skew(self, one: Seen, before: float, now: float) -> None:
+        """It was written between two looks: a time outside of them is the other clock's error."""
+        ahead, behind = one.newest - now, one.newest - before
+        if ahead > SKEW:
+            self.memory.skew = ahead
+        elif behind < -SKEW and not one.verdict.state is State.COMPLETE:  # a rename keeps old times
+            self.memory.skew = behind
+        elif before - SKEW <= one.newest <= now + SKEW:
+            self.memory.skew = 0.0
+
+    # --- judging -------------------------------------------------------------------------------------
+
+    def _judge(self, track: _Track, now: float) -> Kept:
+        one, before = track.seen, track.kept
+        state, why = self._missing(track) or (one.verdict.state, one.verdict.why)
+        if state is not State.COMPLETE and before is not None and self._shrinks(one, before):
+            return msgspec.structs.replace(before, state=State.UNKNOWN, why="it is being deleted")
+        if state is not State.COMPLETE and self._is_written(track, now):
+            state = State.WRITING
+        elif state is State.INCOMPLETE and self._is_news(track, now):
+            state, why = State.UNKNOWN, f"{why}, and it was not watched for long enough to say more"
+        began, ended = self._times(track, now)
+        kept = Kept(
+            name=printable(one.name),
+            state=state,
+            why=clean(why, 300),  # it may quote names of files, and an index of any length
+            layout=one.verdict.layout,
+            size=one.size,
+            shards=one.verdict.shards,
+            expected=one.verdict.expected,
+            began=began,
+            ended=ended,
+            step=_step(one.name, track.step),
+            world_size=track.world_size,
+            ranks=dict(one.verdict.ranks),
+        )
+        return self._remembered(kept, track) if state is State.COMPLETE else kept
+
+    def _missing(self, track: _Track) -> tuple[State, str] | None:
+        """Why it is not complete although its own files do not say so: a rank's is not there."""
+        told = track.seen.verdict
+        if told.state is not State.COMPLETE or not told.ranks:
+            return None
+        return missing(told.ranks, told.seats, track.world_size, self._others(track))
+
+    def _others(self, track: _Track) -> Iterator[Other]:
+        """The other saves that say who is to write: those that are whole, and those that nobody writes any more."""
+        own = printable(track.seen.name)
+        there = [one.kept for one in self._tracks.values() if one.kept and one is not track]
+        for one in (*there, *self.memory.complete):
+            if one.name != own and one.ranks and one.state in (State.COMPLETE, State.UNKNOWN):
+                yield Other(one.name, one.ranks, one.world_size, whole=one.state is State.COMPLETE)
+
+    def _shrinks(self, one: Seen, before: Kept) -> bool:
+        if before.state is not State.COMPLETE:
+            return False
+        newer = any(kept.ended > before.ended for kept in self.complete if kept.name != before.name)
+        return one.size < before.size and newer
+
+    def _is_written(self, track: _Track, now: float) -> bool:
+        age = now - (track.seen.newest - self.memory.skew)
+        lately = track.grown is not None and now - track.grown < self.settle
+        return track.seen.open or lately or abs(age) < self.settle
+
+    def _is_news(self, track: _Track, now: float) -> bool:
+        """It was there before us, and a clock that is some minutes wrong could hide that it is being written."""
+        age = now - (track.seen.newest - self.memory.skew)
+        return not track.fresh and now - track.first < self.settle and abs(age) < WRONG_CLOCK
+
+    def _times(self, track: _Track, now: float) -> tuple[float | None, float]:
+        """When it was begun and ended. A clock that is ahead of ours would have ended it in the future."""
+        one, skew = track.seen, self.memory.skew
+        ended = min(one.newest - skew, now)
+        if track.fresh:
+            ended = min(max(ended, track.first - self.settle), now)
+        began = min(one.oldest - skew, ended) if one.files > 1 else None
+        if began is not None and any(began < kept.ended < ended for kept in self.memory.complete if kept.name != printable(one.name)):  # fmt: skip
+            began = None  # a part was taken over from an earlier save, with its time
+        if track.fresh and track.grown is not None and track.grown > track.first:
+            began = min(track.first, ended, began if began is not None else ended)
+        return began, ended
+
+    def _remembered(self, kept: Kept, track: _Track) -> Kept:
+        known = self.memory.complete
+        same = next((one for one in known if one.name == kept.name and abs(one.ended - kept.ended) < 1.0 and one.size == kept.size), None)  # fmt: skip
+        if same is not None:
+            return same  # what an earlier agent saw of its beginning is more than its files say
+        if track.kept is not None and track.kept.state is State.COMPLETE and not track.fresh:
+            return kept
+        known[:] = sorted((*known, kept), key=lambda one: one.ended)[-MAX_KEPT:]
+        return kept
+
+    # --- telling -------------------------------------------------------------------------------------
+
+    @property
+    def saves(self) -> tuple[Kept, ...]:
+        """All that are there, the oldest first."""
+        found = (one.kept for one in self._tracks.values() if one.kept)
+        return tuple(sorted(found, key=lambda one: (one.ended, one.step or 0, one.name)))
+
+    @property
+    def complete(self) -> tuple[Kept, ...]:
+        """Those that are there and whole."""
+        return self.of(State.COMPLETE)
+
+    def of(self, state: State) -> tuple[Kept, ...]:
+        """Those that are there in that state."""
+        return tuple(one for one in self.saves if one.state is state)
+
+    @property
+    def period(self) -> float | None:
+        """Seconds between two saves, the median of the last; None before the third."""
+        ends = [one.ended for one in self.memory.complete]
+        gaps = [after - before for before, after in itertools.pairwise(ends)][-5:]
+        return statistics.median(gaps) if len(gaps) >= 2 else None
+
+
+def change(kept: Kept, all_of_them: Iterable[Kept]) -> float | None:
+    """By how much its size differs from the median of up to 5 before it, as a ratio of that; None without any before."""
+    sizes = [one.size for one in all_of_them if one.ended < kept.ended and one.name != kept.name and one.size][-5:]  # fmt: skip
+    return kept.size / statistics.median(sizes) - 1.0 if sizes else None
+
+
+def printable(name: str) -> str:
+    """A name as text: what is no UTF-8 is escaped, so that it can be stored and sent."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")[:200]
+
+
+def _step(name: str, at_the_beginning: int | None) -> int | None:
+    told = step_of(name)
+    return told if told is not None else at_the_beginning

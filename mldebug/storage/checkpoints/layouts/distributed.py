@@ -1,0 +1,168 @@
+"""torch.distributed.checkpoint: `__RANK_N.distcp` files, and `.metadata`, which is written when all of them are there."""
+
+import re
+from collections.abc import Iterable, Iterator
+from posixpath import basename, dirname
+
+import msgspec
+
+from mldebug.storage.checkpoints import torch_zip
+from mldebug.storage.checkpoints.model import (
+    Entry,
+    Save,
+    Verdict,
+    Wanted,
+    complete,
+    incomplete,
+    unsure,
+)
+from mldebug.storage.checkpoints.safe_pickle import MAX_BYTES, Made, made
+
+NAME = "distributed"
+MAX_SEARCHED = 256 << 20  # bytes of an index that is not read as a whole, but searched for names
+MOST_ENDS = 512  # shards of which the end is looked at then
+SLACK = 2.0  # seconds by which the clocks of those who write may differ
+_SHARD = re.compile(r"__(\d{1,7})_(\d{1,7})\.distcp")
+_NAMED = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Distributed:
+    """Holds the files against what the index says of them: name, offset, length."""
+
+    order = 40
+
+    def fits(self, save: Save) -> bool:
+        """Are there shards, or an index of them?"""
+        return any(_SHARD.fullmatch(basename(one.path)) for one in save.files) or bool(
+            _indexes(save)
+        )
+
+    def wants(self, save: Save) -> Iterator[Wanted]:
+        """All of each index; of a large one the names in it, and the ends of the shards."""
+        for one in _indexes(save):
+            if one.size <= MAX_BYTES:
+                yield _whole(one)
+            elif one.size <= MAX_SEARCHED:
+                yield from (_names(one), _stop(one))
+                yield from (torch_zip.last(shard) for shard in _looked_at(save))
+
+    def judge(self, save: Save) -> Verdict:
+        """Complete where each index names only files that are there and long enough."""
+        shards = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
+        count, found = len(shards), _indexes(save)
+        folders = {dirname(one.path) for one in shards}
+        if missing := folders - {dirname(one.path) for one in found}:
+            return incomplete(NAME, count, _no_index(sorted(missing)))
+        verdicts = [self._index(save, one) for one in found]
+        faults = [one for one in verdicts if one and one[0] == "broken"]
+        doubts = [one for one in verdicts if one and one[0] == "unsure"]
+        if faults:
+            return incomplete(NAME, count, faults[0][1])
+        return unsure(NAME, count, doubts[0][1]) if doubts else complete(NAME, count)
+
+    def _index(self, save: Save, index: Entry) -> tuple[str, str] | None:
+        if not index.size:
+            return "broken", ".metadata is empty"
+        large = index.size > MAX_BYTES
+        data = save.parts.get(_names(index) if large else _whole(index))
+        end = save.parts.get(_stop(index)) if large else data
+        if data is None or end is None or (not large and len(data) != index.size):
+            return "unsure", f".metadata {save.unread.get(index.path, 'is too large to be read')}"
+        if not end.endswith(b"."):  # STOP, the last operation of every pickle
+            return "broken", ".metadata was cut off"
+        beside = {basename(one.path): one for one in save.files if dirname(one.path) == dirname(index.path)}  # fmt: skip
+        promised = _named(data) if large else _promised(data)
+        return (
+            _compare(promised, {name: one.size for name, one in beside.items()})
+            or _later(index, (beside[name] for name in promised))
+            or (_unended(save) if large else None)
+        )
+
+
+def _named(data: bytes) -> dict[str, int]:
+    return dict.fromkeys((one.decode() for one in _NAMED.findall(data)), 1)
+
+
+def _unended(save: Save) -> tuple[str, str] | None:
+    """Lengths are not read from a large index: a shard that ends as PyTorch ends each tensor was not cut off."""
+    for one in _looked_at(save):
+        if not torch_zip.is_ended(save, one):
+            return (
+                "unsure",
+                f"{one.path} may have been cut off: .metadata is too large to be compared with lengths",
+            )
+    return None
+
+
+def _looked_at(save: Save) -> list[Entry]:
+    """The shards of which the end is looked at; of very many a part."""
+    found = [one for one in save.files if _SHARD.fullmatch(basename(one.path))]
+    return found[:: max(1, -(-len(found) // MOST_ENDS))]
+
+
+def _promised(data: bytes) -> dict[str, int]:
+    """Name -> bytes that it must have at least; 1 where the index is not understood."""
+    promised = _named(data)
+    try:
+        objects = made(data)
+    except ValueError:
+        objects = []
+    for one in objects:
+        if one.name.endswith("._StorageInfo") and (told := _stored(one)):
+            promised[told[0]] = max(promised.get(told[0], 1), told[1])
+    return promised
+
+
+def _stored(one: Made) -> tuple[str, int] | None:
+    name, offset, length = (one.get(key) for key in ("relative_path", "offset", "length"))
+    known = isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)
+    return (name, offset + length) if known and _SHARD.fullmatch(name) else None
+
+
+def _compare(promised: dict[str, int], sizes: dict[str, int]) -> tuple[str, str] | None:
+    missing = sorted(promised.keys() - sizes.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return "broken", f"{missing[0]}{more} of {len(promised)} shards missing"
+    short = [name for name, least in sorted(promised.items()) if sizes[name] < least]
+    if short:
+        return "broken", f"{short[0]} has {sizes[short[0]]:,} of {promised[short[0]]:,} bytes"
+    return None
+
+
+def _later(index: Entry, shards: Iterable[Entry]) -> tuple[str, str] | None:
+    """The index is written last: one that is older than a shard may be that of the save before, in the same folder."""
+    newest = max(shards, key=lambda one: one.mtime, default=index)
+    if newest.mtime - index.mtime <= SLACK:
+        return None
+    return "unsure", f"{basename(newest.path)} is younger than .metadata, which is written last"
+
+
+def _no_index(folders: list[str]) -> str:
+    inside = f" in {folders[0]}" if folders[0] else ""
+    return f"there is no .metadata{inside}, which is written last"
+
+
+def _indexes(save: Save) -> list[Entry]:
+    return [one for one in save.files if basename(one.path) == ".metadata"]
+
+
+def _names(one: Entry) -> Wanted:
+    return Wanted(one.path, 0, one.size, _NAMED.pattern)
+
+
+def _stop(one: Entry) -> Wanted:
+    return Wanted(one.path, max(0, one.size - 1), 1)
+
+
+def _whole(one: Entry) -> Wanted:
+    return Wanted(one.path, 0, one.size)
+
+
+def create(options: Options) -> Distributed:
+    """Build the layout."""
+    return Distributed()

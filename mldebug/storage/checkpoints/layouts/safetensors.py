@@ -1,0 +1,41 @@
+"""safetensors: single files whose header says where they end, alone or several in a folder."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.storage.checkpoints.model import Save, Verdict, Wanted, complete
+from mldebug.storage.checkpoints.names import final
+from mldebug.storage.checkpoints.rank_files import ranks_of, seats_of
+
+NAME = "safetensors"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Safetensors:
+    """Without an index nothing says how many there should be: each is judged by itself."""
+
+    order = 50
+
+    def fits(self, save: Save) -> bool:
+        """Is each file one, or at least one of a folder?"""
+        names = [final(one.path or save.name) for one in save.files]
+        return any(name.endswith(".safetensors") for name in names)
+
+    def wants(self, save: Save) -> Iterator[Wanted]:
+        """Nothing but what each file says of itself."""
+        yield from ()
+
+    def judge(self, save: Save) -> Verdict:
+        """Complete as far as names tell; where they tell ranks, each is to have its own."""
+        names = [final(one.path or save.name) for one in save.files]
+        verdict = complete(NAME, sum(name.endswith(".safetensors") for name in names))
+        return msgspec.structs.replace(verdict, seats=seats_of(ranks_of(save)))
+
+
+def create(options: Options) -> Safetensors:
+    """Build the layout."""
+    return Safetensors()

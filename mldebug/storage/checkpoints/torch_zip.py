@@ -1,0 +1,80 @@
+"""Is a file of `torch.save` whole? Told by its zip directory, which is written last, without unpickling anything.
+
+Source: PKWARE APPNOTE 6.3.10, sections 4.3.14 to 4.3.16; PyTorch writes no comment, and a zip64 record above 4 GiB.
+"""
+
+import struct
+from collections.abc import Iterator
+
+from mldebug.storage.checkpoints.checks import BROKEN, UNSURE, WHOLE, Check
+from mldebug.storage.checkpoints.model import Entry, Save, Wanted
+
+TAIL = 4096  # bytes that are read of the end
+HEAD = 32
+_LOCAL = b"PK\x03\x04"
+_END = struct.Struct("<4s4H2LH")
+_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_OLD = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch.save before version 1.6
+
+
+def wants(entry: Entry) -> Iterator[Wanted]:
+    """Its first and its last bytes."""
+    yield head(entry)
+    yield tail(entry)
+
+
+def head(entry: Entry) -> Wanted:
+    """Its first bytes."""
+    return Wanted(entry.path, 0, HEAD)
+
+
+def tail(entry: Entry) -> Wanted:
+    """Its last bytes."""
+    return Wanted(entry.path, max(0, entry.size - TAIL), TAIL)
+
+
+def last(entry: Entry) -> Wanted:
+    """Where the mark stands with which every zip file ends that has no comment."""
+    return Wanted(entry.path, max(0, entry.size - _END.size), _END.size)
+
+
+def is_ended(save: Save, entry: Entry) -> bool | None:
+    """Does the last of many zip files in it end where it ends? None where that was not read."""
+    end = save.parts.get(last(entry))
+    return None if end is None else len(end) == _END.size and end.startswith(b"PK\x05\x06")
+
+
+def check(save: Save, entry: Entry) -> Check:
+    """Does the directory at its end fit its size?"""
+    if not entry.size:
+        return BROKEN, "is empty"
+    begin, end = save.parts.get(head(entry)), save.parts.get(tail(entry))
+    if begin is None or end is None:
+        return UNSURE, save.unread.get(entry.path, "was not read")
+    if _OLD in begin:
+        return UNSURE, "has the format of torch.save before 1.6, which has no end mark"
+    if begin[:4] != _LOCAL[: len(begin)]:
+        zeros = not begin.strip(b"\0")
+        return (BROKEN, "begins with zeros") if zeros else (UNSURE, "is no file of torch.save")
+    if len(end) < min(TAIL, entry.size):
+        return UNSURE, "changed while it was read"
+    return _directory(end, max(0, entry.size - TAIL))
+
+
+def _directory(end: bytes, offset: int) -> Check:
+    at = end.rfind(b"PK\x05\x06")
+    if at < 0 or len(end) - at < _END.size:
+        return BROKEN, "has no zip directory at its end: it was cut off"
+    *_, size, start, comment = _END.unpack_from(end, at)
+    if at + _END.size + comment != len(end):
+        return BROKEN, "does not end where its zip directory says"
+    stands = at
+    if (found := at - _LOCATOR.size) >= 0 and end[found : found + 4] == b"PK\x06\x07":
+        stands = found - _END64.size
+        if stands < 0 or end[stands : stands + 4] != b"PK\x06\x06":
+            return UNSURE, "has a zip directory that nobody wrote like this"
+        *_, size, start = _END64.unpack_from(end, stands)
+    if start + size != offset + stands:
+        return BROKEN, "has a zip directory that does not fit its size"
+    return WHOLE, ""

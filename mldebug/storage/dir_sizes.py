@@ -1,0 +1,88 @@
+"""How large chosen directories are, as the child that counts them tells it, and how that is said.
+
+Bytes are allocated ones (as `du`), `apparent_bytes` the lengths of files. A hard link counts once, other filesystems below
+do not count (as `du -x`).
+"""
+
+from collections.abc import Iterator
+
+from mldebug.core.model import Noun
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration, format_size
+
+COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK = (
+    "counting",
+    "watched",
+    "partly_watched",
+    "rescanned",
+    "events_lost",
+    "stuck",
+)
+HOWS = (COUNTING, WATCHED, PARTLY, RESCANNED, LOST, STUCK)
+
+
+class TreeState(Noun, frozen=True, kw_only=True):
+    """One configured directory. Figures are None until it was counted once."""
+
+    path: str
+    how: str = COUNTING
+    why: str = ""  # it is not simply watched, or not counted at all
+    inodes: int | None = None
+    bytes: int | None = None
+    apparent_bytes: int | None = None
+    folders: int = 0
+    at: float = 0.0  # unix: the figures are those of this moment
+    unread: int = 0  # folders and names that could not be looked at: the figures are lower bounds
+    mounts: int = 0  # other filesystems and second views below, which do not count
+    overflows: int = 0  # times that the kernel dropped events
+    rescans: int = 0  # times that everything was counted anew
+    count_seconds: float = 0.0  # that the last whole count took
+    since: float | None = None  # unix: it does not answer since
+
+    @property
+    def lower_bound(self) -> bool:
+        """Is there more than was counted?"""
+        return self.unread > 0
+
+
+def tree_lines(trees: tuple[TreeState, ...], now: float) -> Iterator[tuple[str, bool]]:
+    """One line for each tree, and whether something is wrong with it."""
+    for tree in trees:
+        yield f"{clean(tree.path, 120)}: {_words(tree, now)}", tree.how == STUCK or tree.lower_bound
+
+
+def _words(tree: TreeState, now: float) -> str:
+    if tree.how == STUCK:
+        waited = format_duration(float(max(0, int(now - (tree.since or now)))))
+        return f"does not answer for {waited}: its size is not known"
+    if tree.bytes is None:
+        return (
+            f"not counted: {clean(tree.why, 200)}" if tree.why else "is counted for the first time"
+        )
+    least = "at least " if tree.lower_bound else ""
+    said = f"{least}{approximate(tree.bytes)} in {tree.inodes} inodes, {_how(tree, now)}"
+    unread = f"; {tree.unread} of its entries could not be looked at" if tree.lower_bound else ""
+    return f"{said}{unread}{f' ({clean(tree.why, 200)})' if tree.why else ''}"
+
+
+def _how(tree: TreeState, now: float) -> str:
+    ago = f"as of {format_duration(float(max(0, int(now - tree.at))))} ago"
+    words = {
+        WATCHED: "kept fresh by events",
+        PARTLY: "partly kept fresh by events, partly counted anew",
+        RESCANNED: "counted anew from time to time",
+        LOST: "events were lost and it is being counted anew",
+    }
+    return f"{words.get(tree.how, tree.how)}, {ago}"
+
+
+def approximate(size: int) -> str:
+    """Bytes with three digits, as people read them: 1.27 GiB."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return (
+                f"{size / factor:.3g} {unit}"
+                if size < 1000 * factor
+                else f"{size // factor} {unit}"
+            )
+    return format_size(size)

@@ -1,0 +1,56 @@
+"""What came of a small file that was written, synced and removed: `df` may be half an hour late, and knows no quota. Pure."""
+
+import errno
+
+from mldebug.core.model import Noun
+from mldebug.storage.filesystems.fullness import told_bytes
+
+_WORDS = {
+    errno.EROFS: "it is read-only",
+    errno.EDQUOT: "a quota is used up",
+    errno.ENOENT: "the folder is not there",
+    errno.EACCES: "the agent may not write there",
+    errno.EPERM: "the agent may not write there",
+    errno.EIO: "the disk or server reports an error",
+    errno.ESTALE: "the server does not know the folder any more",
+}
+_OUTCOMES = {errno.EROFS: "read_only", errno.ENOSPC: "full", errno.EDQUOT: "quota"}
+OUTCOMES = ("ok", "read_only", "full", "quota", "stuck", "failed")
+
+
+class Written(Noun, frozen=True, kw_only=True):
+    """One test write. `errno` is 0 where it went well; what was said to be left is of the moment when it failed."""
+
+    path: str
+    errno: int = 0
+    seconds: float = 0.0
+    stuck: float = 0.0  # seconds for which it has not come back
+    available: int = 0  # bytes
+    inodes: int = 0  # 0: they are not counted
+    inodes_free: int = 0
+
+    @property
+    def outcome(self) -> str:
+        """One of `OUTCOMES`."""
+        if self.stuck:
+            return "stuck"
+        return _OUTCOMES.get(self.errno, "failed") if self.errno else "ok"
+
+
+def sentence(one: Written, size: int) -> str:
+    """What a person reads; `size` is what was to be written."""
+    if one.stuck:
+        return f"{one.path}: a test write has not come back for {one.stuck:.0f} s"
+    if not one.errno:
+        return f"{one.path}: {told_bytes(size)} written and synced in {one.seconds * 1000:.0f} ms"
+    return f"{one.path}: a test write failed: {_why(one, size)}"
+
+
+def _why(one: Written, size: int) -> str:
+    if one.errno != errno.ENOSPC:
+        return _WORDS.get(one.errno, errno.errorcode.get(one.errno, f"error {one.errno}"))
+    if one.inodes and not one.inodes_free:
+        return "no inode is left"
+    if one.available > size:
+        return f"no space is left, though the filesystem tells of {told_bytes(one.available)}"
+    return "no space is left"

@@ -1,0 +1,163 @@
+"""When something that is filled by fits and starts will be full: slopes that a burst does not bend, saves that repeat."""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mldebug.core.model import Noun
+
+LEAST_POINTS = 8
+MOST_POINTS = 60  # of one slope: pairs grow with the square
+WINDOWS = (900.0, 3600.0, 21600.0)  # seconds; the whole series is one, too
+LEAST_SAVES = 3
+LEAST_RISES = 5
+ALIKE = 0.35  # saves differ by less from their median
+ROTATES = 0.05  # of a save: what stays of it where old ones are removed
+AHEAD = 12.0  # times what was watched: nothing is foretold further ahead
+
+
+class Point(NamedTuple):
+    """At `at` (unix seconds) `used` was used; bytes or inodes."""
+
+    at: float
+    used: float
+
+
+class Saves(NamedTuple):
+    """Bursts that repeat: what one writes, what stays of it, how often one comes, when the last one ended."""
+
+    written: float
+    kept: float
+    period: float
+    last: float
+
+
+class Forecast(Noun, frozen=True, kw_only=True):
+    """None: it does not fill, or too little was seen to say so."""
+
+    per_second: float = 0.0
+    seconds_left: float | None = None
+    saves_left: int | None = None  # the save of this number does not fit any more; 1: the next one
+    save: float | None = None  # what one save writes
+    period: float | None = None  # seconds between two saves
+    trusted: bool = False  # it is no further ahead than what was watched allows
+
+
+def forecast(points: Sequence[Point], free: float) -> Forecast:
+    """`points` are in order of time; `free` is what is left now, in the unit of the points."""
+    if len(points) < LEAST_POINTS or points[-1].at <= points[0].at:
+        return Forecast()
+    now, span = points[-1].at, points[-1].at - points[0].at
+    saves = find_saves(points)
+    if saves is None:
+        slope = growth(points)
+        left = max(0.0, free) / slope if slope > 0 else None
+        return Forecast(per_second=slope, seconds_left=left, trusted=_near(left, span))
+    room = free + points[-1].used - min(one.used for one in points if one.at >= saves.last)
+    number = _first_that_fails(saves, room)
+    if number is None:
+        return Forecast(save=saves.written, period=saves.period)
+    left = max(0.0, saves.last + number * saves.period - now)
+    return Forecast(
+        per_second=saves.kept / saves.period,
+        seconds_left=left,
+        saves_left=number,
+        save=saves.written,
+        period=saves.period,
+        trusted=_near(left, span),
+    )
+
+
+def growth(points: Sequence[Point]) -> float:
+    """Units a second: the median of the slopes of all windows that are covered."""
+    end, span = points[-1].at, points[-1].at - points[0].at
+    windows = [one for one in WINDOWS if one < span] + [span]
+    slopes = []
+    for seconds in windows:
+        inside = [point for point in points if point.at >= end - seconds]
+        if len(inside) >= LEAST_POINTS:
+            slopes.append(_theil_sen(inside))
+    return statistics.median_high(slopes) if slopes else 0.0
+
+
+def find_saves(points: Sequence[Point]) -> Saves | None:
+    """Bursts of like size that repeat with pauses between them; None where it grows otherwise."""
+    bursts = _bursts(points)
+    if len(bursts) > LEAST_SAVES and bursts[0].began <= points[0].at:
+        bursts = bursts[1:]  # its start was not seen
+    if len(bursts) < LEAST_SAVES:
+        return None
+    written = statistics.median(one.size for one in bursts)
+    alike = [one for one in bursts if abs(one.size - written) <= ALIKE * written]
+    if len(alike) < LEAST_SAVES or len(alike) < 0.7 * len(bursts):
+        return None
+    pairs = list(itertools.pairwise(alike))
+    period = statistics.median(after.ended - before.ended for before, after in pairs)
+    if any(abs(after.ended - before.ended - period) > 0.5 * period for before, after in pairs):
+        return None
+    stays = [after.top - before.top for before, after in pairs]
+    return Saves(written, _kept(stays, written), period, alike[-1].ended)
+
+
+def _kept(stays: Sequence[float], written: float) -> float:
+    """What stays of a save. So little that it may be chance counts only where it is more each time: logs grow, too."""
+    kept = statistics.median(stays)
+    chance = len(stays) < LEAST_RISES or min(stays) <= 0
+    return 0.0 if kept <= ROTATES * written and chance else max(0.0, kept)
+
+
+class _Burst(NamedTuple):
+    began: float
+    ended: float
+    size: float
+    top: float
+
+
+def _bursts(points: Sequence[Point]) -> list[_Burst]:
+    """Runs of growth that is much faster than the mean, joined where no pause is between them."""
+    steps = list(itertools.pairwise(points))
+    ups = [max(0.0, after.used - before.used) for before, after in steps]
+    floor = 2.0 * sum(ups) / len(ups)  # mean growth of a step: even growth has no burst
+    found: list[_Burst] = []
+    current: tuple[Point, Point] | None = None
+    for (before, after), up in zip(steps, ups, strict=True):
+        if up > 0 and up >= floor:
+            current = (current[0] if current else before, after)
+        elif current is not None:
+            found.append(_burst(*current))
+            current = None
+    return found  # one that has not ended yet does not count
+
+
+def _burst(first: Point, last: Point) -> _Burst:
+    return _Burst(first.at, last.at, last.used - first.used, last.used)
+
+
+def _first_that_fails(saves: Saves, room: float) -> int | None:
+    """A save needs room for all that it writes, though less of it stays. None: old ones go, so all of them fit.
+
+    `room` is what was free before the next save began: half of one on the disk is not half of a save less.
+    """
+    spare = room - saves.written
+    if spare < 0:
+        return 1
+    return None if saves.kept <= 0 else int(spare // saves.kept) + 2
+
+
+def _near(left: float | None, span: float) -> bool:
+    return left is not None and left <= AHEAD * span
+
+
+def _theil_sen(points: Sequence[Point]) -> float:
+    """The median of the slopes of all pairs that lie far apart: steps and outliers do not move it."""
+    stride = max(1, len(points) // MOST_POINTS)
+    some = [*points[::stride], points[-1]]
+    apart = (points[-1].at - points[0].at) / 3
+    slopes = [
+        (after.used - before.used) / (after.at - before.at)
+        for number, before in enumerate(some)
+        for after in some[number + 1 :]
+        if after.at - before.at >= apart
+    ]
+    return statistics.median(slopes) if slopes else 0.0

@@ -1,0 +1,104 @@
+"""One filesystem at one moment, and what is to be said about it. Pure."""
+
+from collections.abc import Iterator
+
+from mldebug.core.model import Noun
+from mldebug.core.units import format_duration
+from mldebug.storage.filesystems.forecast import Forecast
+from mldebug.storage.filesystems.limits import Limit
+from mldebug.storage.filesystems.state import Alarm
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class Fullness(Noun, frozen=True, kw_only=True):
+    """Bytes and inodes, with what can really be used; shares are of that."""
+
+    size: float  # bytes that an ordinary user can fill before writes fail
+    left: float  # bytes
+    inodes: float = 0.0  # 0: not counted
+    inodes_left: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the bytes, in use."""
+        return 1 - self.left / self.size if self.size else 0.0
+
+    @property
+    def inode_share(self) -> float:
+        """Of the inodes, in use."""
+        return 1 - self.inodes_left / self.inodes if self.inodes else 0.0
+
+
+def fullness(
+    size: int, free: int, available: int, inodes: int, inodes_left: int, usable: float
+) -> Fullness:
+    """As df counts: root's reserve belongs to nobody. `usable`: the share at which it fails."""
+    used = max(0, size - free)
+    can = (used + available) * usable
+    left = min(available, max(0.0, can - used))
+    return Fullness(size=can, left=left, inodes=inodes, inodes_left=inodes_left)
+
+
+def alarms(
+    title: str,
+    now: Fullness,
+    limits: tuple[Limit, float],
+    ahead: tuple[Forecast, Forecast],
+    early: tuple[float, int],
+) -> Iterator[Alarm]:
+    """`limits`: of bytes and inodes; `ahead`: forecasts of both; `early`: (seconds, saves) left from which on to alarm."""
+    if now.size and limits[0].passed(now.share, now.left):
+        yield Alarm(
+            kind="too_full",
+            subject=title,
+            sentence=f"{title} is {now.share:.1%} full, {told_bytes(now.left)} left; the alarm is {limits[0].words}",
+        )
+    if now.inodes and now.inode_share >= limits[1]:
+        yield Alarm(
+            kind="inodes",
+            subject=title,
+            sentence=f"{title} has used {now.inode_share:.1%} of its inodes, {now.inodes_left:.0f} left: without them no file can be made, whatever space there is",
+        )
+    if now.size and soon(ahead[0], early):
+        yield Alarm(
+            kind="full_soon", subject=title, sentence=f"{title}: {forecast_words(ahead[0])}"
+        )
+    if now.inodes and soon(ahead[1], early):
+        sentence = f"{title}: no inode will be left in {duration_words(ahead[1].seconds_left or 0.0)}, and no file can be made"
+        yield Alarm(kind="inodes_soon", subject=title, sentence=sentence)
+
+
+def soon(told: Forecast, early: tuple[float, int]) -> bool:
+    """Is it time to say so?"""
+    if told.saves_left is not None:
+        return told.saves_left <= early[1] or (
+            told.trusted and (told.seconds_left or 0.0) <= early[0]
+        )
+    return told.trusted and told.seconds_left is not None and told.seconds_left <= early[0]
+
+
+def forecast_words(told: Forecast) -> str:
+    """`412 GiB every 28m: full in 3 saves, 1h24m`; "" where nothing is foretold."""
+    if told.seconds_left is None:
+        return ""
+    left = duration_words(told.seconds_left)
+    if told.saves_left is None or told.save is None or told.period is None:
+        return f"{told_bytes(told.per_second)}/s: full in {left}"
+    save = f"{told_bytes(told.save)} every {duration_words(told.period)}"
+    if told.saves_left == 1:
+        return f"{save}: the next save, due in {left}, will not fit"
+    return f"{save}: full in {told.saves_left} saves, {left}"
+
+
+def told_bytes(count: float) -> str:
+    """Three digits and a binary unit."""
+    unit = 0
+    while abs(count) >= 1000 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.3g} {_UNITS[unit]}"
+
+
+def duration_words(seconds: float) -> str:
+    """To the second below a minute, else to the minute."""
+    return format_duration(float(round(seconds) if seconds < 60 else round(seconds / 60) * 60))

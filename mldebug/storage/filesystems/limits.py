@@ -1,0 +1,70 @@
+"""How full is too full: a share, or what must be left, for each path; and how much of a filesystem can really be used."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mldebug.core.units import format_size, parse_size
+
+BYTES, INODES, SCRATCH = 0.85, 0.85, 0.75
+USABLE = {"lustre": 0.8}  # "80 % is the new 100 %"; GPFS can be filled
+_RATIO = re.compile(r"[0-9]*\.?[0-9]+")
+_LEFT = re.compile(r"(.+?)\s*left")
+_SCRATCH = re.compile(r"(?:^|/)[^/]*scratch[^/]*(?:/|$)", re.IGNORECASE)
+
+
+class Limit(NamedTuple):
+    """Too full from this share of the usable size on, or with less than so many bytes left."""
+
+    ratio: float | None = None
+    left: int | None = None
+
+    def passed(self, used: float, left: float) -> bool:
+        """`used` is a share of what can be used, `left` bytes."""
+        if self.ratio is not None:
+            return used >= self.ratio
+        return self.left is not None and left < self.left
+
+    @property
+    def words(self) -> str:
+        """As a sentence goes on after "the alarm is"."""
+        if self.ratio is not None:
+            return f"set to {self.ratio:.0%}"
+        return f"set to less than {format_size(self.left or 0)} left"
+
+
+def parse_limit(text: str) -> Limit:
+    """`0.85` or `40TiB left`; ValueError says in words what is wrong."""
+    word = text.strip()
+    if left := _LEFT.fullmatch(word):
+        return Limit(left=parse_size(left[1]))
+    if not _RATIO.fullmatch(word) or not 0 < float(word) <= 1 or not math.isfinite(float(word)):
+        raise ValueError(
+            f"{word[:40]!r} is neither a share such as 0.85 nor a rest such as 40TiB left"
+        )
+    return Limit(ratio=float(word))
+
+
+def nearest(rules: Mapping[str, str], path: str) -> str | None:
+    """What is said of the path itself, or of the nearest folder above it."""
+    above = [key for key in rules if _holds(key, path)]
+    return rules[max(above, key=len)] if above else None
+
+
+def default_limit(path: str) -> Limit:
+    """Scratch fills faster."""
+    return Limit(ratio=SCRATCH if _SCRATCH.search(path) else BYTES)
+
+
+def usable(rules: Mapping[str, float], path: str, fstype: str) -> float:
+    """The share of a filesystem that can be written before it fails, by path, then by type."""
+    above = [key for key in rules if _holds(key, path)]
+    if above:
+        return rules[max(above, key=len)]
+    return USABLE.get(fstype, 1.0)
+
+
+def _holds(folder: str, path: str) -> bool:
+    bare = folder.rstrip("/")
+    return path == bare or path.startswith(f"{bare}/")

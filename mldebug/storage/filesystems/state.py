@@ -1,0 +1,71 @@
+"""What the parts of the storage desk tell: figures for metrics, rows for `status --storage`, alarms, gaps."""
+
+from mldebug.core.model import Gap, Noun
+
+Cell = str | int | float | bool | None
+Row = dict[str, Cell]  # the key "line" holds what people read
+
+
+class Measure(Noun, frozen=True, kw_only=True):
+    """One value of the family of that name; the exporter declares the family."""
+
+    metric: str
+    labels: tuple[str, ...] = ()
+    value: float
+    uids: tuple[int, ...] = ()  # who may see it; empty: everyone
+
+
+class Alarm(Noun, frozen=True, kw_only=True):
+    """Something that a person should act on before it is too late."""
+
+    kind: str  # full_soon, too_full, inodes, stuck, read_only, quota …
+    subject: str  # the mount, the quota, the checkpoint folder
+    sentence: str
+    aside: str = ""  # who does it: not for everyone
+    uids: tuple[int, ...] = ()  # who may see it; empty: everyone
+
+    @property
+    def whole(self) -> str:
+        """The sentence with what is known of who does it."""
+        return f"{self.sentence}; {self.aside}" if self.aside else self.sentence
+
+
+class PartState(Noun, frozen=True, kw_only=True):
+    """All that one part told at its last look; `at` is unix time."""
+
+    name: str
+    at: float
+    measures: tuple[Measure, ...] = ()
+    rows: dict[str, tuple[Row, ...]] = {}  # by heading: filesystems, quotas, checkpoints …
+    alarms: tuple[Alarm, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+class StorageState(Noun, frozen=True, kw_only=True):
+    """The storage desk at this moment."""
+
+    parts: tuple[PartState, ...] = ()
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """Those of all parts."""
+        return tuple(one for part in self.parts for one in part.measures)
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Those of all parts."""
+        return tuple(one for part in self.parts for one in part.alarms)
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Those of all parts."""
+        return tuple(one for part in self.parts for one in part.gaps)
+
+    @property
+    def rows(self) -> dict[str, tuple[Row, ...]]:
+        """Those of all parts, by heading."""
+        found: dict[str, tuple[Row, ...]] = {}
+        for part in self.parts:
+            for heading, rows in part.rows.items():
+                found[heading] = (*found.get(heading, ()), *rows)
+        return found

@@ -1,0 +1,51 @@
+"""What one user may see of the storage desk: what is everyone's, and what his own jobs use. Pure."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from mldebug.storage.filesystems.state import Measure, PartState, Row, StorageState
+
+OF_RANKS = "mldebug_rank_"  # metrics whose first label is the run
+UIDS = "uids"  # of a row: who may see it, as "1000 1001"; absent or empty: everyone
+
+
+def of_user(told: StorageState, uid: int, runs: Collection[str], pids: Collection[int] = ()) -> StorageState:  # fmt: skip
+    """Left out: what only jobs of others use, what their ranks write, and who fills a filesystem.
+
+    `runs` are his, `pids` those of their ranks: what could not be had of them is for him to know.
+    """
+    return StorageState(parts=tuple(_part(one, uid, runs, pids) for one in told.parts))
+
+
+def uids_cell(uids: tuple[int, ...]) -> str:
+    """For a row."""
+    return " ".join(str(uid) for uid in uids)
+
+
+def _part(told: PartState, uid: int, runs: Collection[str], pids: Collection[int]) -> PartState:
+    alarms = [one for one in told.alarms if _may(one.uids, uid)]
+    rows = {
+        heading: tuple(row for row in rows if _row(row, uid, runs))
+        for heading, rows in told.rows.items()
+    }
+    return msgspec.structs.replace(
+        told,
+        measures=tuple(one for one in told.measures if _measure(one, uid, runs)),
+        rows={heading: kept for heading, kept in rows.items() if kept},
+        alarms=tuple(msgspec.structs.replace(one, aside="") for one in alarms),
+        gaps=tuple(one for one in told.gaps if one.pid is None or one.pid in pids),
+    )
+
+
+def _measure(one: Measure, uid: int, runs: Collection[str]) -> bool:
+    return _may(one.uids, uid) and (not one.metric.startswith(OF_RANKS) or one.labels[0] in runs)
+
+
+def _row(row: Row, uid: int, runs: Collection[str]) -> bool:
+    uids = tuple(int(one) for one in str(row.get(UIDS) or "").split())
+    return _may(uids, uid) and row.get("job", "") in {"", *runs}
+
+
+def _may(uids: tuple[int, ...], uid: int) -> bool:
+    return not uids or uid in uids

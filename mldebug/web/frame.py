@@ -1,0 +1,137 @@
+"""A page as HTML: the frame around it, the menu, and one style and one script for all.
+
+Nothing in a page is loaded from elsewhere or stands in a style attribute, and nothing a job wrote is markup.
+"""
+
+import hashlib
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from mldebug.core import text
+from mldebug.core.plugins import load, names
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration, format_size
+from mldebug.incidents.report import wording
+from mldebug.web.page import Asked, Page
+
+TEMPLATES = Path(__file__).with_name("pages") / "templates"
+REPORT = Path(__file__).parents[1] / "incidents/report/templates"
+ORDER = ("runs", "incidents", "storage", "gpus", "probes")  # of the menu; others follow
+EVERY = 3  # seconds between two questions of a page that is looked at
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""The Content-Security-Policy of every page but the reports."""
+
+
+class Place(NamedTuple):
+    """One entry of the menu."""
+
+    name: str
+    title: str
+    key: str
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands around each page."""
+
+    name: str
+    title: str
+    places: tuple[Place, ...]
+    node: str = ""
+    at: str = ""  # when the agent looked, RFC 3339; "": no page of its own
+    since: str = ""
+    replay: str = ""
+    hidden_runs: int = 0
+    stale: str = ""  # that the agent has not looked for long
+    leave: bool = False  # can he log out?
+    version: str = ""
+    every: int = EVERY
+
+
+@cache
+def pages() -> dict[str, Page]:
+    """Every page by its name."""
+    modules = {name: load("pages", name) for name in names("pages")}
+    return {name: module.create(module.Options()) for name, module in modules.items()}
+
+
+@cache
+def style() -> str:
+    """The style of the report, and what pages have besides."""
+    return (REPORT / "report.css").read_text() + (TEMPLATES / "pages.css").read_text()
+
+
+@cache
+def script() -> str:
+    """The script of all pages."""
+    return (TEMPLATES / "pages.js").read_text()
+
+
+@cache
+def version() -> str:
+    """Changes with style and script, so that a browser may keep both for ever."""
+    return hashlib.sha256((style() + script()).encode()).hexdigest()[:12]
+
+
+def render(name: str, asked: Asked, *, leave: bool = False, stale: str = "") -> str | None:
+    """One page as HTML; None where there is no such thing. `stale` says that all of it is old."""
+    page = pages()[name]
+    built = page.build(asked)
+    if built is None:
+        return None
+    told = asked.told
+    frame = Frame(
+        name=name,
+        title=page.title,
+        places=_places(),
+        node=clean(told.node, 64),
+        at=datetime.fromtimestamp(told.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        since=format_duration(float(max(0, int(told.at - told.started_at)))),
+        replay=clean(told.replay, 100),
+        hidden_runs=told.hidden_runs,
+        stale=stale,
+        leave=leave,
+        version=version(),
+    )
+    return _world().get_template(f"{name}.html.j2").render(p=built, f=frame)
+
+
+def plain(name: str, title: str, **shown: object) -> str:
+    """A page about nothing on the node: login, and what goes wrong."""
+    frame = Frame(name=name, title=title, places=(), version=version(), every=0)
+    return _world().get_template(f"{name}.html.j2").render(f=frame, **shown)
+
+
+@cache
+def _places() -> tuple[Place, ...]:
+    shown = {name: page for name, page in pages().items() if page.key}
+    order = [*(name for name in ORDER if name in shown), *(set(shown) - set(ORDER))]
+    return tuple(Place(name, shown[name].title, shown[name].key) for name in order)
+
+
+@cache
+def _world() -> Environment:
+    world = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    world.filters |= {
+        "plural": text.plural,
+        "moment": text.moment,
+        "size": format_size,
+        "duration": lambda seconds: format_duration(float(max(0, int(seconds)))),
+        "clean": clean,
+    }
+    world.globals |= {"W": wording}
+    return world

@@ -1,0 +1,161 @@
+"""Each GPU as a card: the row of `mldebug gpus list`, its clocks, errors and links, and what is wrong with it. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration
+from mldebug.hardware.gpu.readings import ErrorType, GpuReading, GpuWatch, ecc_count
+from mldebug.hardware.health.heat_rules import HOT_EVENTS
+from mldebug.hardware.health.model import ACTION_WORDS, BAD, Action, Health, State
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.status.gpu_lines import Said
+from mldebug.status.gpu_table import Row, busy_of, missing, power_of, rows
+from mldebug.status.gpu_view import Glance
+from mldebug.web.storage_lists import share
+
+NOBODY = "no rank is seen here"  # other users' may be hidden, and what is no training job
+ORDER = ("missing", "unhealthy", "degraded", "unknown", "healthy")
+MOODS = {"missing": "bad", "unhealthy": "bad", "healthy": "good"}
+
+
+class Meter(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure as the list tells it, "-" where it could not be read, and as a ratio where it has a limit."""
+
+    name: str
+    words: str
+    ratio: float | None = None
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU."""
+
+    index: str
+    bus: str
+    state: str
+    mood: str
+    user: str
+    meters: tuple[Meter, ...]
+    facts: tuple[Said, ...] = ()  # clocks, errors, links
+    complaints: tuple[str, ...] = ()  # reason → what to do
+    unread: str = ""  # components of which nothing is known
+    doing: str = ""  # by the fingerprint of its run
+
+
+def boards(seen: Glance, doing: Mapping[str, str]) -> tuple[Board, ...]:
+    """All GPUs, the worst first. `doing`: by uuid. A GPU that is gone may have left its number to another one."""
+    read = {_key(one.index, one.bus_id): one for one in (seen.gpus.gpus if seen.gpus else ())}
+    lost = {_key(index, bus): uuid for index, bus, uuid in missing(seen)}
+    away = _away(seen)
+    watched = {one.uuid: one for one in seen.watch.gpus} if seen.watch else {}
+    found = []
+    for row in rows(seen):
+        gpu = read.get((row[0], row[1])) if (row[0], row[1]) not in lost else None
+        uuid = gpu.uuid if gpu else lost.get((row[0], row[1]), "")
+        health = [one for one in seen.health if uuid and one.uuid == uuid]
+        board = _board(row, gpu, watched.get(uuid), health, doing.get(uuid, "") if gpu else "")
+        gone = "" if gpu else away.get((row[0], row[1]), "")
+        found.append(
+            msgspec.structs.replace(board, complaints=(*filter(None, (gone,)), *board.complaints))
+        )
+    return tuple(sorted(found, key=lambda one: (ORDER.index(one.state), int(one.index))))
+
+
+def _away(seen: Glance) -> dict[tuple[str, str], str]:
+    """Why each GPU is not there, and for how long where that is remembered."""
+    newest = seen.watch or seen.gpus
+    found = {_key(one.index, one.bus_id): clean(one.reason, 200) for one in (newest.lost if newest else ())}  # fmt: skip
+    for one in (*seen.count.missing, *seen.count.silent) if seen.count else ():
+        ago = format_duration(float(max(0, int(seen.at - one.since))))
+        found[_key(one.gpu.index, one.gpu.bus_id)] = clean(f"{one.reason}, for {ago}", 200)
+    return found
+
+
+def _key(index: int, bus: str) -> tuple[str, str]:
+    return str(index), bus_id(bus) or "-"
+
+
+def _board(row: Row, gpu: GpuReading | None, watch: GpuWatch | None, health: Sequence[Health], doing: str) -> Board:  # fmt: skip
+    index, bus, *_, user, state = row
+    return Board(
+        index=index,
+        bus=clean(bus, 40),
+        state=state,
+        mood=MOODS.get(state, "quiet"),
+        user=clean(user, 40) if user != "-" else NOBODY,
+        meters=tuple(_meters(row, gpu, watch)),
+        facts=tuple(_facts(gpu)) if gpu else (),
+        complaints=tuple(_complaint(one) for one in health if one.state in BAD),
+        unread=_unread(health),
+        doing=clean(doing, 80),
+    )
+
+
+def _meters(row: Row, gpu: GpuReading | None, watch: GpuWatch | None) -> Iterator[Meter]:
+    _, _, busy, memory, power, heat, *_ = row
+    shares = _shares(gpu, watch) if gpu else (None,) * 4
+    names = ("busy", "memory", "power", "heat")
+    for name, words, ratio in zip(names, (busy, memory, power, heat), shares, strict=True):
+        yield Meter(name=name, words=words, ratio=ratio)
+
+
+def _shares(gpu: GpuReading, watch: GpuWatch | None) -> tuple[float | None, ...]:
+    """Of busy, memory, power and heat; the last against the point where the clocks are cut."""
+    heat = gpu.temperature_limits_celsius.get("slowdown")
+    return (
+        share(busy_of(gpu, watch)),
+        _ratio(gpu.memory_used_bytes, gpu.memory_total_bytes),
+        _ratio(power_of(gpu, watch), gpu.power_limit_watts),
+        _ratio(gpu.temperature_celsius, heat),
+    )
+
+
+def _ratio(value: float | None, limit: float | None) -> float | None:
+    return share(value / limit) if value is not None and limit else None
+
+
+def _facts(gpu: GpuReading) -> Iterator[Said]:
+    yield from _clocks(gpu)
+    yield from _errors(gpu)
+    if links := [one.up for one in gpu.nvlinks if one.up is not None]:
+        yield Said(f"{sum(links)} of {len(links)} NVLinks up")
+    if gpu.pcie_width is not None and gpu.pcie_width_max is not None:
+        yield Said(f"PCIe {gpu.pcie_width} of {gpu.pcie_width_max} lanes")
+
+
+def _clocks(gpu: GpuReading) -> Iterator[Said]:
+    """An idle GPU is slow by itself."""
+    now, most = gpu.clock_hertz.get("sm"), gpu.clock_max_hertz.get("sm")
+    if now is not None:
+        of = f" of {most / 1e6:,.0f}" if most is not None else ""
+        yield Said(f"clock {now / 1e6:,.0f}{of} MHz")
+    if gpu.clock_events is None:
+        yield Said("what keeps its clocks low cannot be read")
+        return
+    for one in gpu.clock_events:
+        if one != "gpu_idle":
+            yield Said(f"clocks kept low: {clean(one, 60).replace('_', ' ')}", one in HOT_EVENTS)
+
+
+def _errors(gpu: GpuReading) -> Iterator[Said]:
+    kinds: tuple[ErrorType, ...] = ("uncorrected", "corrected")
+    counts = {kind: ecc_count(gpu, kind, "total", "volatile") for kind in kinds}
+    told = [f"{count:,} {kind}" for kind, count in counts.items() if count is not None]
+    if told:
+        yield Said(f"ECC errors: {', '.join(told)}")
+    elif gpu.ecc_mode is False:
+        yield Said("ECC is switched off")
+    rows_ = gpu.remapped_rows
+    if rows_ is not None and (rows_.corrected or rows_.uncorrected):
+        yield Said(f"rows replaced: {(rows_.corrected or 0) + (rows_.uncorrected or 0):,}")
+
+
+def _complaint(one: Health) -> str:
+    todo = f" → {ACTION_WORDS[one.action]}" if one.action is not Action.NONE else ""
+    return clean(f"{one.reason}{todo}", 400)
+
+
+def _unread(health: Sequence[Health]) -> str:
+    found = [one.component.removeprefix("gpu_").replace("_", " ") for one in health if one.state is State.UNKNOWN]  # fmt: skip
+    return f"not readable: {', '.join(found)}" if found else ""

@@ -1,0 +1,67 @@
+"""Reports as rows of a list. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mldebug.core.model import Verdict
+from mldebug.core.redact import clean
+from mldebug.incidents.report.wording import title
+from mldebug.incidents.report_entry import Entry
+from mldebug.status.snapshot import Snapshot
+
+KINDS = {"stall": "stall", "abnormal_end": "abnormal end", "manual": "asked for"}
+STATES = {"open": "never closed", "recovered": "recovered", "ended": "job ended"}
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One report."""
+
+    id: str
+    verdict: str
+    confidence: str
+    kind: str
+    state: str
+    open: bool
+    sentence: str
+    when: str  # RFC 3339
+    job: str
+    user: str
+    ranks: int
+    broken: str = ""
+
+
+def rows_of(entries: Iterable[Entry], told: Snapshot) -> tuple[Row, ...]:
+    """In the same order. What no agent has closed is open only where a run that lives still has it."""
+    alive = {run.incident for run in told.runs} - {""}
+    return tuple(_row(one, one.id in alive) for one in entries)
+
+
+def _row(one: Entry, alive: bool) -> Row:
+    return Row(
+        id=one.id,
+        verdict=_verdict(one.verdict),
+        confidence=clean(one.confidence, 10),
+        kind=KINDS.get(one.kind, clean(one.kind, 20)),
+        state=_state(one, alive),
+        open=alive,
+        sentence=clean(one.sentence, 400),
+        when=clean(one.time, 40),
+        job=clean(one.job, 60),
+        user=clean(one.user, 40),
+        ranks=one.ranks,
+        broken=clean(one.broken, 300),
+    )
+
+
+def _state(one: Entry, alive: bool) -> str:
+    if alive:
+        return "open"
+    return STATES.get(one.state, clean(one.state, 20)) if one.kind != "manual" else ""
+
+
+def _verdict(name: str) -> str:
+    try:
+        return title(Verdict(name))
+    except ValueError:  # a report that somebody else wrote
+        return clean(name, 40)

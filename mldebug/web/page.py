@@ -1,0 +1,30 @@
+"""What a page is built from, and what every page is. Pure."""
+
+from typing import Protocol
+
+import msgspec
+
+from mldebug.incidents.report_entry import Entry
+from mldebug.status.snapshot import Snapshot
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody asks for, and all that he may see of it; the clock of a page is `told.at`."""
+
+    told: Snapshot
+    id: str = ""  # of the address: ?id=…
+    entries: tuple[
+        Entry, ...
+    ] = ()  # the reports, the newest first; only for a page that wants them
+    unread: str = ""  # why reports are missing
+
+
+class Page(Protocol):
+    """A page; its name is its address."""
+
+    title: str
+    key: str  # what is pressed after g to come here; "": it stands in no menu
+    reports: bool  # does it want the reports?
+
+    def build(self, asked: Asked) -> msgspec.Struct | None:
+        """What its template lays out, as `p`; None: there is no such thing."""

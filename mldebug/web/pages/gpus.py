@@ -1,0 +1,168 @@
+"""The GPUs of this node: who computes on them, load, power, heat, errors and what to do; what is not well comes first."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import msgspec
+
+from mldebug.core.model import Gap
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration
+from mldebug.hardware.gpu.fingerprint import GpuState
+from mldebug.hardware.gpu.sentences import state_words
+from mldebug.hardware.health.sentences import complaints, headline
+from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
+from mldebug.hardware.kernel_log.xids import ACTION_WORDS as XID_WORDS
+from mldebug.hardware.kernel_log.xids import xid_row
+from mldebug.status.gpu_lines import Said, hardware_lines
+from mldebug.status.gpu_table import missing, users
+from mldebug.status.gpu_view import Glance, fresh, of_agent
+from mldebug.status.snapshot import Snapshot
+from mldebug.web.gpu_cards import Board, boards
+from mldebug.web.page import Asked
+
+NO_GPU = "No GPU here: this node has no NVIDIA driver, and GPUs of other vendors are not read."
+NOT_YET = "The GPUs have not been read yet."
+MOST = 256  # GPUs
+MOST_EVENTS = 64
+DOING = {one.value: state_words(one) for one in GpuState if state_words(one)}
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """What kernel or driver said."""
+
+    moment: str
+    ago: str
+    sentence: str
+    advice: str
+    mood: str
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    lead: str
+    bad: bool
+    about: str  # models, driver, how old the read is
+    nothing: str  # why there is no GPU to show
+    notes: tuple[Said, ...]
+    who: tuple[str, ...]  # which job on which GPUs
+    boards: tuple[Board, ...]
+    more: int
+    events: tuple[Event, ...]
+    more_events: int
+    gaps: tuple[Gap, ...]
+
+
+class Gpus:
+    """`mldebug gpus list` and `mldebug doctor --gpus` as a page."""
+
+    title = "GPUs"
+    key = "c"
+    reports = False
+
+    def build(self, asked: Asked) -> Shown:
+        """From the agent's last reads."""
+        told = asked.told
+        seen = of_agent(told)
+        found = boards(seen, _doing(told) if fresh(told) else {})
+        events = [one for one in seen.events if _of_hardware(one)]
+        return Shown(
+            lead=_lead(seen, found),
+            bad=any(one.mood == "bad" for one in found) or seen.gpu_gap is not None,
+            about="; ".join(_about(seen)),
+            nothing=_nothing(told, seen) if not found else "",
+            notes=tuple(_notes(told, seen)),
+            who=tuple(users(seen.users, {uuid: one.index for uuid, one in seen.names().items()})),
+            boards=found[:MOST],
+            more=max(0, len(found) - MOST),
+            events=tuple(_event(one, told.at) for one in events[::-1][:MOST_EVENTS]),
+            more_events=max(0, len(events) - MOST_EVENTS),
+            gaps=tuple(_gaps(told, seen)),
+        )
+
+
+def _lead(seen: Glance, found: tuple[Board, ...]) -> str:
+    """As the first line of `mldebug gpus list`."""
+    if not found:
+        return "No GPU to show"
+    gone = len(missing(seen))
+    words = headline([one.uuid for one in seen.gpus.gpus] if seen.gpus else [], seen.health)
+    return f"{words}{f'; {gone} missing' if gone else ''}"
+
+
+def _about(seen: Glance) -> Iterator[str]:
+    gpus = seen.gpus.gpus if seen.gpus else ()
+    if names := sorted({clean(one.name, 60) for one in gpus if one.name}):
+        yield ", ".join(names)
+    if seen.gpus and seen.gpus.driver_version:
+        yield f"driver {clean(seen.gpus.driver_version, 40)}"
+    if seen.gpus:
+        yield f"read {max(0.0, seen.at - seen.gpus.at):.0f} s ago"
+
+
+def _nothing(told: Snapshot, seen: Glance) -> str:
+    """None could be shown: because nobody looked, the read failed, or there is none."""
+    if seen.released_until is not None:
+        return "The agent has let go of the GPUs: nobody reads them."
+    if seen.gpu_gap is not None:
+        return f"The GPUs could not be read: {clean(seen.gpu_gap.reason, 300)}"
+    source = next((one for one in told.sources if one.name == "gpus"), None)
+    if source is not None and source.stuck:
+        return "The GPUs could not be read: the driver does not answer."
+    return NO_GPU if source is not None and source.last_success is not None else NOT_YET
+
+
+def _notes(told: Snapshot, seen: Glance) -> Iterator[Said]:
+    """Of the node: what no card says."""
+    if seen.released_until is not None:
+        yield from hardware_lines(told, told.at)
+        return
+    node = [one for one in seen.health if not one.uuid]
+    yield from (Said(clean(one, 400), True) for one in complaints(node, seen.names()))
+
+
+# --- the kernel's log ----------------------------------------------------------------------------
+
+
+def _of_hardware(one: RankEvent) -> bool:
+    """Xids, and what else happened to a GPU or a switch."""
+    return one.burst.root.xid is not None or one.burst.root.kind.value.startswith("gpu")
+
+
+def _event(one: RankEvent, now: float) -> Event:
+    at, root = one.burst.last_at, one.burst.root
+    known = xid_row(root.xid) if root.xid is not None and root.kind.value == "xid" else None
+    return Event(
+        moment=f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC",
+        ago=format_duration(float(max(0, int(now - at)))),
+        sentence=clean(sentence(one), 400),
+        advice=clean(known.advice or XID_WORDS[known.action], 300) if known else "",
+        mood="bad" if one.burst.tier.value == "fatal" else "quiet",
+    )
+
+
+def _doing(told: Snapshot) -> dict[str, str]:
+    """What the fingerprint says, by GPU; of several ranks on one, each once."""
+    found: dict[str, list[str]] = {}
+    for run in told.runs:
+        for one in run.gpu_states:
+            if one.state in DOING and not one.sliced:
+                found.setdefault(one.uuid, []).append(DOING[one.state])
+    return {uuid: ", ".join(dict.fromkeys(words)) for uuid, words in found.items()}
+
+
+def _gaps(told: Snapshot, seen: Glance) -> Iterator[Gap]:
+    every = (seen.gpu_gap, seen.kernel_gap, *(seen.gpus.gaps if seen.gpus else ()))
+    for one in dict.fromkeys(every):
+        if one is not None:
+            yield Gap(what=clean(one.what, 100), reason=clean(one.reason, 300), way_out=clean(one.way_out, 200))  # fmt: skip
+
+
+def create(options: Options) -> Gpus:
+    """Build the page."""
+    return Gpus()

@@ -1,0 +1,62 @@
+"""All reports of this node, the newest first: what stopped, why, when, and whose it was."""
+
+import msgspec
+
+from mldebug.core.redact import clean
+from mldebug.web.incident_list import Row, rows_of
+from mldebug.web.page import Asked
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident that is open and has no report yet."""
+
+    id: str
+    run: str  # id
+    name: str
+    state: str
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    open: int
+    rows: tuple[Row, ...]
+    pending: tuple[Pending, ...]
+    unread: str
+
+
+class Incidents:
+    """`mldebug reports list` as a page."""
+
+    title = "Incidents"
+    key = "i"
+    reports = True
+
+    def build(self, asked: Asked) -> Shown:
+        """Open ones that are not written yet, then what is on disk."""
+        known = {one.id for one in asked.entries}
+        unwritten = [run for run in asked.told.runs if run.incident and run.incident not in known]
+        rows = rows_of(asked.entries, asked.told)
+        return Shown(
+            open=sum(bool(run.incident) for run in asked.told.runs),
+            rows=rows,
+            pending=tuple(
+                Pending(
+                    id=run.incident,
+                    run=run.id,
+                    name=clean(run.name, 60),
+                    state=clean(run.sentence, 400),
+                )
+                for run in unwritten
+            ),
+            unread=clean(asked.unread, 300),
+        )
+
+
+def create(options: Options) -> Incidents:
+    """Build the page."""
+    return Incidents()

@@ -1,0 +1,189 @@
+"""What probes have measured on this node, series by series: what has shifted comes first, with its verdict."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import msgspec
+
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration, format_size
+from mldebug.probes.history import SHARE, Judged, Standing, change_words, figures
+from mldebug.status.probe_lines import common, dated, moment, verdict
+from mldebug.status.run_lines import ailing_lines
+from mldebug.status.snapshot import Snapshot
+from mldebug.web.page import Asked
+
+MOST = 500  # series
+WIDTH, HEIGHT, EDGE = 120.0, 28.0, 2.0  # of a drawing
+NONE = "No probe has been kept here."
+NOT_YET = "The history of probes is not known: the agent has not read it, or could not."
+MOODS = {Standing.SHIFTED: "bad", Standing.STEADY: "good", Standing.IMPROVED: "good"}
+COMMANDS = ("mldebug probe collectives", "mldebug probe node")
+NAMER = "mldebug probe isolate"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Spark(msgspec.Struct, frozen=True, kw_only=True):
+    """A small drawing, in units of its own: the line, the band of the usual, the last run."""
+
+    line: str  # "x,y x,y …"
+    last: tuple[float, float]
+    band: tuple[float, float] | None  # y and height
+    words: str
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One series."""
+
+    op: str
+    size: str
+    verdict: str
+    mood: str
+    when: str
+    ago: str
+    runs: int
+    figures: str
+    change: str  # "" where nothing has changed
+    spark: Spark | None
+
+
+class Heading(msgspec.Struct, frozen=True, kw_only=True):
+    """Series that have all but op and size in common."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    lead: str
+    bad: bool
+    last: str  # when the newest run was
+    nothing: str
+    notes: tuple[str, ...]
+    headings: tuple[Heading, ...]
+    more: int
+    commands: tuple[str, ...]
+
+
+class Probes:
+    """`mldebug probe history` as a page."""
+
+    title = "Probes"
+    key = "p"
+    reports = False
+
+    def build(self, asked: Asked) -> Shown:
+        """From what the agent has read of its history."""
+        told = asked.told
+        judged = told.probes or ()
+        shifted = sum(one.standing is Standing.SHIFTED for one in judged)
+        return Shown(
+            lead=_lead(judged, shifted),
+            bad=bool(shifted),
+            last=_last(judged, told.at),
+            nothing="" if judged else NONE if told.probes is not None else NOT_YET,
+            notes=tuple(_notes(told)),
+            headings=_headings(judged[:MOST], told.at),
+            more=max(0, len(judged) - MOST),
+            commands=(NAMER, *COMMANDS) if shifted else COMMANDS,
+        )
+
+
+def _lead(judged: Sequence[Judged], shifted: int) -> str:
+    count = f"{len(judged):,} series"
+    if not judged:
+        return "No probe to show"
+    if not shifted:
+        return f"{count}, none has shifted"
+    return f"{shifted:,} of {count} {'has' if shifted == 1 else 'have'} shifted"
+
+
+def _last(judged: Sequence[Judged], now: float) -> str:
+    if not judged:
+        return ""
+    newest = max(judged, key=lambda one: one.last[-1].at)
+    return f"the last probe ran {_ago(newest, now)} ({moment(newest)})"
+
+
+def _ago(one: Judged, now: float) -> str:
+    if not dated(one):
+        return "some time ago"
+    seconds = max(0, int(now - one.last[-1].at))
+    if seconds >= 86_400:
+        days = seconds // 86_400
+        return f"{days} {'day' if days == 1 else 'days'} ago"
+    return f"{format_duration(float(seconds // 60 * 60 or seconds))} ago"
+
+
+def _notes(told: Snapshot) -> Iterator[str]:
+    mine = tuple(one for one in told.sources if one.name == "probes")
+    bare = Snapshot(node="", at=0.0, started_at=0.0, sources=mine)
+    yield from (clean(line, 300) for line in ailing_lines(bare))
+
+
+def _headings(judged: Sequence[Judged], now: float) -> tuple[Heading, ...]:
+    """In the order of their first series: shifted ones come first."""
+    found: dict[str, list[Row]] = {}
+    for one in judged:
+        found.setdefault(common(one.series), []).append(_row(one, now))
+    return tuple(Heading(title=title, rows=tuple(rows)) for title, rows in found.items())
+
+
+def _row(one: Judged, now: float) -> Row:
+    return Row(
+        op=clean(one.series.op, 40),
+        size=format_size(one.series.bytes) if one.series.bytes else "",
+        verdict=_verdict(one),
+        mood=MOODS.get(one.standing, "quiet"),
+        when=moment(one),
+        ago=_ago(one, now),
+        runs=one.runs,
+        figures=figures(one),
+        change=change_words(one),
+        spark=_spark(one),
+    )
+
+
+def _verdict(one: Judged) -> str:
+    return verdict(one).replace("_", " ")
+
+
+# --- the drawing ---------------------------------------------------------------------------------
+
+
+def _spark(one: Judged) -> Spark | None:
+    """Speeds from the oldest to the newest, more above less, with the band of the usual behind them; None for one run."""
+    speeds = one.speeds
+    band = [each for each in (one.low, one.high) if each is not None]
+    if len(speeds) < 2 or not all(map(math.isfinite, (*speeds, *band))):
+        return None
+    level = median(speeds)  # where nobody knows yet what is usual, noise is not drawn large
+    every = (*speeds, *band, level * (1 - SHARE), level * (1 + SHARE))
+    ends = min(every), max(every)
+    step = (WIDTH - 2 * EDGE) / (len(speeds) - 1)
+    points = [(round(EDGE + at * step, 1), _height(speed, ends)) for at, speed in enumerate(speeds)]
+    heights = [_height(each, ends) for each in band]
+    return Spark(
+        line=" ".join(f"{x:g},{y:g}" for x, y in points),
+        last=points[-1],
+        band=(heights[1], round(heights[0] - heights[1], 1)) if len(heights) == 2 else None,
+        words=f"the last {len(speeds)} runs, {_verdict(one)}",
+    )
+
+
+def _height(speed: float, ends: tuple[float, float]) -> float:
+    """From above; of runs that are all alike the middle."""
+    low, high = ends
+    share = (high - speed) / (high - low) if high > low else 0.5
+    return round(EDGE + (HEIGHT - 2 * EDGE) * share, 1)
+
+
+def create(options: Options) -> Probes:
+    """Build the page."""
+    return Probes()

@@ -1,0 +1,140 @@
+"""One run: its ranks as a grid, how far it is, and why it is quiet or not."""
+
+import shlex
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from mldebug.core.hints import typed
+from mldebug.core.model import Gap
+from mldebug.core.redact import clean
+from mldebug.stall.sentences import seconds
+from mldebug.status.gpu_lines import rank_lines
+from mldebug.status.gpu_view import names_of
+from mldebug.status.run_lines import mood, pace_words, state_words
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.storage.checkpoints.state import lines_of
+from mldebug.web.incident_list import Row, rows_of
+from mldebug.web.page import Asked
+from mldebug.web.rank_grid import Grid, grid
+
+REPORTS = 10
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """One word and what it is."""
+
+    name: str
+    text: str
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """How long it has been quiet, against what counts as a stall."""
+
+    ratio: float
+    text: str
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    id: str
+    name: str
+    mood: str
+    state: str
+    report: str  # the sentence of the open incident
+    incident: str
+    written: bool  # is its report on disk?
+    silence: Silence | None
+    facts: tuple[Fact, ...]
+    grid: Grid
+    lines: tuple[str, ...]  # GPUs, saves
+    kernel: tuple[str, ...]
+    traps: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+    reports: tuple[Row, ...]
+    unread: str
+    commands: tuple[str, ...]
+
+
+class OneRun:
+    """Found by its id."""
+
+    title = "Run"
+    key = ""
+    reports = True
+
+    def build(self, asked: Asked) -> Shown | None:
+        """None where it is over, or somebody else's."""
+        told = asked.told
+        run = next((one for one in told.runs if one.id == asked.id), None)
+        if run is None:
+            return None
+        mine = [one for one in asked.entries if one.job_id == run.id]
+        return Shown(
+            id=run.id,
+            name=clean(run.name, 60),
+            mood=mood(run),
+            state=clean(state_words(run), 400),
+            report=clean(run.report, 400),
+            incident=run.incident,
+            written=any(one.id == run.incident for one in mine),
+            silence=_silence(run),
+            facts=tuple(_facts(run)),
+            grid=grid(run, names_of(told.gpus)),
+            lines=tuple(clean(one, 400) for one in _lines(run)),
+            kernel=tuple(clean(one, 400) for one in rank_lines(told.kernel_events, run, told.at)),
+            traps=tuple(clean(one.line(), 600) for one in run.traps[:8]),
+            gaps=tuple(_gaps(told, run)),
+            reports=rows_of(mine[:REPORTS], told),
+            unread=asked.unread,
+            commands=(typed(f"dump --job {shlex.quote(clean(run.id, 80))}"),),
+        )
+
+
+def _silence(run: RunState) -> Silence | None:
+    if run.incident or not run.timeout_seconds:
+        return None
+    ratio = min(1.0, run.quiet_seconds / run.timeout_seconds)
+    text = f"quiet for {seconds(run.quiet_seconds)}, a stall after {seconds(run.timeout_seconds)}"
+    return Silence(ratio=ratio, text=text)
+
+
+def _facts(run: RunState) -> Iterator[Fact]:
+    if pace := ", ".join(clean(one, 120) for one in pace_words(run)):
+        yield Fact(name="Progress", text=pace)
+    if run.step_seconds:
+        yield Fact(name="Pace", text=f"{seconds(run.step_seconds)} per step")
+    yield Fact(name="Ranks here", text=f"{len(run.ranks):,} of {run.world_size:,}")
+    user = clean(run.user, 40) or str(run.uid)
+    yield Fact(name="Started by", text=f"{user}, {clean(run.launcher, 40)}")
+    if run.attempt:
+        yield Fact(name="Attempt", text=str(run.attempt))
+    yield Fact(name="Log", text=clean(run.log, 200) or "no log found")
+
+
+def _lines(run: RunState) -> Iterable[str]:
+    return (*([run.devices] if run.devices else []), *lines_of(run.saves, run.id))
+
+
+def _gaps(told: Snapshot, run: RunState) -> Iterator[Gap]:
+    """Of its own processes, each reason once."""
+    pids, seen = {*run.ranks.values()}, set()
+    for gap in told.gaps:
+        key = (gap.what, gap.reason, gap.way_out)
+        if gap.pid in pids and key not in seen:
+            seen.add(key)
+            yield Gap(
+                what=clean(gap.what, 80),
+                reason=clean(gap.reason, 300),
+                way_out=clean(gap.way_out, 200),
+            )
+
+
+def create(options: Options) -> OneRun:
+    """Build the page."""
+    return OneRun()

@@ -1,0 +1,132 @@
+"""All runs of this node: how far each is, how fast, and why it is quiet or not."""
+
+from collections.abc import Collection
+from itertools import islice
+
+import msgspec
+
+from mldebug.alerts.status_lines import event_lines
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.redact import clean
+from mldebug.core.text import rfc3339
+from mldebug.hardware.host_memory.state import alarms
+from mldebug.incidents.report_entry import Entry
+from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
+from mldebug.stall.sentences import seconds
+from mldebug.status.gpu_lines import Said, hardware_lines
+from mldebug.status.run_lines import ailing_lines, mood, pace_words, state_words
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.web.incident_list import Row as Incident
+from mldebug.web.incident_list import rows_of
+from mldebug.web.page import Asked
+
+MOST = 500  # rows
+FEW, LATELY = 5, 86_400.0  # incidents of runs that are over, and for how many seconds
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    id: str
+    name: str
+    who: str  # launcher, user, attempt
+    ranks: str  # "4 of 4 ranks"
+    which: str  # "ranks 0-3"
+    pace: tuple[str, ...]
+    each: str  # "0.4 s per step", or ""
+    state: str
+    mood: str  # good, quiet, bad
+    incident: str = ""
+    verdict: str = ""
+    report: str = ""
+    written: bool = False  # is its report on disk?
+    before: Incident | None = None  # the newest report of an incident that is over
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    rows: tuple[Row, ...]
+    more: int
+    open: int  # incidents
+    notes: tuple[Said, ...]  # of the node, the bad ones first
+    over: tuple[Incident, ...]
+
+
+class Runs:
+    """`mldebug status` as a page."""
+
+    title = "Runs"
+    key = "r"
+    reports = True
+
+    def build(self, asked: Asked) -> Shown:
+        """Those with an incident first, then those that are quiet."""
+        told = asked.told
+        newest = {one.job_id: one for one in reversed(asked.entries)}
+        written = {one.id for one in asked.entries}
+        made = [_row(run, told, newest.get(run.id), written) for run in told.runs]
+        rows = sorted(made, key=lambda row: ("bad", "quiet", "good").index(row.mood))
+        return Shown(
+            rows=tuple(rows[:MOST]),
+            more=max(0, len(rows) - MOST),
+            open=sum(bool(run.incident) for run in told.runs),
+            notes=tuple(sorted(_notes(told), key=lambda said: not said.bad)),
+            over=_over(asked),
+        )
+
+
+def _over(asked: Asked) -> tuple[Incident, ...]:
+    """The newest whose run is gone: whoever was woken by one finds it here, beside how quiet the node is now."""
+    told, alive = asked.told, {run.id for run in asked.told.runs}
+    first, last = (rfc3339(told.at + by) for by in (-LATELY, LATELY))  # clocks of nodes may differ
+    gone = (one for one in asked.entries if one.job_id not in alive and one.kind in ("stall", "abnormal_end"))  # fmt: skip
+    return rows_of(islice((one for one in gone if first <= one.time <= last), FEW), told)
+
+
+def _row(run: RunState, told: Snapshot, newest: Entry | None, written: Collection[str]) -> Row:
+    before = rows_of([newest], told)[0] if newest and not run.incident else None
+    here = len(run.ranks)
+    return Row(
+        id=run.id,
+        name=clean(run.name, 60),
+        who=", ".join(_who(run)),
+        ranks=f"{here:,} of {run.world_size:,} ranks",
+        which=f"ranks {shorten_ranks(fold_ranks(run.ranks), 40)}" if here else "no rank lives here",
+        pace=tuple(clean(one, 120) for one in pace_words(run)),
+        each=f"{seconds(run.step_seconds)} per step" if run.step_seconds else "",
+        state=clean(state_words(run), 400),
+        mood=mood(run),
+        incident=run.incident,
+        verdict=run.verdict,
+        report=clean(run.report, 400),
+        written=run.incident in written,
+        before=before,
+    )
+
+
+def _who(run: RunState) -> tuple[str, ...]:
+    attempt = (f"attempt {run.attempt}",) if run.attempt else ()
+    return (clean(run.launcher, 40), f"user {clean(run.user, 40) or run.uid}", *attempt)
+
+
+def _notes(told: Snapshot) -> list[Said]:
+    """What `status` says above the jobs."""
+    events = event_lines(told.events, {run.incident for run in told.runs})
+    found = [Said(f"other nodes: {told.cluster}")] if told.cluster else []
+    found += [Said(line, True) for line in events]
+    found += [Said(line, True) for line in ailing_lines(told)]
+    found += [Said(line, True) for line in (alarms(told.memory) if told.memory else ())]
+    found += [Said(line, bad) for line, bad in scheduler_lines(told.schedulers, told.at)]
+    found += [Said(orphan_line(one, told.at), True) for one in told.orphans or ()]
+    found += hardware_lines(told, told.at)
+    return [Said(clean(one.text.strip(), 400), one.bad) for one in found]
+
+
+def create(options: Options) -> Runs:
+    """Build the page."""
+    return Runs()

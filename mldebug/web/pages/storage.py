@@ -1,0 +1,212 @@
+"""Filesystems, quotas, folders that grow, who writes, checkpoints and host memory: what is full soon or hangs comes first."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from mldebug.core.model import Gap
+from mldebug.core.redact import clean
+from mldebug.hardware.host_memory.parse import RankMemory
+from mldebug.hardware.host_memory.state import (
+    LevelState,
+    NodeMemory,
+    alarms,
+    level_name,
+    level_sentence,
+)
+from mldebug.status.checkpoint_lines import save_words
+from mldebug.status.run_lines import ailing_lines
+from mldebug.status.snapshot import Snapshot
+from mldebug.status.storage_lines import NOTHING
+from mldebug.storage.checkpoints.model import State
+from mldebug.storage.checkpoints.state import SaveState, lost_words, size_words
+from mldebug.web.page import Asked
+from mldebug.web.storage_lists import MOST, WIDEST, Group, Item, groups, share
+
+NOT_YET = "Nothing is known yet: the agent has not looked, or its look has not come back."
+VERDICTS = ("storage_fault", "rank_blocked_io")
+SOURCES = ("storage-", "checkpoints", "memory")  # of the agent, by what their names begin with
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Blocked(msgspec.Struct, frozen=True, kw_only=True):
+    """An open incident whose verdict is about storage."""
+
+    id: str
+    job: str
+    sentence: str
+
+
+class Saves(msgspec.Struct, frozen=True, kw_only=True):
+    """One series of checkpoints."""
+
+    id: str  # the same at each look, whatever the order
+    place: str
+    job: str
+    mood: str
+    lost: str  # "12m of work and 1,200 steps"; "": not known
+    sentence: str
+    listed: tuple[Item, ...]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank; what it holds and nobody can take back comes first."""
+
+    job: str
+    rank: int
+    own: str
+    shared: str
+    mapped: str
+    swap: str
+    growth: str
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    lead: str
+    alarms: tuple[str, ...]
+    blocked: tuple[Blocked, ...]
+    groups: tuple[Group, ...]
+    saves: tuple[Saves, ...]
+    levels: tuple[Item, ...]
+    ranks: tuple[Memory, ...]
+    more_ranks: int
+    notes: tuple[str, ...]  # why something is missing
+    gaps: tuple[Gap, ...]
+
+
+class Storage:
+    """`mldebug status --storage` as a page."""
+
+    title = "Storage"
+    key = "s"
+    reports = False
+
+    def build(self, asked: Asked) -> Shown:
+        """From what the parts of the storage desk have told."""
+        told = asked.told
+        memory = told.memory or NodeMemory()
+        found = tuple(_alarms(told))
+        ranks = sorted(memory.ranks, key=lambda one: -one.own)
+        states = (*told.saves, *(one for run in told.runs for one in run.saves))
+        names = {run.id: clean(run.name, 60) for run in told.runs}
+        return Shown(
+            lead=_lead(told, len(found)),
+            alarms=found,
+            blocked=tuple(_blocked(told)),
+            groups=tuple(groups(told.storage)) if told.storage else (),
+            saves=tuple(_saves(states, names, told.at)),
+            levels=tuple(_level(one, memory) for one in memory.levels),
+            ranks=tuple(_rank(one, names) for one in ranks[:MOST]),
+            more_ranks=max(0, len(ranks) - MOST),
+            notes=tuple(_notes(told)),
+            gaps=_gaps(told, memory, states),
+        )
+
+
+def _lead(told: Snapshot, found: int) -> str:
+    if found:
+        return f"{found} storage {'alarm' if found == 1 else 'alarms'}"
+    return "No storage alarm" if told.storage or told.memory else "Storage is not known yet"
+
+
+def _alarms(told: Snapshot) -> Iterator[str]:
+    """What hangs before what is full."""
+    every = told.storage.alarms if told.storage else ()
+    for one in sorted(every, key=lambda alarm: "stuck" not in alarm.kind):
+        yield clean(one.whole, WIDEST)
+    for line in alarms(told.memory) if told.memory else ():
+        yield clean(line, WIDEST)
+
+
+def _blocked(told: Snapshot) -> Iterator[Blocked]:
+    for run in told.runs:
+        if run.incident and run.verdict in VERDICTS:
+            job, words = clean(run.name, 60), clean(run.report, 400)
+            yield Blocked(id=run.incident, job=job, sentence=words or "its report is being written")
+
+
+# --- checkpoints and memory ----------------------------------------------------------------------
+
+
+def _saves(states: Iterable[SaveState], names: dict[str, str], now: float) -> Iterator[Saves]:
+    """Whoever would lose most comes first, and before him those of whom it is not known."""
+    for one in sorted(states, key=_by_loss):
+        left = one.newest is not None and one.newest.state is State.INCOMPLETE
+        key = f"{one.run}/{one.folder}/{one.series}".encode(errors="replace")
+        yield Saves(
+            id=f"saves-{zlib.crc32(key):08x}",
+            place=clean(f"{one.folder}/{one.series}", 180),
+            job=names.get(one.run, clean(one.run, 60)),
+            mood="quiet" if one.last is None or one.trouble or left else "good",
+            lost=lost_words(one),
+            sentence=clean(one.sentence, 600),
+            listed=tuple(
+                Item(
+                    title=clean(kept.name, 80),
+                    words=clean(save_words(kept, now), WIDEST),
+                    mood="good" if kept.state in (State.COMPLETE, State.WRITING) else "quiet",
+                )
+                for kept in one.listed
+            ),
+        )
+
+
+def _by_loss(one: SaveState) -> tuple[bool, float]:
+    return one.lost_seconds is not None, -(one.lost_seconds or 0.0)
+
+
+def _level(one: LevelState, memory: NodeMemory) -> Item:
+    name = level_name(one.level)
+    return Item(
+        title=clean(name.capitalize() if one.level.scope == "host" else name, 120),
+        words=clean(level_sentence(one, memory.ranks).removeprefix(f"{name}: "), WIDEST),
+        mood="bad" if one.alarm else "good",
+        ratio=share(one.level.used / one.level.limit) if one.level.limit else None,
+    )
+
+
+def _rank(one: RankMemory, names: dict[str, str]) -> Memory:
+    return Memory(
+        job=names.get(one.run, ""),
+        rank=one.rank,
+        own=size_words(one.anon),
+        shared=size_words(one.shmem),
+        mapped=size_words(one.file),
+        swap=size_words(one.swap),
+        growth="" if one.growth is None else f"{size_words(max(0.0, one.growth) * 60)} a minute",
+    )
+
+
+# --- what is missing -----------------------------------------------------------------------------
+
+
+def _notes(told: Snapshot) -> Iterator[str]:
+    mine = tuple(one for one in told.sources if one.name.startswith(SOURCES))
+    bare = Snapshot(node="", at=0.0, started_at=0.0, sources=mine)
+    yield from (clean(line, WIDEST) for line in ailing_lines(bare))
+    if told.storage is None:
+        yield NOT_YET
+    elif told.storage.rows.get("filesystems") == ():
+        yield NOTHING
+
+
+def _gaps(told: Snapshot, memory: NodeMemory, states: Iterable[SaveState]) -> tuple[Gap, ...]:
+    """Each once, however many ranks it hit."""
+    every = (*(told.storage.gaps if told.storage else ()), *memory.gaps)
+    every = (*every, *(gap for one in states for gap in one.gaps))
+    found = {(one.what, one.reason, one.way_out): one for one in every}
+    return tuple(
+        Gap(what=clean(what, 160), reason=clean(reason, 300), way_out=clean(way_out, 200))
+        for what, reason, way_out in list(found)[:MOST]
+    )
+
+
+def create(options: Options) -> Storage:
+    """Build the page."""
+    return Storage()

@@ -1,0 +1,147 @@
+"""The ranks of a run on this node as cells and rows: what each does, by letter and colour, culprits marked. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from mldebug.core.model import Role
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
+from mldebug.core.redact import clean
+from mldebug.hardware.health.sentences import GpuName
+from mldebug.incidents.report.wording import ROLES
+from mldebug.jobs.heartbeat import phase_words, span
+from mldebug.status.run_lines import mood
+from mldebug.status.snapshot import RunState
+
+MOST = 2048  # cells, and rows of the table
+PHASE = 1.0  # seconds: the wait for the next batch is a phase of each step
+TOUCHING = 64  # cells: more of them are smaller
+MOVING, UNSEEN = "moving", "unseen"
+MEANINGS = {
+    MOVING: "its run gives no reason for alarm",
+    UNSEEN: "no stack was taken of it since the run is quiet",
+}
+"""Of what is no `Role`: nobody has classified these ranks."""
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank: a cell and a row."""
+
+    rank: int
+    pid: int | None
+    role: str  # a `Role`, or one of `MEANINGS`
+    kind: str  # what it does in a word: the class of its stack, its phase
+    letter: str
+    culprit: bool
+    step: str = ""
+    gpu: str = ""
+    doing: str = ""
+    hint: str = ""
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the legend."""
+
+    role: str
+    name: str
+    letter: str
+    meaning: str
+    count: int
+    ranks: str
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them, in the order of ranks; `rows` has those to look at first."""
+
+    cells: tuple[Rank, ...]
+    rows: tuple[Rank, ...]
+    legend: tuple[Kind, ...]
+    size: str  # CSS class: how small a cell is
+    more: int = 0
+
+
+def grid(run: RunState, gpus: Mapping[str, GpuName] = {}) -> Grid:
+    """Of the ranks that live here, and of those that have ended; `gpus`: how each is called, by UUID."""
+    numbers = sorted({*run.ranks, *run.lost, *run.exits})
+    most = max((one.step for one in run.said.values() if one.step is not None), default=None)
+    cells = tuple(_rank(run, rank, most, gpus) for rank in numbers[:MOST])
+    rows = sorted(cells, key=lambda one: (not one.culprit, _suspicion(one.role), one.rank))
+    return Grid(
+        cells=cells,
+        rows=tuple(rows),
+        legend=_legend(cells),
+        size="tiny" if len(cells) > 256 else "many" if len(cells) > TOUCHING else "",
+        more=len(numbers) - len(cells),
+    )
+
+
+def _rank(run: RunState, rank: int, most: int | None, gpus: Mapping[str, GpuName]) -> Rank:
+    role, kind, doing = _does(run, rank)
+    said = run.said.get(rank)
+    step = said.step if said else None
+    behind = f", {most - step:,} behind" if step is not None and most and most - step > 1 else ""
+    blame = ", the culprit" if rank in run.culprits else ""
+    told = f": {doing}" if doing else ""
+    return Rank(
+        rank=rank,
+        pid=run.ranks.get(rank),
+        role=role,
+        kind=kind,
+        letter=_letter(role),
+        culprit=rank in run.culprits,
+        step=f"{step:,}{behind}" if step is not None else "",
+        gpu=_gpu(run, rank, gpus),
+        doing=doing,
+        hint=f"rank {rank}{blame}: {kind}{told}"[:300],
+    )
+
+
+def _does(run: RunState, rank: int) -> tuple[str, str, str]:
+    """Role, kind, and the same in more words: an exit, the last stack sample, or what its hook says."""
+    if rank not in run.ranks:
+        how = clean(run.exits.get(rank, ""), 200)
+        return Role.EXITED, "exited", how or "its process is gone; nobody saw how it ended"
+    if rank in run.classes:
+        role = run.roles.get(rank, Role.UNCLEAR)
+        return role, clean(run.classes[rank], 40), clean(run.frames.get(rank, ""), 200)
+    said, name = run.said.get(rank), MOVING if mood(run) == "good" else UNSEEN
+    if said is not None and said.phase and said.phase_age >= PHASE:
+        return name, clean(said.phase, 40), clean(phase_words(said.phase, said.phase_age), 120)
+    if said is not None and said.step is not None:
+        does = "stepping" if name == MOVING else "between steps"
+        return name, does, f"made its last step {span(said.step_age)} ago"
+    return name, "runs" if name == MOVING else "not looked at yet", ""
+
+
+def _gpu(run: RunState, rank: int, gpus: Mapping[str, GpuName]) -> str:
+    uuid = run.gpus.get(rank, "")
+    name = f"GPU {gpus[uuid].index}" if uuid in gpus else clean(uuid, 12)
+    return f"{name}, perhaps" if name and rank in run.gpus_guessed else name
+
+
+def _letter(role: str) -> str:
+    return "" if role in MEANINGS else ROLES[Role(role)].letter
+
+
+def _suspicion(role: str) -> int:
+    order = [*map(str, ROLES), *MEANINGS]
+    return order.index(role)
+
+
+def _legend(cells: Sequence[Rank]) -> tuple[Kind, ...]:
+    members: dict[tuple[str, str], list[int]] = {}
+    for one in cells:
+        members.setdefault((one.role, one.kind), []).append(one.rank)
+    order = sorted(members, key=lambda key: (_suspicion(key[0]), -len(members[key]), key[1]))
+    return tuple(_kind(role, name, members[role, name]) for role, name in order[:24])
+
+
+def _kind(role: str, name: str, ranks: list[int]) -> Kind:
+    return Kind(
+        role=role,
+        name=name,
+        letter=_letter(role),
+        meaning=MEANINGS.get(role) or ROLES[Role(role)].meaning,
+        count=len(ranks),
+        ranks=shorten_ranks(fold_ranks(ranks), 40),
+    )
