@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from mldebug_agents.serving.doors import open_tcp
-from mldebug_agents.serving.guests import MOST, Door
-from mldebug_agents.serving.relay import Relay
+from mldebug_agents.web.connection_limiter import MOST, Door
+from mldebug_agents.web.listeners import open_tcp
+from mldebug_agents.web.relay import Relay
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}

@@ -11,8 +11,8 @@ import msgspec
 
 from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, NodeGpus, NodeWatch
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.bundle import layout
-from mldebug_agents.bundle.layout import Clocks, Manifest
+from mldebug_agents.support.bundle import layout
+from mldebug_agents.support.bundle.layout import Clocks, Manifest
 
 SIGNALS = Path(__file__).parent / "fixtures" / "h200" / "signals"
 UUIDS = ("GPU-00000001-0000-4000-8000-000000000001", "GPU-00000002-0000-4000-8000-000000000002")

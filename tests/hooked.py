@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mldebug_agents.jobstart import environment, hook_folder
+from mldebug_agents.jobs.job_start import environment, hook_folder
 
 RANK = """
     import os, sys, threading, time

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mldebug.core.model import Job, ProcessCapture, RankCapture, RankIdentity
-from mldebug_agents import procfs
-from mldebug_agents.discovery.programs import Program, libraries, recorder_settings
-from mldebug_agents.host import Host
-from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.ranks.libraries import Program, libraries, recorder_settings
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
 
 RECORDED = Path(__file__).parent / "fixtures" / "h200"
 MONITOR = """

@@ -32,10 +32,10 @@ from mldebug.storage.filesystems.forecast import Forecast
 from mldebug.storage.filesystems.fullness import Fullness
 from mldebug.storage.filesystems.limits import default_limit
 from mldebug.storage.filesystems.state import Alarm, PartState, Row, StorageState
-from mldebug_agents.filesystems.mounts import Used
-from mldebug_agents.filesystems.telling import Seen, row, stuck
-from mldebug_agents.fsprobe.wire import Asked, Space
-from mldebug_agents.procfs import Mount
+from mldebug_agents.storage.child.messages import Asked, Space
+from mldebug_agents.storage.filesystems.mounts import Used
+from mldebug_agents.storage.filesystems.state import Seen, row, stuck
+from mldebug_agents.system.procfs import Mount
 from snapshots import AT, moving, snapshot
 
 GIB, TIB = 1 << 30, 1 << 40

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mldebug_agents.procfs import FORKED, KERNEL_THREAD
-from mldebug_agents.reader import Unreadable
+from mldebug_agents.system.procfs import FORKED, KERNEL_THREAD
+from mldebug_agents.system.reader import Unreadable
 
 BOOT = 1_700_000_000
 TORCH = "7f0000000000-7f0000001000 r-xp 00000000 fe:00 1 /opt/env/lib/torch/lib/libtorch_cpu.so\n"

@@ -13,8 +13,8 @@ from mldebug.core.model import Gap, Role, Said
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report_store import Archive
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.server import Server
-from mldebug_agents.serving.doors import open_unix
+from mldebug_agents.web.listeners import open_unix
+from mldebug_agents.web.server import Server
 from snapshots import AT, hooked, moving, snapshot, stalled
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e{{7*7}}</script>"

@@ -14,21 +14,21 @@ from typing import Any
 from mldebug.core.errors import UsageError
 
 ROOMS: dict[str, tuple[str, ...]] = {
-    "actions": ("mldebug_agents.actions",),
+    "actions": ("mldebug_agents.alerts.actions",),
     "channels": ("mldebug_exporters.channels",),
     "checkpoints": ("mldebug.storage.checkpoints.layouts",),
-    "clusters": ("mldebug_agents.clusters",),
-    "completions": ("mldebug_agents.completions",),
-    "commands": ("mldebug.cli.commands", "mldebug_agents.commands"),
+    "clusters": ("mldebug_agents.jobs.launchers",),
+    "completions": ("mldebug_agents.cli.completion.values",),
+    "commands": ("mldebug.cli.commands", "mldebug_agents.cli.commands"),
     "metrics": ("mldebug_exporters.metrics",),
     "tellers": ("mldebug_exporters",),
     "detectors": ("mldebug.diagnosis.detectors",),
     "logs": ("mldebug.jobs.logs.formats",),
-    "gpus": ("mldebug_agents.gpus",),
+    "gpus": ("mldebug_agents.hardware.gpu.vendors",),
     "pages": ("mldebug.web.pages",),
-    "probes": ("mldebug_agents.probes",),
-    "schedulers": ("mldebug_agents.schedulers",),
-    "transports": ("mldebug_agents.transports",),
+    "probes": ("mldebug_agents.probes.verbs",),
+    "schedulers": ("mldebug_agents.jobs.schedulers",),
+    "transports": ("mldebug_agents.cluster.transports",),
 }
 
 

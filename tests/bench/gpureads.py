@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.table import Row, show
 from fakenvml.library import FakeNvml
 from gpu.timing import dearest, read_costs
-from mldebug_agents.gpus.nvidia import Nvidia
-from mldebug_agents.nvml.library import LIBRARY, Library
+from mldebug_agents.hardware.gpu.nvml.library import LIBRARY, Library
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "30"))
 PAUSE = 0.2  # seconds between two reads: the averages need a window

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.table import Row, show
-from mldebug_agents.jobstart import environment, hook_folder
+from mldebug_agents.jobs.job_start import environment, hook_folder
 from mldebug_training.process import Process
 from processes.torchlike import write_torch
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.effect import judge, text
 from bench.table import Row, show
-from mldebug_agents.jobstart import environment, hook_folder
+from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.harness import clean_environment, free_port
 
 QUADRUPLES = int(os.environ.get("MLDEBUG_BENCH_QUADRUPLES", "40"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.table import Row, show
-from mldebug_agents.sources.kernellog import KernelLogSource
+from mldebug_agents.hardware.kernel_log import KernelLogSource
 
 LINES = int(os.environ.get("MLDEBUG_BENCH_LINES", "800000"))
 TEXTS = 29

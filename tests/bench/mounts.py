@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.table import Row, show
 from hung import hung_mount
 from mldebug.config.schema import Config, Storage
-from mldebug_agents.filesystems.part import Filesystems
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.filesystems.monitor import Filesystems
 
 MOUNTS, DEAD, ROUNDS = 200, 5, 5
 INSIDE = "MLDEBUG_BENCH_MOUNTS"  # set where we are in a namespace of our own

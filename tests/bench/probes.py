@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import Row, show
-from mldebug_agents.probing.measuring import free_port
+from mldebug_agents.probes.measurement import free_port
 
 HERE = Path(__file__).parent
 PAIRS = {2: 4000, 4: 2000, 8: 2000}  # by ranks

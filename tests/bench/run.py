@@ -23,9 +23,9 @@ from mldebug.core.report_model import Stall
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.html import render_html
-from mldebug_agents.capturing.pyspy import find_binary
-from mldebug_agents.manual import choose, write_down
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.stacks.pyspy import find_binary
+from mldebug_agents.incidents.manual import choose, write_down
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "9"))
 

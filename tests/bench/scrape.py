@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.table import Row, show
 from mldebug.config.schema import Agent
 from mldebug.core.plugins import create_all
-from mldebug_agents.server import Server
+from mldebug_agents.web.server import Server
 from processes.harness import free_port
 from snapshots import big, snapshot
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from bench.table import Row, show
-from mldebug_agents.trees.keeper import Keeper
-from mldebug_agents.trees.wire import Order
+from mldebug_agents.storage.dir_sizes.messages import Order
+from mldebug_agents.storage.dir_sizes.updater import Keeper
 
 PER_FOLDER = 1000
 RATE, SECONDS = 1000, 60.0

@@ -18,9 +18,9 @@ from bench.alone import alone
 from bench.table import Row, show
 from hung import wait_until
 from mldebug.config.schema import Agent, Config
-from mldebug_agents.discovery.identity import SETTLING
-from mldebug_agents.watch import Watch
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.jobs.ranks.registry import SETTLING
+from mldebug_agents.watch.watch import Watch
 
 THREADS = 60
 OTHERS = 200

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mldebug_agents.nvml.events import KINDS, Events
-from mldebug_agents.nvml.library import Library
+from mldebug_agents.hardware.gpu.nvml.events import KINDS, Events
+from mldebug_agents.hardware.gpu.nvml.library import Library
 
 
 def registered(library: Library) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from collections import Counter
 
 from mldebug.config.schema import load_config
 from mldebug.core.errors import MldebugError
-from mldebug_agents.gpuchild.errors import GpuCrashedError
-from mldebug_agents.sources.gpus import Gpus
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.gpu.child.errors import GpuCrashedError
+from mldebug_agents.hardware.gpu.reader import Gpus
 
 READS = 4
 

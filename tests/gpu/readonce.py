@@ -12,8 +12,8 @@ import time
 import msgspec
 
 from gpu.eventset import registered
-from mldebug_agents.gpus.nvidia import Nvidia
-from mldebug_agents.nvml.library import LIBRARY, Library
+from mldebug_agents.hardware.gpu.nvml.library import LIBRARY, Library
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 WINDOW = 0.3  # seconds: for the averages
 DENY = "--deny-writable-code"

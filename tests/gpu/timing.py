@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
-from mldebug_agents.gpus.nvidia import Nvidia
-from mldebug_agents.nvml import fields
-from mldebug_agents.nvml.energy import KEPT, Energy
-from mldebug_agents.nvml.library import Library
+from mldebug_agents.hardware.gpu.nvml import fields
+from mldebug_agents.hardware.gpu.nvml.energy import KEPT, Energy
+from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 WARM = 2  # reads that are not counted
 DEAREST = 15

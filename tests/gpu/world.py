@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from gpu.timing import spread
-from mldebug_agents.gpus.nvidia import Nvidia
-from mldebug_agents.nvml.library import LIBRARY, Library
-from mldebug_agents.serving.client import ask_agent
+from mldebug_agents.hardware.gpu.nvml.library import LIBRARY, Library
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
+from mldebug_agents.web.client import ask_agent
 from processes.harness import User, wait_for
 from processes.watching import RunningAgent
 from processes.watching import settings as usual

@@ -12,8 +12,8 @@ import time
 import msgspec
 
 from mldebug.config.schema import load_config
-from mldebug_agents.manual import choose
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.incidents.manual import choose
 
 
 def main() -> None:

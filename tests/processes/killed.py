@@ -28,12 +28,12 @@ from mldebug.incidents.report_store import Archive
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents import Incidents
-from mldebug_agents.runs import Run
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.starting.leftovers import children_of
-from mldebug_agents.state import keeping
-from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.state import server
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.child.leftovers import children_of
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.watch.runs import Run
 
 SHORT_ONES = 2  # per life: more would be pruned
 WORDS = 3  # a life is killed after up to so many of its words, however slow the machine is...
@@ -50,7 +50,7 @@ class Life:
         self.number = number
         self.ack = ack
         self.chance = random.Random(number)
-        self.ledger = Ledger(state_dir, Spawner({"state": keeping.serve}), retry=0.01)
+        self.ledger = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
         self.ledger.start(10)
         self.incidents = Incidents(self.ledger)
 
@@ -245,7 +245,7 @@ def main() -> None:
     killer = Killer(state_dir, seed)
     for number in range(rounds):
         killer.round(number)
-    last = Ledger(state_dir, Spawner({"state": keeping.serve}), retry=0.01)
+    last = Ledger(state_dir, Spawner({"state": server.serve}), retry=0.01)
     last.start(10)
     last.scribe.release()
     Incidents(last).settle({"stall"})

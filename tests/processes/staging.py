@@ -23,7 +23,7 @@ from mldebug.hardware.kernel_log.model import Kind
 from mldebug.probes.history import Run, Series
 from mldebug.status.snapshot import RunState
 from mldebug.storage.filesystems.state import Measure, PartState, StorageState
-from mldebug_agents.probed.past import keep
+from mldebug_agents.probes.history.store import keep
 from mldebug_exporters.prometheus import Prometheus as Renderer
 from processes.harness import (
     JOBS,

@@ -31,8 +31,8 @@ from hung import state as process_state
 from mldebug.incidents.report.schema import report_schema
 from mldebug.incidents.report_store import Archive
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.serving.client import ask_agent
-from mldebug_agents.starting.leftovers import children_of
+from mldebug_agents.system.child.leftovers import children_of
+from mldebug_agents.web.client import ask_agent
 from processes.harness import (
     SCRIPTS,
     User,

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from boards import Asking, queries
-from mldebug_agents.nvml import fields
+from mldebug_agents.hardware.gpu.nvml import fields
 from processes.harness import User, folder_for, send_signal, wait_for
 from processes.staging import MADE, NODE, Scene, made, probed, staged
 from processes.test_metrics import Prometheus

@@ -20,7 +20,7 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 
 import mldebug
-from mldebug_agents.serving.overunix import OverUnix
+from mldebug_agents.web.unix_http import OverUnix
 
 pytestmark = [
     pytest.mark.scenario,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hung import wait_until
-from mldebug_agents.host import Host
+from mldebug_agents.system.host import Host
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]
 pytest.importorskip("torch", reason="the job calls collectives of PyTorch")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mldebug_agents.jobstart import environment, hook_folder
+from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.harness import JOBS, SCRIPTS, clean_environment, free_port
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]

@@ -15,7 +15,7 @@ import pytest
 
 from mldebug.jobs.heartbeat import record_name
 from mldebug.status.snapshot import RunState
-from mldebug_agents.jobstart import environment, hook_folder
+from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.harness import JOBS, SCRIPTS, clean_environment, state_of, wait_for
 from processes.light import LightJob, light_job
 from processes.torchlike import write_torch
@@ -125,11 +125,11 @@ def test_a_rank_in_a_container_is_found_by_what_it_sees_itself(
 
 ASK = """
 import json, sys
-from mldebug_agents.hooks.asking import Asking
-from mldebug_agents.hooks.stacks import HookStacks
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.hook.signals import Asking
+from mldebug_agents.jobs.hook.stacks import HookStacks
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 if len(sys.argv) > 2:
     from processes.unattached import deny
     deny(sys.argv[2:])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mldebug_agents.probing.measuring import free_port
+from mldebug_agents.probes.measurement import free_port
 from processes.harness import MARK, SCRIPTS, clean_environment, marked, wait_for
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(400)]

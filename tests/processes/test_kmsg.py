@@ -20,13 +20,13 @@ from hung import wait_until
 from mldebug.core.model import Gap
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import Kind, Origin
-from mldebug_agents.sources.kernellog import KernelLogSource
+from mldebug_agents.hardware.kernel_log import KernelLogSource
 
 KMSG = Path("/dev/kmsg")
 NOBODY = 65534
 READS_AS_NOBODY = f"""
 import os, sys, msgspec
-from mldebug_agents.sources.kernellog import KernelLogSource
+from mldebug_agents.hardware.kernel_log import KernelLogSource
 source = KernelLogSource()
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 sys.stdout.buffer.write(msgspec.json.encode(source.read().gap))

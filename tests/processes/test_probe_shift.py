@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.probes.history import Run, Series
-from mldebug_agents.probed.past import NAME, keep
+from mldebug_agents.probes.history.store import NAME, keep
 from processes.harness import User, folder_for, free_port, wait_for
 from processes.watching import settings, watching
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mldebug_agents.probed.past import keep, load
+from mldebug_agents.probes.history.store import keep, load
 from processes.harness import clean_environment, wait_for
 from processes.light import light_job
 

@@ -18,9 +18,9 @@ from fakenvml.library import FakeNvml
 from mldebug.config.schema import load_config
 from mldebug.core.pseudonyms import COMMON
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.replay.player import Player
-from mldebug_agents.replay.recording import load
-from mldebug_agents.serving.client import ask_agent
+from mldebug_agents.support.replay.player import Player
+from mldebug_agents.support.replay.recording import load
+from mldebug_agents.web.client import ask_agent
 from mldebug_exporters.prometheus import Prometheus
 from processes.harness import SCRIPTS, clean_environment, free_port, wait_for
 from processes.light import LightJob, light_job

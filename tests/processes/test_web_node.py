@@ -11,7 +11,7 @@ from browser import CHROMIUM, chromium, relayed, tab
 from fakenvml.library import FakeNvml
 from hung import hung_mount
 from mldebug.probes.history import Run
-from mldebug_agents.probed.past import keep
+from mldebug_agents.probes.history.store import keep
 from pagedata import SERIES
 from processes.harness import wait_for
 from processes.watching import settings, watching

@@ -55,10 +55,10 @@ def main() -> None:
         os.execv(sys.argv[2], sys.argv[2:])
     deny(ATTACHING)
     from mldebug.cli.main import main as mldebug
-    from mldebug_agents import procfs
-    from mldebug_agents.answers import Unreadable
-    from mldebug_agents.reader import Reader
-    from mldebug_agents.spawn import Spawner
+    from mldebug_agents.system import procfs
+    from mldebug_agents.system.reader import Reader
+    from mldebug_agents.system.reader_answers import Unreadable
+    from mldebug_agents.system.spawn import Spawner
 
     run = Spawner.run
     procfs.parse_syscall = lambda _: None

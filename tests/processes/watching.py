@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.serving.client import ask_agent
+from mldebug_agents.web.client import ask_agent
 from processes.harness import MLDEBUG, RunningJob, User, clean_environment, wait_for
 from system.lending import UNIT, VISITOR, Column, lent
 

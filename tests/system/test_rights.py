@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mldebug_agents.jobstart import hook_folder
+from mldebug_agents.jobs.job_start import hook_folder
 from system.lending import OWNER, UNIT, VISITOR, Column, lent
 from system.machine import need, wait_for
 from system.page import COLUMNS, ROWS, documented, expected

@@ -14,8 +14,8 @@ import pytest
 
 from mldebug.alerts.view import EventView
 from mldebug.jobs.schedulers.model import Queue, SchedulerState, Standing
-from mldebug_agents.schedulers import slurm as slurm_plugin
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.schedulers import slurm as slurm_plugin
+from mldebug_agents.system.spawn import Spawner
 from processes.harness import wait_for
 from processes.test_alertmanager import receiver, running_alertmanager
 from processes.test_notices import mailbox, sink

@@ -14,8 +14,8 @@ from mldebug.alerts.action_model import Decision, Outcome
 from mldebug.config.schema import Actions
 from mldebug.core.model import Culprit
 from mldebug.core.plugin_options import Plugin
-from mldebug_agents.actions import drain
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.alerts.actions import drain
+from mldebug_agents.system.spawn import Spawner
 from processes.harness import wait_for
 from processes.watching import RunningAgent, settings, watching
 from system.launching import SIZE, Launch, LaunchedJob, launched

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.commands.web import way_in
+from mldebug_agents.cli.commands.web import way_in
 from processes.harness import free_port, wait_for
 from system.hosts import Hosts, ssh_hosts
 from webpages import pages, shown, training

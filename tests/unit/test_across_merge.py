@@ -28,7 +28,7 @@ from mldebug.incidents.report.build import build_report
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.incidents.stored_evidence import load_recorded
-from mldebug_agents.manual import evidence
+from mldebug_agents.incidents.manual import evidence
 from nodes import merged, node_capture, rank, replies, run, silent, sleeper, starter, waiter
 
 OTHER = process(

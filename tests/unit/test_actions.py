@@ -28,13 +28,14 @@ from mldebug.core.plugin_options import Plugin
 from mldebug.core.plugins import load, names
 from mldebug.core.yaml_reader import parse
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.acting import audit, desk
-from mldebug_agents.acting.desk import Acting
-from mldebug_agents.acting.work import Work
-from mldebug_agents.actions import command, signal
-from mldebug_agents.host import Host
-from mldebug_agents.runner import Result
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.alerts.action_runner import audit
+from mldebug_agents.alerts.action_runner import runner as desk
+from mldebug_agents.alerts.action_runner.model import Work
+from mldebug_agents.alerts.action_runner.runner import Acting
+from mldebug_agents.alerts.actions import command, signal
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.system.workers import Result
 from mldebug_exporters.metrics.actions import ActionMetrics
 from snapshots import snapshot
 

@@ -11,9 +11,9 @@ from mldebug.core.report_model import Report
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look, Progress, ProgressKind, RankLook, Role, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents import Incidents
-from mldebug_agents.life.clock import Clock
-from mldebug_agents.runs import Run
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.system.service.clock import Clock
+from mldebug_agents.watch.runs import Run
 
 SETTINGS = StallSettings(timeout=10.0, interval=1.0)
 

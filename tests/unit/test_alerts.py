@@ -15,13 +15,13 @@ from hung import wait_until
 from mldebug.config.schema import Agent
 from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, NodeCapture
-from mldebug_agents.acting import captures as module
-from mldebug_agents.acting.alerts import Alerts
-from mldebug_agents.acting.captures import Captures
-from mldebug_agents.runner import Result
-from mldebug_agents.server import Server
-from mldebug_agents.serving import alertdoor
-from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.alerts.action_runner import capture_requests as module
+from mldebug_agents.alerts.action_runner.alertmanager import Alerts
+from mldebug_agents.alerts.action_runner.capture_requests import Captures
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.system.workers import Result
+from mldebug_agents.web import alertmanager_route
+from mldebug_agents.web.server import Server
 from processes.harness import free_port
 from snapshots import snapshot
 
@@ -72,7 +72,7 @@ class Stand:
     def post(self, body: bytes, token: str = TOKEN) -> tuple[int, Any]:
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        link.request("POST", alertdoor.PATH, body, headers)
+        link.request("POST", alertmanager_route.PATH, body, headers)
         answer = link.getresponse()
         told = json.loads(answer.read())
         link.close()
@@ -154,11 +154,11 @@ def test_what_is_no_payload_is_refused_in_words(stand: Stand, body: bytes) -> No
 
 
 def test_a_body_without_end_is_cut(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertdoor, "MAX_BODY", 10_000)
+    monkeypatch.setattr(alertmanager_route, "MAX_BODY", 10_000)
     assert stand.post(b" " * 10_001)[0] == 413
-    monkeypatch.setattr(alertdoor, "PATIENCE", 0.2)
+    monkeypatch.setattr(alertmanager_route, "PATIENCE", 0.2)
     with socket.create_connection(("127.0.0.1", stand.port), 30) as link:
-        head = f"POST {alertdoor.PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head = f"POST {alertmanager_route.PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         link.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         assert b" 408 " in link.recv(4096)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.model import OpenFile, ProcessState, ThreadState
-from mldebug_agents.answers import Unreadable
-from mldebug_agents.capturing.blocked import blocked_on
-from mldebug_agents.procfs import Mount
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import WORKERS, Spawner
+from mldebug_agents.capture.stacks.blocked_call import blocked_on
+from mldebug_agents.system.procfs import Mount
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+from mldebug_agents.system.spawn import WORKERS, Spawner
 
 SHARD = OpenFile(fd=7, target="/data/shard-17", kind="file", mode="r", mount="/data", fstype="nfs4")
 

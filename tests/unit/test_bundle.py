@@ -19,21 +19,21 @@ from mldebug.core.model import Gap, Job
 from mldebug.core.pseudonyms import Pseudonyms
 from mldebug.hardware.gpu.readings import LostGpu, NodeGpus, NodeWatch
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.bundle import layout, packing
-from mldebug_agents.bundle.facts import MAX_LOG, agent_log
-from mldebug_agents.bundle.folder import Folder
-from mldebug_agents.bundle.kernel import read_kernel_log, split_records
-from mldebug_agents.bundle.layout import Clocks, Failure, Manifest
-from mldebug_agents.bundle.observing import AgentEye
-from mldebug_agents.bundle.recording import Recorder
-from mldebug_agents.gpus import nvidia
-from mldebug_agents.replay.player import Player
-from mldebug_agents.replay.recording import load
-from mldebug_agents.serving.doors import open_unix
-from mldebug_agents.sources.gpus import Gpus
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_agents.state.database import Database
-from mldebug_agents.state.wire import Memo
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.state.messages import Memo
+from mldebug_agents.support.bundle import layout, packing
+from mldebug_agents.support.bundle.facts import MAX_LOG, agent_log
+from mldebug_agents.support.bundle.folder import Folder
+from mldebug_agents.support.bundle.kernel_log import read_kernel_log, split_records
+from mldebug_agents.support.bundle.layout import Clocks, Failure, Manifest
+from mldebug_agents.support.bundle.observer import AgentEye
+from mldebug_agents.support.bundle.recorder import Recorder
+from mldebug_agents.support.replay.player import Player
+from mldebug_agents.support.replay.recording import load
+from mldebug_agents.web.listeners import open_unix
 from processes.harness import wait_for
 from processes.light import LightJob, light_job
 

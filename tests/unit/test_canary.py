@@ -11,9 +11,9 @@ import pytest
 from mldebug.config.schema import Canary as Wanted
 from mldebug.config.schema import Config, Storage
 from mldebug.storage.filesystems.canary import Written, sentence
-from mldebug_agents.filesystems.canary import Canary
-from mldebug_agents.storage import all_parts
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.filesystems.canary import Canary
+from mldebug_agents.storage.monitor import all_parts
 from unit.test_filesystems import mount, mounted
 
 

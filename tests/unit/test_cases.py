@@ -16,11 +16,11 @@ from mldebug.diagnosis.exits.model import Ending, RankExit
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.cases import Cases
-from mldebug_agents.incidents import Incidents
-from mldebug_agents.runs import Run
-from mldebug_agents.state.ledger import Ledger
-from mldebug_agents.state.scribe import Work
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.incidents.remote_cases import Cases
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.state.writer_thread import Work
+from mldebug_agents.watch.runs import Run
 from nodes import merged
 from nodes import run as captures_of
 

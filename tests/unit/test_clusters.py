@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from mldebug.core.plugins import create_all, names, summary
-from mldebug_agents.clusters.slurm import tasks_here
-from mldebug_agents.discovery.claims import Claim, runs, script_of
-from mldebug_agents.members.candidates import listed
+from mldebug_agents.cluster.peers.candidates import listed
+from mldebug_agents.jobs.launchers.slurm import tasks_here
+from mldebug_agents.jobs.ranks.claims import Claim, runs, script_of
 
 CLUSTERS = create_all("clusters")
 

@@ -18,17 +18,17 @@ from hung import hung_mount
 from mldebug.cli.main import COMPLETION, cli, main
 from mldebug.core.plugins import names
 from mldebug.incidents.report_store import Archive
-from mldebug_agents.commands.demo import FAULTS
-from mldebug_agents.completing import aside
-from mldebug_agents.completing.answer import lines
-from mldebug_agents.completing.aside import look_aside, values
-from mldebug_agents.completing.asked import Asked, is_plain
-from mldebug_agents.completing.table import FILE, read_table, written
-from mldebug_agents.probing.node import STAGES
+from mldebug_agents.cli.commands.demo import FAULTS
+from mldebug_agents.cli.completion import side_child
+from mldebug_agents.cli.completion.answer import lines
+from mldebug_agents.cli.completion.request import Asked, is_plain
+from mldebug_agents.cli.completion.side_child import look_aside, values
+from mldebug_agents.cli.completion.table import FILE, read_table, written
+from mldebug_agents.probes.node_stages import STAGES
 from proctree import as_nobody
 from webpages import hanging, hostile, pages, shown
 
-DEADLINE = aside.DEADLINE
+DEADLINE = side_child.DEADLINE
 MAX_CPU = 0.2  # seconds of one TAB on an idle core of the test bed; half of it is Python and click
 MAX_HANG = 10.0  # seconds, on a crowded machine, of what takes DEADLINE and the start of Python
 
@@ -38,7 +38,7 @@ OLD, NEW = "20260101T000000Z-old", "20261121T055041Z-new"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crowded machine is no state dir that hangs."""
-    monkeypatch.setattr(aside, "DEADLINE", 60.0)
+    monkeypatch.setattr(side_child, "DEADLINE", 60.0)
 
 
 def save(state_dir: Path, name: str) -> Path:
@@ -193,7 +193,7 @@ def test_the_deadline_is_one_that_a_person_forgives() -> None:
 def test_an_agent_that_does_not_answer_holds_nobody_up(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "DEADLINE", DEADLINE)
+    monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
     with stuck(config.parent):
         began = time.monotonic()
         assert look_aside("jobs", Asked(config)) == []
@@ -208,7 +208,7 @@ def test_a_state_dir_that_hangs_holds_nobody_up(
         config = tmp_path / "c.yaml"
         config.write_text(f"agent: {{state_dir: {mount.target}}}\n")
         assert [one.word for one in look_aside("reports", Asked(config))] == ["latest", NEW]
-        monkeypatch.setattr(aside, "DEADLINE", DEADLINE)
+        monkeypatch.setattr(side_child, "DEADLINE", DEADLINE)
         mount.hang()
         began = time.monotonic()
         assert look_aside("reports", Asked(config)) == []
@@ -266,7 +266,7 @@ def test_nothing_makes_it_complain(shell: str, line: str) -> None:
 def test_a_broken_installation_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.completing.table.FILE", tmp_path / "none.json")
+    monkeypatch.setattr("mldebug_agents.cli.completion.table.FILE", tmp_path / "none.json")
     monkeypatch.setenv(COMPLETION, "zsh")
     assert main(["dem"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -277,8 +277,8 @@ def test_only_what_is_needed_is_loaded() -> None:
     env = {**os.environ, COMPLETION: "zsh"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
     loaded = done.stdout.splitlines()[-1].split()
-    assert "mldebug_agents.commands.completion" in loaded
-    assert not [one for one in loaded if one in ("mldebug_agents.commands.dump", "mldebug.config", "rich", "yaml", "jinja2")]  # fmt: skip
+    assert "mldebug_agents.cli.commands.completion" in loaded
+    assert not [one for one in loaded if one in ("mldebug_agents.cli.commands.dump", "mldebug.config", "rich", "yaml", "jinja2")]  # fmt: skip
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -11,11 +11,11 @@ from clocks import Clock
 from mldebug.core.errors import MldebugError, ToolError
 from mldebug.core.model import Culprit
 from mldebug.core.report_model import Report
-from mldebug_agents.commands import demo
-from mldebug_agents.demo import job as demo_job
-from mldebug_agents.demo.job import DemoJob, Plan, Step, job_environment
-from mldebug_agents.demo.watcher import stage_line
-from mldebug_agents.spawn import Completed, FakeSpawner
+from mldebug_agents.cli.commands import demo
+from mldebug_agents.support.demo import job as demo_job
+from mldebug_agents.support.demo.agent import stage_line
+from mldebug_agents.support.demo.job import DemoJob, Plan, Step, job_environment
+from mldebug_agents.system.spawn import Completed, FakeSpawner
 from samples import report, sleeping
 
 PLAN = Plan(fault="sleep", ranks=3, struck=1)

@@ -18,7 +18,7 @@ from mldebug.core.model import (
 )
 from mldebug.diagnosis.classify.rank_states import wants_native
 from mldebug.diagnosis.diagnose import diagnose
-from mldebug_agents.filesystems.evidence import with_stuck
+from mldebug_agents.storage.filesystems.evidence import with_stuck
 
 H200 = Path(__file__).parent.parent / "fixtures" / "h200"
 

@@ -14,12 +14,12 @@ from disks import disk, frozen
 from hung import missing
 from mldebug.config.schema import Canary as Wanted
 from mldebug.config.schema import Config, Storage
-from mldebug_agents.filesystems import canary
-from mldebug_agents.filesystems.canary import Canary
-from mldebug_agents.filesystems.part import Filesystems
-from mldebug_agents.fsprobe.quota import read_blocks
-from mldebug_agents.fsprobe.wire import Owners
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child.messages import Owners
+from mldebug_agents.storage.child.quota import read_blocks
+from mldebug_agents.storage.filesystems import canary
+from mldebug_agents.storage.filesystems.canary import Canary
+from mldebug_agents.storage.filesystems.monitor import Filesystems
 
 pytestmark = pytest.mark.timeout(120)
 KINDS = ("ext4", "xfs")

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from mldebug_agents.capturing.pyspy import find_binary
-from mldebug_agents.commands.doctor import Examination, show, sum_up, verdict
-from mldebug_agents.doctor import checks, rights, rows, trials
-from mldebug_agents.doctor.clock import STA_UNSYNC, TIME_ERROR, ClockState, clock_state
-from mldebug_agents.doctor.rows import Check
-from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.reader import Unreadable
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.starting.programs import Completed, FakeSpawner
+from mldebug_agents.capture.stacks.pyspy import find_binary
+from mldebug_agents.cli.commands.doctor import Examination, show, sum_up, verdict
+from mldebug_agents.support.doctor import checks, rights, rows, trials
+from mldebug_agents.support.doctor.clock import STA_UNSYNC, TIME_ERROR, ClockState, clock_state
+from mldebug_agents.support.doctor.rows import Check
+from mldebug_agents.system.child.programs import Completed, FakeSpawner
+from mldebug_agents.system.fake_reader import FakeReader
+from mldebug_agents.system.reader import Unreadable
+from mldebug_agents.system.spawn import Spawner
 
 DENIED = Unreadable("permission denied")
 STATUS = "Name:\tpython3\nUid:\t1000\t{uid}\t1000\t1000\nCapEff:\t{caps}\nSeccomp:\t0\n"

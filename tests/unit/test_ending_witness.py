@@ -15,11 +15,11 @@ from mldebug.config.schema import Agent, Config
 from mldebug.core.model import Job, LostRank, RankIdentity
 from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.model import Ending, RankExit
-from mldebug_agents.exits import kernel, notes
-from mldebug_agents.exits import witness as module
-from mldebug_agents.exits.kernel import KEPT, KernelLog
-from mldebug_agents.exits.witness import Witness
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.incidents.exits import exit_evidence as module
+from mldebug_agents.incidents.exits import job_notes, kernel_deaths
+from mldebug_agents.incidents.exits.exit_evidence import Witness
+from mldebug_agents.incidents.exits.kernel_deaths import KEPT, KernelLog
 
 WAIT = 10.0
 MARKED = "[rank1]: Traceback (most recent call last):\n[rank1]:   x\n[rank1]: ValueError: shard of another\n"
@@ -114,7 +114,7 @@ def test_only_oom_kills_near_the_end_are_counted(
 ) -> None:
     kills = iter([1, 1, 2, 3, 3])
     monkeypatch.setattr(module, "oom_counter", lambda *_: "/memory.events")
-    monkeypatch.setattr(notes, "oom_kills", lambda _: next(kills))
+    monkeypatch.setattr(job_notes, "oom_kills", lambda _: next(kills))
     one = job("a", start(tmp_path / "log"), start(tmp_path / "log"))
     for _ in range(3):
         watched.meet(one)
@@ -136,7 +136,7 @@ class Kmsg:
         self.answers: list[bytes | OSError] = []
         own = SimpleNamespace(**vars(os))
         own.read = self._read
-        monkeypatch.setattr(kernel, "os", own)
+        monkeypatch.setattr(kernel_deaths, "os", own)
         self.log = KernelLog(str(path))
 
     def _read(self, _: int, __: int) -> bytes:

@@ -16,9 +16,11 @@ from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.exits.follow import Endings
-from mldebug_agents.exits.following import GRACE, Following
-from mldebug_agents.exits.known import (
+from mldebug_agents.agent.recovery import Past
+from mldebug_agents.incidents.exits.attempt import GRACE, Following
+from mldebug_agents.incidents.exits.exit_tracker import Endings
+from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.known_exits import (
     MAX_RANKS,
     ends_of,
     joined,
@@ -26,14 +28,12 @@ from mldebug_agents.exits.known import (
     past,
     with_exits,
 )
-from mldebug_agents.exits.pidfds import ProcessExit
-from mldebug_agents.exits.stories import Stories
-from mldebug_agents.host import Host
-from mldebug_agents.incidents import Incidents
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.past import Past
-from mldebug_agents.runs import Run
-from mldebug_agents.state.rows import Row
+from mldebug_agents.incidents.exits.pidfds import ProcessExit
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.state.run_row import Row
+from mldebug_agents.system.host import Host
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
 
 RANKS = tuple(
     RankIdentity(rank=rank, world_size=3, pid=100 + rank, start_ticks=50 + rank, argv=("python",))

@@ -30,10 +30,10 @@ from mldebug.storage.checkpoints.model import State as SavedAs
 from mldebug.storage.checkpoints.state import SaveState
 from mldebug.storage.filesystems.state import Alarm as RoomAlarm
 from mldebug.storage.filesystems.state import PartState, StorageState
-from mldebug_agents.notices import desk, line
-from mldebug_agents.notices.desk import Notices
-from mldebug_agents.runner import Result
-from mldebug_agents.state import scribe
+from mldebug_agents.alerts import delivery, notifier
+from mldebug_agents.alerts.notifier import Notices
+from mldebug_agents.state import writer_thread
+from mldebug_agents.system.workers import Result
 from snapshots import snapshot
 
 NOW = 1_700_000_000.0
@@ -231,8 +231,8 @@ class Stand:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, memory: Memory, sink: Sink) -> None:
         module = type("M", (), {"create": staticmethod(lambda _: sink)})
-        monkeypatch.setattr(line, "load", lambda *_: module)
-        monkeypatch.setattr(line, "PAUSE_FIRST", 0.01)
+        monkeypatch.setattr(delivery, "load", lambda *_: module)
+        monkeypatch.setattr(delivery, "PAUSE_FIRST", 0.01)
         self.inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         config = Config(channels={"ops": Plugin(kind="sink", options=None)})
         self.desk = Notices(config, "node1", memory, self.inbox)  # type: ignore[arg-type]
@@ -275,7 +275,7 @@ def test_a_channel_that_is_down_gets_it_later_and_one_that_refuses_is_left_alone
 def test_a_failing_channel_is_told_in_status(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = Sink()
     stand = Stand(monkeypatch, Memory(), sink)
-    monkeypatch.setattr(line, "PAUSE_FIRST", 60.0)
+    monkeypatch.setattr(delivery, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("mail.example gave no answer in 10 s")]
     stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
@@ -361,7 +361,7 @@ def test_the_configuration_that_is_read_again_loses_nothing(
 ) -> None:
     sink, memory = Sink(), Memory()
     stand = Stand(monkeypatch, memory, sink)
-    monkeypatch.setattr(line, "PAUSE_FIRST", 60.0)
+    monkeypatch.setattr(delivery, "PAUSE_FIRST", 60.0)
     sink.errors = [OSError("down")]
     stand.desk.book.raise_(alarm("a"), NOW, at_once=True)
     end = time.monotonic() + 30
@@ -462,13 +462,13 @@ def test_a_message_that_nobody_takes_holds_up_no_other(monkeypatch: pytest.Monke
 def test_a_message_waits_for_the_disk_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     sink, memory = Sink(), Memory()
     memory.is_stored = lambda _: False  # type: ignore[method-assign]
-    monkeypatch.setattr(desk, "STORED_WITHIN", 3600.0)
+    monkeypatch.setattr(notifier, "STORED_WITHIN", 3600.0)
     stand = Stand(monkeypatch, memory, sink)
     stand.desk.book.raise_(alarm(), NOW, at_once=True)
     for _ in range(5):
         stand.turn()
     assert sink.got == []
-    monkeypatch.setattr(desk, "STORED_WITHIN", 0.0)
+    monkeypatch.setattr(notifier, "STORED_WITHIN", 0.0)
     assert stand.until(sink, 1) == [("a", "firing")]
 
 
@@ -486,9 +486,9 @@ def test_names_that_are_no_text_are_stored_and_sent(monkeypatch: pytest.MonkeyPa
 def test_a_storm_of_events_pushes_out_no_state_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scribe, "MAX_EVENTS", 100)
-    monkeypatch.setattr(scribe, "MAX_STATES", 50)
-    writer = scribe.Scribe(tmp_path, lambda: None)
+    monkeypatch.setattr(writer_thread, "MAX_EVENTS", 100)
+    monkeypatch.setattr(writer_thread, "MAX_STATES", 50)
+    writer = writer_thread.Scribe(tmp_path, lambda: None)
     writer.put("run:job", lambda: None)
     for number in range(300):
         writer.put(f"memo:event:{number}", lambda: None)
@@ -562,7 +562,7 @@ def test_an_event_of_which_nobody_speaks_any_more_ends(monkeypatch: pytest.Monke
     second.desk.turn()
     second.desk.look(snapshot(), {"open"})
     assert set(states(second.desk.book).values()) == {"firing"}
-    monkeypatch.setattr(desk, "LOST", 0.0)
+    monkeypatch.setattr(notifier, "LOST", 0.0)
     second.desk.look(snapshot(), {"open"})
     assert states(second.desk.book)["incident/open"] == "firing"
     assert states(second.desk.book)["incident/gone"] == "resolved"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mldebug_agents.exits.pidfds import ExitWatch, ProcessExit
-from mldebug_agents.host import Host
+from mldebug_agents.incidents.exits.pidfds import ExitWatch, ProcessExit
+from mldebug_agents.system.host import Host
 
 WAIT = 10.0
 CHILD = "import sys; sys.stdin.readline(); "

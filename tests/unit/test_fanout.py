@@ -16,13 +16,13 @@ from mldebug.cluster.merge import Heard
 from mldebug.cluster.wire import NodeReply, encode
 from mldebug.config.schema import load_config
 from mldebug.core.errors import ConfigError, MissingError, MldebugError, ToolError, UsageError
-from mldebug_agents.across import capture_all
-from mldebug_agents.fanout import worker
-from mldebug_agents.fanout.collecting import Collector, ask_all
-from mldebug_agents.fanout.orders import NAME, News, Plan, Wanted
-from mldebug_agents.fanout.waiting import Waiting, words
-from mldebug_agents.spawn import Completed, FakeSpawner, Spawner
-from mldebug_agents.transports import slurm, ssh
+from mldebug_agents.cluster.fanout import child
+from mldebug_agents.cluster.fanout.collector import Collector, ask_all
+from mldebug_agents.cluster.fanout.messages import NAME, News, Plan, Wanted
+from mldebug_agents.cluster.fanout.progress_line import Waiting, words
+from mldebug_agents.cluster.node_captures import capture_all
+from mldebug_agents.cluster.transports import slurm, ssh
+from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 from nodes import replies, run, sleeper
 
 FAKE_SSH = """#!/bin/sh
@@ -50,7 +50,7 @@ esac
 
 @pytest.fixture
 def spawner() -> Iterator[Spawner]:
-    with Spawner({NAME: worker.serve}) as one:
+    with Spawner({NAME: child.serve}) as one:
         yield one
 
 

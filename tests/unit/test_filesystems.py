@@ -13,16 +13,16 @@ import pytest
 from mldebug.config.schema import Canary, Config, Storage
 from mldebug.core.model import Job, RankIdentity
 from mldebug.status.storage_lines import storage_json
-from mldebug_agents.filesystems import part as filesystems
-from mldebug_agents.filesystems.canary import Canary as Writing
-from mldebug_agents.filesystems.mounts import Used, mount_table, used_mounts
-from mldebug_agents.filesystems.part import Filesystems
-from mldebug_agents.fsprobe import child
-from mldebug_agents.fsprobe.wire import Asked, Place, Round, Space
-from mldebug_agents.host import Host
-from mldebug_agents.procfs import Mount, mount_of, parse_mountinfo
-from mldebug_agents.storage import look_once
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child import server
+from mldebug_agents.storage.child.messages import Asked, Place, Round, Space
+from mldebug_agents.storage.filesystems import monitor as filesystems
+from mldebug_agents.storage.filesystems.canary import Canary as Writing
+from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.filesystems.mounts import Used, mount_table, used_mounts
+from mldebug_agents.storage.monitor import look_once
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import Mount, mount_of, parse_mountinfo
 
 MIB = 1 << 20
 libc = ctypes.CDLL(None, use_errno=True)
@@ -203,9 +203,9 @@ def test_two_hundred_mounts_of_which_five_are_dead_take_one_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stuck = Stuck(dead=(3, 50, 51, 120, 199))
-    monkeypatch.setattr(child, "ask", stuck)
+    monkeypatch.setattr(server, "ask", stuck)
     places = tuple(Place(number, b"/") for number in range(200))
-    asking = child.Asking()
+    asking = server.Asking()
     for number in range(3):  # the dead are asked once, and hold up one thread each
         reply = asking.round(Round(number, places, 0.5))
         assert [one.mount for one in reply.mounts if one.stuck] == [3, 50, 51, 120, 199]
@@ -220,11 +220,11 @@ def test_two_hundred_mounts_of_which_five_are_dead_take_one_round(
 
 def test_no_more_than_sixteen_are_left_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck(dead=range(100))
-    monkeypatch.setattr(child, "ask", stuck)
-    asking = child.Asking()
+    monkeypatch.setattr(server, "ask", stuck)
+    asking = server.Asking()
     for number in range(3):
         reply = asking.round(Round(number, tuple(Place(one, b"/") for one in range(100)), 0.2))
-        assert sum(one.stuck > 0 for one in reply.mounts) <= child.MOST_STUCK
+        assert sum(one.stuck > 0 for one in reply.mounts) <= server.MOST_STUCK
     assert all(one.reason for one in reply.mounts)
     stuck.gate.set()
 
@@ -232,7 +232,7 @@ def test_no_more_than_sixteen_are_left_hanging(monkeypatch: pytest.MonkeyPatch) 
 def test_figures_that_no_disk_has_do_not_end_the_child() -> None:
     """A server whose reserve is used tells a negative rest, which arrives as nearly 2^64 blocks."""
     told = os.statvfs_result((4096, 4096, 1 << 30, 5, (1 << 64) - 7, 10, 5, (1 << 64) - 1, 0, 255))
-    space = child.space_of(told)
+    space = server.space_of(told)
     assert (space.size, space.available, space.inodes_free) == (1 << 42, 0, 0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Space) == space
 
@@ -265,9 +265,9 @@ def test_a_mount_that_was_asked_at_the_end_of_the_round_is_not_stuck(
         return Asked(mount=place.mount, space=Space(size=1))
 
     until = threading.Event()
-    monkeypatch.setattr(child, "AT_ONCE", 1)
-    monkeypatch.setattr(child, "ask", slow)
-    reply = child.Asking().round(Round(1, (Place(0, b"/"), Place(1, b"/")), 1.0))
+    monkeypatch.setattr(server, "AT_ONCE", 1)
+    monkeypatch.setattr(server, "ask", slow)
+    reply = server.Asking().round(Round(1, (Place(0, b"/"), Place(1, b"/")), 1.0))
     assert asked.is_set()
     assert (reply.mounts[1].stuck, reply.mounts[1].reason) == (
         0.0,

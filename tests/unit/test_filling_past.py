@@ -12,11 +12,11 @@ import pytest
 from mldebug.config.schema import Checkpoints, Config
 from mldebug.storage.filesystems.forecast import forecast
 from mldebug.storage.filesystems.history import KEPT, MOST_STORED, Past, restored, stored
-from mldebug_agents.filesystems.part import Filesystems
-from mldebug_agents.hardware.memory import Memory
-from mldebug_agents.runner import Result
-from mldebug_agents.storage import MEMO, Storage
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.monitor import MEMO, Storage
+from mldebug_agents.system.workers import Result
 from unit.test_filesystems import MIB, job, kinds, mounted, part, row
 
 KEY = ("8:1", "/")

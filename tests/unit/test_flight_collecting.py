@@ -18,13 +18,13 @@ from mldebug.core.model import Gap, NodeCapture, RankCapture, Said, ThreadState
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.model import Ending, RankExit
-from mldebug_agents.discovery.installed import Installed
-from mldebug_agents.flights.collecting import Collector
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.flight_recorder.collector import Collector
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.ranks.installed import Installed
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 from monitored import Monitored, discovered, monitored, recording
 
 WAITS = process(*WAITER, move=still())

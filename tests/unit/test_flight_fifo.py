@@ -15,13 +15,22 @@ from hung import state, wait_until
 from mldebug.capture.flight_recorder.dump import MAX_DUMP, MAX_LIVING
 from mldebug.capture.flight_recorder.entries import MAX_CALLS
 from mldebug.core.model import RankIdentity
-from mldebug_agents.answers import Piece, Unreadable
-from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.flights.fifo import INHERITED, LONGEST, OPEN, TRIES, Asked, Fifo, seconds, whom
-from mldebug_agents.flights.files import Careful, Found, read_dump
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.capture.flight_recorder.fifo import (
+    INHERITED,
+    LONGEST,
+    OPEN,
+    TRIES,
+    Asked,
+    Fifo,
+    seconds,
+    whom,
+)
+from mldebug_agents.capture.flight_recorder.files import Careful, Found, read_dump
+from mldebug_agents.system.fake_reader import FakeReader
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Piece, Unreadable
+from mldebug_agents.system.spawn import Spawner
 from monitored import RECORDED, Monitored, monitored, recording
 
 OLD = (RECORDED / "hang-desync" / "flight-recorder-rank0.pickle").read_bytes()
@@ -149,7 +158,7 @@ def test_a_dump_older_than_the_stall_is_no_answer_to_an_earlier_agent(
 def test_what_earlier_agents_may_have_asked_is_bounded(
     reader: Careful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.flights.fifo.MAX_OPEN", 3)
+    monkeypatch.setattr("mldebug_agents.capture.flight_recorder.fifo.MAX_OPEN", 3)
     fifo = Fifo()
     ranks = [
         Asked(RankIdentity(rank=number, world_size=9, pid=number + 2, start_ticks=1), "/x", ())

@@ -12,11 +12,11 @@ import pytest
 from dumps import as_json, calls, dump
 from hung import state, wait_until
 from mldebug.core.model import FlightRecord
-from mldebug_agents.flights.means import servers
-from mldebug_agents.flights.servers import ask_server
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.capture.flight_recorder.available import servers
+from mldebug_agents.capture.flight_recorder.worker_servers import ask_server
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 
 SHARED = "its worker server: not asked: other processes answer at its port; give each rank a port of its own"
 LISTENS = """
@@ -131,7 +131,7 @@ def test_a_rank_that_is_stopped_accepts_nothing(reader: Reader) -> None:
 def test_whose_open_files_may_not_be_read_is_not_asked() -> None:
     """Nobody could tell whether it is the rank that answers."""
     code = (
-        "import os\nfrom mldebug_agents.starting.reading import Operation, answer, ANSWER\n"
+        "import os\nfrom mldebug_agents.system.child.reader_child import Operation, answer, ANSWER\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "print(ANSWER.unpack_from(answer(Operation.ASK, b'tcp:{}:{}:127.0.0.1', 99, 0))[0])"
     )

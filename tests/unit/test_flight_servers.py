@@ -17,15 +17,19 @@ from hung import state, wait_until
 from mldebug.capture.flight_recorder.access import Kind, Means, plan
 from mldebug.capture.flight_recorder.dump import MAX_DUMP
 from mldebug.core.model import FlightRecord, RankIdentity
-from mldebug_agents.answers import Unreadable
-from mldebug_agents.discovery.installed import Installed
-from mldebug_agents.discovery.programs import Program, libraries
-from mldebug_agents.flights.means import means
-from mldebug_agents.flights.servers import SECONDS, ask_server, ask_servers
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner, Worker
-from mldebug_agents.starting.touching import Question
+from mldebug_agents.capture.flight_recorder.available import means
+from mldebug_agents.capture.flight_recorder.worker_servers import (
+    SECONDS,
+    ask_server,
+    ask_servers,
+)
+from mldebug_agents.jobs.ranks.installed import Installed
+from mldebug_agents.jobs.ranks.libraries import Program, libraries
+from mldebug_agents.system.child.reader_writes import Question
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+from mldebug_agents.system.spawn import Spawner, Worker
 
 SERVES = """
 import sys

@@ -18,9 +18,9 @@ from mldebug.capture.flight_recorder.analysis import Analysis
 from mldebug.capture.flight_recorder.dump import living, parse_dump
 from mldebug.capture.flight_recorder.status import Status, beside, parse_status, spoken_for
 from mldebug.core.model import FlightRecord
-from mldebug_agents.flights.servers import SECONDS, ask_servers
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 from unit.test_flight_servers import BODY, LIST, listening
 
 HANDLERS = LIST.replace(b"fr_trace_json", b"dump_nccl_trace_json").replace(b"17", b"24")

@@ -11,12 +11,12 @@ from hung import hung_mount
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.log_progress import LogProgress
-from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.logs import following
-from mldebug_agents.logs.following import LogFollower, LogNews
-from mldebug_agents.logs.places import LogPlace
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.logs import follower as following
+from mldebug_agents.jobs.logs.follower import LogFollower, LogNews
+from mldebug_agents.jobs.logs.locations import LogPlace
+from mldebug_agents.system.fake_reader import FakeReader
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 
 
 @pytest.fixture

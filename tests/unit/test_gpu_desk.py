@@ -11,12 +11,19 @@ import pytest
 
 from mldebug.config.schema import Agent
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug_agents.hardware.desk import FOR_RESET, HOLD, LONGEST, Accepted, GpuDesk, Released
-from mldebug_agents.hardware.verbs import ACCEPT, RELEASE, gpu_verbs
-from mldebug_agents.server import Server
-from mldebug_agents.serving.doors import open_unix
-from mldebug_agents.serving.nearest import ask_nearest
-from mldebug_agents.serving.telling import carry_out, tell_agent
+from mldebug_agents.hardware.gpu.controller import (
+    FOR_RESET,
+    HOLD,
+    LONGEST,
+    Accepted,
+    GpuDesk,
+    Released,
+)
+from mldebug_agents.hardware.gpu.verbs import ACCEPT, RELEASE, gpu_verbs
+from mldebug_agents.web.control_requests import carry_out, tell_agent
+from mldebug_agents.web.listeners import open_unix
+from mldebug_agents.web.nearest_agent import ask_nearest
+from mldebug_agents.web.server import Server
 from snapshots import snapshot
 
 
@@ -67,7 +74,7 @@ def test_a_release_is_answered_when_the_handles_are_closed(tmp_path: Path) -> No
 
 
 def test_a_reader_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mldebug_agents.hardware.desk.CLOSED_WITHIN", 0.1)
+    monkeypatch.setattr("mldebug_agents.hardware.gpu.controller.CLOSED_WITHIN", 0.1)
     assert GpuDesk(Source(slow=60.0)).release(60.0) == Released(seconds=60.0, closed=False)
 
 

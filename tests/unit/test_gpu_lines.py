@@ -28,9 +28,9 @@ from mldebug.status.gpu_lines import hardware_lines, rank_lines, rank_sentences
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import Glance, GpuUser, of_agent
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.commands.doctor import show_gpus
-from mldebug_agents.commands.gpus import show_list
-from mldebug_agents.doctor.gpus import examined
+from mldebug_agents.cli.commands.doctor import show_gpus
+from mldebug_agents.cli.commands.gpus import show_list
+from mldebug_agents.support.doctor.gpus import examined
 
 NOW = 1_795_240_000.0
 Golden = Callable[[str, str], None]

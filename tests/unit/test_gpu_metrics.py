@@ -24,8 +24,8 @@ from mldebug.hardware.gpu.readings import (
     RemappedRows,
 )
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.gpus import nvidia
-from mldebug_agents.nvml.library import Library
+from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.vendors import nvidia
 from mldebug_exporters.metrics import gpus as group
 from mldebug_exporters.prometheus import Prometheus
 from snapshots import snapshot

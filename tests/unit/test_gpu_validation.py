@@ -24,9 +24,9 @@ from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug.hardware.kernel_log.attribution import Evidence, RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
-from mldebug_agents.gpus.nvidia import Nvidia
-from mldebug_agents.nvml.energy import KEPT, Energy
-from mldebug_agents.nvml.library import Library
+from mldebug_agents.hardware.gpu.nvml.energy import KEPT, Energy
+from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 XML = (RECORDINGS / "nvidia-smi-q-idle.xml").read_text()
 FIRST = "GPU-00000001-0000-4000-8000-000000000001"

@@ -19,18 +19,18 @@ from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.hands_off import hands_off
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.parse import parse_line
-from mldebug_agents.gpuchild import serving
-from mldebug_agents.gpuchild.wire import NAME
-from mldebug_agents.gpus import nvidia
-from mldebug_agents.hardware import once
-from mldebug_agents.hardware.once import OnceLooked
-from mldebug_agents.host import Host
-from mldebug_agents.nvml.library import Library
-from mldebug_agents.sources.gpus import Gpus
-from mldebug_agents.sources.kernellog import KernelNews
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware import one_shot
+from mldebug_agents.hardware.gpu.child import server
+from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.vendors import nvidia
+from mldebug_agents.hardware.kernel_log import KernelNews
+from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Spawner
 
 SOON = 20.0  # seconds in which a read that asks nobody who hangs has come back
 NUMBERS = itertools.count(1)
@@ -278,7 +278,7 @@ def test_one_that_is_left_alone_is_not_missing(reader: nvidia.Nvidia) -> None:
 
 @pytest.fixture
 def child(fake: FakeNvml) -> Iterator[Gpus]:
-    with Spawner({NAME: serving.serve}) as spawner:
+    with Spawner({NAME: server.serve}) as spawner:
         options = nvidia.Options(library=fake.library)
         it = Gpus(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
         yield it
@@ -307,7 +307,7 @@ def test_a_child_that_replaces_another_leaves_it_alone_as_well(fake: FakeNvml, c
 def test_two_agents_on_one_node_read_the_same_and_let_go_each_for_itself(
     fake: FakeNvml, child: Gpus
 ) -> None:
-    with Spawner({NAME: serving.serve}) as spawner:
+    with Spawner({NAME: server.serve}) as spawner:
         options = nvidia.Options(library=fake.library)
         other = Gpus(spawner, Host(), options=options, deadline=SOON, first_deadline=SOON)
         told = [one.full().gpus for one in (child, other)]
@@ -325,7 +325,7 @@ def test_a_command_without_an_agent_reads_the_kernel_s_log_first(
     line = f"3,1,{int(time.time() * 1e6)},-;NVRM: Xid (PCI:0000:41:00): 119, pid=7, name=python"
     event = parse_line(line)
     assert event is not None
-    monkeypatch.setattr(once, "read_kernel", lambda *_: KernelNews(bursts=fold([event])))
+    monkeypatch.setattr(one_shot, "read_kernel", lambda *_: KernelNews(bursts=fold([event])))
     with Workbench(Config()) as bench:
         bench.gpus.close()
         options = nvidia.Options(library=fake.library)

@@ -28,16 +28,16 @@ from mldebug.hardware.gpu.readings import (
 from mldebug.hardware.health.model import State
 from mldebug.hardware.health.thresholds import Thresholds
 from mldebug.stall.signals import Look, RankLook
-from mldebug_agents.gpuchild.errors import GpuBlockedError, NoGpuLibraryError
-from mldebug_agents.hardware.gpus import EXPECTED, GpuBoard
-from mldebug_agents.hardware.holders import Holders
-from mldebug_agents.hardware.levels import MEMO, Levels
-from mldebug_agents.hardware.reads import GpuNews, GpuOrder, GpuReads
-from mldebug_agents.hardware.slots import FOLDER, gpu_slots
-from mldebug_agents.host import Host
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError, NoGpuLibraryError
+from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.hardware.gpu.levels import MEMO, Levels
+from mldebug_agents.hardware.gpu.monitor import EXPECTED, GpuBoard
+from mldebug_agents.hardware.gpu.pci_slots import FOLDER, gpu_slots
+from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.watch.job_watch import JobLook
 
 LIMITS = Thresholds()
 RANKS = tuple(

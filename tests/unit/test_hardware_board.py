@@ -25,15 +25,15 @@ from mldebug.hardware.gpu.readings import (
 )
 from mldebug.hardware.health.model import State
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.gpuchild.errors import GpusReleasedError
-from mldebug_agents.hardware import board as module
-from mldebug_agents.hardware.board import LISTEN, Hardware
-from mldebug_agents.hardware.desk import FOR_RESET
-from mldebug_agents.hardware.reads import GpuNews, GpuOrder
-from mldebug_agents.host import Host
-from mldebug_agents.runner import Result
-from mldebug_agents.sources.kernellog import KernelNews
+from mldebug_agents.hardware import monitor as module
+from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
+from mldebug_agents.hardware.gpu.controller import FOR_RESET
+from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder
+from mldebug_agents.hardware.kernel_log import KernelNews
+from mldebug_agents.hardware.monitor import LISTEN, Hardware
+from mldebug_agents.system.fake_reader import FakeReader
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.workers import Result
 
 HERE = "here"
 NEW = "new"

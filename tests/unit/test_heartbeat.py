@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import MAGIC, RECORD, SIZE, TornError, parse_record, record_name
 from mldebug.stall.heartbeats import BeatProgress, last_step, shortest_timeout
-from mldebug_agents.answers import Piece, Unreadable
-from mldebug_agents.hooks.records import Heartbeats, read_said
-from mldebug_agents.host import Host
+from mldebug_agents.jobs.hook.records import Heartbeats, read_said
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader_answers import Piece, Unreadable
 from mldebug_training import record as written
 from mldebug_training import sharedfiles
 

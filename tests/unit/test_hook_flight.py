@@ -15,11 +15,11 @@ from hooked import HOLDS, RANK, SHM, process, state
 from hung import wait_until
 from mldebug.core.model import RankIdentity
 from mldebug.jobs.heartbeat import parse_record
-from mldebug_agents.hooks.asking import Asking
-from mldebug_agents.hooks.flight import Answers, HookFlight
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.hook.flight_recorder import Answers, HookFlight
+from mldebug_agents.jobs.hook.signals import Asking
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 
 TORCH = """
     import json, types

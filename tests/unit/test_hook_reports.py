@@ -16,8 +16,8 @@ from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Look
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.runs import Run, run_state
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run, run_state
 
 AHEAD = Said(step=41, step_age=36.4)
 BEHIND = Said(step=40, step_age=41.0, phase="data_wait", phase_age=40.9)

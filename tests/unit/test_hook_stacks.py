@@ -20,13 +20,13 @@ from hooked import HOLDS, RANK, SHM, SLEEPS, process, state
 from hung import wait_until
 from mldebug.core.model import RankIdentity, ThreadStack
 from mldebug.jobs.heartbeat import Heartbeat, record_name
-from mldebug_agents.answers import Piece
-from mldebug_agents.hooks.asking import Asking, Hooked
-from mldebug_agents.hooks.stacks import HookStacks, parse_faulthandler, whole_answer
-from mldebug_agents.host import Host
-from mldebug_agents.procfs import Status
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.hook.signals import Asking, Hooked
+from mldebug_agents.jobs.hook.stacks import HookStacks, parse_faulthandler, whole_answer
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import Status
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Piece
+from mldebug_agents.system.spawn import Spawner
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hung import state, wait_until
-from mldebug_agents.host import Host, exit_status
-from mldebug_agents.procfs import Stat
+from mldebug_agents.system.host import Host, exit_status
+from mldebug_agents.system.procfs import Stat
 from proctree import BOOT, Tree, as_nobody
 
 PTRACE_SEIZE = 0x4206

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import mldebug_agents.books as module
+import mldebug_agents.incidents.books as module
 import samples
 from mldebug.config.schema import Agent, Config, Stall
 from mldebug.core.errors import EvidenceError
@@ -22,16 +22,16 @@ from mldebug.incidents.report.text import report_lines
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.incidents import Incidents
-from mldebug_agents.life.notify import Notifier
-from mldebug_agents.node import Node
-from mldebug_agents.orders import Order, Orders
-from mldebug_agents.runner import Result, Worker
-from mldebug_agents.runs import Run
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.state.ledger import Ledger
-from mldebug_agents.state.rows import Row, processes, renamed
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.capture_queue import Order, Orders
+from mldebug_agents.agent.loop import Node
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.state.run_row import Row, processes, renamed
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.service.sd_notify import Notifier
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.runs import Run
 
 SENTENCE = "no step for 62 s (usual gap 1.1 s); rank 3 sleeps in slow_data_loader"
 BLAMED = Decision(

@@ -17,12 +17,12 @@ from mldebug.cli.main import main
 from mldebug.probes.isolate import Isolation, isolate
 from mldebug.probes.pairs import Limits
 from mldebug.probes.trials import Outcome, Trial
-from mldebug_agents.probes import isolate as probe
-from mldebug_agents.probes.inside import crew, meeting
-from mldebug_agents.probes.inside import isolate as stand
-from mldebug_agents.probes.inside.schedule import Trial as Tried
-from mldebug_agents.probes.inside.schedule import again, alone_again, plan, tournament
-from mldebug_agents.probing.child import Ended
+from mldebug_agents.probes.child import Ended
+from mldebug_agents.probes.verbs import isolate as probe
+from mldebug_agents.probes.verbs.inside import crew, meeting
+from mldebug_agents.probes.verbs.inside import isolate as stand
+from mldebug_agents.probes.verbs.inside.schedule import Trial as Tried
+from mldebug_agents.probes.verbs.inside.schedule import again, alone_again, plan, tournament
 
 Fault = frozenset[str]  # one name: a member; two: a link
 

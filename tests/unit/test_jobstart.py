@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from mldebug.core.errors import UsageError
-from mldebug_agents.jobstart import IGNORED, become
+from mldebug_agents.jobs.job_start import IGNORED, become
 
 
 def test_a_program_that_is_not_there_leaves_the_signals_as_they_were() -> None:

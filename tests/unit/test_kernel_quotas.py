@@ -9,13 +9,13 @@ import pytest
 
 from mldebug.config.schema import Config
 from mldebug.core.model import Job, RankIdentity
-from mldebug_agents.filesystems.kernelquotas import KEEPERS, KernelQuotas
-from mldebug_agents.filesystems.mounts import used_mounts
-from mldebug_agents.fsprobe.asking import Probe
-from mldebug_agents.fsprobe.quota import parse_block, read_blocks
-from mldebug_agents.fsprobe.wire import Asked, Block, Owners, Place
-from mldebug_agents.host import Host
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child.client import Probe
+from mldebug_agents.storage.child.messages import Asked, Block, Owners, Place
+from mldebug_agents.storage.child.quota import parse_block, read_blocks
+from mldebug_agents.storage.filesystems.kernel_quotas import KEEPERS, KernelQuotas
+from mldebug_agents.storage.filesystems.mounts import used_mounts
+from mldebug_agents.system.host import Host
 
 GIB = 1 << 30
 ANSWER = struct.pack("<8QI4x", 2 << 20, 1 << 20, 900 << 20, 0, 500, 400, 0, 0, 63)  # limits in KiB

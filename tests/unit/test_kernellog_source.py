@@ -12,14 +12,14 @@ from hung import wait_until
 from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
 from mldebug.hardware.kernel_log.xids import Tier
-from mldebug_agents.host import Host
-from mldebug_agents.sources import kernellog
-from mldebug_agents.sources.kernellog import (
+from mldebug_agents.hardware import kernel_log as kernellog
+from mldebug_agents.hardware.kernel_log import (
     KernelLogSource,
     Limits,
     gpu_names,
     sees_kernel_pids,
 )
+from mldebug_agents.system.host import Host
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/kernellog"
 UNIX, MONOTONIC = 1_795_240_000.0, 90_000.0

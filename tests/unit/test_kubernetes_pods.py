@@ -22,7 +22,7 @@ from manifests import (
 )
 from mldebug.config.schema import SYSTEM_STATE_DIR, Agent, default_state_dir
 from mldebug.core.units import parse_size
-from mldebug_agents.server import Server
+from mldebug_agents.web.server import Server
 from processes.harness import free_port
 from snapshots import snapshot
 

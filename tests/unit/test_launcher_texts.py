@@ -10,7 +10,7 @@ from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.last_words import last_error
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
 from mldebug.diagnosis.exits.model import Ending, LauncherWords, RankError, RankExit
-from mldebug_agents.clusters import mpich, openmpi
+from mldebug_agents.jobs.launchers import mpich, openmpi
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "endings"
 KILLED, TERMINATED, CRASHED = 9, 15, 11

@@ -24,11 +24,11 @@ from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.exits.model import Ends, RankExit
 from mldebug.incidents.incident import Incident
 from mldebug.stall.progress_clock import StallMemory
-from mldebug_agents.serving.doors import open_unix
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.starting.leftovers import Leftover, children_of
-from mldebug_agents.state import keeping
-from mldebug_agents.state.ledger import Ledger
+from mldebug_agents.state import server
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.child.leftovers import Leftover, children_of
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.web.listeners import open_unix
 
 INCIDENT = Incident(id="20261121T055041Z-job", key="job/0/7", job_id="job", detected_at=1.0)
 ENDS = Ends(
@@ -43,7 +43,7 @@ SPAWNERS: list[Spawner] = []
 @pytest.fixture(autouse=True)
 def starter() -> Iterator[None]:
     """What forks the state keepers of a test."""
-    with Spawner({"state": keeping.serve}) as one:
+    with Spawner({"state": server.serve}) as one:
         SPAWNERS.append(one)
         yield
         SPAWNERS.remove(one)
@@ -161,9 +161,9 @@ def test_a_killed_agent_leaves_no_lock(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from mldebug_agents.state import keeping
-from mldebug_agents.state.ledger import Ledger
-from mldebug_agents.spawn import Spawner
-one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": keeping.serve}})); one.start()
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.spawn import Spawner
+one = Ledger(Path({str(tmp_path)!r}), Spawner({{"state": server.serve}})); one.start()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
@@ -217,7 +217,7 @@ def test_a_closed_state_dir_is_a_sentence(tmp_path: Path, closed: str) -> None:
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
         try:
-            Ledger(place, Spawner({"state": keeping.serve})).start()
+            Ledger(place, Spawner({"state": server.serve})).start()
             send.send("started")
         except MldebugError as error:
             send.send(f"{type(error).__name__}: {error.message}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.life.loglines import Lines, is_journal
+from mldebug_agents.system.service.log_lines import Lines, is_journal
 
 RECORD = logging.LogRecord("mldebug", logging.WARNING, "", 0, "rank %d sleeps", (3,), None)
 

@@ -11,9 +11,9 @@ import pytest
 
 from hung import wait_until
 from mldebug.core.model import OpenFile, ProcessState
-from mldebug_agents.host import Host
-from mldebug_agents.logs.pipes import FORGOTTEN_AFTER, Unread
-from mldebug_agents.logs.places import LogFinder, Logs, container_marks, find_logs
+from mldebug_agents.jobs.logs.locations import LogFinder, Logs, container_marks, find_logs
+from mldebug_agents.jobs.logs.pipes import FORGOTTEN_AFTER, Unread
+from mldebug_agents.system.host import Host
 
 SLEEPER = "import time; print('step 1 loss 1', flush=True); time.sleep(600)"
 Start = Callable[..., "subprocess.Popen[bytes]"]

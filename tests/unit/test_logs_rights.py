@@ -12,13 +12,13 @@ import pytest
 from hung import wait_until
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
-from mldebug_agents.host import Host
-from mldebug_agents.logs.following import LogFollower, LogNews
-from mldebug_agents.logs.places import LogPlace, find_logs
-from mldebug_agents.logs.rights import Rights
-from mldebug_agents.logs.tail import log_of, read_log
-from mldebug_agents.reader import Piece, Reader, Unreadable
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.logs.follower import LogFollower, LogNews
+from mldebug_agents.jobs.logs.locations import LogPlace, find_logs
+from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.jobs.logs.tail import log_of, read_log
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Piece, Reader, Unreadable
+from mldebug_agents.system.spawn import Spawner
 
 NOBODY = 65534
 SECRET = "step 99 loss 1\n"

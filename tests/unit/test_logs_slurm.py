@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.model import OpenFile, ProcessState
-from mldebug_agents.host import Host
-from mldebug_agents.logs.places import LogFinder
-from mldebug_agents.logs.sockets import peers
+from mldebug_agents.jobs.logs.locations import LogFinder
+from mldebug_agents.jobs.logs.sockets import peers
+from mldebug_agents.system.host import Host
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 MINE, THEIRS = 901, 902  # sockets of slurmstepd and of its srun

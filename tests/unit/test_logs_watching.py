@@ -16,13 +16,13 @@ from mldebug.core.model import Job, ProcessState, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.log_progress import LogProgress
-from mldebug_agents.host import Host
-from mldebug_agents.logs import following, watching
-from mldebug_agents.logs.places import LogFinder
-from mldebug_agents.logs.sharing import Writers
-from mldebug_agents.logs.watching import HungMounts, JobLogs
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.logs import follower, job_logs
+from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs
+from mldebug_agents.jobs.logs.locations import LogFinder
+from mldebug_agents.jobs.logs.sharing import Writers
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 
 ME = os.getpid()
 MIB = 1 << 20
@@ -144,7 +144,7 @@ def test_descriptors_are_searched_once_a_minute_while_nothing_moves(
         log.write(f"step {step} loss 1\n")
         assert watched.look(5.0) == step
     assert watched.host.searches == searches
-    watched.look(watching.SEARCH_EVERY)
+    watched.look(job_logs.SEARCH_EVERY)
     assert watched.host.searches > searches
 
 
@@ -153,7 +153,7 @@ def test_a_log_that_comes_later_is_found_soon(watched: Watched, tmp_path: Path) 
     assert watched.logs.sentence.startswith("no log found: ")
     late = Log(watched, tmp_path / "late.log")
     late.write("step 4 loss 1\n")
-    assert watched.look(watching.SEARCH_AGAIN) == 4
+    assert watched.look(job_logs.SEARCH_AGAIN) == 4
     assert watched.logs.sentence == str(late.path)
     late.close()
 
@@ -208,11 +208,11 @@ def test_first_and_last_rank_are_asked_first() -> None:
         RankIdentity(rank=n, world_size=99, pid=n, start_ticks=0, started_at=0.0, node="n")
         for n in range(99)
     ]
-    asked = [rank.rank for rank in watching._to_ask(ranks)]
+    asked = [rank.rank for rank in job_logs._to_ask(ranks)]
     assert asked[:3] == [0, 98, 1]
-    assert len(asked) == watching.MAX_ASKED
-    assert [rank.rank for rank in watching._to_ask(ranks[:1])] == [0]
-    assert [rank.rank for rank in watching._to_ask(ranks[:2])] == [0, 1]
+    assert len(asked) == job_logs.MAX_ASKED
+    assert [rank.rank for rank in job_logs._to_ask(ranks[:1])] == [0]
+    assert [rank.rank for rank in job_logs._to_ask(ranks[:2])] == [0, 1]
 
 
 # --- bad input -----------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_100_mb_at_once_are_skipped_counted_and_named(watched: Watched, log: Log
     watched.look()
     log.write(b"z" * (100 * MIB) + b"\nstep 2 loss 1\n")
     assert watched.look() == 2
-    assert watched.logs.counts.skipped_bytes == 100 * MIB + 15 - following.MAX_NEWS
+    assert watched.logs.counts.skipped_bytes == 100 * MIB + 15 - follower.MAX_NEWS
     assert watched.logs.sentence == f"{log.path} (101 MB skipped)"
 
 
@@ -370,14 +370,14 @@ def test_one_mount_that_hangs_costs_one_reader_and_one_deadline(
 def test_what_there_is_no_time_for_is_named_and_comes_first_next_time(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "BUDGET", 0.0)
+    monkeypatch.setattr(job_logs, "BUDGET", 0.0)
     logs = [Log(watched, tmp_path / f"{name}.log") for name in "ab"]
     watched.look()
     reasons = [gap.reason for gap in watched.logs.gaps]
     assert reasons == [
         f"{log.path}: not read this time: the other logs took too long" for log in logs
     ]
-    monkeypatch.setattr(watching, "BUDGET", 2.0)
+    monkeypatch.setattr(job_logs, "BUDGET", 2.0)
     logs[1].write("step 8 loss 1\n")
     assert watched.look() == 8
     for log in logs:

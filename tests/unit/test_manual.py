@@ -10,10 +10,10 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.model import Job, RankIdentity, Remark
 from mldebug.core.report_model import Report
 from mldebug.incidents.report_store import Archive
-from mldebug_agents import manual
-from mldebug_agents.manual import Named, choose, store, write_down
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.incidents import manual
+from mldebug_agents.incidents.manual import Named, choose, store, write_down
+from mldebug_agents.jobs.ranks.discovery import Discovery
 
 CAPTURE = samples.sleeping().captures[0]
 

@@ -20,10 +20,12 @@ from mldebug.cluster.messages import Announcement, CaptureOrder, Welcome, read
 from mldebug.cluster.wire import MAX_BYTES, unpack
 from mldebug.config.schema import Agent, Cluster
 from mldebug.core.errors import ConfigError, UsageError
-from mldebug_agents.members.certificates import says
-from mldebug_agents.members.door import app
-from mldebug_agents.members.errors import RefusedError, SilentError
-from mldebug_agents.members.identity import (
+from mldebug_agents.cluster.peers.certificate_renewal import Renewing
+from mldebug_agents.cluster.peers.certificates import says
+from mldebug_agents.cluster.peers.client import Peer, Talk, peer
+from mldebug_agents.cluster.peers.coordinator_search import Seeker
+from mldebug_agents.cluster.peers.errors import RefusedError, SilentError
+from mldebug_agents.cluster.peers.identity import (
     NAME,
     Identity,
     counting,
@@ -34,15 +36,13 @@ from mldebug_agents.members.identity import (
     read_key,
     serve,
 )
-from mldebug_agents.members.joining import join
-from mldebug_agents.members.openapi import ANNOUNCE, CAPTURE, VIEW
-from mldebug_agents.members.ordered import Taken
-from mldebug_agents.members.refusals import Refusals
-from mldebug_agents.members.renewing import Renewing
-from mldebug_agents.members.seeking import Seeker
-from mldebug_agents.members.talk import Peer, Talk, peer
-from mldebug_agents.server import Server
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.cluster.peers.openapi import ANNOUNCE, CAPTURE, VIEW
+from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.remote_orders import Taken
+from mldebug_agents.cluster.peers.routes import app
+from mldebug_agents.cluster.peers.setup import join
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.web.server import Server
 from nodes import run
 from processes.harness import wait_for
 from system.sites import Site
@@ -190,7 +190,7 @@ def test_who_proves_nothing_for_seconds_gives_way(
 ) -> None:
     with served(ours, loop) as there, socket.create_connection(there[:2], timeout=10) as idle:
         say(ours, there)
-        monkeypatch.setattr("mldebug_agents.serving.guests.PROOF", 0.0)
+        monkeypatch.setattr("mldebug_agents.web.connection_limiter.PROOF", 0.0)
         say(ours, there)
         assert idle.recv(1) == b""
 
@@ -239,7 +239,7 @@ def test_what_cannot_be_read_is_refused_in_words(
 def test_a_main_loop_that_does_not_answer_is_told(
     ours: Identity, there: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.members.door.ANSWER", 0.2)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.routes.ANSWER", 0.2)
     with pytest.raises(RefusedError, match=r"not done in 0\.2 s"):
         say(ours, there, path=VIEW)  # `Loop` leaves that open
 

@@ -50,25 +50,31 @@ from mldebug.incidents.incident import Incident
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.badends import BadEnds
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.life.clock import Clock
-from mldebug_agents.members.answer import Answer
-from mldebug_agents.members.asking import Round, ToAsk, Together, _begun, ask_all
-from mldebug_agents.members.candidates import candidates
-from mldebug_agents.members.desk import Members
-from mldebug_agents.members.door import _packed
-from mldebug_agents.members.errors import SilentError
-from mldebug_agents.members.leading import Leader
-from mldebug_agents.members.ordered import Ordered
-from mldebug_agents.members.progress import FarProgress
-from mldebug_agents.members.seeking import Found
-from mldebug_agents.members.talk import Line, Peer
-from mldebug_agents.members.volley import Shot
-from mldebug_agents.runner import Result
-from mldebug_agents.runs import Run
-from mldebug_agents.starting.structs import learn_structs
-from mldebug_agents.written import owner_of
+from mldebug_agents.cluster.peers.broadcast import Shot
+from mldebug_agents.cluster.peers.candidates import candidates
+from mldebug_agents.cluster.peers.client import Line, Peer
+from mldebug_agents.cluster.peers.controller import Members
+from mldebug_agents.cluster.peers.coordinated_capture import (
+    Round,
+    ToAsk,
+    Together,
+    _begun,
+    ask_all,
+)
+from mldebug_agents.cluster.peers.coordinator_search import Found
+from mldebug_agents.cluster.peers.errors import SilentError
+from mldebug_agents.cluster.peers.http_answer import Answer
+from mldebug_agents.cluster.peers.leader import Leader
+from mldebug_agents.cluster.peers.remote_orders import Ordered
+from mldebug_agents.cluster.peers.remote_progress import FarProgress
+from mldebug_agents.cluster.peers.routes import _packed
+from mldebug_agents.incidents.recent_failures import BadEnds
+from mldebug_agents.incidents.report_writer import owner_of
+from mldebug_agents.system.child.structs import learn_structs
+from mldebug_agents.system.service.clock import Clock
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
 from nodes import run as captures_of
 
 learn_structs()  # as an agent does before it has threads
@@ -193,7 +199,7 @@ def test_a_capture_of_before_is_none_of_now(loop: Loop, monkeypatch: pytest.Monk
     loop.run.capture = CAPTURE
     assert loop.ask(ORDER).result(0).capture is CAPTURE  # of this moment
     now = time.monotonic()
-    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 5.0)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 5.0)
     assert loop.ask(ORDER).result(0).capture is CAPTURE  # of this incident
     assert not loop.ask(msgspec.structs.replace(ORDER, incident="next")).done()
     assert loop.ordered == 1
@@ -206,7 +212,7 @@ def test_what_was_taken_while_it_was_held_back_is_not_lost(
     assert loop.members.holds(loop.run)
     loop.run.capture = CAPTURE
     now = time.monotonic()
-    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 60)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 60)
     loop.members.turn({JOB.id: loop.run})
     assert [one[0] for one in loop.books.done] == ["missed", "captured"]
     assert loop.ordered == 0
@@ -252,7 +258,7 @@ def test_a_stall_is_held_back_for_the_coordinator_and_not_for_ever(
     assert loop.members.holds(loop.run)
     assert loop.members.holding(loop.run)
     now = time.monotonic()
-    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 60)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 60)
     loop.members.turn({JOB.id: loop.run})
     assert not loop.members.holding(loop.run)
     assert loop.ordered == 1
@@ -266,10 +272,10 @@ def test_who_is_held_back_by_the_coordinator_waits_as_long_as_he_does(
     assert loop.members.holds(loop.run)
     welcomed(loop, RunWord(key=KEY, hold=26.0))
     now = time.monotonic()
-    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 35)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 35)
     loop.members.turn({JOB.id: loop.run})
     assert loop.members.holding(loop.run)
-    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 37)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 37)
     loop.members.turn({JOB.id: loop.run})
     assert not loop.members.holding(loop.run)
     assert loop.ordered == 1
@@ -282,7 +288,7 @@ def test_a_stall_that_recovers_while_it_is_held_back_waits_for_nothing(
     assert loop.members.holds(loop.run)
     assert loop.members.release(loop.run)
     now = time.monotonic()
-    monkeypatch.setattr("mldebug_agents.members.desk.time.monotonic", lambda: now + 60)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.controller.time.monotonic", lambda: now + 60)
     loop.members.turn({JOB.id: loop.run})
     assert (loop.ordered, loop.books.done) == (0, [])
     assert not loop.members.release(loop.run)
@@ -488,7 +494,7 @@ def test_a_node_that_may_not_see_the_ranks_does_not_say_that_none_are_there(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent is another user's, or in a container: whose processes they are it cannot read."""
-    monkeypatch.setattr("mldebug_agents.members.door.os.geteuid", lambda: 4711)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.routes.os.geteuid", lambda: 4711)
     gap = Gap(what="processes of other users", reason="permission denied", way_out="run it as root")
     found = captures_of(2, 2)
     jobs = {
@@ -544,7 +550,7 @@ def test_where_no_more_threads_can_be_had_all_are_asked_all_the_same(
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr("mldebug_agents.members.hands.threading.Thread.start", few)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.connect_pool.threading.Thread.start", few)
     replies = {
         name: NodeReply(node=name, captures=(one,)) for name, one in captures_of(3, 2).items()
     }
@@ -628,7 +634,7 @@ def test_a_list_of_a_job_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of names take a hundred milliseconds, and the main loop comes by each second."""
     asked: list[Job] = []
     read = lambda job, port: asked.append(job) or candidates(job, port)
-    monkeypatch.setattr("mldebug_agents.members.circles.candidates", read)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.groups.candidates", read)
     jobs = (of_nodes("a", "n[1-2000]"), of_nodes("b", "m[1-2049]", "n7:29500"))
     loop = Loop((), jobs)
     for _ in range(5):
@@ -812,7 +818,7 @@ def test_who_was_heard_of_last_is_asked_first(monkeypatch: pytest.MonkeyPatch) -
             went.append(to.host)
             return super().connect(to, until)
 
-    monkeypatch.setattr("mldebug_agents.members.hands.MOST", 1)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.connect_pool.MOST", 1)
     key = run_key(captures_of(3, 2)["a1"])
     news = RunNews(key=key, ranks="0", world_size=600)
     seen = {"dead1": 10.0, "a1": 99.0, "dead2": 20.0, "a2": 98.0, "a3": 97.0}

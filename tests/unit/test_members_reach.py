@@ -5,7 +5,7 @@ import pytest
 from mldebug.cluster.messages import ClusterView, MemberView, RunNews
 from mldebug.cluster.run_identity import run_id
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.members.reach import run_elsewhere
+from mldebug_agents.cluster.peers.reach import run_elsewhere
 
 KEY, OTHER = ("torchrun", "", "10.0.0.1:29500"), ("torchrun", "", "10.0.0.1:29501")
 HERE = Snapshot(

@@ -16,13 +16,13 @@ import pytest
 
 from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
 from mldebug.config.schema import Agent
-from mldebug_agents.members.door import app
-from mldebug_agents.members.errors import RefusedError, StrangerError
-from mldebug_agents.members.identity import Identity, counting, derive, identity
-from mldebug_agents.members.openapi import ANNOUNCE
-from mldebug_agents.members.refusals import Refusals
-from mldebug_agents.members.talk import Peer, Talk
-from mldebug_agents.server import Server
+from mldebug_agents.cluster.peers.client import Peer, Talk
+from mldebug_agents.cluster.peers.errors import RefusedError, StrangerError
+from mldebug_agents.cluster.peers.identity import Identity, counting, derive, identity
+from mldebug_agents.cluster.peers.openapi import ANNOUNCE
+from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.routes import app
+from mldebug_agents.web.server import Server
 from processes.harness import wait_for
 from unit.test_members import KEY, OTHER, Loop, key_file
 
@@ -147,7 +147,7 @@ def test_who_has_the_key_and_takes_his_time_is_counted(
     monkeypatch: pytest.MonkeyPatch,
     words: bytes,
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.serving.peers.PROVED_WORDS", 0.2)
+    monkeypatch.setattr("mldebug_agents.web.peer_credentials.PROVED_WORDS", 0.2)
     with proved(ours, there) as link, suppress(OSError):
         link.sendall(words)
         while link.recv(1):
@@ -158,7 +158,7 @@ def test_who_has_the_key_and_takes_his_time_is_counted(
 def test_a_body_that_drips_ends_in_time(
     ours: Identity, there: Peer, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.members.door.BODY", 0.3)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.routes.BODY", 0.3)
     head = b"POST " + ANNOUNCE.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
     with proved(ours, there) as link:
         link.sendall(head)
@@ -170,7 +170,7 @@ def test_who_proves_nothing_is_counted_as_slow(
     ours: Identity, there: Peer, refusals: Refusals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is opened, and kept, is of nobody's use: whoever comes next takes its place."""
-    monkeypatch.setattr("mldebug_agents.serving.guests.PROOF", 0.0)
+    monkeypatch.setattr("mldebug_agents.web.connection_limiter.PROOF", 0.0)
     with socket.create_connection(there[:2], timeout=30) as loris:
         announce(ours, there)
         announce(ours, there)
@@ -267,7 +267,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
         kind = socket.SOCK_STREAM
         return [(socket.AF_INET, kind, 6, "", (one, port)) for one in names]
 
-    monkeypatch.setattr("mldebug_agents.members.talk.socket.getaddrinfo", found)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.getaddrinfo", found)
 
 
 def test_of_a_name_with_several_addresses_the_one_that_answers_is_asked(
@@ -290,7 +290,7 @@ def test_of_a_name_with_several_addresses_some_may_be_elsewhere(
         tried.append(to[0])
         return real(to, *more)
 
-    monkeypatch.setattr("mldebug_agents.members.talk.socket.create_connection", connect)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.create_connection", connect)
     told = talk.ask(Peer("several", there.port), ANNOUNCE, TOLD, timeout=20.0, most=1 << 20)
     assert read(told, Welcome).node == "n1"
     assert tried == ["127.0.0.1"]

@@ -9,10 +9,10 @@ import pytest
 from mldebug.cluster.messages import ClusterView, DumpOrder, MemberView, RunNews
 from mldebug.core.errors import MldebugError
 from mldebug.status.cluster_lines import cluster_lines
-from mldebug_agents.members.errors import RefusedError, SilentError
-from mldebug_agents.members.openapi import DUMP
-from mldebug_agents.members.talk import Peer
-from mldebug_agents.members.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
+from mldebug_agents.cluster.peers.client import Peer
+from mldebug_agents.cluster.peers.errors import RefusedError, SilentError
+from mldebug_agents.cluster.peers.openapi import DUMP
+from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
 
 
 class Coordinators:

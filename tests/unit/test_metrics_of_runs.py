@@ -12,8 +12,8 @@ from mldebug.stall.log_progress import LogProgress
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.runs import Run, run_state
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run, run_state
 
 JOB = Job(
     id="7f3a",

@@ -1,7 +1,7 @@
 """What the probe child saw of a filesystem, joined to the ranks that wait on it."""
 
 from mldebug.storage.filesystems.state import PartState, Row
-from mldebug_agents.filesystems.evidence import FRESH, stuck_devices
+from mldebug_agents.storage.filesystems.evidence import FRESH, stuck_devices
 
 
 def told(*rows: Row) -> PartState:

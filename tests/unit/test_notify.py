@@ -15,12 +15,17 @@ from hung import wait_until
 from mldebug.config.schema import Agent, Config, Stall
 from mldebug.core.errors import MldebugError
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents import node as module
-from mldebug_agents.life.notify import MAX_STATUS, Notifier, reloading, status_text
-from mldebug_agents.node import Node
-from mldebug_agents.state.ledger import Ledger
-from mldebug_agents.watch import Watch
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent import loop as module
+from mldebug_agents.agent.loop import Node
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.service.sd_notify import (
+    MAX_STATUS,
+    Notifier,
+    reloading,
+    status_text,
+)
+from mldebug_agents.watch.watch import Watch
 from snapshots import REPORT, moving, snapshot, stalled
 
 

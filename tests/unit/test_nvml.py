@@ -19,11 +19,14 @@ from mldebug.hardware.gpu.readings import GpuReading, NodeGpus, encode, nvlink_e
 from mldebug.hardware.health.gpu_rules import gpu_health
 from mldebug.hardware.health.model import State
 from mldebug.hardware.health.thresholds import Thresholds
-from mldebug_agents.gpuchild.trouble import DriverGoneError, MissingLibraryError
-from mldebug_agents.gpus import nvidia
-from mldebug_agents.nvml import fields, sane
-from mldebug_agents.nvml.asking import TURN
-from mldebug_agents.nvml.library import Library
+from mldebug_agents.hardware.gpu.child.vendor_errors import (
+    DriverGoneError,
+    MissingLibraryError,
+)
+from mldebug_agents.hardware.gpu.nvml import bounds, fields
+from mldebug_agents.hardware.gpu.nvml.calls import TURN
+from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.vendors import nvidia
 
 LIMITS = Thresholds()
 Start = Callable[[FakeNvml], nvidia.Nvidia]
@@ -859,8 +862,8 @@ def test_an_absurd_average_is_absent(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, 100.5, 2**32 - 1, 2**64 - 1])
 def test_no_percentage_lies_outside_its_range(value: float) -> None:
-    with pytest.raises(sane.AbsurdError):
-        sane.percent(value)
+    with pytest.raises(bounds.AbsurdError):
+        bounds.percent(value)
 
 
 @pytest.mark.parametrize("seed", range(12))

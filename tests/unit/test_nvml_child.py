@@ -20,20 +20,20 @@ from fakenvml.library import FakeNvml
 from hung import state, wait_until
 from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.readings import NodeWatch
-from mldebug_agents.gpuchild import budget, serving, stuck
-from mldebug_agents.gpuchild.errors import (
+from mldebug_agents.hardware.gpu import reader as source
+from mldebug_agents.hardware.gpu.child import crash_budget, server, stuck
+from mldebug_agents.hardware.gpu.child.errors import (
     GpuBlockedError,
     GpuCrashedError,
     GpuDriverError,
     GpusReleasedError,
     NoGpuLibraryError,
 )
-from mldebug_agents.gpuchild.wire import NAME
-from mldebug_agents.gpus import nvidia
-from mldebug_agents.host import Host
-from mldebug_agents.sources import gpus as source
-from mldebug_agents.sources.gpus import Gpus
-from mldebug_agents.spawn import Spawner, Worker
+from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.vendors import nvidia
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Spawner, Worker
 
 SOON = 0.3  # seconds: a deadline that a test lets pass
 PATIENT = 20.0
@@ -71,7 +71,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.table"))
-    with Spawner({NAME: serving.serve}) as spawner:
+    with Spawner({NAME: server.serve}) as spawner:
         it = Bench(tmp_path, spawner)
         yield it
         it.fake.release()
@@ -258,7 +258,7 @@ def test_a_vendor_that_is_not_there_is_said(bench: Bench) -> None:
 
 def test_a_library_that_crashes_again_and_again_is_left_alone_for_a_while(bench: Bench) -> None:
     bench.fake.crash("nvmlDeviceGetUtilizationRates")
-    for _ in range(budget.CRASHES):
+    for _ in range(crash_budget.CRASHES):
         with pytest.raises(GpuCrashedError) as last:
             bench.gpus.watch()
         bench.clock.now += 1
@@ -266,7 +266,7 @@ def test_a_library_that_crashes_again_and_again_is_left_alone_for_a_while(bench:
     bench.fake.release()
     with pytest.raises(GpuCrashedError, match="not started again"):
         bench.gpus.watch()
-    bench.clock.now += budget.WINDOW
+    bench.clock.now += crash_budget.WINDOW
     assert len(bench.gpus.watch().gpus) == 2
 
 

@@ -14,11 +14,11 @@ from mldebug.core.model import GpuSample, Job, RankDevice, RankIdentity
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug.status.gpu_view import of_agent
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.gpus import nvidia
-from mldebug_agents.hardware.once import OnceLooked
-from mldebug_agents.sources.gpus import Gpus
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.hardware.gpu.vendors import nvidia
+from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.jobs.ranks.discovery import Discovery
 
 TOLD = Snapshot(node="n1", at=1000.0, started_at=0.0)
 LOOKED = msgspec.structs.replace(TOLD, gpus=NodeGpus(at=990.0), gpu_watch=NodeWatch(at=999.0))

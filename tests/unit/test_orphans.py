@@ -9,9 +9,9 @@ import pytest
 from mldebug.alerts.job_events import of_orphans
 from mldebug.config.schema import Config
 from mldebug.jobs.schedulers.status_lines import orphan_line, orphan_words
-from mldebug_agents.queues import orphans
-from mldebug_agents.queues.orphans import OrphanOrder, OrphanWatch
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.jobs.queue import orphans
+from mldebug_agents.jobs.queue.orphans import OrphanOrder, OrphanWatch
 
 JOB = "4094967001"
 

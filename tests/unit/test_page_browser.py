@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, expect
 import pagedata
 from browser import CHROMIUM, Tab, chromium, relayed, tab
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.server import Server
+from mldebug_agents.web.server import Server
 from webpages import LATER, pages
 from webtext import HOSTILE
 

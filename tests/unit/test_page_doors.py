@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 import samples
 from mldebug.web import frame
-from mldebug_agents.serving import shelf
-from mldebug_agents.serving.doors import open_unix
-from mldebug_agents.serving.origins import hostname, misled
-from mldebug_agents.serving.overunix import OverUnix
-from mldebug_agents.serving.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
-from mldebug_agents.serving.shelf import Shelf
+from mldebug_agents.web import report_cache
+from mldebug_agents.web.listeners import open_unix
+from mldebug_agents.web.report_cache import Shelf
+from mldebug_agents.web.same_origin import hostname, misled
+from mldebug_agents.web.sessions import ALL_TRIES, LIFE, MOST, TRIES, Sessions
+from mldebug_agents.web.unix_http import OverUnix
 from webpages import HOSTILE, LATER, hanging, hostile, pages, shown, store, training
 
 SAMPLES = list(samples.ALL)
@@ -278,7 +278,7 @@ def test_what_an_owner_puts_in_place_of_his_report_is_not_served(folder: Path) -
 
 def test_a_report_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     name = store(folder, SAMPLES[0])
-    monkeypatch.setattr(shelf, "MAX_JSON", 100)
+    monkeypatch.setattr(report_cache, "MAX_JSON", 100)
     with pages(folder, shown()):
         status, _, text = at_socket(folder, f"/report?id={name}")
     assert status == 404
@@ -287,7 +287,7 @@ def test_a_report_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytes
 
 def test_a_state_dir_that_hangs_costs_seconds_and_few_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     ready, free = threading.Semaphore(0), threading.Event()
-    monkeypatch.setattr(shelf, "PATIENCE", 0.2)
+    monkeypatch.setattr(report_cache, "PATIENCE", 0.2)
 
     def hang(self: Shelf, uid: int | None) -> tuple[()]:
         ready.release()
@@ -296,11 +296,14 @@ def test_a_state_dir_that_hangs_costs_seconds_and_few_threads(folder: Path, monk
 
     monkeypatch.setattr(Shelf, "_list", hang)
     with pages(folder, shown(training())):
-        for _ in range(shelf.HANGING + 3):
+        for _ in range(report_cache.HANGING + 3):
             status, _, text = at_socket(folder, "/incidents")
             assert status == 200
             assert "the reports could not be read in time" in text
-        assert sum(one.name == "mldebug-shelf" for one in threading.enumerate()) == shelf.HANGING
+        assert (
+            sum(one.name == "mldebug-shelf" for one in threading.enumerate())
+            == report_cache.HANGING
+        )
         free.set()
 
 

@@ -18,9 +18,9 @@ from mldebug.status.snapshot import Snapshot, SourceState
 from mldebug.web import frame
 from mldebug.web.page import Asked
 from mldebug.web.pages.gpus import MOST, NO_GPU, NOT_YET, Gpus, Shown
-from mldebug_agents.gpus import nvidia
-from mldebug_agents.nvml.library import Library
-from mldebug_agents.serving.peers import Peer, view
+from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.vendors import nvidia
+from mldebug_agents.web.peer_credentials import Peer, view
 from pagedata import SOURCES, gpu, gpus, quiet
 from snapshots import AT
 from webtext import HOSTILE, text_of

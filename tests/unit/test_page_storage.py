@@ -14,7 +14,7 @@ from mldebug.storage.filesystems.state import StorageState
 from mldebug.web import frame
 from mldebug.web.page import Asked
 from mldebug.web.pages.storage import MOST, NOT_YET, Shown, Storage
-from mldebug_agents.serving.peers import Peer, view
+from mldebug_agents.web.peer_credentials import Peer, view
 from pagedata import filesystems, hanging_mount, memory, mounted, part, quiet, saved, storage
 from snapshots import stalled
 from webtext import HOSTILE, text_of

@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, expect
 import samples
 from browser import CHROMIUM, chromium, relayed, tab
 from mldebug.web import frame
-from mldebug_agents.server import Server
-from mldebug_agents.serving.doors import open_tcp
+from mldebug_agents.web.listeners import open_tcp
+from mldebug_agents.web.server import Server
 from webpages import LATER, hanging, hostile, pages, shown, store, training
 
 expect.set_options(timeout=20_000)

@@ -24,11 +24,11 @@ from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import Announcement, CaptureOrder, DumpOrder, Welcome
 from mldebug.config.schema import Agent
 from mldebug.core.errors import MldebugError
-from mldebug_agents.members.door import app
-from mldebug_agents.members.identity import Identity, derive, identity
-from mldebug_agents.members.openapi import OPENAPI, document
-from mldebug_agents.members.ordered import Taken
-from mldebug_agents.server import Server
+from mldebug_agents.cluster.peers.identity import Identity, derive, identity
+from mldebug_agents.cluster.peers.openapi import OPENAPI, document
+from mldebug_agents.cluster.peers.remote_orders import Taken
+from mldebug_agents.cluster.peers.routes import app
+from mldebug_agents.web.server import Server
 from nodes import run
 from unit.test_members import key_file
 

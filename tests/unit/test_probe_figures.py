@@ -22,9 +22,9 @@ from mldebug.probes.nccl_settings import nonsense
 from mldebug.probes.rows import row
 from mldebug.probes.statistics import slowest, spread
 from mldebug.probes.textfile import as_textfile
-from mldebug_agents.probes.inside.values import BLOCK, Stretch, Values
-from mldebug_agents.probing.asked import payloads
-from mldebug_agents.probing.plotting import plot
+from mldebug_agents.probes.collectives_options import payloads
+from mldebug_agents.probes.plot import plot
+from mldebug_agents.probes.verbs.inside.values import BLOCK, Stretch, Values
 
 MIB = 1 << 20
 
@@ -253,7 +253,7 @@ def test_a_file_that_cannot_be_written_in_the_end_is_one_sentence(
 def test_a_picture_needs_matplotlib_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.probing.plotting.find_spec", lambda _: None)
+    monkeypatch.setattr("mldebug_agents.probes.plot.find_spec", lambda _: None)
     assert main(["probe", "collectives", "--plot", "x.png"]) == 3
     assert "--plot needs matplotlib" in capsys.readouterr().err
 

@@ -34,12 +34,12 @@ from mldebug.probes.history import (
     judge_all,
     sentence,
 )
-from mldebug_agents.probed import board, past
-from mldebug_agents.probed.board import ProbeWatch
-from mldebug_agents.probed.past import NAME, keep, load, unpack
-from mldebug_agents.reader import Reader
-from mldebug_agents.runner import Result
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.probes.history import monitor, store
+from mldebug_agents.probes.history.monitor import ProbeWatch
+from mldebug_agents.probes.history.store import NAME, keep, load, unpack
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.system.workers import Result
 from mldebug_exporters.prometheus import Prometheus
 from snapshots import snapshot
 
@@ -185,8 +185,8 @@ def test_what_is_kept_is_found_again_series_by_series(tmp_path: Path) -> None:
 
 
 def test_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past, "MOST_RUNS", 5)
-    monkeypatch.setattr(past, "MOST_SERIES", 3)
+    monkeypatch.setattr(store, "MOST_RUNS", 5)
+    monkeypatch.setattr(store, "MOST_SERIES", 3)
     for at in range(8):
         keep(tmp_path, [measured(float(at))])
     told = keep(tmp_path, [measured(10.0 + size, bytes=size) for size in range(3)])
@@ -209,7 +209,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
 def test_a_writer_that_does_not_end_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(past, "WAIT", 0.1)
+    monkeypatch.setattr(store, "WAIT", 0.1)
     before = keep(tmp_path, [measured(1.0)])
     with contextlib.closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -342,7 +342,7 @@ def test_the_agent_reads_what_changed_and_says_what_it_cannot_read(
     past_ = keep(tmp_path, [measured(float(at)) for at in range(12)])
     assert watch.look(None) == judge_all(past_)
     reads: list[bytes] = []
-    monkeypatch.setattr(board, "unpack", lambda content: reads.append(content) or unpack(content))
+    monkeypatch.setattr(monitor, "unpack", lambda content: reads.append(content) or unpack(content))
     watch.look(None)
     assert not reads
     past_ = keep(tmp_path, [measured(100.0, op="broadcast")])
@@ -358,7 +358,7 @@ def test_the_agent_reads_what_changed_and_says_what_it_cannot_read(
 def test_a_board_forgets_what_it_cannot_read(tmp_path: Path, reader: Reader) -> None:
     inbox: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
     keep(tmp_path, [measured(1.0)])
-    told = board.ProbeBoard(tmp_path, reader, inbox)
+    told = monitor.ProbeBoard(tmp_path, reader, inbox)
     told.turn()
     result = inbox.get(timeout=60)
     assert result is not None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mldebug_agents.probes.inside import joining
-from mldebug_agents.probes.inside.joining import gloo_lacks, nccl_lacks
+from mldebug_agents.probes.verbs.inside import joining
+from mldebug_agents.probes.verbs.inside.joining import gloo_lacks, nccl_lacks
 
 HERE = ["eth0", "eth1", "lo"]
 

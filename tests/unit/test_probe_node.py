@@ -18,11 +18,11 @@ from mldebug.probes.checks import Acceptance, Check, accept, below_others, drain
 from mldebug.probes.node_checks import stage_checks
 from mldebug.probes.pairs import rate
 from mldebug.probes.ports import Port, ports_check, read_port
-from mldebug_agents.host import Host
-from mldebug_agents.probes.inside import crew, hostwork, topology
-from mldebug_agents.probing.child import Ended, Event
-from mldebug_agents.probing.node import NodeProbe, Wanted, read_ports
-from mldebug_agents.probing.session import Facts
+from mldebug_agents.probes.child import Ended, Event
+from mldebug_agents.probes.node_stages import NodeProbe, Wanted, read_ports
+from mldebug_agents.probes.session import Facts
+from mldebug_agents.probes.verbs.inside import crew, hostwork, topology
+from mldebug_agents.system.host import Host
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 BASELINES = shipped()
@@ -324,7 +324,7 @@ def test_what_was_found_before_the_end_of_patience_is_a_reason_to_drain(
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("mldebug_agents.probes.node._probe", ended)
+    monkeypatch.setattr("mldebug_agents.probes.verbs.node._probe", ended)
     told = CliRunner().invoke(
         cli, ["probe", "node", "--stages", "memory", "--drain-reason"], standalone_mode=False
     )

@@ -11,9 +11,9 @@ import pytest
 
 from mldebug.cli.main import main
 from mldebug.probes.collectives import Collective, collective
-from mldebug_agents.probing.hearing import About
-from mldebug_agents.probing.measuring import Measurement, Wish
-from mldebug_agents.probing.showing import Output, check_places, write
+from mldebug_agents.probes.measurement import Measurement, Wish
+from mldebug_agents.probes.output import Output, check_places, write
+from mldebug_agents.probes.rank_events import About
 
 FOUND = collective("all_reduce", 1024, [[0.001, 0.002], [0.001, 0.003]], [0, 0])
 JOINED = {"event": "joined", "ranks": 2, "backend": "gloo"}

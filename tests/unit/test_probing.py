@@ -14,16 +14,20 @@ import pytest
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.model import Job, RankIdentity
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, LostGpu, NodeGpus
-from mldebug_agents.gpuchild.errors import GpuCrashedError, GpuDriverError, NoGpuLibraryError
-from mldebug_agents.probing import child
-from mldebug_agents.probing.busy import BusyError
-from mldebug_agents.probing.child import Child, Ended, Event, inside
-from mldebug_agents.probing.environment import prepare
-from mldebug_agents.probing.guard import Guard
-from mldebug_agents.probing.lock import only_probe
-from mldebug_agents.probing.python import INSIDE, find_python
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.hardware.gpu.child.errors import (
+    GpuCrashedError,
+    GpuDriverError,
+    NoGpuLibraryError,
+)
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.probes import child
+from mldebug_agents.probes.busy import BusyError
+from mldebug_agents.probes.child import Child, Ended, Event, inside
+from mldebug_agents.probes.environment import prepare
+from mldebug_agents.probes.guard import Guard
+from mldebug_agents.probes.lock import only_probe
+from mldebug_agents.probes.python import INSIDE, find_python
+from mldebug_agents.system.spawn import Spawner
 
 RANKS = """
 import os, signal, sys, time

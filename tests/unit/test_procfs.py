@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug_agents import procfs
-from mldebug_agents.syscalls import syscall_name
+from mldebug_agents.system import procfs
+from mldebug_agents.system.syscalls import syscall_name
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "proc"
 

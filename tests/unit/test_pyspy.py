@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from mldebug.core.errors import ToolError
-from mldebug_agents.capturing.pyspy import PySpy, read_dump
-from mldebug_agents.spawn import Completed
-from mldebug_agents.starting.programs import FakeSpawner
+from mldebug_agents.capture.stacks.pyspy import PySpy, read_dump
+from mldebug_agents.system.child.programs import FakeSpawner
+from mldebug_agents.system.spawn import Completed
 
 ONE_THREAD = b'[{"pid": 42, "thread_id": 42, "frames": []}]'
 STOPPED = b"""Error: Failed to suspend process

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from mldebug.capture.stacks import principal
-from mldebug_agents.capturing.pystack import find_pystack, parse_pystack, second_opinion
-from mldebug_agents.spawn import Completed, Spawner
-from mldebug_agents.starting.programs import FakeSpawner
+from mldebug_agents.capture.stacks.pystack import find_pystack, parse_pystack, second_opinion
+from mldebug_agents.system.child.programs import FakeSpawner
+from mldebug_agents.system.spawn import Completed, Spawner
 
 H200 = Path(__file__).parent.parent / "fixtures" / "h200"
 

@@ -6,8 +6,8 @@ import pytest
 
 from mldebug.config.schema import Config, Quota, Storage
 from mldebug.storage.filesystems.quotas import QuotaError, amount, read_quota
-from mldebug_agents.filesystems.quotas import Quotas
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.filesystems.quotas import Quotas
 
 IDRQUOTA = "Bytes:  430.0 TB (86.10%)\nInodes: 1.2 M (41%)\n"
 PERCENT = r"\((?P<percent>[0-9.]+)%\)"

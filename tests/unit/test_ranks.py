@@ -8,10 +8,10 @@ import pytest
 
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all
-from mldebug_agents.discovery.identity import PROBES
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Unreadable
-from mldebug_agents.sources.ranks import Discovery, RankFinder
+from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
+from mldebug_agents.jobs.ranks.registry import PROBES
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Unreadable
 from proctree import BOOT, DirectPaths, Tree
 
 TORCHRUN = ("python3", "/usr/bin/torchrun", "--nproc-per-node", "4", "train.py")

@@ -17,10 +17,10 @@ import pytest
 from hung import state, wait_until
 from mldebug.core.model import Job
 from mldebug.core.plugins import create_all
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.sources.ranks import Discovery, RankFinder
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 from proctree import DirectPaths, as_nobody
 
 TORCHRUN = Path(sysconfig.get_path("scripts")) / "torchrun"

@@ -15,14 +15,14 @@ from mldebug.config.schema import Agent, Config
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.stall.signals import Decision, Look, ProgressKind, Stage
-from mldebug_agents.host import Host
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.manual import write_down
-from mldebug_agents.node import GLANCE, Node
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.state.ledger import Ledger
-from mldebug_agents.watch import NodeLook
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.loop import GLANCE, Node
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.incidents.manual import write_down
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.host import Host
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.watch import NodeLook
 from monitored import library
 from rasserver import HOLDS, RasServer, after_handshake, answer, drips, half, says, serving
 from unit.test_ranks_live import job_when, started
@@ -138,8 +138,8 @@ def test_the_agent_asks_and_its_decision_hears_of_it(
     node = Node(config, bench, Ledger(tmp_path / "state", bench.spawner), lambda _: None)
     seen: list[JobLook] = []
     monkeypatch.setattr(node, "_see", lambda run, one: (run.see(one), seen.append(one)))
-    monkeypatch.setattr("mldebug_agents.raswatch.QUIET", 0.0)
-    monkeypatch.setattr("mldebug_agents.raswatch.AT_MOST", float("inf"))
+    monkeypatch.setattr("mldebug_agents.watch.ras_watch.QUIET", 0.0)
+    monkeypatch.setattr("mldebug_agents.watch.ras_watch.AT_MOST", float("inf"))
     with serving(half("")) as server:
         rank = RankIdentity(
             rank=0, world_size=1, pid=os.getpid(), uid=os.geteuid(), nccl_ras=server.address

@@ -19,14 +19,20 @@ import pytest
 
 from hung import wait_until
 from mldebug.core.model import Gap, Job, RankIdentity
-from mldebug_agents.host import Host
-from mldebug_agents.ras import asking
-from mldebug_agents.ras.address import OFF, Place, is_own, places, setting
-from mldebug_agents.ras.asking import RasOrder, RasReply, carry_out
-from mldebug_agents.ras.beside import ELSEWHERE, Beside
-from mldebug_agents.ras.client import SLACK, WHAT, RasClient, is_ours_to_ask, nodes_of
-from mldebug_agents.ras.netinfo import Owner, holds, own_addresses, owner
-from mldebug_agents.spawn import WORKERS, Spawner
+from mldebug_agents.capture.nccl_ras import child
+from mldebug_agents.capture.nccl_ras.background import ELSEWHERE, Beside
+from mldebug_agents.capture.nccl_ras.child import RasOrder, RasReply, carry_out
+from mldebug_agents.capture.nccl_ras.client import (
+    SLACK,
+    WHAT,
+    RasClient,
+    is_ours_to_ask,
+    nodes_of,
+)
+from mldebug_agents.capture.nccl_ras.netinfo import Owner, holds, own_addresses, owner
+from mldebug_agents.jobs.ranks.ras_address import OFF, Place, is_own, places, setting
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import WORKERS, Spawner
 from rasserver import (
     RasServer,
     Serve,
@@ -50,7 +56,7 @@ ROOT = os.geteuid() == 0
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[RasClient]:
-    with Spawner({**WORKERS, asking.NAME: asking.serve}) as spawner:
+    with Spawner({**WORKERS, child.NAME: child.serve}) as spawner:
         yield RasClient(spawner, Host())
 
 
@@ -166,7 +172,7 @@ def test_every_fault_is_a_reason_in_time(client: RasClient, serve: Serve, why: s
         began = time.monotonic()
         reply = client.ask(job(server), seconds=3.0)
         took = time.monotonic() - began
-        assert server.connections <= asking.TRIES
+        assert server.connections <= child.TRIES
     assert client.unanswered.counts == before | {WHAT: before[WHAT] + 1}
     assert reply.told is None
     assert why in reply.error
@@ -190,7 +196,7 @@ def test_switched_off(client: RasClient) -> None:
 
 
 def test_a_helper_that_is_gone_is_a_reason() -> None:
-    spawner = Spawner({asking.NAME: asking.serve})
+    spawner = Spawner({child.NAME: child.serve})
     spawner.close()
     assert "not asked" in RasClient(spawner, Host()).ask(job("")).error
 
@@ -232,7 +238,7 @@ def test_a_connection_that_no_process_holds_is_nobodys_and_not_roots(host: str) 
 
 
 def test_what_nobody_owns_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "owner", partial(owner, folder=tmp_path))
+    monkeypatch.setattr(child, "owner", partial(owner, folder=tmp_path))
     with serving(says(GOOD)) as server:
         reply = carry_out(order(server))
     assert reply == RasReply(error="the kernel does not tell whose process answers there")
@@ -284,12 +290,12 @@ def test_an_excuse_is_cut_and_cleaned(client: RasClient) -> None:
         reply = client.ask(job(server))
     assert reply.error.startswith("its answer is not believed: it is no answer of NCCL RAS")
     assert reply.error.isprintable()
-    assert len(reply.error) <= asking.MAX_REASON
+    assert len(reply.error) <= child.MAX_REASON
     told = carry_out(
         RasOrder(told="\x1b[2J" + "x" * 900, pids=(), seen=(), uid=0, seconds=1.0)
     ).error
     assert told.isprintable()
-    assert len(told) <= asking.MAX_REASON
+    assert len(told) <= child.MAX_REASON
 
 
 # --- where to ask ----------------------------------------------------------------------------------
@@ -345,7 +351,7 @@ def test_own_addresses() -> None:
 
 def test_whose_process_is_at_the_other_end() -> None:
     with serving(says(GOOD)) as server:
-        talk = asking.Talk(Place("127.0.0.1", server.port), time.monotonic() + 2)
+        talk = child.Talk(Place("127.0.0.1", server.port), time.monotonic() + 2)
         seen: list[Owner | None] = []
         talk.ask(1 << 20, lambda link: seen.append(owner(link)))
     assert [one and one.uid for one in seen] == [os.geteuid()]

@@ -18,12 +18,12 @@ from mldebug.capture.nccl_ras.process_map import World, world_of
 from mldebug.config.schema import Agent, Capture, Config
 from mldebug.core.model import Job, NcclRas
 from mldebug.core.plugins import create_all
-from mldebug_agents.commands.status import Seen, status_lines
-from mldebug_agents.discovery.rasranks import PAUSES
-from mldebug_agents.discovery.seats import BY_RAS
-from mldebug_agents.host import Host
-from mldebug_agents.sources.ranks import Discovery, RankFinder
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.cli.commands.status import Seen, status_lines
+from mldebug_agents.jobs.ranks.discovery import Discovery, RankFinder
+from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
+from mldebug_agents.jobs.ranks.ras_ranks import PAUSES
+from mldebug_agents.system.host import Host
 from monitored import library
 from proctree import BOOT, TORCH, DirectPaths, Tree
 from rasserver import (

@@ -11,11 +11,11 @@ from mldebug.capture.nccl_ras.answer import parse
 from mldebug.core.model import Job, NcclRas, RankIdentity
 from mldebug.stall.collective_counts import LIMIT, CollectiveProgress
 from mldebug.stall.signals import Decision, Look, Progress, ProgressKind, Stage
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.ras.address import OFF
-from mldebug_agents.ras.asking import RasReply
-from mldebug_agents.raswatch import HEALTHY, QUIET, REFUSED, RasWatch, RunToAsk
-from mldebug_agents.runner import Result
+from mldebug_agents.capture.nccl_ras.child import RasReply
+from mldebug_agents.jobs.ranks.ras_address import OFF
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.ras_watch import HEALTHY, QUIET, REFUSED, RasWatch, RunToAsk
 from rasserver import answer, recorded
 from recordings import looks, phases
 from traces import BLIND, ONE_LINE, SLEEPS, SPINS, TRAINS, Run, watch

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from hung import HungMount, hung_mount, state, wait_until
-from mldebug_agents import reader as reader_module
-from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.reader import Reader, Tail, Unreadable
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.starting import reading
+from mldebug_agents.system import reader as reader_module
+from mldebug_agents.system.child import reader_child
+from mldebug_agents.system.fake_reader import FakeReader
+from mldebug_agents.system.reader import Reader, Tail, Unreadable
+from mldebug_agents.system.spawn import Spawner
 
 PATIENT = 20.0  # seconds; a loaded machine must not fail a test that is not about time
 
@@ -72,14 +72,14 @@ def test_forbidden_file_is_named(tmp_path: Path) -> None:
     path.write_text("secret")
     path.chmod(0)
     tmp_path.chmod(0o755)
-    status, size, _, _ = reading.ANSWER.unpack_from(_as_nobody(str(path)))
+    status, size, _, _ = reader_child.ANSWER.unpack_from(_as_nobody(str(path)))
     assert (status, size) == (13, 0)
 
 
 def _as_nobody(path: str) -> bytes:
     """Ask in a process without rights (root may read everything)."""
     script = (
-        "import os, sys; from mldebug_agents.starting import reading as r\n"
+        "import os, sys; from mldebug_agents.system.child import reading as r\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "sys.stdout.buffer.write(r.answer(r.Operation.FILE, os.fsencode(sys.argv[1]), 10, 0))"
     )
@@ -163,7 +163,7 @@ def test_source_line(tmp_path: Path, reader: Reader) -> None:
     assert reader.read_line(str(path), 4, timeout=PATIENT) == "last"
     for line in (5, 0, -1, 1 << 40):
         assert reason(reader.read_line(str(path), line, timeout=PATIENT)) == "no such line"
-    path.write_bytes(b"\n" * (reading.MAX_SOURCE + 1))
+    path.write_bytes(b"\n" * (reader_child.MAX_SOURCE + 1))
     assert "larger" in reason(reader.read_line(str(path), 1, timeout=PATIENT))
 
 
@@ -185,7 +185,7 @@ def test_exists_and_executable(tmp_path: Path, reader: Reader) -> None:
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root below a fake /proc, resolved by the kernel and by our own walk."""
     if request.param == "by hand":
-        monkeypatch.setattr(reading, "open_inside", reading.walk_inside)
+        monkeypatch.setattr(reader_child, "open_inside", reader_child.walk_inside)
     root = tmp_path / "proc/123/root"
     (root / "data/logs").mkdir(parents=True)
     (root / "data/logs/log").write_text("inside")
@@ -225,16 +225,20 @@ def test_what_lies_outside_cannot_be_reached(root: Path) -> None:
     (root / "loop").symlink_to("loop")
     before = len(os.listdir("/proc/self/fd"))
     for path in ("up/secret", "../secret", "out", "host/env", "loop/x", "data/logs/log/x"):
-        for operation in reading.Operation:
-            reply = reading.answer(operation, os.fsencode(f"{root}/{path}"), 99, 1)
-            status, size, _, _ = reading.ANSWER.unpack_from(reply)
-            assert size == (operation is reading.Operation.LINK and path == "out"), path
+        for operation in reader_child.Operation:
+            reply = reader_child.answer(operation, os.fsencode(f"{root}/{path}"), 99, 1)
+            status, size, _, _ = reader_child.ANSWER.unpack_from(reply)
+            assert size == (operation is reader_child.Operation.LINK and path == "out"), path
             assert status or operation in TRUTHS, path
     assert len(os.listdir("/proc/self/fd")) == before
-    assert reading.look(reading.Operation.EXECUTABLE, b"/usr/bin/env", 0, 0)[0] == b"1"
+    assert reader_child.look(reader_child.Operation.EXECUTABLE, b"/usr/bin/env", 0, 0)[0] == b"1"
 
 
-TRUTHS = (reading.Operation.EXISTS, reading.Operation.EXECUTABLE, reading.Operation.LINK)
+TRUTHS = (
+    reader_child.Operation.EXISTS,
+    reader_child.Operation.EXECUTABLE,
+    reader_child.Operation.LINK,
+)
 CHROOTED = """
 import os, sys, time
 os.chroot(sys.argv[1]); os.chdir("/")

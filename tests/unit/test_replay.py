@@ -25,15 +25,15 @@ from mldebug.hardware.gpu.readings import (
     NodeWatch,
 )
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.bundle import layout
-from mldebug_agents.bundle.layout import Clocks, Failure, Manifest
-from mldebug_agents.commands.agent import replay_settings
-from mldebug_agents.commands.status import Seen, jobs_shown, status_lines
-from mldebug_agents.replay.place import place
-from mldebug_agents.replay.player import Player
-from mldebug_agents.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
-from mldebug_agents.replay.running import Replay
-from mldebug_agents.serving.doors import is_served
+from mldebug_agents.cli.commands.agent import replay_settings
+from mldebug_agents.cli.commands.status import Seen, jobs_shown, status_lines
+from mldebug_agents.support.bundle import layout
+from mldebug_agents.support.bundle.layout import Clocks, Failure, Manifest
+from mldebug_agents.support.replay.player import Player
+from mldebug_agents.support.replay.recording import MAX_BYTES, MAX_LINES, Recording, load
+from mldebug_agents.support.replay.running import Replay
+from mldebug_agents.support.replay.state_dir import place
+from mldebug_agents.web.listeners import is_served
 from recordings import phases
 
 T0 = 1_795_000_000.0

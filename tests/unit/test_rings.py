@@ -30,12 +30,12 @@ from mldebug.diagnosis.exits.model import Ending, RankExit
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 from mldebug.status.snapshot import RunState, Snapshot
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.rings.collecting import Rings
-from mldebug_agents.rings.places import default_name
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.capture.trace.collector import Rings
+from mldebug_agents.capture.trace.locations import default_name
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 from mldebug_exporters.metrics.traces import AGE, Options, create
 
 HOST = Host()
@@ -228,7 +228,9 @@ def test_an_untraced_process_is_asked_seldom(
     now = [0.0]
     some = Rings(HOST, reader, clock=lambda: now[0])
     looks: list[int] = []
-    monkeypatch.setattr("mldebug_agents.rings.collecting.living", lambda *_: looks.append(1) or [])
+    monkeypatch.setattr(
+        "mldebug_agents.capture.trace.collector.living", lambda *_: looks.append(1) or []
+    )
     for now[0] in (0.0, 1.0, 4.0, 6.0, 20.0, 65.0, 67.0):
         some.meet(found(rank))
     assert 2 <= len(looks) <= 4

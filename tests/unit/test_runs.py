@@ -13,11 +13,11 @@ from mldebug.jobs.logs.records import LogCounts
 from mldebug.stall.rules import StallSettings
 from mldebug.stall.signals import Decision, Look, RankLook, Stage
 from mldebug.stall.watch import StallWatch
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.node import Node
-from mldebug_agents.orders import Order
-from mldebug_agents.runs import Run, no_training, run_state, unjudged
-from mldebug_agents.sources.ranks import Discovery
+from mldebug_agents.agent.capture_queue import Order
+from mldebug_agents.agent.loop import Node
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run, no_training, run_state, unjudged
 
 
 def seen(

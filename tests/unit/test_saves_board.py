@@ -17,14 +17,14 @@ from mldebug.config.schema import Checkpoints
 from mldebug.core.model import Job, NodeCapture, RankIdentity
 from mldebug.stall.signals import Look, RankLook
 from mldebug.storage.checkpoints.state import SaveState
-from mldebug_agents.answers import Unreadable
-from mldebug_agents.host import Host
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.reader import Reader
-from mldebug_agents.runner import Result
-from mldebug_agents.saving.board import SaveBoard
-from mldebug_agents.sources.ranks import Discovery
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.storage.checkpoints.monitor import SaveBoard
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.job_watch import JobLook
 
 WRITER = """
 import os, sys, time
@@ -203,7 +203,7 @@ def test_what_was_not_looked_at_for_long_is_not_told_as_if_it_were_there(
     setting.look(setting.runs())
     assert setting.state.trouble == ""
     later = time.time() + 300.0
-    monkeypatch.setattr("mldebug_agents.saving.board.time.time", lambda: later)
+    monkeypatch.setattr("mldebug_agents.storage.checkpoints.monitor.time.time", lambda: later)
     assert setting.state.trouble == "not looked at for 5m"
     assert setting.state.lost_seconds is None
 

@@ -10,9 +10,9 @@ from mldebug.core.plugins import create_all
 from mldebug.storage.checkpoints.history import Kept, Series
 from mldebug.storage.checkpoints.model import Entry, Save, State
 from mldebug.storage.checkpoints.rank_files import family, ranks_of
-from mldebug_agents.reader import Reader
-from mldebug_agents.saving.looking import SeriesWatch
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.storage.checkpoints.series_reader import SeriesWatch
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
 
 torch = pytest.importorskip("torch", reason="the files are real ones of PyTorch")
 START, SOON, LATER = 1_700_000_000.0, 10.0, 200.0

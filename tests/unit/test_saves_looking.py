@@ -15,13 +15,13 @@ import pytest
 from hung import hung_mount
 from mldebug.core.plugins import create_all
 from mldebug.storage.checkpoints.model import State, Wanted
-from mldebug_agents.answers import Unreadable
-from mldebug_agents.reader import Reader
-from mldebug_agents.saving import looking
-from mldebug_agents.saving.looking import SeriesLook, SeriesWatch
-from mldebug_agents.saving.searching import OVERLAP, PIECE, read_part
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.starting.listing import Left, Listed
+from mldebug_agents.storage.checkpoints import series_reader
+from mldebug_agents.storage.checkpoints.file_search import OVERLAP, PIECE, read_part
+from mldebug_agents.storage.checkpoints.series_reader import SeriesLook, SeriesWatch
+from mldebug_agents.system.child.listing import Left, Listed
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+from mldebug_agents.system.spawn import Spawner
 
 NOW = 1e9
 NOBODY = 65534
@@ -111,11 +111,11 @@ def test_names_with_newlines_and_without_utf8_are_saves_like_others(
 STRANGER = f"""
 import os, sys, time
 from mldebug.core.plugins import create_all
-from mldebug_agents.reader import Reader
-from mldebug_agents.saving.looking import SeriesWatch
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.trees.keeper import Keeper
-from mldebug_agents.trees.wire import Order
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.storage.checkpoints.series_reader import SeriesWatch
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.storage.dir_sizes.updater import Keeper
+from mldebug_agents.storage.dir_sizes.messages import Order
 layouts, folder = create_all("checkpoints"), sys.argv[1]
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
@@ -291,7 +291,7 @@ def test_what_could_not_be_read_is_tried_again_although_it_did_not_change(tmp_pa
     def read(reader: Reader, path: str, wanted: Wanted) -> bytes | Unreadable:
         return Unreadable("permission denied") if closed[0] else read_part(reader, path, wanted)
 
-    monkeypatch.setattr(looking, "read_part", read)
+    monkeypatch.setattr(series_reader, "read_part", read)
     for second, state, codes in (
         (0, "unknown", ["unread"]),
         (60, "unknown", ["unread"]),

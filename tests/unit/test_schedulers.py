@@ -32,10 +32,10 @@ from mldebug.jobs.schedulers.model import (
 )
 from mldebug.jobs.schedulers.status_lines import scheduler_lines
 from mldebug.status.snapshot import Snapshot
-from mldebug_agents.queues.asking import Asked
-from mldebug_agents.runner import Result
-from mldebug_agents.schedulers import kubernetes, slurm
-from mldebug_agents.spawn import Completed, FakeSpawner, Spawner
+from mldebug_agents.jobs.queue.poll import Asked
+from mldebug_agents.jobs.schedulers import kubernetes, slurm
+from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
+from mldebug_agents.system.workers import Result
 from mldebug_exporters.metrics import scheduler as scheduler_metrics
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/slurm"

@@ -11,9 +11,9 @@ import pytest
 
 from hung import wait_until
 from mldebug.core.errors import UsageError
-from mldebug_agents.state import scribe as module
+from mldebug_agents.state import writer_thread as module
 from mldebug_agents.state.folder import OccupiedError
-from mldebug_agents.state.scribe import MAX_REPORTS, REPORT, Scribe
+from mldebug_agents.state.writer_thread import MAX_REPORTS, REPORT, Scribe
 
 PLACE = Path("/var/lib/mldebug")
 

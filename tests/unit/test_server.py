@@ -27,12 +27,12 @@ from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 from mldebug.status.snapshot import Snapshot
 from mldebug.storage.checkpoints.state import SaveState
 from mldebug.storage.filesystems.state import Measure, PartState, StorageState
-from mldebug_agents.server import Server
-from mldebug_agents.serving import peers
-from mldebug_agents.serving.client import Inquiry, ask_agent, inquire
-from mldebug_agents.serving.doors import MAX_PATH, SOCKET, open_tcp, open_unix
-from mldebug_agents.serving.guests import EACH, MOST, Door
-from mldebug_agents.serving.peers import Peer, group_number, view
+from mldebug_agents.web import peer_credentials
+from mldebug_agents.web.client import Inquiry, ask_agent, inquire
+from mldebug_agents.web.connection_limiter import EACH, MOST, Door
+from mldebug_agents.web.listeners import MAX_PATH, SOCKET, open_tcp, open_unix
+from mldebug_agents.web.peer_credentials import Peer, group_number, view
+from mldebug_agents.web.server import Server
 from snapshots import moving, snapshot
 
 NOBODY = 65534
@@ -48,7 +48,7 @@ BECOME = """
 import os, socket, sys
 from pathlib import Path
 import msgspec
-from mldebug_agents.serving.client import inquire
+from mldebug_agents.web.client import inquire
 place, uid, gid, *groups = sys.argv[1:]
 os.setgroups([int(one) for one in groups])
 os.setresgid(int(gid), int(gid), int(gid))
@@ -389,7 +389,7 @@ def test_whoever_finds_others_at_the_door_waits_for_his_turn(folder: Path) -> No
 
 
 def test_whoever_asks_nothing_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "FIRST_WORDS", 0.2)
+    monkeypatch.setattr(peer_credentials, "FIRST_WORDS", 0.2)
     with serving(folder):
         [idle] = knock(folder, 1)
         assert idle.recv(1) == b""
@@ -397,7 +397,7 @@ def test_whoever_asks_nothing_is_sent_away(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_a_slow_first_request_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "FIRST_WORDS", 0.2)
+    monkeypatch.setattr(peer_credentials, "FIRST_WORDS", 0.2)
     with serving(folder):
         [slow] = knock(folder, 1)
         slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
@@ -455,7 +455,7 @@ def test_without_descriptors_the_door_waits_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     naps: list[float] = []
-    monkeypatch.setattr("mldebug_agents.serving.guests.time.sleep", naps.append)
+    monkeypatch.setattr("mldebug_agents.web.connection_limiter.time.sleep", naps.append)
     with Door(open_unix(tmp_path)) as door, full_table():
         for _ in range(5):
             with pytest.raises(BlockingIOError):

@@ -12,10 +12,10 @@ import pytest
 
 from mldebug.alerts.action_model import UnfitError
 from mldebug.core.model import Culprit
-from mldebug_agents.acting.work import ProgramError, Work
-from mldebug_agents.actions import drain, scancel
-from mldebug_agents.host import Host
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.alerts.action_runner.model import ProgramError, Work
+from mldebug_agents.alerts.actions import drain, scancel
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Spawner
 from unit.test_actions import rank, work
 
 PROGRAM = """#!/usr/bin/env python3

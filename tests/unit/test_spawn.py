@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from hung import frozen_disk, hung_mount, state, wait_until
-from mldebug_agents import spawn
-from mldebug_agents.spawn import Completed, FakeSpawner, Spawner
-from mldebug_agents.starting.gpudriver import MACHINE, inside_gpu_driver
+from mldebug_agents.system import spawn
+from mldebug_agents.system.child.gpu_driver import MACHINE, inside_gpu_driver
+from mldebug_agents.system.spawn import Completed, FakeSpawner, Spawner
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def running(argv: list[str]) -> list[Path]:
 
 ORPHANING = """
 import sys, threading, time
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.system.spawn import Spawner
 spawner = Spawner()
 worker = spawner.fork_worker("reader")
 script = "sleep 1000 & echo $$ $! > " + sys.argv[1] + ".new; mv " + sys.argv[1] + ".new " + sys.argv[1] + "; wait"
@@ -431,8 +431,8 @@ def test_fake_answers_and_remembers() -> None:
 
 SHARES = """
 import gc, re, pathlib
-from mldebug_agents.commands import agent
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.cli.commands import agent
+from mldebug_agents.system.spawn import Spawner
 with Spawner():
     gc.collect()
     told = pathlib.Path("/proc/self/smaps_rollup").read_text()
@@ -453,7 +453,7 @@ def test_what_the_agent_holds_when_it_forks_stays_shared_with_its_children() -> 
 RACING = """
 import sys, threading
 import msgspec
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.system.spawn import Spawner
 
 def chain(length):
     kind = int
@@ -491,11 +491,11 @@ def test_threads_may_decode_at_once_what_was_known_when_the_helper_was_forked() 
 
 LATE = """
 import msgspec
-import mldebug_agents.commands.agent
-import mldebug_agents.commands.dump
+import mldebug_agents.cli.commands.agent
+import mldebug_agents.cli.commands.dump
 from mldebug.config import Config
-from mldebug_agents.starting.structs import struct_classes
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.system.child.structs import struct_classes
+from mldebug_agents.agent.workbench import Workbench
 before = set(struct_classes(msgspec.Struct))
 Workbench(Config()).close()
 print(*{one.__name__ for one in struct_classes(msgspec.Struct)} - {one.__name__ for one in before})

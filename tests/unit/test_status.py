@@ -15,7 +15,7 @@ from mldebug.cli.console import print_line
 from mldebug.core.model import Gap, Job, LostRank, RankIdentity, Remark, Said
 from mldebug.jobs.known_issues.match import Trap
 from mldebug.status.snapshot import RunState, Snapshot, SourceState
-from mldebug_agents.commands.status import Seen, status_lines
+from mldebug_agents.cli.commands.status import Seen, status_lines
 
 NOW = 1_795_240_000.0
 

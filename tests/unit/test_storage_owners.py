@@ -12,9 +12,9 @@ from mldebug.status.snapshot import RunState, Snapshot
 from mldebug.status.storage_lines import NOTHING, storage_lines
 from mldebug.storage.filesystems.state import Alarm, Measure, PartState, StorageState
 from mldebug.storage.filesystems.visibility import of_user
-from mldebug_agents.filesystems.part import Filesystems
-from mldebug_agents.serving.peers import Peer, view
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.web.peer_credentials import Peer, view
 from unit.test_filesystems import mounted
 
 ALICE, BOB = 1001, 1002

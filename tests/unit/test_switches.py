@@ -24,9 +24,9 @@ from mldebug.cli import main as cli
 from mldebug.core.errors import AccessError, MldebugError, UsageError
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.jobs.switches import parse_announcement, parse_polled, parse_switch, state_lines
-from mldebug_agents.hooks import switchroom
-from mldebug_agents.hooks.switchroom import Order, Owner, ask, carry_out
-from mldebug_agents.spawn import Spawner
+from mldebug_agents.jobs.hook import switch_child
+from mldebug_agents.jobs.hook.switch_child import Order, Owner, ask, carry_out
+from mldebug_agents.system.spawn import Spawner
 from mldebug_training import agreement, meeting, switchfiles, switchwatch
 from mldebug_training.asked import Asked
 from mldebug_training.deadline import TimeLimit, seconds, slurm_end
@@ -862,7 +862,7 @@ def test_it_runs_in_every_python_without_torch(place: Path, version: str) -> Non
 
 @pytest.fixture
 def spawner() -> Iterator[Spawner]:
-    with Spawner({switchroom.NAME: switchroom.serve}) as one:
+    with Spawner({switch_child.NAME: switch_child.serve}) as one:
         yield one
 
 

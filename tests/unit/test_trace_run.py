@@ -11,7 +11,7 @@ import pytest
 
 from mldebug.cli.main import main
 from mldebug.core.errors import UsageError
-from mldebug_agents.tracestart import Wanted, make_way, variables
+from mldebug_agents.jobs.trace_start import Wanted, make_way, variables
 from mldebug_training import ringfile
 from ringwords import Words
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mldebug_agents.jobstart import hook_folder
+from mldebug_agents.jobs.job_start import hook_folder
 from mldebug_training import ring
 from mldebug_training.ringfile import KEEP_RINGS, sweep
 from natives import native_folder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mldebug.jobs.heartbeat import Heartbeat, parse_record, record_name
-from mldebug_agents.jobstart import environment, hook_folder
+from mldebug_agents.jobs.job_start import environment, hook_folder
 from processes.harness import clean_environment
 from processes.torchlike import write_torch
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mldebug_agents.jobstart import environment, hook_folder
+from mldebug_agents.jobs.job_start import environment, hook_folder
 from mldebug_training import ranks
 from unit.test_training_hook import STEP, TELL, run, site, variables
 

@@ -16,9 +16,11 @@ from mldebug.core.model import Job, RankIdentity
 from mldebug.core.plugins import create_all
 from mldebug.jobs.known_issues.model import NodeFacts, Software
 from mldebug.jobs.known_issues.nccl_log import NcclSaid
-from mldebug_agents.discovery.installed import MAX_READS, MAX_VERSION_FILE, Installed
-from mldebug_agents.discovery.nodefacts import read_node
-from mldebug_agents.discovery.programs import (
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.jobs.ranks.discovery import RankFinder
+from mldebug_agents.jobs.ranks.installed import MAX_READS, MAX_VERSION_FILE, Installed
+from mldebug_agents.jobs.ranks.known_issues import AGAIN, TrapFinder
+from mldebug_agents.jobs.ranks.libraries import (
     Libraries,
     Program,
     header_version,
@@ -26,15 +28,13 @@ from mldebug_agents.discovery.programs import (
     numbered,
     software,
 )
-from mldebug_agents.discovery.traps import AGAIN, TrapFinder
-from mldebug_agents.fakereader import FakeReader
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader, Unreadable
-from mldebug_agents.sources.ranks import RankFinder
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.starting.reading import Operation
-from mldebug_agents.watch import Watch
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.jobs.ranks.node_facts import read_node
+from mldebug_agents.system.child.reader_child import Operation
+from mldebug_agents.system.fake_reader import FakeReader
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader, Unreadable
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.watch.watch import Watch
 from proctree import DirectPaths, Tree
 
 SITE = "/opt/torch/.venv/lib/python3.12/site-packages"

@@ -23,18 +23,18 @@ from mldebug.storage.dir_sizes import (
     tree_lines,
 )
 from mldebug.storage.filesystems.state import PartState
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.starting.leftovers import Leftover
-from mldebug_agents.trees import keeper as keeping
-from mldebug_agents.trees import serving
-from mldebug_agents.trees import tree as looking
-from mldebug_agents.trees.child import serve
-from mldebug_agents.trees.counts import Entries
-from mldebug_agents.trees.desk import TreeDesk
-from mldebug_agents.trees.keeper import Keeper
-from mldebug_agents.trees.notices import Notices
-from mldebug_agents.trees.part import _measures as measures_of
-from mldebug_agents.trees.wire import NAME, Order
+from mldebug_agents.storage.dir_sizes import entry
+from mldebug_agents.storage.dir_sizes import tree as looking
+from mldebug_agents.storage.dir_sizes import updater as keeping
+from mldebug_agents.storage.dir_sizes.child import serve
+from mldebug_agents.storage.dir_sizes.controller import TreeDesk
+from mldebug_agents.storage.dir_sizes.counts import Entries
+from mldebug_agents.storage.dir_sizes.inotify import Notices
+from mldebug_agents.storage.dir_sizes.messages import NAME, Order
+from mldebug_agents.storage.dir_sizes.monitor import _measures as measures_of
+from mldebug_agents.storage.dir_sizes.updater import Keeper
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.spawn import Spawner
 from trees import Chaos, du
 
 
@@ -411,7 +411,7 @@ def test_a_file_system_whose_server_stops_is_named_and_the_other_trees_go_on(tmp
     """A real FUSE mount, and a real child that is left in the kernel until the server goes on."""
     good = tmp_path / "good"
     good.mkdir()
-    with hung_mount(tmp_path) as mount, Spawner({NAME: serving.serve}) as spawner:
+    with hung_mount(tmp_path) as mount, Spawner({NAME: entry.serve}) as spawner:
         paths = [str(mount.target / "tree"), str(good)]
         (mount.source / "tree").mkdir()
         (mount.source / "tree" / "file").touch()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clocks import Clock
-from mldebug_agents.host import Host
-from mldebug_agents.life.usage import EVERY, MEMORY_EVERY, Usage
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.service.usage import EVERY, MEMORY_EVERY, Usage
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

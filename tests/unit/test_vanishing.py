@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.plugins import create_all
-from mldebug_agents import host as module
-from mldebug_agents.host import Host
-from mldebug_agents.sources.ranks import RankFinder
+from mldebug_agents.jobs.ranks.discovery import RankFinder
+from mldebug_agents.system import host as module
+from mldebug_agents.system.host import Host
 from proctree import BOOT, DirectPaths, Tree
 
 RANKS = 3

@@ -12,13 +12,18 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from mldebug.core.errors import MldebugError
-from mldebug_agents.members import hands, volley
-from mldebug_agents.members.answer import Answer
-from mldebug_agents.members.errors import CutError, NoRoomError, RefusedError, SilentError
-from mldebug_agents.members.hands import Hands
-from mldebug_agents.members.identity import Identity, derive, identity
-from mldebug_agents.members.talk import Line, Peer, Talk
-from mldebug_agents.members.volley import Shot
+from mldebug_agents.cluster.peers import broadcast, connect_pool
+from mldebug_agents.cluster.peers.broadcast import Shot
+from mldebug_agents.cluster.peers.client import Line, Peer, Talk
+from mldebug_agents.cluster.peers.connect_pool import Hands
+from mldebug_agents.cluster.peers.errors import (
+    CutError,
+    NoRoomError,
+    RefusedError,
+    SilentError,
+)
+from mldebug_agents.cluster.peers.http_answer import Answer
+from mldebug_agents.cluster.peers.identity import Identity, derive, identity
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 Serve = Callable[[ssl.SSLSocket], None]
@@ -70,7 +75,7 @@ def node(
 
 
 def fire(talk: Talk, to: Sequence[Peer], patience: float = 30.0) -> list[Shot]:
-    return list(volley.volley(talk, to, "/capture", b"{}", most=1 << 20, patience=patience))
+    return list(broadcast.volley(talk, to, "/capture", b"{}", most=1 << 20, patience=patience))
 
 
 def bodies(shots: Sequence[Shot]) -> list[bytes | MldebugError]:
@@ -79,8 +84,8 @@ def bodies(shots: Sequence[Shot]) -> list[bytes | MldebugError]:
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a crowded machine does: all are waited for."""
-    monkeypatch.setattr(volley, "LULL", 60.0)
-    monkeypatch.setattr(volley, "GATHER", 60.0)
+    monkeypatch.setattr(broadcast, "LULL", 60.0)
+    monkeypatch.setattr(broadcast, "GATHER", 60.0)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 5, 192])
@@ -88,7 +93,7 @@ def test_nobody_hears_the_order_before_all_are_reached(
     ours: Identity, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     patient(monkeypatch)
-    monkeypatch.setattr(hands, "MOST", threads)
+    monkeypatch.setattr(connect_pool, "MOST", threads)
     heard = list[str]()
 
     class Noting(Talk):
@@ -114,13 +119,13 @@ def test_who_is_reached_late_keeps_nobody_and_hears_it_all_the_same(
     ours: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its handshake ends only after another node has answered."""
-    monkeypatch.setattr(volley, "LULL", 0.05)
+    monkeypatch.setattr(broadcast, "LULL", 0.05)
     answered = threading.Event()
     with (
         node(ours, says(ANSWER, answered)) as first,
         node(ours, says(ANSWER), before=lambda: answered.wait(60)) as late,
     ):
-        monkeypatch.setattr("mldebug_agents.members.talk.CONNECT", 60.0)
+        monkeypatch.setattr("mldebug_agents.cluster.peers.client.CONNECT", 60.0)
         assert bodies(fire(Talk(ours), [late, first])) == [b"hello", b"hello"]
     assert answered.is_set()
 
@@ -206,10 +211,10 @@ def test_a_full_table_of_descriptors_is_no_unknown_name(
     def full(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("mldebug_agents.members.talk.socket.socket", full)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.socket", full)
     with pytest.raises(NoRoomError, match="Too many open files"):
         Talk(ours).connect(Peer("a..b", 1), time.monotonic() + 5)
-    monkeypatch.setattr("mldebug_agents.members.talk.socket.create_connection", full)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.client.socket.create_connection", full)
     with pytest.raises(NoRoomError, match="Too many open files"):
         Talk(ours).connect(Peer("127.0.0.1", 1), time.monotonic() + 5)
 
@@ -227,9 +232,9 @@ class Stuck(Talk):
 
 
 def test_who_was_not_come_to_is_not_silent(ours: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "MOST", 1)
-    monkeypatch.setattr(volley, "GATHER", 0.1)
-    monkeypatch.setattr(volley, "GRACE", 0.1)
+    monkeypatch.setattr(connect_pool, "MOST", 1)
+    monkeypatch.setattr(broadcast, "GATHER", 0.1)
+    monkeypatch.setattr(broadcast, "GRACE", 0.1)
     talk = Stuck(ours)
     try:
         shots = bodies(fire(talk, [Peer("127.0.0.1", 1)] * 2, 0.1))
@@ -327,7 +332,7 @@ def test_what_is_no_answer_is_told(answer: bytes, words: str) -> None:
 def test_an_agent_with_others_may_have_all_the_descriptors_that_it_can() -> None:
     """In a process of its own: a limit that is raised stays so."""
     code = (
-        "import resource as r; from mldebug_agents.members.joining import more_descriptors\n"
+        "import resource as r; from mldebug_agents.cluster.peers.setup import more_descriptors\n"
         "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (64, hard))\n"
         "more_descriptors(); assert r.getrlimit(r.RLIMIT_NOFILE) == (hard, hard)"
     )
@@ -376,14 +381,14 @@ def test_who_says_nothing_takes_nobody_s_descriptor_for_ever(ours: Identity) -> 
         silent = Peer("127.0.0.1", mute.getsockname()[1])
         told = bodies(fire(Room(ours, 2), [silent, silent, *nodes]))
     assert told[2:] == [b"hello"] * 6
-    assert [type(one) for one in told[:2]] == [volley.SlowError] * 2
+    assert [type(one) for one in told[:2]] == [broadcast.SlowError] * 2
 
 
 def test_one_handshake_that_is_too_slow_is_tried_again(
     ours: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.members.talk.CONNECT", 0.5)
-    monkeypatch.setattr(volley, "SLOW", 30.0)
+    monkeypatch.setattr("mldebug_agents.cluster.peers.client.CONNECT", 0.5)
+    monkeypatch.setattr(broadcast, "SLOW", 30.0)
     once = iter([2.0])
     slow = node(ours, says(ANSWER), says(ANSWER), before=lambda: time.sleep(next(once, 0.0)))
     with slow as late, node(ours, says(ANSWER)) as first:
@@ -401,7 +406,7 @@ class Given:
 
 def is_time(given: Given, ready: int, last: float, of: int = 11, first: float = 100.0) -> bool:
     """With so many reached, of whom the last came then."""
-    one = volley.Volley(None, [Peer("n", 1)] * of, "/", b"", 1, 20.0, given)  # type: ignore[arg-type]
+    one = broadcast.Volley(None, [Peer("n", 1)] * of, "/", b"", 1, 20.0, given)  # type: ignore[arg-type]
     one._ready = dict.fromkeys(range(ready))  # type: ignore[arg-type]
     one._first, one._last = first, last
     return one._is_time()

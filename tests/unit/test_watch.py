@@ -21,18 +21,18 @@ from mldebug.core.model import Gap
 from mldebug.core.plugins import create_all
 from mldebug.jobs.logs.parser import LogParser
 from mldebug.stall.stillness import Ranks
-from mldebug_agents.capturing.pyspy import Dump
-from mldebug_agents.discovery.traps import TrapFinder
-from mldebug_agents.flights.collecting import Collector
-from mldebug_agents.host import Host
-from mldebug_agents.jobwatch import JobLook
-from mldebug_agents.reader import Reader
-from mldebug_agents.rings.collecting import Rings
-from mldebug_agents.sources.activity import COMPILER, Work, read_activity, work_between
-from mldebug_agents.sources.ranks import RankFinder
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.watch import NodeLook, Watch
-from mldebug_agents.workbench import Workbench
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.flight_recorder.collector import Collector
+from mldebug_agents.capture.stacks.pyspy import Dump
+from mldebug_agents.capture.trace.collector import Rings
+from mldebug_agents.jobs.ranks.discovery import RankFinder
+from mldebug_agents.jobs.ranks.known_issues import TrapFinder
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.watch.activity import COMPILER, Work, read_activity, work_between
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.watch import NodeLook, Watch
 from proctree import BOOT, DirectPaths, Tree
 
 NOW = BOOT + 3600.0
@@ -278,7 +278,7 @@ def test_a_defect_that_one_job_brings_out_does_not_hide_the_others(
             raise ZeroDivisionError("odd")
         return bad(host, pid, start, tid)
 
-    monkeypatch.setattr("mldebug_agents.jobwatch.read_activity", activity)
+    monkeypatch.setattr("mldebug_agents.watch.job_watch.read_activity", activity)
     look = watch(bench).look()
     assert job_of(look, 100).step == 7
     broken = job_of(look, 200)  # still listed: a run that is not listed counts as ended
@@ -289,7 +289,7 @@ def test_a_defect_that_one_job_brings_out_does_not_hide_the_others(
 def test_stacks_have_one_deadline_for_all_ranks_and_the_late_ones_come_first_next_time(
     tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mldebug_agents.jobwatch.SAMPLES_DEADLINE", 0.5)
+    monkeypatch.setattr("mldebug_agents.watch.job_watch.SAMPLES_DEADLINE", 0.5)
     node = Node(tmp_path, ranks=12)
     pyspy = SlowPySpy(0.2)
     looks = watch(Bench(node.host(), reader, pyspy))

@@ -22,12 +22,8 @@ from mldebug.storage.write_rates import (
     who_fills,
     writer_line,
 )
-from mldebug_agents.answers import Unreadable
-from mldebug_agents.filesystems.part import _with as with_writer
-from mldebug_agents.host import Host
-from mldebug_agents.reader import Reader
-from mldebug_agents.spawn import Spawner
-from mldebug_agents.writers.reading import (
+from mldebug_agents.storage.filesystems.monitor import _with as with_writer
+from mldebug_agents.storage.write_rates.reader import (
     Readings,
     appends,
     calls_of,
@@ -35,6 +31,10 @@ from mldebug_agents.writers.reading import (
     net_bytes,
     position,
 )
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+from mldebug_agents.system.spawn import Spawner
 
 WRITES = """
 import os, sys

@@ -1,1 +1,1 @@
-"""Probes: short measurements of a node that is not training. One file, one `mldebug probe` verb."""
+"""How a probe runs: in children of the training environment's Python, guarded, and with nothing left behind."""

@@ -11,8 +11,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from mldebug_agents.starting.leftovers import Leftover
-from mldebug_agents.state.wire import Found, Keep, Memo, StoredEnds, StoredRow
+from mldebug_agents.state.messages import Found, Keep, Memo, StoredEnds, StoredRow
+from mldebug_agents.system.child.leftovers import Leftover
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

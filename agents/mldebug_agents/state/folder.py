@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from mldebug.core.errors import AccessError, MldebugError, UsageError
-from mldebug_agents.state.wire import Place
+from mldebug_agents.state.messages import Place
 
 log = logging.getLogger("mldebug")
 

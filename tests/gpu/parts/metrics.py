@@ -18,8 +18,8 @@ from gpu.compare import table
 from gpu.timing import energies
 from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.readings import NodeGpus
-from mldebug_agents.gpus.nvidia import Nvidia
-from mldebug_agents.nvml.energy import Energy
+from mldebug_agents.hardware.gpu.nvml.energy import Energy
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 WINDOW = 1.0  # seconds: for the averages, and for the unit of the clock event counters
 SPAN = float(os.environ.get("MLDEBUG_GPU_SPAN", "10"))  # seconds between two answers on energy

@@ -6,8 +6,8 @@ from typing import Any
 
 from gpu import world
 from gpu.timing import Cost, candidates, dearest, read_costs
-from mldebug_agents.gpus.nvidia import Nvidia
-from mldebug_agents.nvml.library import Library
+from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 ROUNDS = 50
 PAUSE = 0.2  # seconds

@@ -8,11 +8,11 @@ from typing import Any
 import psutil
 
 from gpu import world
-from mldebug_agents.gpuchild import serving, wire
-from mldebug_agents.gpuchild.errors import GpusReleasedError
-from mldebug_agents.host import Host
-from mldebug_agents.sources.gpus import Gpus
-from mldebug_agents.spawn import WORKERS, Spawner
+from mldebug_agents.hardware.gpu.child import messages, server
+from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
+from mldebug_agents.hardware.gpu.reader import Gpus
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import WORKERS, Spawner
 from processes.harness import wait_for
 
 REST = 3.0  # seconds
@@ -20,7 +20,7 @@ REST = 3.0  # seconds
 
 def run(folder: Path) -> Iterator[tuple[str, Any]]:
     """As the agent does it: a child reads, is released, and comes back."""
-    with Spawner({**WORKERS, wire.NAME: serving.serve}) as spawner:
+    with Spawner({**WORKERS, messages.NAME: server.serve}) as spawner:
         gpus = Gpus(spawner, Host("/"))
         gpus.watch()
         held = ours()

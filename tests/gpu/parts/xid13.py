@@ -17,7 +17,7 @@ import msgspec
 from gpu import wild, world
 from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug.hardware.kernel_log.attribution import RankEvent
-from mldebug_agents.gpus.nvidia import Nvidia
+from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 from processes.harness import wait_for
 from processes.watching import RunningAgent
 

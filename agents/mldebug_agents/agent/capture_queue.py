@@ -1,0 +1,71 @@
+"""Orders of captures, and what becomes of them: one that is refused is tried at the next look, one that fails once more.
+
+Belongs to the main loop's thread.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mldebug.core.model import Gap, Job
+from mldebug.core.redact import clean
+from mldebug.incidents.uncaptured import WHAT
+from mldebug.stall.signals import Decision
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+REFUSED = Gap(what=WHAT, reason="too many captures waited, so it was put off to the next look")
+
+
+class Order(NamedTuple):
+    """What is to be captured. `told`: the decision that asks, where one does; `again`: it has failed before."""
+
+    job: Job
+    found: Discovery
+    told: Decision | None = None
+    again: bool = False
+
+
+class Orders:
+    """`put` hands an order to the worker, and is False where that takes none."""
+
+    def __init__(self, put: Callable[[Order], bool], incidents: Incidents) -> None:
+        self._put = put
+        self._incidents = incidents
+        self._owed: dict[str, Order] = {}  # by job
+
+    def ask(self, run: Run, order: Order) -> None:
+        """Have it taken, now or after the next look."""
+        if self._put(order):
+            self._owed.pop(run.job.id, None)
+            return
+        self._owed[run.job.id] = order
+        log.warning("%s: %s: %s", run.job.name, WHAT, REFUSED.reason)
+        self._incidents.missed(run, REFUSED)
+
+    def look(self, run: Run, found: Discovery) -> None:
+        """A new look at the run: what was put off is asked for again."""
+        if (owed := self._owed.get(run.job.id)) is not None:
+            self.ask(run, owed._replace(job=run.job, found=found))
+        self._incidents.await_capture(run)
+
+    def failed(self, run: Run | None, order: Order, error: Exception) -> None:
+        """Try it once more; then it is a gap, and the incident is told without it. `run`: None where it is gone."""
+        words = clean(f"{type(error).__name__}: {error}", 200)
+        log.warning("%s: capture failed: %s", order.job.name, words)
+        if run is None:
+            return
+        if not order.again:
+            self.ask(run, order._replace(again=True))
+            return
+        way_out = "mldebug doctor  # what works on this node as the agent's user"
+        reason = f"it failed twice: {words}"
+        self._incidents.missed(run, Gap(what=WHAT, reason=reason, way_out=way_out))
+        self._incidents.unseen(run)
+
+    def forget(self, run: Run) -> None:
+        """The run is over, or moves again."""
+        self._owed.pop(run.job.id, None)

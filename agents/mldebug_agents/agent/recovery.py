@@ -1,0 +1,139 @@
+"""What was before: takes up what an earlier agent of this node knew, and has what this one knows stored for the next.
+
+Belongs to the main loop's thread. The state dir may answer late, or be removed under us: both are noticed here.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from mldebug.core.model import Job
+from mldebug.diagnosis.exits.model import Ending, Ends
+from mldebug.stall.rules import StallSettings
+from mldebug.stall.signals import Look
+from mldebug.stall.watch import StallWatch
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.incidents.exits.exit_tracker import Endings
+from mldebug_agents.incidents.exits.failed_attempts import Stories
+from mldebug_agents.incidents.exits.known_exits import launcher_lives
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.state.run_row import Row
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+
+BOOT = "boot"  # the memo of which boot of the node all that is stored is of
+EVERY = 10.0  # seconds between two times that all is stored, and the state dir looked at
+
+
+class Past:
+    """`capture` asks for a capture of a run."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        bench: Workbench,
+        incidents: Incidents,
+        stories: Stories,
+        endings: Endings,
+        capture: Callable[[Run], None],
+    ) -> None:
+        self._ledger = ledger
+        self._bench = bench
+        self._incidents = incidents
+        self._stories = stories
+        self._endings = endings
+        self._capture = capture
+        self._recalled = self._settled = False
+        self._same_boot: bool | None = (
+            None  # as the one that the earlier agent knew; None: it has not told
+        )
+        self._stored_at = time.monotonic()
+
+    def turn(self, runs: Mapping[str, Run], settings: StallSettings, *, looked: bool) -> None:
+        """Take up what the state dir gives: at once, or late where it hangs. Raises where it is another agent's.
+
+        `looked`: all runs that live are among `runs`.
+        """
+        if self._ledger.refusal is not None:
+            raise self._ledger.refusal
+        if not self._recalled and self._ledger.opened:
+            self._recalled = True
+            self._compare_boots()
+            self._bench.spawner.inherit(self._ledger.leftovers)
+            for run in runs.values():
+                self._resume(run, settings)
+            self._ledger.scribe.release()
+        if self._recalled and not self._settled and looked:
+            self._settled = True
+            revived = self._revive(runs, settings)
+            self._incidents.settle({*runs, *revived}, self._goes_on)
+        if time.monotonic() - self._stored_at > EVERY:
+            self._stored_at = time.monotonic()
+            self.store(runs)
+
+    def _compare_boots(self) -> None:
+        if boot := self._bench.host.boot_id():
+            before, now = self._ledger.memo(BOOT), msgspec.json.encode(boot)
+            self._same_boot = before == now if before else None
+            self._ledger.remember(BOOT, now)
+
+    def meet(self, job: Job, settings: StallSettings) -> Run:
+        """A run that is new to us, with what is known of it."""
+        self._ledger.adopt(job)
+        run = Run(job, StallWatch(settings, self._ledger.memory(job.id)))
+        self._take_up(run)
+        return run
+
+    def store(self, runs: Mapping[str, Run]) -> None:
+        """Have the newest of everything stored; the state dir is looked at then, and filled again where it was lost."""
+        lost = self._ledger.tend()
+        for run in runs.values():
+            self._ledger.keep(run.job.id, run.watch.memory(), run.incident)
+            if lost and run.incident is not None:
+                self._incidents.write_again(run.incident)
+        if lost:
+            self._stories.write_again()
+        self._ledger.leave((*self._bench.spawner.leftovers, *self._bench.gpus.leftovers()))
+
+    def _resume(self, run: Run, settings: StallSettings) -> None:
+        """A run that was met before its memory could be read."""
+        self._ledger.adopt(run.job)
+        memory = self._ledger.earlier(run.job.id)
+        if memory is not None and run.incident is None:
+            run.watch = StallWatch(settings, memory)
+        self._take_up(run)
+
+    def _take_up(self, run: Run) -> None:
+        """An agent that was killed between blame and evidence leaves an incident without a capture."""
+        self._incidents.recall(run)
+        self._endings.recall(run, self._ledger.ends(run.job.id))
+        if run.incident is not None and not run.incident.captures:
+            self._capture(run)
+
+    def _revive(self, runs: Mapping[str, Run], settings: StallSettings) -> set[str]:
+        """Jobs that an earlier agent saw failing and that ended while nobody watched: they are judged now."""
+        gone = self._ledger.failing(runs)
+        for ends in gone.values():
+            if ends.failing is not None:
+                self._endings.revive(self._gone(ends, ends.failing, settings), ends)
+        return set(gone)
+
+    def _gone(self, ends: Ends, job: Job, settings: StallSettings) -> Run:
+        told = Ending(job=job, identities=ends.identities, exits=ends.exits)
+        if not launcher_lives(self._bench.host, told, self._same_boot):
+            job = msgspec.structs.replace(job, launcher_pid=None)
+        run = Run(job, StallWatch(settings))
+        run.seen = JobLook(job=job, look=Look(at=time.monotonic()))
+        return run
+
+    def _goes_on(self, job_id: str, row: Row) -> bool:
+        """An attempt has failed, and its launcher may start another one: they are one story."""
+        ending = row.incident.ending if row.incident else None
+        if ending is None or not launcher_lives(self._bench.host, ending, self._same_boot):
+            return False
+        if ending.launcher_pid is None or not self._stories.recall(job_id, row):
+            return False
+        self._endings.expect(ending.launcher_pid)
+        return True

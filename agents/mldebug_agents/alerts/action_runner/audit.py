@@ -1,0 +1,68 @@
+"""The audit log: one JSON line for each decision, in the state dir. Written in a worker of its own: a disk may hang."""
+
+import os
+import queue
+from pathlib import Path
+
+import msgspec
+
+from mldebug.alerts.action_model import Decision
+from mldebug_agents.system.workers import Result, Worker
+
+FILE, BEFORE = "actions.jsonl", "actions.jsonl.1"
+MOST = 4 << 20  # bytes of one file; the one before stays
+MOST_WAITING = 10_000  # lines
+DEADLINE = 10.0
+WORKER = "action log"
+
+
+class Audit:
+    """Lines wait in memory for a disk that is slow; what finds no room is counted and told."""
+
+    def __init__(self, state_dir: Path, inbox: "queue.SimpleQueue[Result | None]") -> None:
+        self._folder = state_dir
+        self.worker = Worker(WORKER, self._append, inbox, DEADLINE)
+        self._waiting: list[Decision] = []
+        self._lost = 0
+        self._failed = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the log is not whole; "" where it is."""
+        lost = f"{self._lost} lines of {FILE} were lost" if self._lost else ""
+        return self._failed or lost
+
+    def write(self, decision: Decision) -> None:
+        """Soon."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._lost += 1
+        else:
+            self._waiting.append(decision)
+
+    def turn(self) -> None:
+        """Have written what waits."""
+        if self._waiting and not self.worker.busy:
+            lines, self._waiting = tuple(self._waiting), []
+            self.worker.order(lines)
+
+    def told(self, result: Result) -> None:
+        """Lines were written, or not."""
+        self._lost += len(result.order) if result.error is not None else 0
+        self._failed = f"{FILE} cannot be written: {result.error}" if result.error else ""
+
+    def _append(self, lines: tuple[Decision, ...]) -> None:
+        fd = self._open()
+        try:
+            for one in lines:
+                line = msgspec.json.encode(one) + b"\n"
+                if os.fstat(fd).st_size + len(line) > MOST:
+                    os.close(fd)
+                    (self._folder / FILE).replace(self._folder / BEFORE)
+                    fd = self._open()
+                os.write(fd, line)
+        finally:
+            os.close(fd)
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._folder / FILE, flags, 0o600)

@@ -1,0 +1,107 @@
+"""Captures that an alert or an action asks for: one for all who ask within a minute, and never two of one run at a time.
+
+Asked from any thread, taken in a worker; the main loop only tells which runs there are.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job, NodeCapture
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.system.workers import Result, Worker
+
+WORKER = "ordered captures"
+DEADLINE = 120.0
+PAUSE = 60.0  # seconds between two of one run
+WATCH = 1.0  # seconds that a capture looks for movement
+
+
+class Ordered(NamedTuple):
+    """One capture: of a run here, or of one by that name on other nodes alone."""
+
+    name: str
+    job: Job | None
+    report: "Future[str]"
+
+
+class Asked(NamedTuple):
+    """What became of asking: the id of the report will come, unless it was asked for a moment ago."""
+
+    report: "Future[str]"
+    age: float  # seconds since the same was asked for; 0: it was asked for now
+
+
+class Captures:
+    """`write` makes a report of what this node has seen and `across` one of all nodes; both return its id, or raise."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        inbox: "queue.SimpleQueue[Result | None]",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.write: Callable[[NodeCapture], str] | None = None
+        self.across: Callable[[str, Job | None], str] | None = None
+        self._bench, self._clock = bench, clock
+        self._jobs: Mapping[str, Job] = {}  # replaced as a whole
+        self._found = Discovery()
+        self._last: dict[str, tuple[float, Future[str]]] = {}
+        self._lock = threading.Lock()  # of `_last`
+        self.worker = Worker(WORKER, self._take, inbox, DEADLINE)
+
+    def show(self, jobs: Mapping[str, Job], found: Discovery) -> None:
+        """What is here now."""
+        self._jobs, self._found = jobs, found
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        """The runs here, by id."""
+        return self._jobs
+
+    @property
+    def used(self) -> tuple[Worker, ...]:
+        """For status: the worker, once somebody has asked lately."""
+        return (self.worker,) if self._last else ()
+
+    def ask(self, name: str, job: Job | None) -> Asked:
+        """Have it captured; MldebugError where too many wait."""
+        key, now = job.id if job is not None else name, self._clock()
+        with self._lock:
+            self._last = {one: old for one, old in self._last.items() if now - old[0] < PAUSE}
+            if key in self._last:
+                at, report = self._last[key]
+                return Asked(report, max(now - at, 0.001))
+            report = Future()
+            if not self.worker.order(Ordered(name, job, report)):
+                raise MldebugError("too many captures wait", "ask again later")
+            self._last[key] = (now, report)
+        return Asked(report, 0.0)
+
+    def _take(self, order: Ordered) -> None:
+        """In the worker."""
+        try:
+            order.report.set_result(self._taken(order))
+        except Exception as error:
+            order.report.set_exception(error)
+            raise
+
+    def _taken(self, order: Ordered) -> str:
+        if self.across is not None:
+            try:
+                return self.across(order.name, order.job)
+            except MldebugError:
+                if order.job is None:
+                    raise
+        if order.job is None or self.write is None:
+            raise MldebugError("no rank of it is on this node", "ask the agent of its node")
+        found = self._found
+        capturer = self._bench.capturer(WATCH)
+        return self.write(
+            capturer.capture(order.job, found.children, found.remarks, found.gaps, quiet=None)
+        )

@@ -1,0 +1,68 @@
+"""What an action is given, and what it answers: first what it would do, then that it has done it."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from mldebug.alerts.action_model import Facts
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Completed, Starter
+
+
+class Work(NamedTuple):
+    """One event, and the node."""
+
+    facts: Facts
+    job: Job | None  # the run that the event is about, as it is here now
+    node: str
+    starter: Starter
+    host: Host
+    capture: Callable[[Job], str]  # has all its ranks captured; returns the id of the report
+    others: tuple[Job, ...] = ()  # the other runs that are here
+
+
+class Did(NamedTuple):
+    """What came of it; the exit code where it has one."""
+
+    words: str
+    code: int | None = None
+
+
+class Plan(NamedTuple):
+    """What it would do, in words, and the deed."""
+
+    words: str
+    do: Callable[[], Did]
+
+
+class Action(Protocol):
+    """What a file in `actions/` creates. Both may block, within time limits of their own."""
+
+    harms: bool  # may it harm a job or a node? Then it runs only where `actions.allow` names it, and never twice
+
+    def plan(self, work: Work) -> Plan:
+        """What it would do. Changes nothing; `UnfitError`: it does not do this."""
+
+
+class ProgramError(MldebugError):
+    """A program did not do what it should have done."""
+
+    def __init__(self, message: str, code: int | None) -> None:
+        super().__init__(message, "see its own log")
+        self.code = code
+
+
+def judged(done: Completed, name: str) -> Completed:
+    """The same, where it has run to a good end."""
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+    if done.error:
+        raise ProgramError(f"{name} cannot be started: {done.error}", None)
+    if done.timed_out:
+        raise ProgramError(f"{name} did not end in {done.seconds:.0f} s, and was killed", None)
+    if done.truncated:
+        raise ProgramError(f"{name} wrote more than it may, and was killed", None)
+    if done.returncode != 0:
+        why = f": {said[0]}" if said else ""
+        raise ProgramError(f"{name} ended with {done.returncode}{why}", done.returncode)
+    return done

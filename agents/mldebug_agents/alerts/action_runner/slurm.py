@@ -1,0 +1,123 @@
+"""What Slurm itself says of a process and of a node: all that may stand in a command that harms.
+
+A job may put any number into its environment. slurmstepd's control group, and slurmd asked for a pid, are out of its reach.
+Sources: the layouts of `cgroup/v1` and `cgroup/v2` of Slurm 20.11 to 25.05; squeue(1), scontrol(1).
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from mldebug.alerts.action_model import UnfitError
+from mldebug.core.model import Job, RankIdentity
+from mldebug_agents.alerts.action_runner.model import ProgramError, judged
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Completed, Starter
+
+TIMEOUT, MAX_OUTPUT = 30.0, 1 << 20  # seconds, bytes: an array may have thousands of tasks
+# anchored: below a user's own slice anybody may make a group of that name
+_V2 = re.compile(
+    r"0::/system\.slice/(?:[\w.-]{0,64}slurmstepd\.scope|slurmd\.service)/job_(\d{1,10})/"
+)
+_V1 = re.compile(r"\d+:[\w,=]*:/slurm(?:_[\w.-]{1,64})?/uid_\d+/job_(\d{1,10})/")
+_PIDINFO = re.compile(r"Slurm (?:job id |JobId=)(\d{1,10}) ends at")
+_NUMBER = re.compile(r"\d{1,10}(?:_\d{1,10})?")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_DRAINED = re.compile(r" State=\S*DRAIN")
+
+
+def raw_of(job: Job, host: Host, starter: Starter) -> str:
+    """What SLURM_JOB_ID should be in its ranks here, which are of one job; `UnfitError` where that is not sure."""
+    raws = {_raw(one, host, starter) for one in job.ranks}
+    if len(raws) != 1:
+        raise UnfitError(f"the ranks here are of {len(raws)} Slurm jobs")
+    return raws.pop()
+
+
+def holding(raw: str, jobs: Iterable[Job], host: Host, starter: Starter) -> Iterator[Job]:
+    """Those of them that are of that Slurm job, too; what ended meanwhile, or is of no Slurm job, is none."""
+    for job in jobs:
+        with suppress(UnfitError):
+            try:
+                found = raw_of(job, host, starter)
+            except ProgramError as error:
+                if error.code is None:
+                    raise
+                continue  # scontrol ends with 1 where the process is of no job
+            if found == raw:
+                yield job
+
+
+def is_on(raw: str, node: str, starter: Starter) -> bool:
+    """Does Slurm say that the job has that node?"""
+    said = ask(starter, "squeue", "--noheader", f"--jobs={raw}", f"--nodelist={node}", "--format=%A")  # fmt: skip
+    return raw in said.stdout.decode("utf-8", "replace").split()
+
+
+def number_of(raw: str, job: Job, starter: Starter) -> str:
+    """The number by which scancel takes this job, and of an array this task alone. `UnfitError` where that is not sure."""
+    said = ask(
+        starter, "squeue", "--noheader", f"--jobs={raw}", "--states=all", "--format=%A|%i|%U|%T"
+    )
+    rows = [line.strip().split("|") for line in said.stdout.decode("utf-8", "replace").splitlines()]
+    mine = [row for row in rows if len(row) == 4 and row[0] == raw]
+    if len(mine) != 1:
+        raise UnfitError(f"squeue tells {len(mine)} jobs of number {raw}")
+    _, number, uid, state = mine[0]
+    if uid != str(job.uid):
+        raise UnfitError(f"Slurm job {raw} is of user {uid[:12]}, and the ranks of {job.uid}")
+    if state != "RUNNING":
+        raise UnfitError(f"Slurm job {raw} is {state[:20]} and not running")
+    if not _NUMBER.fullmatch(number):
+        raise UnfitError(f"Slurm job {raw} has a number that is not understood")
+    return number
+
+
+def node_of(name: str, starter: Starter) -> str:
+    """What Slurm calls that node; `UnfitError` where it knows no such one, or it is drained already."""
+    for candidate in dict.fromkeys((name, name.partition(".")[0])):
+        if not _NODE.fullmatch(candidate):
+            raise UnfitError("the node's name is none that Slurm may have")
+        told = _node(candidate, starter)
+        if _DRAINED.search(told):
+            raise UnfitError(f"{candidate} is drained already")
+        if told:
+            return candidate
+    raise UnfitError(f"Slurm knows no node {name}")
+
+
+def ask(starter: Starter, program: str, *argv: str) -> Completed:
+    """One of Slurm's programs, to a good end."""
+    kept = {name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ}
+    done = starter.run(
+        (program, *argv), timeout=TIMEOUT, max_output=MAX_OUTPUT, env=kept | {"LC_ALL": "C"}
+    )
+    return judged(done, program)
+
+
+def _raw(rank: RankIdentity, host: Host, starter: Starter) -> str:
+    groups = host.text(rank.pid, "cgroup")
+    found = {m[1] for line in groups.splitlines() if (m := _V2.match(line) or _V1.match(line))}
+    if not found:
+        told = ask(starter, "scontrol", "pidinfo", str(rank.pid)).stdout.decode("utf-8", "replace")
+        found = {m[1] for line in told.splitlines() if (m := _PIDINFO.match(line))}
+    known = host.brief(rank.pid)
+    if known is None or known.start_ticks != rank.start_ticks:
+        raise UnfitError(f"rank {rank.rank} (pid {rank.pid}) is gone")
+    if len(found) != 1:
+        raise UnfitError(f"Slurm does not say of which job rank {rank.rank} (pid {rank.pid}) is")
+    return found.pop()
+
+
+def _node(name: str, starter: Starter) -> str:
+    """Its record; "" where that is of none, or of several."""
+    try:
+        told = ask(starter, "scontrol", "--oneliner", "show", "node", name)
+    except ProgramError as error:
+        if error.code is None:
+            raise
+        return ""  # it ends with 1 where it knows none of that name
+    lines = told.stdout.decode("utf-8", "replace").splitlines()
+    mine = [line for line in lines if line.startswith(f"NodeName={name} ")]
+    return mine[0] if len(lines) == 1 and mine else ""

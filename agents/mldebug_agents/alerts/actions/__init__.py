@@ -1,0 +1,1 @@
+"""Actions that may follow an event, one file each."""

@@ -1,0 +1,63 @@
+"""A program of your own: facts in its environment and as JSON on stdin, never through a shell."""
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from mldebug.alerts.action_model import environment
+from mldebug.core.units import SIZE, Duration
+from mldebug_agents.alerts.action_runner.model import Did, Plan, Work, judged
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The program, and how long and how much."""
+
+    argv: tuple[str, ...] = ()  # must be set: the program by its absolute path, and its arguments
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=600)] = 60.0  # then it is ended
+    # of what it writes; then it is killed
+    output: Annotated[int, SIZE, msgspec.Meta(ge=1024, le=16 << 20)] = 64 << 10
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """What no type can say."""
+    if not options.argv or not options.argv[0].startswith("/"):
+        yield (
+            "argv",
+            "begins with the absolute path of a program: [/usr/local/bin/page, --team, ml]",
+        )
+    if any("\0" in one for one in options.argv):
+        yield "argv", "holds a NUL"
+
+
+class Command:
+    """Nobody knows what a program does: it counts as one that may harm."""
+
+    harms = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, work: Work) -> Plan:
+        """Its words stand in the config: nothing of the event becomes part of them."""
+        return Plan(shlex.join(self._options.argv), lambda: self._run(work))
+
+    def _run(self, work: Work) -> Did:
+        options = self._options
+        clean = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": "/"}
+        done = work.starter.run(
+            options.argv,
+            timeout=options.timeout,
+            max_output=options.output,
+            env=clean | environment(work.facts),
+            stdin=msgspec.json.encode(work.facts),
+        )
+        code = judged(done, options.argv[0]).returncode
+        return Did(f"{shlex.join(options.argv)} ended with {code}", code)
+
+
+def create(options: Options) -> Command:
+    """Build the action."""
+    return Command(options)

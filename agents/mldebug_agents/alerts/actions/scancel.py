@@ -1,0 +1,48 @@
+"""Cancel the run's Slurm job, whose number the kernel and Slurm tell, and never the job itself."""
+
+import msgspec
+
+from mldebug.alerts.action_model import Sure, UnfitError, sure_enough
+from mldebug.core.model import Job
+from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+from mldebug_agents.alerts.action_runner.slurm import ask, holding, number_of, raw_of
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How sure the verdict has to be, and whether other runs may end with it."""
+
+    confidence: Sure = "high"  # of the verdict, at least
+    with_others: bool = False  # also where other runs on this node are of the same Slurm job
+
+
+class Scancel:
+    """One task of an array is cancelled alone."""
+
+    harms = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, work: Work) -> Plan:
+        """Of the event's run."""
+        if work.job is None:
+            raise UnfitError("the event is of no run that is on this node now")
+        sure_enough(work.facts, self._options.confidence)
+        number = self._number(work.job, work)
+
+        def cancel() -> Did:
+            return Did(f"scancel {number}", ask(work.starter, "scancel", number).returncode)
+
+        return Plan(f"scancel {number}", cancel)
+
+    def _number(self, job: Job, work: Work) -> str:
+        raw = raw_of(job, work.host, work.starter)
+        if not self._options.with_others:
+            for other in holding(raw, work.others, work.host, work.starter):
+                raise UnfitError(f"Slurm job {raw} holds run {other.id}, too")
+        return number_of(raw, job, work.starter)
+
+
+def create(options: Options) -> Scancel:
+    """Build the action."""
+    return Scancel(options)

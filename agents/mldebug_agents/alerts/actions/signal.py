@@ -1,0 +1,91 @@
+"""A signal to the culprit, or to all ranks of the run on this node."""
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from mldebug.alerts.action_model import Facts, Sure, UnfitError, sure_enough
+from mldebug.core.model import RankIdentity
+from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+from mldebug_agents.system.host import Host
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which one, and whom."""
+
+    signal: Literal[
+        "SIGTERM", "SIGINT", "SIGCONT", "SIGUSR1", "SIGUSR2", "SIGABRT", "SIGQUIT", "SIGKILL"
+    ] = "SIGTERM"  # which one
+    to: Literal["culprit", "ranks"] = "culprit"  # ranks: all of the run on this node
+    confidence: Sure = "high"  # of the verdict, at least
+
+
+class Signal:
+    """It goes to a pidfd, and only to a process that is the same as when the run was found."""
+
+    harms = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, work: Work) -> Plan:
+        """To ranks of the event's run alone."""
+        options = self._options
+        if work.job is None:
+            raise UnfitError("the event is of no run that is on this node now")
+        sure_enough(work.facts, options.confidence)
+        ranks = _chosen(work.job.ranks, work.facts, work.node, options.to)
+        told = ", ".join(f"rank {one.rank} (pid {one.pid})" for one in ranks)
+        return Plan(f"{options.signal} to {told}", lambda: self._send(ranks, work.host))
+
+    def _send(self, ranks: Sequence[RankIdentity], host: Host) -> Did:
+        number = signal.Signals[self._options.signal]
+        fds = []
+        try:
+            for one in ranks:  # all of them are proved before the first is hit
+                fds.append(held(one, host))
+            for fd in fds:
+                signal.pidfd_send_signal(fd, number)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        who = ", ".join(f"rank {one.rank} (pid {one.pid})" for one in ranks)
+        return Did(f"sent {self._options.signal} to {who}")
+
+
+def held(one: RankIdentity, host: Host) -> int:
+    """A pidfd of that very process; `UnfitError` where its number is another one's by now."""
+    try:
+        fd = os.pidfd_open(one.pid)
+    except ProcessLookupError:
+        raise UnfitError(f"rank {one.rank} (pid {one.pid}) is gone") from None
+    known = host.brief(one.pid)  # read after it was opened: what it names cannot change any more
+    if known is None or not one.start_ticks or known.start_ticks != one.start_ticks:
+        os.close(fd)
+        raise UnfitError(f"pid {one.pid} is not rank {one.rank} any more: its number was reused")
+    return fd
+
+
+def _chosen(
+    ranks: tuple[RankIdentity, ...], facts: Facts, node: str, to: str
+) -> tuple[RankIdentity, ...]:
+    """All ranks here, or the one rank that is blamed."""
+    if to == "ranks":
+        if not ranks:
+            raise UnfitError("no rank of the run is on this node")
+        return ranks
+    blamed = {
+        (one.rank, one.pid) for one in facts.blamed if one.kind == "rank" and one.node == node
+    }
+    chosen = tuple(one for one in ranks if (one.rank, one.pid) in blamed)
+    if len(chosen) != 1:
+        raise UnfitError(f"{len(chosen)} ranks on this node are blamed: it hits one alone")
+    return chosen
+
+
+def create(options: Options) -> Signal:
+    """Build the action."""
+    return Signal(options)

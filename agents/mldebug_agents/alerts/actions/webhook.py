@@ -1,0 +1,51 @@
+"""A POST of the facts to an address of your own, at its place in the chain."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from mldebug.core.plugins import load
+from mldebug.core.units import Duration
+from mldebug_agents.alerts.action_runner.model import Did, Plan, Work
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As those of the channel `webhook`."""
+
+    url: str = ""  # must be set: https://…
+    token_file: Path | None = None  # sent as "Authorization: Bearer …"
+    user: str = ""  # of HTTP basic authentication, with a password_file
+    password_file: Path | None = None  # read anew for each message
+    ca_file: Path | None = None  # of a private certificate authority
+    timeout: Annotated[Duration, msgspec.Meta(gt=0, le=60)] = 10.0  # of one request
+
+
+def problems(options: Options) -> Iterator[tuple[str, str]]:
+    """What the channel finds wrong."""
+    yield from load("channels", "webhook").problems(options)
+
+
+class Webhook:
+    """The facts are the channel's message, with `confidence` and `blamed`."""
+
+    harms = False
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, work: Work) -> Plan:
+        """A POST."""
+        channel: Any = load("channels", "webhook").create(self._options)
+
+        def post() -> Did:
+            channel.send(work.facts)
+            return Did("posted the facts")
+
+        return Plan("post the facts", post)
+
+
+def create(options: Options) -> Webhook:
+    """Build the action."""
+    return Webhook(options)

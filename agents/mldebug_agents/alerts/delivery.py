@@ -1,0 +1,107 @@
+"""One channel as the main loop knows it: what it is sent next, when, and how that goes."""
+
+import logging
+import queue
+import time
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.model import Channel, Event, Message
+from mldebug.core.plugin_options import Plugin
+from mldebug.core.plugins import load
+from mldebug.core.redact import safe_line
+from mldebug_agents.system.workers import Result, Worker
+
+log = logging.getLogger("mldebug")
+
+DEADLINE = 60.0  # seconds after which a channel counts as stuck
+PAUSE_FIRST, PAUSE_MOST = 1.0, 300.0  # seconds between two tries of a channel that fails
+WORKER = "channel:"
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """One order to a channel."""
+
+    message: Message
+    event: Event | None  # None: it only tells that the agent lives
+    line: Any  # the `Line` that has sent it
+
+
+class Line:
+    """One channel: what it is sent, and how that goes. Monotonic seconds."""
+
+    def __init__(
+        self, name: str, plugin: Plugin, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> None:
+        self.name = name
+        self.plugin = plugin
+        channel: Channel = load("channels", plugin.kind).create(plugin.options)
+        self.repeat = channel.repeat
+        self.every: float = getattr(channel, "every", 0.0)  # seconds; 0: it is told of events
+        self._beat = 0.0  # when it was last told that the agent lives
+        self.worker = Worker(
+            WORKER + name, lambda order: channel.send(order.message), inbox, DEADLINE
+        )
+        self.under_way = False
+        self.sent = self.failed = self.refused = 0
+        self.last_success: float | None = None  # unix
+        self.trouble = ""
+        self.not_before = 0.0
+        self._pause = PAUSE_FIRST
+        self._repeated: dict[str, float] = {}  # key -> when it was sent last
+        self._tries: dict[str, int] = {}  # key -> failures: one that nobody takes holds up no other
+
+    def next(self, book: EventBook, now: float) -> Event | None:
+        """What to send now: news first, then what is due to be repeated."""
+        if self.every or self.under_way or now < self.not_before:
+            return None
+        if waiting := book.untold(self.name):
+            return min(waiting, key=lambda one: self._tries.get(one.key, 0))
+        if not self.repeat:
+            return None
+        due = (
+            one for one in book.firing() if now - self._repeated.get(one.key, now) >= self.repeat
+        )
+        return next(due, None)
+
+    def beats(self, now: float) -> bool:
+        """Is it time to tell that the agent lives?"""
+        due = self.every and (not self._beat or now - self._beat >= self.every)
+        if self.under_way or now < self.not_before or not due:
+            return False
+        self._beat = now
+        return True
+
+    def done(self, key: str, now: float) -> None:
+        """It has arrived."""
+        self.sent += 1
+        self.trouble, self._pause, self.not_before = "", PAUSE_FIRST, 0.0
+        self.last_success = time.time()
+        self._repeated[key] = now
+        self._tries.pop(key, None)
+
+    def refusal(self, key: str, error: Exception) -> None:
+        """The other side does not want it; `status` tells so until it takes another one."""
+        self.refused += 1
+        self.trouble = f"refused: {safe_line(str(error), 200)}"
+        self._tries.pop(key, None)
+        log.error("channel %s: %s", self.name, self.trouble)
+
+    def failure(self, key: str, error: Exception, now: float) -> None:
+        """It may not have arrived; the next try waits."""
+        self.failed += 1
+        self._tries[key] = self._tries.get(key, 0) + 1
+        said = safe_line(str(error) or type(error).__name__, 200)
+        if not self.trouble:
+            later = "it is tried again" if self.every else "what waits is sent later"
+            log.error("channel %s: %s; %s", self.name, said, later)
+        self.trouble, self.not_before, self._beat = said, now + self._pause, 0.0
+        self._pause = min(PAUSE_MOST, 2 * self._pause)
+
+    def keep_only(self, keys: Collection[str]) -> None:
+        """Forget when others were sent, and how often."""
+        self._repeated = {key: at for key, at in self._repeated.items() if key in keys}
+        self._tries = {key: count for key, count in self._tries.items() if key in keys}

@@ -1,0 +1,273 @@
+"""Events in the agent: rooms raise them, the ledger keeps them, and each channel is told of each state once.
+
+The acknowledgement stands in the event's own row: what a channel has not acknowledged when the agent is killed is sent again
+by the next one, under the same id. Belongs to the main loop's thread; channels block only in workers of their own.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import msgspec
+
+from mldebug import __version__
+from mldebug.alerts.event_book import EventBook
+from mldebug.alerts.health_events import health_alarms, health_key, healthy_keys
+from mldebug.alerts.job_events import of_orphans, of_schedulers
+from mldebug.alerts.message import alive, cleaned, message_of
+from mldebug.alerts.model import Alarm, Event, RefusedError, State
+from mldebug.alerts.node_events import Word, of_memory, of_saves, of_storage, together
+from mldebug.alerts.probe_events import of_probes
+from mldebug.alerts.view import ChannelState, Events, EventView
+from mldebug.config.schema import Config
+from mldebug.core.model import Judgement
+from mldebug.core.plugin_options import Plugin
+from mldebug.hardware.health.sentences import GpuName
+from mldebug.incidents.incident import Incident
+from mldebug.status.snapshot import Snapshot
+from mldebug_agents.alerts.delivery import WORKER, Line, Sent
+from mldebug_agents.alerts.incident_alerts import INCIDENT, alarm_of, tells
+from mldebug_agents.state.store import Ledger
+from mldebug_agents.system.workers import Result
+
+log = logging.getLogger("mldebug")
+
+MEMORY_WAIT = (
+    30.0  # seconds for which an agent waits for its memory before it tells anybody anything
+)
+ROW = "event:"
+SHOWN = 100  # events in a snapshot
+STORED_WITHIN = 5.0  # seconds for which a message waits until its event is on disk
+WORDS_EVERY = 60.0  # seconds between two times that new words of an old event are stored
+LOST = 900.0  # seconds after which an event is over of which nobody speaks any more
+
+
+class Notices:
+    """Everything about being told, for one agent."""
+
+    def __init__(
+        self,
+        config: Config,
+        node: str,
+        ledger: Ledger,
+        inbox: "queue.SimpleQueue[Result | None]",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.book = EventBook(config.events.pending)
+        self._link = config.events.link
+        self._node = node
+        self._ledger = ledger
+        self._inbox = inbox
+        self._now = now
+        self._restored = False
+        self._alone_at = time.monotonic() + MEMORY_WAIT
+        self._lines: dict[str, Line] = {}
+        self._words_due = 0.0
+        self._unstored: dict[str, float] = {}  # key -> since when it waits for the disk
+        self._spoken: dict[str, float] = {}  # key -> when a room spoke of it last
+        self._obey(config.channels)
+
+    def reload(self, config: Config) -> None:
+        """Go on with other channels; what was not acknowledged waits for those that stay, and for new ones."""
+        self.book.pending, self._link = config.events.pending, config.events.link
+        self._obey(config.channels)
+
+    # --- what rooms say ----------------------------------------------------------------------------
+
+    def incident(self, incident: Incident, judgement: Judgement, uid: int) -> None:
+        """An incident was written down: it began, is known better, or is over."""
+        alarm = cleaned(alarm_of(incident, judgement, uid))
+        if tells(incident) or self.book.get(alarm.key):
+            if incident.state == "open" or self.book.get(alarm.key) is None:
+                self.book.raise_(alarm, self._now(), at_once=True)
+            if incident.state != "open":
+                self.book.clear(alarm.key, self._now(), incident.state)
+
+    def renamed(self, old: str) -> None:
+        """An incident is told under another id, by whoever has it."""
+        self.book.clear(INCIDENT + old, self._now(), "other nodes know it under another id")
+
+    def alarm(self, alarm: Alarm) -> None:
+        """A room says that something is wrong; again and again, for as long as it is."""
+        self.book.raise_(cleaned(alarm), self._now())
+
+    def clear(self, key: str) -> None:
+        """A room says that it is over."""
+        self.book.clear(key, self._now())
+
+    def look(self, snapshot: Snapshot, incidents: Collection[str] = ()) -> None:
+        """Take in what is not well. `incidents`: ids of those that are open."""
+        now = time.monotonic()
+        gpus = snapshot.gpus.gpus if snapshot.gpus else ()
+        names = {one.uuid: GpuName(one.index, one.bus_id) for one in gpus}
+        word = together(_rooms(snapshot))
+        said = {one.key for one in word.alarms}
+        for alarm in (*health_alarms(snapshot.health, names), *word.alarms):
+            self.alarm(alarm)
+        for key in healthy_keys(snapshot.health):
+            self.clear(key)
+        for key in self.book.keys(""):
+            if word.is_over(key) and key not in said:
+                self.clear(key)
+        known = {health_key(one) for one in snapshot.health} | said
+        known |= {INCIDENT + one for one in incidents}
+        known |= {key for key in self.book.keys("") if key.startswith(word.unsure)}
+        self._forget_lost(known, now)
+
+    def _forget_lost(self, known: Collection[str], now: float) -> None:
+        """A GPU was replaced, a mount is gone, the agent before was killed while it closed an incident."""
+        self._spoken = {key: self._spoken.get(key, now) for key in self.book.keys("")}
+        self._spoken |= dict.fromkeys(self._spoken.keys() & set(known), now)
+        for key, at in self._spoken.items():
+            event = self.book.get(key)
+            if now - at > LOST and event is not None and event.ended is None:
+                self.book.clear(key, self._now(), "nobody knows of it any more")
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Store what has changed, then send what waits: on disk an event comes before its message."""
+        if not self._restored and self._ledger.opened:
+            self._restored = True
+            self.book.restore(_stored(self._ledger))
+        told = [name for name, line in self._lines.items() if not line.every]
+        self.book.tidy(told, self._now())
+        self._store(time.monotonic())
+        if self._restored or time.monotonic() > self._alone_at:  # or a restart would tell all again
+            for line in self._lines.values():
+                self._send(line)
+
+    def _store(self, now: float) -> None:
+        if not self._restored:
+            return
+        words = now >= self._words_due
+        self._words_due = now + WORDS_EVERY if words else self._words_due
+        for key, event in self.book.changed(words=words):
+            self._ledger.remember(ROW + key, msgspec.json.encode(event) if event else b"")
+
+    def _send(self, line: Line) -> None:
+        now = time.monotonic()
+        if line.beats(now):
+            beat = Sent(alive(self._node, self._now(), __version__), None, line)
+            line.under_way = line.worker.order(beat)
+        event = line.next(self.book, now)
+        if event is None or not self._may_go(event.key, now):
+            return
+        message = message_of(event, self._node, self._link, __version__)
+        line.under_way = line.worker.order(Sent(message, event, line))
+
+    def _may_go(self, key: str, now: float) -> bool:
+        """Its row is on disk, or the disk has had its time: a hung one keeps nobody from being told."""
+        if not self._restored or self._ledger.is_stored(ROW + key):
+            self._unstored.pop(key, None)
+            return True
+        return now - self._unstored.setdefault(key, now) > STORED_WITHIN
+
+    def told(self, result: Result) -> bool:
+        """A channel has answered; False where it was somebody else."""
+        if not result.worker.startswith(WORKER):
+            return False
+        line, event, now = result.order.line, result.order.event, time.monotonic()
+        key = event.key if event is not None else ""
+        line.under_way = False
+        if isinstance(result.error, RefusedError):
+            line.refusal(key, result.error)
+        elif result.error is not None:
+            line.failure(key, result.error, now)
+            return True
+        else:
+            line.done(key, now)
+        if event is not None:
+            self.book.told(event.key, line.name, str(event.state), event.started)
+        return True
+
+    # --- what others see ---------------------------------------------------------------------------
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with the events and how the channels do."""
+        everything = {one.key for one in self.book.all()}
+        self._unstored = {key: at for key, at in self._unstored.items() if key in everything}
+        for line in self._lines.values():
+            line.keep_only(everything)
+        known = [one for one in self.book.all() if one.state is not State.PENDING]
+        events = Events(
+            events=tuple(map(_view, known[-SHOWN:])),
+            counts=_counts(known),
+            dropped=self.book.dropped,
+            channels=tuple(self._state(line) for line in self._lines.values()),
+        )
+        workers = tuple(line.worker.state() for line in self._lines.values())
+        return msgspec.structs.replace(
+            snapshot, events=events, sources=(*snapshot.sources, *workers)
+        )
+
+    def _state(self, line: Line) -> ChannelState:
+        return ChannelState(
+            name=line.name,
+            kind=line.plugin.kind,
+            waiting=0 if line.every else len(self.book.untold(line.name)),
+            sent=line.sent,
+            failed=line.failed,
+            refused=line.refused,
+            last_success=line.last_success,
+            trouble=line.trouble,
+        )
+
+    def _obey(self, wanted: Mapping[str, Plugin]) -> None:
+        lines = {}
+        for name, plugin in wanted.items():
+            known = self._lines.get(name)
+            same = known is not None and known.plugin == plugin
+            lines[name] = known if known and same else Line(name, plugin, self._inbox)
+        self._lines = lines
+
+
+def _rooms(snapshot: Snapshot) -> Iterator[Word]:
+    if snapshot.storage is not None:
+        yield from of_storage(snapshot.storage.parts)
+    yield from of_memory(snapshot.memory)
+    yield from of_schedulers(snapshot.schedulers, snapshot.at)
+    yield from of_orphans(snapshot.orphans)
+    yield from of_probes(snapshot.probes)
+    yield from of_saves("", -1, snapshot.saves)
+    for run in snapshot.runs:
+        yield from of_saves(run.id, run.uid, run.saves)
+
+
+def _view(event: Event) -> EventView:
+    alarm = event.alarm
+    return EventView(
+        key=event.key,
+        kind=alarm.kind,
+        severity=str(alarm.severity),
+        state=str(event.state),
+        sentence=alarm.sentence,
+        started=event.started,
+        ended=event.ended,
+        outcome=event.outcome,
+        report=alarm.report,
+        uid=alarm.uid,
+        labels=alarm.labels,
+    )
+
+
+def _counts(known: list[Event]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in known:
+        if one.state is State.FIRING:
+            name = f"{one.alarm.kind}/{one.alarm.severity}"
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _stored(ledger: Ledger) -> list[Event]:
+    """What is stored; a row that cannot be read, of another version, is skipped."""
+    found = []
+    for name in ledger.memos(ROW):
+        try:
+            found.append(msgspec.json.decode(ledger.memo(name), type=Event))
+        except msgspec.DecodeError:
+            log.warning("an event that was stored cannot be read, and is forgotten")
+            ledger.remember(name, b"")
+    return found

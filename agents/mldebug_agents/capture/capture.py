@@ -1,0 +1,342 @@
+"""One capture: everything this node can tell of one job at one moment, without stopping anybody.
+
+The ladder, per rank and child: /proc first, then `py-spy --nonblocking`, then further cheap samples while the watch
+lasts, and only then native stacks, for the few processes where they decide something and every thread can be
+interrupted. What could not be had becomes a gap. Nothing here raises for what a process does.
+"""
+
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from posixpath import dirname
+from typing import Protocol
+
+import msgspec
+
+from mldebug import __version__
+from mldebug.capture.movement import movement
+from mldebug.core.model import (
+    FlightRecord,
+    Gap,
+    Job,
+    LogTail,
+    NodeCapture,
+    OpenFile,
+    ProcessCapture,
+    ProcessState,
+    RankCapture,
+    RankIdentity,
+    Remark,
+)
+from mldebug.core.redact import clean
+from mldebug.diagnosis.classify.kernel_state import held_by_profiler, tracer_words
+from mldebug_agents.capture.nccl_ras.background import Beside
+from mldebug_agents.capture.nccl_ras.child import RasReply
+from mldebug_agents.capture.nccl_ras.client import DEADLINE as RAS_TIMEOUT
+from mldebug_agents.capture.stacks.blocked_call import blocked_on
+from mldebug_agents.capture.stacks.native import Native
+from mldebug_agents.capture.stacks.pyspy import FORBIDDEN, Dump, PySpy
+from mldebug_agents.capture.stacks.pystack import find_pystack, second_opinion
+from mldebug_agents.capture.stacks.sampling import DUMP_TIMEOUT, Sampling, Target
+from mldebug_agents.capture.stacks.source_line import source_line
+from mldebug_agents.jobs.hook.flight_recorder import Answers
+from mldebug_agents.jobs.hook.records import read_said
+from mldebug_agents.jobs.logs.tail import log_of, read_log
+from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader, Unreadable
+
+log = logging.getLogger("mldebug")
+
+MAX_CHILDREN = 64
+DEFECT = "report it as a defect of mldebug"
+LINK_TIMEOUT = 1.0  # seconds
+FLIGHT_TIMEOUT = 2.0  # seconds for the Flight Recorders of all ranks
+
+
+class MoreFlights(Protocol):
+    """Adds Flight Recorders to a capture; `left` says the seconds until its deadline, `stalled` that the job stands still.
+
+    `resumed`: it did so under an earlier agent, too, which may have asked.
+    """
+
+    def __call__(
+        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool, resumed: bool
+    ) -> NodeCapture: ...
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a capture is taken; the `capture` section of the config says the same to people."""
+
+    watch: float = 2.0  # seconds over which further samples are taken; 0: one look only
+    native: str = "auto"  # auto, never, always
+    workers: int = 0  # 0: one per core, at most 4
+    deadline: float = 30.0
+
+
+class Capturer:
+    """Takes captures of jobs on this node. One at a time; the pools live as long as one capture."""
+
+    def __init__(
+        self,
+        host: Host,
+        reader: Reader,
+        pyspy: PySpy,
+        node: str,
+        settings: Settings | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        flights: Callable[[Sequence[RankIdentity], float], Answers] = lambda *_: Answers(),
+        more_flights: MoreFlights | None = None,
+        ras: Callable[[Job, float], RasReply] | None = None,
+    ) -> None:
+        """`flights` asks ranks for their Flight Recorders, `ras` a job's NCCL RAS, for so many seconds at most; `more_flights` tries other ways."""
+        self.host = host
+        self.reader = reader
+        self.pyspy = pyspy
+        self.node = node
+        self.settings = settings or Settings()
+        self.sleep = sleep
+        self.flights = flights
+        self.more_flights = more_flights
+        self.ras = ras
+        self.traces: Callable[[NodeCapture, Callable[[], float]], NodeCapture] = lambda some, _: (
+            some
+        )
+
+    def capture(
+        self,
+        job: Job,
+        children: dict[int, tuple[Child, ...]],
+        remarks: tuple[Remark, ...] = (),
+        gaps: tuple[Gap, ...] = (),
+        *,
+        quiet: float | None = None,
+        resumed: bool = False,
+    ) -> NodeCapture:
+        """Capture one job: all ranks and their children, in parallel, within the deadline.
+
+        `quiet`: it has stood still for so many seconds that a question may cost it something; None: nobody has seen that.
+        `resumed`: an earlier agent has seen it stand, and may have asked.
+        """
+        taken_at, started = self.host.clock(), time.monotonic()
+        session = _Session(self, job, children, started)
+        ras = Beside(self.ras, job, min(RAS_TIMEOUT, self.settings.deadline))
+        with ThreadPoolExecutor(self.workers()) as pool:
+            session.seen.look(pool)
+            session.seen.watch(pool, self.settings.watch)
+            session.ask_flights()
+            taken = session.node_capture(taken_at, quiet or 0.0, remarks, gaps)
+            native = Native(self.host, self.pyspy, self.settings.native, session.left)
+            taken = native.add(pool, taken)
+            taken = self._with_more_flights(
+                taken, session.left, stalled=quiet is not None, resumed=resumed
+            )
+            taken = self.traces(taken, session.left)
+        told, refused = ras.take(max(0.0, session.left()), session.uses_gpus)
+        taken = msgspec.structs.replace(taken, ras=told, gaps=(*taken.gaps, *refused))
+        duration = round(time.monotonic() - started, 3)
+        return msgspec.structs.replace(taken, duration_seconds=duration)
+
+    def _with_more_flights(
+        self, taken: NodeCapture, left: Callable[[], float], *, stalled: bool, resumed: bool
+    ) -> NodeCapture:
+        """After the native stacks, which tell who waits. An error of our own there must not cost the capture."""
+        if self.more_flights is None:
+            return taken
+        try:
+            return self.more_flights(taken, left, stalled=stalled, resumed=resumed)
+        except Exception as error:
+            log.exception("the Flight Recorders of %s could not be had", taken.job.id)
+            reason = clean(f"{type(error).__name__}: {error}", 200)
+            gap = Gap(what="Flight Recorder", reason=reason, way_out=DEFECT)
+            return msgspec.structs.replace(taken, gaps=(*taken.gaps, gap))
+
+    def workers(self) -> int:
+        """How many processes are dumped at once."""
+        return self.settings.workers or min(4, os.cpu_count() or 1)
+
+
+class _Session:
+    """One running capture: who is looked at, and what was seen, as values."""
+
+    def __init__(
+        self, capturer: Capturer, job: Job, children: dict[int, tuple[Child, ...]], started: float
+    ) -> None:
+        self.c = capturer
+        self.job = job
+        self.started = started
+        self.gaps: list[Gap] = []
+        self._hung: dict[tuple[str, str], Unreadable] = {}  # by mount namespace and folder
+        self.flights: dict[int, FlightRecord] = {}
+        self.targets = list(self._targets(job.ranks, children))
+        self.seen = Sampling(capturer.host, capturer.pyspy, self.targets, self.left, capturer.sleep)
+        self.said, refused = read_said(capturer.host, capturer.reader, job.ranks)
+        self.gaps.extend(refused)
+
+    def _targets(
+        self, ranks: Iterable[RankIdentity], children: dict[int, tuple[Child, ...]]
+    ) -> Iterable[Target]:
+        for rank in ranks:
+            yield Target(rank.pid, rank.rank, "rank", "", True, rank.start_ticks)
+            mine = children.get(rank.pid, ())
+            for child in mine[:MAX_CHILDREN]:
+                yield Target(child.pid, rank.rank, child.kind, child.name, child.python)
+            if len(mine) > MAX_CHILDREN:
+                left = len(mine) - MAX_CHILDREN
+                self.gaps.append(
+                    Gap(what="children", reason=f"{left} more were not captured", rank=rank.rank)
+                )
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.started + self.c.settings.deadline - time.monotonic()
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Has any of the processes a GPU open?"""
+        states = filter(None, self.seen.states.values())
+        return any(file.kind == "gpu" for state in states for file in state.files)
+
+    def ask_flights(self) -> None:
+        """The Flight Recorders of all ranks at once, last: what they then wait in, they waited in all the while."""
+        answers = self.c.flights(self.job.ranks, min(FLIGHT_TIMEOUT, max(0.0, self.left())))
+        self.flights = answers.flights
+        self.gaps.extend(answers.gaps)
+
+    # --- what was seen, as values ------------------------------------------------------------------
+
+    def node_capture(
+        self, taken_at: float, quiet: float, remarks: tuple[Remark, ...], gaps: tuple[Gap, ...]
+    ) -> NodeCapture:
+        """Join the parts; the log tails and source lines are read here."""
+        processes = {target.pid: self._process(target) for target in self.targets}
+        ranks = tuple(self._rank(identity, processes) for identity in self.job.ranks)
+        return NodeCapture(
+            node=self.c.node,
+            taken_at=taken_at,
+            quiet_seconds=quiet,
+            job=self.job,
+            ranks=ranks,
+            remarks=self._own(remarks),
+            gaps=(*gaps, *self.gaps),
+            versions={
+                "mldebug": __version__,
+                "python": platform.python_version(),
+                "kernel": platform.release(),
+            },
+        )
+
+    def _own(self, remarks: tuple[Remark, ...]) -> tuple[Remark, ...]:
+        """What is odd about this job, or about no process in particular."""
+        mine = set(self.seen.states)
+        return tuple(one for one in remarks if not one.pids or mine.intersection(one.pids))
+
+    def _process(self, target: Target) -> ProcessCapture:
+        state, dump = self.seen.states[target.pid], self.seen.dumps.get(target.pid, Dump())
+        dump = self._second_opinion(target, dump)
+        self._note_failure(target, state, dump)
+        return ProcessCapture(
+            pid=target.pid,
+            name=target.name or (state.name if state else ""),
+            kind=target.kind,
+            python=target.python and not dump.not_python,
+            state=state,
+            stacks=dump.stacks,
+            by_hook=bool(dump.instead),
+            movement=movement(target.pid, self.seen.samples.get(target.pid, [])),
+            source_line=source_line(self.c.host, self.c.reader, target.pid, dump.stacks),
+            blocked_on=self._blocked_on(state),
+        )
+
+    def _second_opinion(self, target: Target, dump: Dump) -> Dump:
+        """Where py-spy could not read a living Python process for another reason than rights: ask pystack."""
+        if not dump.failure or dump.not_python or dump.gone or dump.failure == FORBIDDEN:
+            return dump
+        stacks = second_opinion(self.c.pyspy.starter, find_pystack(), target.pid, DUMP_TIMEOUT)
+        if not stacks:
+            return dump
+        self._gap(
+            "py-spy stack", f"{dump.failure}; the stack shown is pystack's", target, dump.way_out
+        )
+        return Dump(stacks=stacks)
+
+    def _note_failure(self, target: Target, state: ProcessState | None, dump: Dump) -> None:
+        if state is not None and held_by_profiler(state):
+            self._gap("kernel state", f"held by {tracer_words(state)} all the while", target)
+        what = (
+            "Python stack"
+            if target.kind == "rank"
+            else f"Python stack of {target.kind} {target.pid}"
+        )
+        if state is None:
+            self._gap(what, "it exited before it was captured", target)
+        elif state.state in "ZX" and target.kind == "rank":
+            self._gap(
+                what, "it is a zombie: the process has ended, its parent has not reaped it", target
+            )
+        elif dump.failure and not (dump.not_python and target.kind != "rank"):
+            self._gap(what, dump.failure, target, dump.way_out)
+        elif dump.instead:
+            self._gap("py-spy stack", f"{dump.instead}; the stack shown is the hook's", target)
+
+    def _gap(self, what: str, reason: str, target: Target, way_out: str = "") -> None:
+        self.gaps.append(
+            Gap(what=what, reason=reason, rank=target.rank, pid=target.pid, way_out=way_out)
+        )
+
+    def _blocked_on(self, state: ProcessState | None) -> OpenFile | None:
+        host = self.c.host
+        return blocked_on(state, self._memory, host.mount_at, host.link, self._is_link)
+
+    def _is_link(self, pid: int, path: str) -> bool | Unreadable:
+        """Of many ranks that are blocked in one folder only the first costs a reader that hangs."""
+        where = self.c.host.link(pid, "ns/mnt"), dirname(path)
+        if where in self._hung:
+            return self._hung[where]
+        told = self.c.reader.is_link(f"{self.c.host.proc}/{pid}/root{path}", LINK_TIMEOUT)
+        if isinstance(told, Unreadable) and told.stuck:
+            self._hung[where] = told
+        return told
+
+    def _memory(self, pid: int, address: int, size: int) -> bytes:
+        data = self.c.reader.read_memory(pid, address, max_bytes=size)
+        return b"" if isinstance(data, Unreadable) else data
+
+    def _rank(self, identity: RankIdentity, processes: dict[int, ProcessCapture]) -> RankCapture:
+        mine = [
+            target
+            for target in self.targets
+            if target.rank == identity.rank and target.kind != "rank"
+        ]
+        return RankCapture(
+            identity=identity,
+            process=processes[identity.pid],
+            children=tuple(processes[target.pid] for target in mine),
+            log=self._log(identity),
+            flight=self.flights.get(identity.rank),
+            said=self.said.get(identity.rank),
+        )
+
+    def _log(self, identity: RankIdentity) -> LogTail | None:
+        launcher = self._launcher_state(identity.launcher_pid)
+        place = log_of([self.seen.states.get(identity.pid), launcher])
+        if place is None:
+            return None
+        tail = read_log(self.c.reader, *place)
+        if isinstance(tail, Unreadable):
+            self.gaps.append(
+                Gap(what="log", reason=f"{place[1].target}: {tail.reason}", rank=identity.rank)
+            )
+            return None
+        return tail
+
+    def _launcher_state(self, pid: int | None) -> ProcessState | None:
+        if pid is None:
+            return None
+        if pid not in self.seen.states:
+            self.seen.states[pid] = self.c.host.process_state(pid, files=True)
+        return self.seen.states[pid]

@@ -1,0 +1,89 @@
+"""What is known of a rank before its Flight Recorder is asked for: its backends, by the names of its threads, and its worker servers.
+
+Its PyTorch and its settings are what discovery has found.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from mldebug.capture.flight_recorder.access import SOCKET, Means
+from mldebug.core.model import OpenFile, ProcessState, RankIdentity, ThreadState
+from mldebug.jobs.known_issues.model import Software
+from mldebug.jobs.known_issues.version import parse_version
+from mldebug_agents.jobs.ranks.libraries import Program
+from mldebug_agents.system.host import Host
+
+SERVER_THREAD = "pt_workerserver"
+BACKENDS = {"pt_nccl_watchdg": "nccl", "pt_nccl2_heartbt": "nccl2", "pt_gloo_runloop": "gloo"}
+_LISTENS = "0A"  # of /proc/net/tcp
+_HERE = {
+    "0100007F": "127.0.0.1",
+    "00000000": "0.0.0.0",  # noqa: S104 - read, not listened on
+    "0" * 32: "::",
+    "00000000000000000000000001000000": "::1",
+}
+
+
+def means(
+    host: Host,
+    one: RankIdentity,
+    program: Program,
+    installed: Software,
+    state: ProcessState | None = None,
+    *,
+    hooked: bool = False,
+) -> Means:
+    """All that is known of a rank now; `state` with its threads and files, None where it is gone."""
+    version = parse_version(installed.torch)
+    threads = state.threads if state else ()
+    return Means(
+        rank=one.rank,
+        torch=version.release[:2] if version else None,
+        nccl=bool(program.libraries.nccl),
+        environ=dict(program.recorder),
+        hooked=hooked,
+        backends=frozenset(BACKENDS[t.name] for t in threads if t.name in BACKENDS),
+        servers=tuple(servers(host, one.pid, state, program.recorder)) if state else (),
+    )
+
+
+def servers(host: Host, pid: int, state: ProcessState, environ: Mapping[str, str]) -> Iterator[str]:
+    """Where its worker servers listen: only what the server's own thread accepts on, for a question on another socket could do harm.
+
+    Where its system call may not be read, the name in its environment has to do; who listens there is checked later.
+    """
+    listening = [thread for thread in state.threads if thread.name == SERVER_THREAD]
+    inodes = {_inode(thread, state.files) for thread in listening} - {""}
+    if listening and not inodes and environ.get(SOCKET, "").startswith("/"):
+        yield f"{host.root_of(pid)}{environ[SOCKET]}"
+    for inode in sorted(inodes):
+        yield from _unix(host, pid, inode)
+        yield from _tcp(host, pid, inode)
+
+
+def _unix(host: Host, pid: int, inode: str) -> Iterator[str]:
+    for line in host.text(pid, "net/unix").splitlines()[1:]:
+        words = line.split(maxsplit=7)
+        if len(words) == 8 and words[6] == inode and words[7].startswith("/"):
+            yield f"{host.root_of(pid)}{words[7]}"
+
+
+def _tcp(host: Host, pid: int, inode: str) -> Iterator[str]:
+    """On the loopback interface, or on all of them, of our own network namespace; nothing else can be reached."""
+    if host.link(pid, "ns/net") != host.link(os.getpid(), "ns/net"):
+        return
+    for name in ("net/tcp", "net/tcp6"):
+        for line in host.text(pid, name).splitlines()[1:]:
+            words = line.split()
+            if len(words) > 9 and words[3] == _LISTENS and words[9] == inode:
+                address, _, port = words[1].partition(":")
+                if address in _HERE:
+                    yield f"tcp:{int(port, 16)}:{pid}:{_HERE[address]}"
+
+
+def _inode(thread: ThreadState, files: Sequence[OpenFile]) -> str:
+    """The socket that this thread waits on for connections, "" where it does not, or may not be seen."""
+    if thread.syscall not in ("accept", "accept4") or not thread.syscall_args:
+        return ""
+    target = next((one.target for one in files if one.fd == thread.syscall_args[0]), "")
+    return target.removeprefix("socket:[").removesuffix("]") if target[:8] == "socket:[" else ""

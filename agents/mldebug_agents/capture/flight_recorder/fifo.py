@@ -1,0 +1,218 @@
+"""The debug FIFO of legacy NCCL: one byte makes the rank dump its Flight Recorder into a file, and train on.
+
+The dump gathers the Python frames of every call, which took 57 s the first time on an H200, and needs the interpreter lock. So a
+rank is asked only after every cheaper way, never while an earlier question is open, and each gets one byte. A report does not wait
+for it: what comes later, while the job still stands, is the answer that the next capture finds.
+"""
+
+import errno
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mldebug.core.model import RankIdentity
+from mldebug_agents.capture.flight_recorder.files import (
+    Careful,
+    Found,
+    Mark,
+    mark,
+    newest,
+    read_dump,
+)
+
+LONGEST = 2.5  # seconds for all answers together: PyTorch looks into the FIFO once a second
+MAX_OPEN = 256  # questions without an answer that are remembered
+PAUSE, LONGEST_PAUSE = 0.1, 0.5  # seconds between two looks at a file: each twice the last
+TRIES = 2  # dumps that are read and found wanting, before we wait no longer
+_WHY = {
+    errno.ENXIO: "nobody reads its debug FIFO",
+    errno.EAGAIN: "its debug FIFO is full: nobody reads it",
+    errno.ENOENT: "it has made no debug FIFO",
+    errno.EACCES: "its debug FIFO may not be written",
+    errno.EPERM: "its debug FIFO may not be written",
+}
+NO_TIME = "it was not asked by its debug FIFO: no time was left to wait for it"
+OPEN = "an earlier question has not been answered yet, so it was not asked again"
+INHERITED = (
+    "the agent that was here before may have asked it by its debug FIFO, so it was not asked again"
+)
+Marks = tuple[Mark | None, ...]
+
+
+class Asked(NamedTuple):
+    """One rank: its FIFO and the files that it dumps into, as they are found from here."""
+
+    identity: RankIdentity
+    fifo: str
+    dumps: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Where it dumps into, as the rank names it."""
+        path = next(iter(self.dumps), "")
+        return path.partition(f"/{self.identity.pid}/root")[2] or path
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What survives the reuse of a pid."""
+        return self.identity.pid, self.identity.start_ticks
+
+
+class _Question:
+    """One that was put: what its files were before, and how often an answer was read."""
+
+    def __init__(self, one: Asked, before: Marks) -> None:
+        self.one, self.before = one, before
+        self.last = self.read = before
+        self.tries = 0
+        self.why = ""
+
+
+class Fifo:
+    """Keep one: it remembers who still owes an answer. Any thread may ask."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, int], Marks] = {}  # (pid, start)
+        self._answers: dict[tuple[int, int], Mark] = {}
+        self._over: dict[tuple[int, int], tuple[Mark, ...]] = {}
+
+    def ask(
+        self,
+        reader: Careful,
+        asked: Sequence[Asked],
+        timeout: float,
+        since: float = math.inf,
+        *,
+        resumed: bool = False,
+    ) -> dict[int, Found | str]:
+        """By rank, the dump or why there is none. Waits `timeout` seconds at most, and never longer than `LONGEST`.
+
+        `since`: the job has stood still from then on (unix), so that an answer to an earlier question, written later, still holds.
+        `resumed`: an earlier agent has seen it stand. Who is not known to have been asked may have been asked by that one.
+        """
+        timeout = min(timeout, LONGEST)
+        deadline = self._clock() + timeout
+        told: dict[int, Found | str] = {}
+        waiting: list[_Question] = []
+        for one in asked:
+            inherited = self._inherit(reader, one, since) if resumed else None
+            question = inherited or self._trigger(reader, one, since, timeout)
+            if isinstance(question, _Question):
+                waiting.append(question)
+            else:
+                told[one.identity.rank] = question
+        pause = PAUSE
+        while (left := deadline - self._clock()) > 0 and any(it.tries < TRIES for it in waiting):
+            self._sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            waiting = [one for one in waiting if not self._look(reader, one, told)]
+        return told | {it.one.identity.rank: _late(it, timeout) for it in waiting}
+
+    def wrote_over(self, one: Asked) -> Mark | None:
+        """The dump of this rank that lay there when it was asked last, and that was no answer to us; told once."""
+        with self._lock:
+            found = self._over.pop(one.key, ())
+        return next((it for it in found if it.mtime >= one.identity.started_at), None)
+
+    def owes(self, one: Asked) -> bool:
+        """May its answer still come?"""
+        with self._lock:
+            return one.key in self._open
+
+    def _inherit(self, reader: Careful, one: Asked, since: float) -> Found | str | None:
+        """What a question of an earlier agent brought, or that it may still come. None: we know of one ourselves."""
+        with self._lock:
+            if one.key in self._open:
+                return None
+            found = newest([read_dump(reader, path, one.identity) for path in one.dumps])
+            if isinstance(found, Found) and found.at >= since:
+                self._answers[one.key] = found.mark
+                return found
+            self._remember(one, _marks(reader, one))
+        return f"{INHERITED}; it may still come, into {one.place}"
+
+    def _trigger(
+        self, reader: Careful, one: Asked, since: float, timeout: float
+    ) -> _Question | Found | str:
+        """A question, or what came late, or why it was not asked. A dump that has come late, and whole, closes its question."""
+        with self._lock:
+            earlier = self._open.get(one.key)
+            late = "" if earlier is None else _answer(reader, one, earlier)
+            if earlier is not None and not isinstance(late, Found):
+                return f"{OPEN}; it may still come, into {one.place}"
+            if isinstance(late, Found):
+                self._answers[one.key] = late.mark
+            if isinstance(late, Found) and late.at >= since:
+                del self._open[one.key]
+                return late
+            if timeout <= 0:
+                return NO_TIME
+            before = _marks(reader, one)
+            refused = reader.poke(one.fifo, one.identity.uid)
+            if refused is not None:
+                return _WHY.get(refused.errno or 0) or f"its debug FIFO: {refused.reason}"
+            own = self._answers.get(one.key)
+            self._over[one.key] = tuple(it for it in before if it is not None and it != own)
+            self._remember(one, before)
+        return _Question(one, before)
+
+    def _remember(self, one: Asked, before: Marks) -> None:
+        """An answer is owed; of so many ranks only the last are remembered."""
+        self._open[one.key] = before
+        for known in (self._open, self._answers, self._over):
+            while len(known) > MAX_OPEN:
+                del known[next(iter(known))]
+
+    def _look(self, reader: Careful, it: _Question, told: dict[int, Found | str]) -> bool:
+        """Has the answer come? A file is read only once it has changed, and then stayed as it was for one pause."""
+        now = _marks(reader, it.one)
+        settled, it.last = now == it.last and now not in (it.before, it.read), now
+        if it.tries >= TRIES or not settled:
+            return False
+        it.read = now
+        found = _answer(reader, it.one, it.before)
+        if isinstance(found, Found):
+            told[it.one.identity.rank] = found
+            with self._lock:
+                self._open.pop(it.one.key, None)
+                self._answers[it.one.key] = found.mark
+            return True
+        it.tries, it.why = it.tries + 1, found
+        return False
+
+
+def _answer(reader: Careful, one: Asked, before: Marks) -> Found | str:
+    """What was dumped since; a file that has not changed since the question is no answer."""
+    now = zip(one.dumps, before, _marks(reader, one), strict=True)
+    changed = [path for path, then, mine in now if mine is not None and mine != then]
+    return newest([read_dump(reader, path, one.identity) for path in changed])
+
+
+def _marks(reader: Careful, one: Asked) -> Marks:
+    return tuple(mark(reader, path) for path in one.dumps)
+
+
+def _late(it: _Question, seconds: float) -> str:
+    why = f" ({it.why})" if it.why else ""
+    return (
+        f"no dump by its debug FIFO in {seconds:g} s{why}; it may still come, into {it.one.place}"
+    )
+
+
+def whom(lagging: bool, waiting: Sequence[int], alike: int = 8) -> tuple[int, ...]:
+    """Whose dump is worth its price: one that waits where stacks tell who lags, else all who wait, but at most `alike`."""
+    return tuple(waiting[: 1 if lagging else alike])
+
+
+def seconds(left: float) -> float:
+    """How long a report may wait for it: it has to be there within 5 s."""
+    return max(0.0, min(LONGEST, left - 5.0))

@@ -1,0 +1,137 @@
+"""Files into which PyTorch dumps a Flight Recorder: whose they are, how old, of which run, and whether they are complete.
+
+A dump is written in place, over the one before. It is complete when its last byte is the STOP of a pickle and all of it parses.
+"""
+
+import stat
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from mldebug.capture.flight_recorder.dump import MAX_DUMP, living, parse_dump
+from mldebug.capture.flight_recorder.votes import newest_call
+from mldebug.core.model import FlightRecord, RankIdentity
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Piece, Tail, Unreadable
+
+STOP = b"."
+RECENT = 120.0  # seconds; a living rank has gone on since an older one
+
+Told = TypeVar("Told", Piece, Tail, bytes, None)
+
+
+class Careful:
+    """The reader for one capture: after the first path that does not answer no other is tried, for most share its mount."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._hung = False
+
+    def read_from(self, path: str, offset: int, *, max_bytes: int) -> Piece | Unreadable:
+        """As that of the reader."""
+        return self._ask(lambda: self._reader.read_from(path, offset, max_bytes=max_bytes))
+
+    def read_tail(self, path: str, *, max_bytes: int) -> Tail | Unreadable:
+        """As that of the reader."""
+        return self._ask(lambda: self._reader.read_tail(path, max_bytes=max_bytes))
+
+    def poke(self, path: str, uid: int) -> Unreadable | None:
+        """As that of the reader."""
+        return self._ask(lambda: self._reader.poke(path, uid))
+
+    def _ask(self, ask: Callable[[], Told | Unreadable]) -> Told | Unreadable:
+        if self._hung:
+            return Unreadable("not read: a path of this job did not answer just before")
+        answer = ask()
+        self._hung = isinstance(answer, Unreadable) and answer.stuck
+        return answer
+
+
+class Mark(NamedTuple):
+    """What a file was at one moment: it is another one, or written anew, where these differ."""
+
+    device: int
+    inode: int
+    size: int
+    mtime: float
+
+    @property
+    def file(self) -> tuple[int, int]:
+        """Which file it is, by whatever path."""
+        return self.device, self.inode
+
+
+class Found(NamedTuple):
+    """A dump, when it was written (unix), and the file."""
+
+    record: FlightRecord
+    at: float
+    path: str
+    mark: Mark
+
+
+def mark(reader: Careful, path: str) -> Mark | None:
+    """None where there is no such file, or none that may be read."""
+    piece = reader.read_from(path, 0, max_bytes=0)
+    return _mark(piece) if isinstance(piece, Piece) else None
+
+
+def _mark(piece: Piece) -> Mark:
+    return Mark(piece.device, piece.inode, piece.size, piece.mtime)
+
+
+def read_dump(reader: Careful, path: str, one: RankIdentity) -> Found | str:
+    """The dump of this rank, or why what lies there is none; "" where nothing does."""
+    piece = reader.read_from(path, 1 << 62, max_bytes=0)
+    if isinstance(piece, Unreadable):
+        return "" if piece.errno in (2, 3, 20) else piece.reason
+    why = not_theirs(piece, one)
+    if why:
+        return why
+    if piece.size > MAX_DUMP:
+        return f"it has {piece.size} bytes, more than {MAX_DUMP}"
+    tail = reader.read_tail(path, max_bytes=1)
+    if isinstance(tail, Unreadable) or tail.data != STOP:
+        return "it is not complete"
+    whole = reader.read_from(path, 0, max_bytes=MAX_DUMP + 1)
+    if isinstance(whole, Unreadable):
+        return whole.reason
+    return not_theirs(whole, one) or parsed(path, whole, one)
+
+
+def not_theirs(piece: Piece, one: RankIdentity) -> str:
+    """Why this file cannot be of this rank, "" where it can."""
+    if piece.uid != one.uid:
+        return f"it belongs to user {piece.uid} and not to user {one.uid} of the rank"
+    if piece.mode & stat.S_IWOTH:
+        return "everybody may write it"
+    if piece.mtime < one.started_at:
+        return "it is older than the rank"
+    return ""
+
+
+def parsed(path: str, piece: Piece, one: RankIdentity) -> Found | str:
+    """A dump, or why it is none of this run: jobs of one user may use the same file, on several nodes at once."""
+    try:
+        record = parse_dump(piece.data, living(one.world_size))
+    except ValueError as error:
+        return f"it is not believed: {error}"
+    if newest_call(record) < one.started_at:
+        return "it is of another run: nothing in it was called since the rank began"
+    return Found(record, piece.mtime, path, _mark(piece))
+
+
+def timed_out(found: Found) -> bool:
+    """Had a call of it taken too long when it was written? Then PyTorch wrote it by itself, and the rank does not go on."""
+    return any(
+        not call.done and call.created_at > 0 and 0 < call.timeout <= found.at - call.created_at
+        for group in found.record.groups
+        for call in group.calls
+    )
+
+
+def newest(found: Sequence[Found | str]) -> Found | str:
+    """Of several places the one written last; else the first reason."""
+    dumps = [one for one in found if isinstance(one, Found)]
+    if dumps:
+        return max(dumps, key=lambda one: one.at)
+    return next((one for one in found if one), "")

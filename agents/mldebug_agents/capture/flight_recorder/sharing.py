@@ -1,0 +1,80 @@
+"""Ranks of other jobs on this node that dump into the same file: nobody can tell then whose dump lies there."""
+
+from collections.abc import Iterable, Iterator
+from posixpath import basename
+from typing import NamedTuple
+
+from mldebug.capture.flight_recorder.access import possible_dumps
+from mldebug.core.model import RankIdentity
+from mldebug.core.redact import clean
+from mldebug.jobs.known_issues.model import Software
+from mldebug.jobs.known_issues.version import parse_version
+from mldebug_agents.capture.flight_recorder.available import means
+from mldebug_agents.capture.flight_recorder.files import Careful, mark
+from mldebug_agents.jobs.ranks.libraries import Program
+from mldebug_agents.system.host import Host
+
+MAX_OTHERS = 16  # that are looked at for one file
+
+Key = tuple[int, int]  # pid, start
+
+
+class Known(NamedTuple):
+    """A rank, as it was met while it lived."""
+
+    identity: RankIdentity
+    job: str  # id
+    name: str  # of the job
+    program: Program
+    software: Software
+
+    @property
+    def key(self) -> Key:
+        """What survives the reuse of a pid."""
+        return self.identity.pid, self.identity.start_ticks
+
+
+class Sharing:
+    """Who else, among these living ranks, may write a file."""
+
+    def __init__(self, host: Host, living: Iterable[Known]) -> None:
+        self._host = host
+        self._living = tuple(living)
+
+    def other(
+        self, reader: Careful, one: RankIdentity, place: str, file: tuple[int, int] | None
+    ) -> str:
+        """`rank 0 of train.py (pid 7)`, "" where nobody does. `place`: as the rank names it; `file`: which one that is, if it exists."""
+        here = self._host.link(one.pid, "ns/mnt")
+        for count, (other, its) in enumerate(self._named_alike(one, place)):
+            same = (
+                its == place
+                and here != ""
+                and here == self._host.link(other.identity.pid, "ns/mnt")
+            )
+            if count >= MAX_OTHERS or same or self._is(reader, other, its, file):
+                number, pid = other.identity.rank, other.identity.pid
+                return f"rank {number} of {clean(other.name, 60)} (pid {pid})"
+        return ""
+
+    def _named_alike(self, one: RankIdentity, place: str) -> Iterator[tuple[Known, str]]:
+        """Files of one name may be one file, over whatever mounts."""
+        for other in self._living:
+            if other.key != (one.pid, one.start_ticks) and _may_dump(other):
+                its = means(self._host, other.identity, other.program, other.software)
+                for path in possible_dumps(its):
+                    if basename(path) == basename(place):
+                        yield other, path
+
+    def _is(self, reader: Careful, other: Known, place: str, file: tuple[int, int] | None) -> bool:
+        if file is None:
+            return False
+        found = mark(reader, f"{self._host.root_of(other.identity.pid)}{place}")
+        return found is not None and found.file == file
+
+
+def _may_dump(other: Known) -> bool:
+    """Not without PyTorch, nor with one for CPUs alone."""
+    version = parse_version(other.software.torch)
+    for_cpus = version is not None and version.local.startswith("cpu")
+    return bool(other.program.libraries.torch) and not for_cpus

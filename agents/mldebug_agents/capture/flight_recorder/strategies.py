@@ -1,0 +1,290 @@
+"""One capture: the ways are climbed for the ranks that the hook did not tell of, the one that costs the rank least first.
+
+The worker server, the dump of the job's own timeout, and last the debug FIFO, for a few ranks that wait. What was had tells by
+which way; what was not is a gap, with the reason and, once for a job, the setting that would have given a better way.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.capture.flight_recorder.access import Kind, Means, Plan, Way, expected, plan
+from mldebug.core.model import FlightRecord, Gap, NodeCapture, RankCapture, RankIdentity
+from mldebug.core.ranksets import MAX_RANK, fold_ranks
+from mldebug.diagnosis.classify.rank_states import still_waiting
+from mldebug_agents.capture.flight_recorder.fifo import Asked, Fifo, seconds, whom
+from mldebug_agents.capture.flight_recorder.files import (
+    RECENT,
+    Careful,
+    Found,
+    newest,
+    read_dump,
+    timed_out,
+)
+from mldebug_agents.capture.flight_recorder.sharing import Sharing
+from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
+from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+
+WHAT = "Flight Recorder"
+DEAF = "TtZX"  # states in which a process cannot answer
+RESERVE = 2.0  # seconds of a capture that are kept for what comes after
+MAX_SERVERS = 2  # of one rank that are asked
+NOT_ASKED = "not asked by the debug FIFO, whose dump may hold a rank up for a minute: "
+NOT_STALLED = f"{NOT_ASKED}that is for a job which the agent has seen stand still"
+MOVED = f"{NOT_ASKED}a rank of the job moved, or was looked at only once"
+WORKS = f"{NOT_ASKED}it does not wait"
+BLOCKED = f"{NOT_ASKED}one of its threads is stopped, or in the kernel"
+AS_ANOTHER = f"{NOT_ASKED}it waits as rank {{}} does"
+SHARED = "its dump file is not believed: {} may have written it, too; give each job a TORCH_FR_DUMP_TEMP_FILE of its own"
+NOT_ITS_OWN = f"{NOT_ASKED}it holds no such FIFO open: none was made, or another job has made one of that name since; give each job a name of its own"
+
+
+COPY = "copy a dump that you want to keep to another place: PyTorch writes the next one over it"
+POORER = {
+    Kind.SERVER: "which does not tell where a call was made",
+    Kind.DUMP: "which comes only once a call has taken too long",
+    Kind.FIFO: "which may hold a rank up for a minute",
+}
+
+
+class Tools(NamedTuple):
+    """What a climb works with; `reader` is of this capture alone, `servers` has children of their own asked."""
+
+    host: Host
+    reader: Careful
+    servers: Reader
+    fifo: Fifo
+    sharing: Sharing
+    unanswered: Unanswered
+
+
+class Climb:
+    """What is known of each rank so far."""
+
+    def __init__(self, tools: Tools, taken: NodeCapture, left: Callable[[], float]) -> None:
+        self._tools, self._taken, self._left = tools, taken, left
+        self._ranks = {one.identity.rank: one for one in taken.ranks}
+        self._plans: dict[int, Plan] = {}
+        self._expected: set[int] = set()  # of whom a reader misses a Flight Recorder
+        self._had: dict[int, FlightRecord] = {}
+        self._why: dict[int, list[str]] = {}
+        self._awaited: tuple[int, ...] = ()
+        self._lost: list[Gap] = []
+
+    def meet(self, rank: int, its: Means) -> None:
+        """Have this rank among those that are asked, unless its PyTorch is not known."""
+        if its.torch is not None:
+            self._plans[rank] = plan(its)
+            self._expected.update({rank} if expected(its) else ())
+
+    def all(self, *, stalled: bool, resumed: bool = False) -> None:
+        """Every way, for the ranks that are still without an answer."""
+        self._by_servers()
+        for rank, its in self._plans.items():
+            for way in its.ways:
+                if way.kind is Kind.DUMP and rank not in self._had and self._left() > RESERVE:
+                    self._note(rank, Kind.DUMP, self._recent(self._ranks[rank].identity, way))
+        self._by_fifo(stalled=stalled, resumed=resumed)
+
+    def _by_servers(self) -> None:
+        places = {
+            rank: way.places[:MAX_SERVERS]
+            for rank, its in self._plans.items()
+            for way in its.ways
+            if way.kind is Kind.SERVER and not self._is_deaf(rank, DEAF)
+        }
+        world, limit = self._taken.job.world_size, min(SECONDS, self._left() - RESERVE)
+        for rank, told in ask_servers(self._tools.servers, places, world, limit).items():
+            self._note(rank, Kind.SERVER, told)
+
+    def _recent(self, one: RankIdentity, way: Way) -> FlightRecord | str:
+        """The dump of its own timeout. A living rank has gone on since an old one, and since one that somebody asked for."""
+        root = self._tools.host.root_of(one.pid)
+        reader = self._tools.reader
+        found = newest([read_dump(reader, f"{root}{place}", one) for place in way.places])
+        if isinstance(found, str):
+            return f"its dump file: {found}" if found else ""
+        age = self._taken.taken_at - found.at
+        if age > RECENT:
+            return f"its dump file is {age:.0f} s old, and it may have gone on since"
+        if not timed_out(found):
+            return "its dump file is none of a timeout: no call in it had taken too long"
+        return self._own(one, found)
+
+    def _own(self, one: RankIdentity, found: Found) -> FlightRecord | str:
+        """What a file says, unless somebody else may have written it."""
+        root = f"{self._tools.host.root_of(one.pid)}"
+        place = found.path.removeprefix(root)
+        other = self._tools.sharing.other(self._tools.reader, one, place, found.mark.file)
+        return SHARED.format(other) if other else found.record
+
+    # --- the FIFO ----------------------------------------------------------------------------------
+
+    def _by_fifo(self, *, stalled: bool, resumed: bool) -> None:
+        """Few ranks that wait in a job that stands still, and only those that no other way has told of."""
+        fifos = {
+            rank: way.places[0]
+            for rank, its in self._plans.items()
+            for way in its.ways
+            if way.kind is Kind.FIFO and rank not in self._had and not _has_hook(its)
+        }
+        waiting = still_waiting(self._taken) if fifos and stalled else None
+        able = [
+            rank
+            for rank, fifo in fifos.items()
+            if self._may_be_asked(rank, fifo, waiting, stalled=stalled)
+        ]
+        lagging = len(waiting or ()) < len(self._ranks)
+        chosen = whom(lagging, able)
+        for rank in able[len(chosen) :]:
+            self._say(rank, AS_ANOTHER.format(able[0]))
+        asked = [self._asked(rank, fifos[rank]) for rank in chosen]
+        stood = self._taken.taken_at - self._taken.quiet_seconds
+        left = seconds(self._left())
+        told = self._tools.fifo.ask(self._tools.reader, asked, left, stood, resumed=resumed)
+        owes = self._tools.fifo.owes  # also who is not asked now, and was in an earlier capture
+        self._awaited = tuple(rank for rank in fifos if owes(self._asked(rank, fifos[rank])))
+        self._lost += [gap for it in asked if (gap := self._written_over(it)) is not None]
+        for rank, answer in told.items():
+            one = self._ranks[rank].identity
+            own = self._own(one, answer) if isinstance(answer, Found) else answer
+            self._note(rank, Kind.FIFO, own)
+
+    def _written_over(self, it: Asked) -> Gap | None:
+        """Somebody may have asked for the dump that lay there."""
+        found = self._tools.fifo.wrote_over(it)
+        if found is None:
+            return None
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.mtime))
+        reason = f"that of {at} in {it.place} is written over by the one that we asked for"
+        return Gap(
+            what="earlier dump of its Flight Recorder",
+            reason=reason,
+            rank=it.identity.rank,
+            way_out=COPY,
+        )
+
+    def _may_be_asked(
+        self, rank: int, fifo: str, waiting: tuple[int, ...] | None, *, stalled: bool
+    ) -> bool:
+        """Says why not, where that is so."""
+        if self._is_deaf(rank, f"D{DEAF}"):
+            return False
+        why = self._why_not(rank, waiting, stalled=stalled)
+        if not why and fifo not in self._tools.host.open_names(self._ranks[rank].identity.pid):
+            why = NOT_ITS_OWN
+        self._say(rank, why)
+        return not why
+
+    def _why_not(self, rank: int, waiting: tuple[int, ...] | None, *, stalled: bool) -> str:
+        state = self._ranks[rank].process.state
+        if not stalled or waiting is None:
+            return MOVED if stalled else NOT_STALLED
+        if state is None or any(thread.state in "DTt" for thread in state.threads):
+            return BLOCKED
+        if rank not in waiting:
+            return WORKS
+        other = self._shared_with(rank)
+        return SHARED.format(other) if other else ""
+
+    def _shared_with(self, rank: int) -> str:
+        """Who else may answer into its files, "" where nobody."""
+        one, places = self._ranks[rank].identity, self._plans[rank].dumps
+        others = (self._tools.sharing.other(self._tools.reader, one, it, None) for it in places)
+        return next(filter(None, others), "")
+
+    def _asked(self, rank: int, fifo: str) -> Asked:
+        one = self._ranks[rank].identity
+        root = self._tools.host.root_of(one.pid)
+        return Asked(one, f"{root}{fifo}", tuple(f"{root}{it}" for it in self._plans[rank].dumps))
+
+    def _is_deaf(self, rank: int, states: str) -> bool:
+        """Is it stopped? Then it answers nothing, and what it was asked would be carried out much later."""
+        one = self._ranks[rank].identity
+        stat = self._tools.host.brief(one.pid)
+        if stat is not None and stat.state not in states and stat.start_ticks == one.start_ticks:
+            return False
+        self._say(rank, "it is stopped, or gone, and was not asked")
+        return True
+
+    # --- as values ---------------------------------------------------------------------------------
+
+    def _note(self, rank: int, kind: Kind, told: FlightRecord | str) -> None:
+        if isinstance(told, FlightRecord):
+            self._had[rank] = told_by(told, kind, self._ranks[rank].identity)
+        elif told:
+            self._tools.unanswered.count(kind)
+            self._say(rank, told)
+
+    def _say(self, rank: int, reason: str) -> None:
+        if reason and reason not in self._why.setdefault(rank, []):
+            self._why[rank].append(reason)
+
+    def capture(self) -> NodeCapture:
+        """What was taken before, with all this."""
+        if not self._plans:
+            return self._taken
+        ranks = tuple(self._with(one) for one in self._taken.ranks)
+        gaps = (*self._taken.gaps, *self._gaps(), *self._lost)
+        return msgspec.structs.replace(self._taken, ranks=ranks, gaps=gaps, awaited=self._awaited)
+
+    def _with(self, one: RankCapture) -> RankCapture:
+        record = self._had.get(one.identity.rank)
+        return one if record is None else msgspec.structs.replace(one, flight=record)
+
+    def _gaps(self) -> Iterable[Gap]:
+        """One for each reason, those that were had last; what to set the next time stands in the first alone."""
+        better = next((its.better for its in self._plans.values() if its.better), "")
+        reasons = {rank: self._reason(rank) for rank in self._plans}
+        by_reason = _grouped({rank: why for rank, why in reasons.items() if why})
+        for reason, ranks in sorted(by_reason.items(), key=lambda it: it[1][0] in self._had):
+            yield Gap(
+                what=WHAT,
+                reason=f"{_ranks(ranks)}: {reason}",
+                rank=ranks[0] if len(ranks) == 1 else None,
+                way_out=better,
+            )
+            better = ""
+
+    def _reason(self, rank: int) -> str:
+        """Why there is none, or by which way it came where another setting gives a better one; "" where all is well."""
+        its, told = self._plans[rank], self._had.get(rank)
+        if told is not None:
+            return f"had by the {told.way}, {POORER[Kind(told.way)]}" if its.better else ""
+        if why := self._why.get(rank):
+            return "; ".join(why)
+        if _has_hook(its) or rank not in self._expected:  # the hook's own gap says why
+            return ""
+        closed = "; ".join(f"{kind}: {reason}" for kind, reason in its.closed)
+        return f"no way leads to it ({closed})" if closed else "no dump yet"
+
+
+def _has_hook(its: Plan) -> bool:
+    return any(way.kind is Kind.HOOK for way in its.ways)
+
+
+def told_by(record: FlightRecord, kind: Kind, one: RankIdentity) -> FlightRecord:
+    """Of gloo PyTorch tells no members of any group; those of the default group are all ranks."""
+    everybody = fold_ranks(range(min(one.world_size, MAX_RANK + 1)))
+    groups = tuple(
+        msgspec.structs.replace(group, members=everybody)
+        if not group.members and group.description == "default_pg"
+        else group
+        for group in record.groups
+    )
+    return msgspec.structs.replace(record, groups=groups, way=str(kind))
+
+
+def _grouped(reasons: Mapping[int, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, reason in reasons.items():
+        found.setdefault(reason, []).append(rank)
+    return found
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"

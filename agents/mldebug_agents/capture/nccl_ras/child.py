@@ -1,0 +1,174 @@
+"""Asks NCCL RAS of one job, in a child of its own: it may have to enter the job's network, and what comes may be large.
+
+The child connects to this node only and takes an answer only from a process of the job, and only one that tells of the job's
+own processes: several jobs of a user share the port, and which of them answers is chance. In containers on the host's network
+their pids may be the same, so the connection must be held by a rank of ours; where nobody may see who holds it, the answer has
+to tell of all ranks that live here.
+"""
+
+import ctypes
+import os
+import socket
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from mldebug.capture.nccl_ras.answer import MAX_BYTES, parse
+from mldebug.capture.nccl_ras.communicators import few
+from mldebug.capture.nccl_ras.process_map import World, home, pids_at, world_of
+from mldebug.capture.nccl_ras.progress import brief
+from mldebug.core.model import NcclRas
+from mldebug.core.redact import clean
+from mldebug_agents.capture.nccl_ras.conversation import Talk, TalkError
+from mldebug_agents.capture.nccl_ras.netinfo import holds, own_addresses, owner
+from mldebug_agents.jobs.ranks.ras_address import Place, is_own, places
+from mldebug_agents.system.host import Host
+
+NAME = "ras"
+MAX_ORDER = 64 << 10
+MAX_REASON = 300  # characters
+TRIES = 6  # connections: other jobs may answer at the same port, and stopped processes accept and say nothing
+_CLONE_NEWNET = 0x40000000
+_ENDED = "ZX"  # states of a process
+_ANOTHER = "another job answers there, and this one not"
+
+
+class RasOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom to ask. `network`: inode of the network namespace of `pid`, 0: ours."""
+
+    told: str  # `RankIdentity.nccl_ras`
+    pids: tuple[int, ...]  # of the job's ranks here, in their own pid namespace
+    seen: tuple[int, ...]  # the same ones, as we see them
+    uid: int  # of the job
+    seconds: float
+    pid: int = 0
+    network: int = 0
+    whole: bool = True  # with the ranks that matter; else the sums, and which process is which rank
+
+
+class RasReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What came, or why nothing did."""
+
+    told: NcclRas | None = None
+    world: World | None = None  # with the sums alone
+    error: str = ""
+    way_out: str = ""
+    silent: bool = False  # nobody listens there
+
+
+def serve(link: socket.socket) -> None:
+    """The child: one order, one answer."""
+    order = msgspec.msgpack.decode(_all(link), type=RasOrder)
+    link.sendall(msgspec.msgpack.encode(carry_out(order)))
+
+
+def carry_out(order: RasOrder) -> RasReply:
+    """Ask; never raises for what is there."""
+    deadline = time.monotonic() + order.seconds
+    try:
+        where = places(order.told)
+        if order.network:
+            _enter(order.pid, order.network)
+    except ValueError as error:
+        return _refused(str(error))
+    except OSError as error:
+        return _closed(error)
+    return _ask(order, [one for one in where if is_own(one.host)], deadline)
+
+
+def _closed(error: OSError) -> RasReply:
+    if isinstance(error, PermissionError):
+        why = "the job has a network of its own, which the agent may not enter"
+        return RasReply(error=why, way_out="give the agent CAP_SYS_ADMIN (docs/rights.md)")
+    why = (error.strerror or str(error)).lower()
+    return RasReply(error=f"the job's network cannot be entered: {why}")
+
+
+def _enter(pid: int, inode: int) -> None:
+    """Into the network namespace of a process, if it is still the one that was seen."""
+    handle = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(handle).st_ino != inode:
+            raise ProcessLookupError(0, "its process has changed")
+        if ctypes.CDLL(None, use_errno=True).setns(handle, _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(handle)
+
+
+def _ask(order: RasOrder, where: list[Place], deadline: float) -> RasReply:
+    """Until one answer is our job's; else why the last try failed."""
+    if not where:
+        return _refused(f"NCCL_RAS_ADDR is {order.told}, which is no address of this node")
+    last = RasReply(error="nobody answers")
+    for number in range(TRIES):
+        place = where[number % len(where)]
+        last, again = _try(order, place, deadline)
+        if not again:
+            where.remove(place)
+        if last.told is not None or not where or time.monotonic() >= deadline:
+            break
+    return last
+
+
+def _try(order: RasOrder, place: Place, deadline: float) -> tuple[RasReply, bool]:
+    """What came, and whether the same place may answer otherwise."""
+    living = _living(order)
+    shown: list[bool] = []
+    try:
+        data = Talk(place, deadline).ask(
+            MAX_BYTES, lambda link: shown.append(_is_held(link, order.uid, living))
+        )
+        told = parse(data)
+    except TalkError as error:
+        return _refused(str(error), silent=error.silent), error.again
+    except ValueError as error:
+        return _refused(f"its answer is not believed: {error}"), False
+    told = msgspec.structs.replace(told, own=own_addresses())
+    here = home(told, order.pids)
+    if not here or not (shown[0] or pids_at(told, here).issuperset(living.values())):
+        return RasReply(error=_ANOTHER), True
+    if order.whole:
+        return RasReply(told=few(told, order.pids)), False
+    return RasReply(told=brief(told), world=world_of(told, order.pids)), False
+
+
+def _refused(why: str, *, silent: bool = False) -> RasReply:
+    """What the job or its peer has written may stand in it, so it is cleaned and cut."""
+    return RasReply(error=clean(why, MAX_REASON), silent=silent)
+
+
+def _living(order: RasOrder) -> dict[int, int]:
+    """Those of its ranks that have not ended: pid as we see it -> as it sees it itself."""
+    host = Host()
+    found = {pid: host.brief(pid) for pid in order.seen}
+    both = zip(order.seen, order.pids, strict=True)
+    return {
+        pid: own for pid, own in both if (one := found[pid]) is not None and one.state not in _ENDED
+    }
+
+
+def _is_held(link: socket.socket, uid: int, living: Iterable[int]) -> bool:
+    """Is the other end shown to be one of these processes? False: nobody may see. Raises TalkError where it is not."""
+    found = owner(link)
+    if found is None:
+        raise TalkError("the kernel does not tell whose process answers there", again=True)
+    if found.uid != uid:
+        raise TalkError(f"a process of another user (uid {found.uid}) answers there")
+    unseen = False
+    for pid in living:
+        if held := holds(pid, found.inode):
+            return True
+        unseen = unseen or held is None
+    if not unseen:
+        raise TalkError(_ANOTHER, again=True)
+    return False
+
+
+def _all(link: socket.socket) -> bytes:
+    parts: list[bytes] = []
+    while (part := link.recv(65536)) and sum(map(len, parts)) < MAX_ORDER:
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,110 @@
+"""Asks NCCL RAS of the jobs of this node. Whoever calls waits for as long as he says, and never longer."""
+
+import math
+import os
+import socket
+
+import msgspec
+
+from mldebug.core.model import Gap, Job, RankIdentity
+from mldebug_agents.capture.nccl_ras.child import NAME, RasOrder, RasReply
+from mldebug_agents.jobs.ranks.ras_address import OFF
+from mldebug_agents.system.failure_counts import RAS, Unanswered
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Spawner
+
+DEADLINE = 2.5  # seconds for everything in a capture, whose report waits for it
+GLANCE = 1.5  # in the watch
+SLACK = 0.5  # seconds more until its child is given up
+MAX_REPLY = 16 << 20
+MAX_NODES = 16  # of a job of which each node asks for itself
+WHAT = "NCCL RAS"
+_NETWORK = "net:["
+
+
+class RasClient:
+    """Any thread may ask. Each question has a child of its own, which ends with it."""
+
+    def __init__(self, spawner: Spawner, host: Host, unanswered: Unanswered | None = None) -> None:
+        self._spawner = spawner
+        self._host = host
+        self.unanswered = unanswered or Unanswered()
+
+    def ask(self, job: Job, *, whole: bool = True, seconds: float = DEADLINE) -> RasReply:
+        """What a process of this job answers; the reason where none does. Never raises."""
+        if not job.ranks:
+            return RasReply(error="no rank of the job lives here")
+        if switched_off(job):
+            why = "the job has switched it off (NCCL_RAS_ENABLE=0)"
+            return RasReply(error=why, way_out="start the job without it")
+        if seconds <= 0:
+            return RasReply(error="no time was left to ask")
+        reply = self._carry_out(self._order(job, whole, seconds))
+        if reply.error and not reply.silent:
+            self.unanswered.count(RAS)
+        return reply
+
+    def _order(self, job: Job, whole: bool, seconds: float) -> RasOrder:
+        first = job.ranks[0]
+        return RasOrder(
+            told=first.nccl_ras,
+            pids=tuple(one.namespace_pid or one.pid for one in job.ranks),
+            seen=tuple(one.pid for one in job.ranks),
+            uid=first.uid,
+            seconds=seconds,
+            pid=first.pid,
+            network=self._foreign_network(first),
+            whole=whole,
+        )
+
+    def _foreign_network(self, rank: RankIdentity) -> int:
+        """Its namespace; 0 where it is ours, or nobody may see which it is."""
+        theirs = self._host.link(rank.pid, "ns/net")
+        ours = self._host.link(os.getpid(), "ns/net")
+        number = theirs.removeprefix(_NETWORK).rstrip("]")
+        return int(number) if theirs != ours and number.isdecimal() else 0
+
+    def _carry_out(self, order: RasOrder) -> RasReply:
+        try:
+            worker = self._spawner.fork_worker(NAME)
+        except OSError as error:
+            return RasReply(error=f"not asked: {error.strerror or error}")
+        try:
+            worker.socket.settimeout(order.seconds + SLACK)
+            worker.socket.sendall(msgspec.msgpack.encode(order))
+            worker.socket.shutdown(socket.SHUT_WR)
+            return msgspec.msgpack.decode(_all(worker.socket), type=RasReply)
+        except TimeoutError:
+            return RasReply(error=f"no answer in {order.seconds:g} s")
+        except (OSError, msgspec.DecodeError) as error:
+            return RasReply(error=f"the child that asks has ended: {error}")
+        finally:
+            worker.kill()
+
+
+def _all(link: socket.socket) -> bytes:
+    """The child writes once, at its end: so the timeout of one read is that of all."""
+    parts: list[bytes] = []
+    while (part := link.recv(1 << 18)) and sum(map(len, parts)) < MAX_REPLY:
+        parts.append(part)
+    return b"".join(parts)
+
+
+def switched_off(job: Job) -> bool:
+    """Has the job no NCCL RAS at all?"""
+    return all(rank.nccl_ras == OFF for rank in job.ranks)
+
+
+def nodes_of(job: Job) -> int:
+    """How many nodes it has, as far as this one can tell."""
+    return math.ceil(job.world_size / max(1, len(job.ranks) + len(job.lost)))
+
+
+def is_ours_to_ask(job: Job) -> bool:
+    """One question collects the answers of all processes: of a large job only one node asks for the whole."""
+    return nodes_of(job) <= MAX_NODES or any(rank.rank == 0 for rank in job.ranks)
+
+
+def gap(reply: RasReply) -> Gap | None:
+    """Why there is no answer; None where there is one."""
+    return None if reply.told else Gap(what=WHAT, reason=reply.error, way_out=reply.way_out)

@@ -1,0 +1,126 @@
+"""One conversation with NCCL RAS over a plain socket (`src/ras/client.cc`), bounded in time and size.
+
+connect                     (a process that is stopped still accepts: then another try meets another process)
+-> CLIENT PROTOCOL 2        <- SERVER PROTOCOL 2
+-> TIMEOUT 1                <- OK
+-> SET FORMAT json          <- OK, or before NCCL 2.28.7: ERROR: Unknown command …
+-> STATUS, VERBOSE STATUS   <- the answer, up to the end of the connection
+"""
+
+import re
+import socket
+import time
+from collections.abc import Callable
+
+from mldebug_agents.jobs.ranks.ras_address import Place
+
+PROTOCOL = 2  # since NCCL 2.24
+HANDSHAKE = 1.0  # seconds for one line
+COLLECT = 1  # seconds that RAS may wait for one process
+MAX_LINE = 4096
+CHUNK = 1 << 16
+_SERVER = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*", re.IGNORECASE)
+
+
+class TalkError(Exception):
+    """It did not come to an answer; the message says why. `again`: another try may meet another process.
+
+    `silent`: nobody listens there.
+    """
+
+    def __init__(self, why: str, *, again: bool = False, silent: bool = False) -> None:
+        super().__init__(why)
+        self.again, self.silent = again, silent
+
+
+class Talk:
+    """One connection. `deadline` is monotonic, for all of it."""
+
+    def __init__(self, place: Place, deadline: float) -> None:
+        self._deadline = deadline
+        self._rest = b""
+        timeout = min(HANDSHAKE, self._left())
+        try:
+            self.link = socket.create_connection(place, timeout=timeout)
+        except ConnectionRefusedError:
+            why = f"nobody listens at {place.host} port {place.port}"
+            raise TalkError(why, silent=True) from None
+        except TimeoutError:
+            raise TalkError("no connection in time", again=True) from None
+        except OSError as error:
+            raise TalkError(f"no connection: {(error.strerror or str(error)).lower()}") from None
+
+    def ask(self, max_bytes: int, meet: Callable[[socket.socket], None]) -> bytes:
+        """The answer, in JSON where it can be had. `meet` looks at who is there, and may raise, before anything is asked."""
+        try:
+            self._greet()
+            meet(self.link)
+            self._command(f"TIMEOUT {COLLECT}")
+            json = self._command("SET FORMAT json")
+            self._send("STATUS" if json else "VERBOSE STATUS")
+            return self._answer(max_bytes)
+        except TimeoutError:
+            raise TalkError("no answer in time", again=True) from None
+        except ConnectionError:
+            raise TalkError("it hung up", again=True) from None
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise TalkError(f"it broke off: {why}", again=True) from None
+        finally:
+            self.link.close()
+
+    def _greet(self) -> None:
+        self._send(f"CLIENT PROTOCOL {PROTOCOL}")
+        line = self._line()
+        match = _SERVER.fullmatch(line)
+        if match is None:
+            raise TalkError("it does not speak as NCCL RAS does")
+        if int(match[1]) < PROTOCOL:
+            raise TalkError(f"it speaks protocol {int(match[1])}, of an NCCL before 2.24")
+
+    def _command(self, text: str) -> bool:
+        """Whether it obeys."""
+        self._send(text)
+        line = self._line().strip().upper()
+        if line != b"OK" and not line.startswith(b"ERROR"):
+            raise TalkError("it does not speak as NCCL RAS does")
+        return line == b"OK"
+
+    def _send(self, text: str) -> None:
+        self.link.settimeout(min(HANDSHAKE, self._left()))
+        self.link.sendall(f"{text}\n".encode())
+
+    def _line(self) -> bytes:
+        """One line, within a second: one that sends a byte now and then gets no more time."""
+        until = min(self._deadline, time.monotonic() + HANDSHAKE)
+        while b"\n" not in self._rest:
+            if len(self._rest) > MAX_LINE:
+                raise TalkError("it does not speak as NCCL RAS does")
+            self._rest += self._receive(until) or self._hung_up()
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _hung_up(self) -> bytes:
+        raise TalkError("it hung up", again=True)
+
+    def _answer(self, max_bytes: int) -> bytes:
+        parts, size = [self._rest], len(self._rest)
+        while chunk := self._receive(self._deadline):
+            parts.append(chunk)
+            size += len(chunk)
+            if size > max_bytes:
+                raise TalkError(f"its answer has more than {max_bytes >> 20} MiB")
+        return b"".join(parts)
+
+    def _receive(self, until: float) -> bytes:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.link.settimeout(left)
+        return self.link.recv(CHUNK)
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TalkError("no answer in time")
+        return left

@@ -1,0 +1,89 @@
+"""The last rung of a capture: native stacks. For that py-spy stops the process, so it is asked only where that is safe."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from mldebug.core.model import Gap, NodeCapture, ProcessState, RankCapture
+from mldebug.diagnosis.classify.frame_table import STORAGE_WAITS
+from mldebug.diagnosis.classify.rank_states import wants_native
+from mldebug_agents.capture.stacks.process_guard import restore
+from mldebug_agents.capture.stacks.pyspy import Dump, PySpy
+from mldebug_agents.system.host import Host
+
+NATIVE_TIMEOUT = 15.0
+
+
+class Native:
+    """Native stacks for the ranks where they decide something (`policy` auto), for all (always) or none (never)."""
+
+    def __init__(self, host: Host, pyspy: PySpy, policy: str, left: Callable[[], float]) -> None:
+        """`left` says the seconds until the deadline of the capture."""
+        self._host = host
+        self._pyspy = pyspy
+        self._policy = policy
+        self._left = left
+        self._gaps: list[Gap] = []
+
+    def add(self, pool: ThreadPoolExecutor, taken: NodeCapture) -> NodeCapture:
+        """The capture with the native stacks that were wanted and could be had."""
+        wanted = (
+            set(wants_native(taken))
+            if self._policy == "auto"
+            else {rank.identity.rank for rank in taken.ranks}
+        )
+        if self._policy == "never" or not wanted:
+            return taken
+        asked = [rank for rank in taken.ranks if rank.identity.rank in wanted]
+        futures = {rank.identity.rank: pool.submit(self._take, rank) for rank in asked}
+        found = {rank: future.result() for rank, future in futures.items()}
+        ranks = tuple(_with_native(rank, found.get(rank.identity.rank)) for rank in taken.ranks)
+        gaps = tuple(dict.fromkeys((*taken.gaps, *self._gaps)))
+        return msgspec.structs.replace(taken, ranks=ranks, gaps=gaps)
+
+    def _take(self, rank: RankCapture) -> Dump | None:
+        pid = rank.identity.pid
+        before = self._host.process_state(pid)
+        refusal = unsafe_to_stop(before)
+        if refusal or before is None or self._left() < 1.0:
+            if self._policy == "always":
+                reason = f"not taken: {refusal or 'no time left'}"
+                self._gaps.append(
+                    Gap(what="native stack", reason=reason, rank=rank.identity.rank, pid=pid)
+                )
+            return None
+        dump = self._pyspy.dump(pid, native=True, timeout=min(NATIVE_TIMEOUT, self._left()))
+        if dump.killed and (gap := restore(before, self._host.process_state(pid))):
+            self._gaps.append(gap)
+        if dump.failure:
+            gap = Gap(
+                what="native stack",
+                reason=dump.failure,
+                rank=rank.identity.rank,
+                pid=pid,
+                way_out=dump.way_out,
+            )
+            self._gaps.append(gap)
+        return dump
+
+
+def unsafe_to_stop(state: ProcessState | None) -> str:
+    """Why a blocking dump may hang on this process or harm it; "" where every thread can be interrupted."""
+    if state is None:
+        return "the process is gone"
+    if state.tracer_pid:
+        return f"another tracer (pid {state.tracer_pid}) holds it"
+    for thread in state.threads:
+        if thread.state not in ("R", "S"):
+            return f"thread {thread.tid} is in state {thread.state}"
+        if STORAGE_WAITS.fullmatch(thread.wchan):
+            return f"thread {thread.tid} waits for storage ({thread.wchan})"
+    return "" if state.threads else "its threads cannot be read"
+
+
+def _with_native(rank: RankCapture, dump: Dump | None) -> RankCapture:
+    if dump is None or dump.failure:
+        return rank
+    process = msgspec.structs.replace(rank.process, native=dump.stacks)
+    return msgspec.structs.replace(rank, process=process)

@@ -1,0 +1,49 @@
+"""pystack as a second opinion: Python frames without stopping the target, where py-spy could not read it.
+
+Only `pystack remote --no-block` is ever used: blocking pystack, killed while it waits, leaves a SIGSTOP pending.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from mldebug.capture.stacks import named_frame
+from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
+from mldebug.core.redact import clean
+from mldebug_agents.system.spawn import Starter
+
+_THREAD = re.compile(r"^Traceback for thread (\d+) \((.*?)\) \[(.*?)\]")
+_FRAME = re.compile(r'^ {4}\(Python\) File "(.+)", line (\d+), in (.+)$')
+
+
+def find_pystack() -> str:
+    """The pystack beside this interpreter, or "" where that extra is not installed."""
+    beside = Path(sys.executable).parent / "pystack"
+    return str(beside) if os.access(beside, os.X_OK) else ""
+
+
+def second_opinion(
+    starter: Starter, binary: str, pid: int, timeout: float
+) -> tuple[ThreadStack, ...]:
+    """The Python stacks of one process, or none where pystack cannot read it either; never raises."""
+    if not binary:
+        return ()
+    done = starter.run([binary, "remote", "--no-block", str(pid)], timeout=timeout)
+    return parse_pystack(done.stdout.decode(errors="replace"), pid) if done.returncode == 0 else ()
+
+
+def parse_pystack(text: str, pid: int) -> tuple[ThreadStack, ...]:
+    """Read the text of `pystack remote`: its frames come outermost first and are turned round."""
+    found: list[tuple[int, str, bool, list[Frame]]] = []
+    for line in text.splitlines():
+        if match := _THREAD.match(line):
+            tid = int(match[1])
+            name = MAIN_THREAD if tid == pid else clean(match[2], 64)
+            found.append((tid, name, "Has the GIL" in match[3], []))
+        elif found and (match := _FRAME.match(line)):
+            found[-1][3].append(named_frame(match[1], match[2], match[3]))
+    return tuple(
+        ThreadStack(tid=tid, name=name, owns_gil=gil, frames=tuple(frames[::-1]))
+        for tid, name, gil, frames in found
+    )

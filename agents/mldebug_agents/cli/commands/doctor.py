@@ -1,0 +1,154 @@
+"""Show what works here as this user, and how to get the rest."""
+
+import os
+import socket
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from mldebug.cli.console import Console, print_line
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import ExitCode
+from mldebug.core.redact import clean
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.stacks.pyspy import find_binary
+from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.support.doctor.checks import OWN_DUMP, World, examine
+from mldebug_agents.support.doctor.gpu_lines import gpu_lines
+from mldebug_agents.support.doctor.gpus import GpuExamination, examined
+from mldebug_agents.support.doctor.rows import Check
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
+from mldebug_agents.web.nearest_agent import ask_nearest
+
+STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
+MAX_WIDTH = 100
+GPU_SECONDS = 20.0  # for all reads; the first may load firmware
+GPU_BETWEEN = 1.0  # seconds between two full reads
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    """All rows; `works` says whether own jobs can be dumped here."""
+
+    node: str
+    uid: int
+    works: bool
+    checks: tuple[Check, ...]
+
+
+@click.command("doctor")
+@click.option("--gpus", is_flag=True, help="Examine the GPUs and the kernel log instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print an object with all checks.")
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
+def command(gpus: bool, as_json: bool, config: Path | None) -> None:
+    """Show what works on this node as this user, and how to get the rest.
+
+    Exit code 0: `mldebug dump` works for this user's own jobs; 3: it does not. With --gpus 1: a GPU or the node is
+    unhealthy; 3: there is no NVIDIA library.
+    """
+    settings = load_config(config)
+    if gpus:
+        sys.exit(gpus_examined(settings, as_json, here_only=config is not None))
+    chosen = str(settings.capture.py_spy)
+    with Spawner() as spawner, Reader(spawner) as reader:
+        world = World(
+            reader=reader,
+            starter=spawner,
+            py_spy=find_binary() if chosen == "auto" else chosen,
+            state_dir=settings.agent.state_dir,
+            asleep=spawner.helper_pid,
+        )
+        found = sum_up(tuple(examine(world)))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        show(found, Console())
+    sys.exit(ExitCode.FINE if found.works else ExitCode.MISSING)
+
+
+def gpus_examined(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
+    """Look at the GPUs and the kernel's log, print what was found, and return the exit code."""
+    state_dir = settings.agent.state_dir
+    with Workbench(settings) as bench:
+        asked = partial(ask_nearest, state_dir, here_only=here_only)
+        look = OnceLooked(
+            bench,
+            bench.finder.find(),
+            GPU_SECONDS,
+            lambda: asked().asked.snapshot,
+            alone=True,
+            between=GPU_BETWEEN,
+        )
+        seen = look.take()
+    found = examined(seen, look.told, os.geteuid())
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        show_gpus(found, Console(), time.time())
+    return found.code
+
+
+def show_gpus(found: GpuExamination, console: Console, now: float) -> None:
+    """Print the checks as a table, and below it what the GPUs are like."""
+    who = "root" if found.uid == 0 else f"uid {found.uid}"
+    console.print(Text(f"GPUs of {clean(found.node, 64)}, as {who}\n", style="bold"))
+    print_checks(found.checks, console)
+    for line in gpu_lines(found, now):
+        print_line(console, line, prose=True)
+
+
+def sum_up(checks: tuple[Check, ...]) -> Examination:
+    """Put the rows together with where and as whom they were taken."""
+    works = all(check.state == "ok" for check in checks if check.name == OWN_DUMP)
+    return Examination(node=socket.gethostname(), uid=os.geteuid(), works=works, checks=checks)
+
+
+def show(found: Examination, console: Console) -> None:
+    """Print the rows as a table with one closing sentence."""
+    print_checks(found.checks, console)
+    width = min(console.width, MAX_WIDTH)
+    console.print(Text("\n" + verdict(found)), highlight=False, width=width)
+
+
+def print_checks(checks: tuple[Check, ...], console: Console) -> None:
+    """The rows as a table."""
+    width = min(console.width, MAX_WIDTH)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, width=width)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for check in checks:
+        meaning = Text(clean(check.meaning, 300))
+        if check.state != "ok" and check.way_out:
+            meaning.append(f"\n→ {clean(check.way_out, 500)}", style="dim")
+        table.add_row(Text(check.name), Text(check.state, style=STYLES[check.state]), meaning)
+    console.print(table, highlight=False)
+
+
+def verdict(found: Examination) -> str:
+    """Return the sentence that a tired person needs."""
+    who = "root" if found.uid == 0 else f"uid {found.uid}"
+    if not found.works:
+        return f"mldebug dump does not work here as {who}: see the lines marked missing."
+    less = sum(check.state != "ok" for check in found.checks)
+    rest = (
+        f"{less} of {len(found.checks)} checks cost some evidence."
+        if less
+        else "Nothing is missing."
+    )
+    return f"mldebug dump works here for {who}'s own jobs. {rest}"
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return command

@@ -1,0 +1,281 @@
+"""Capture all ranks here now and name the culprit."""
+
+import socket
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from mldebug.cli.console import Console
+from mldebug.cli.param_types import FILE, JOB
+from mldebug.cluster.messages import ClusterView
+from mldebug.cluster.wire import encode
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.model import Verdict
+from mldebug.core.report_model import Report
+from mldebug.core.units import parse_duration
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report.text import print_report
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.cluster.fanout.abandonment import end_without_reader, ended_by_signals
+from mldebug_agents.cluster.fanout.messages import Wanted
+from mldebug_agents.cluster.fanout.progress_line import Waiting
+from mldebug_agents.cluster.node_captures import capture_all, reply
+from mldebug_agents.cluster.peers.reach import run_elsewhere
+from mldebug_agents.cluster.peers.routes import DUMP_DEADLINE
+from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, MAX_REPORT, MAX_VIEW
+from mldebug_agents.incidents.manual import (
+    STORE_TIMEOUT,
+    Taken,
+    choose,
+    look_beside,
+    take,
+    within,
+)
+from mldebug_agents.web.control_requests import tell_agent
+from mldebug_agents.web.nearest_agent import ask_nearest
+
+MAX_WATCH = 60.0
+DEFAULT_WAIT = 60.0
+MIN_WAIT, MAX_WAIT = 1.0, 1_800.0
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("dump")
+@click.option(
+    "--pid",
+    type=click.IntRange(min=1),
+    metavar="PID",
+    help="The job of this process (a rank, a worker or a launcher).",
+)
+@click.option(
+    "--job",
+    type=JOB,
+    help="The job with this id or name, on all its nodes where agents are joined; default: every job on this node.",
+)
+@click.option(
+    "--native/--no-native",
+    default=None,
+    help="C frames of all ranks (each stands still for 0.03 to 1 s).",
+)
+@click.option(
+    "--watch",
+    metavar="DURATION",
+    help="How long to look for movement, 2s by default; 0s: one look.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print report.json, one line per job.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path, readable=False),
+    help="Write report.html here too.",
+)
+@click.option(
+    "--slurm-job", metavar="ID", help="On all nodes of this Slurm job, by srun; no agent is needed."
+)
+@click.option("--hosts", metavar="NODES", help="On these nodes, like node[1-40,42]; with --ssh.")
+@click.option("--ssh", is_flag=True, help="Reach --hosts by ssh.")
+@click.option(
+    "--cluster",
+    "everywhere",
+    is_flag=True,
+    help="On all nodes of --job, by their agents, or not at all.",
+)
+@click.option(
+    "--python", type=FILE, help="The Python with mldebug there; default: this one's path."
+)
+@click.option("--wait", metavar="DURATION", help="How long a node has to answer, 60s by default.")
+@click.option("--send", is_flag=True, hidden=True)  # what the nodes are asked for
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
+def dump(
+    pid: int | None,
+    job: str | None,
+    native: bool | None,
+    watch: str | None,
+    as_json: bool,
+    html: Path | None,
+    slurm_job: str | None,
+    hosts: str | None,
+    ssh: bool,
+    everywhere: bool,
+    python: str | None,
+    wait: str | None,
+    send: bool,
+    config: Path | None,
+) -> None:
+    """Capture all ranks here, or on all nodes of a job, now and name the culprit.
+
+    Exit code 0: nothing is stuck; 1: a stall was found; 3: this user may not look at the job.
+    """
+    own = adjusted(load_config(config), native, watch)
+    if send:
+        _send(own, slurm_job, job)
+        return
+    if everywhere:
+        sys.exit(_by_agents(own, job, as_json, html, here_only=config is not None))
+    far = _transport(slurm_job, hosts, ssh, pid)
+    if not far and pid is None and native is None and watch is None and job is not None:
+        run = _elsewhere(own, job, here_only=config is not None)
+        if run is not None:
+            sys.exit(_by_agents(own, run, as_json, html, here_only=config is not None))
+    if far:
+        arguments = _arguments(native, watch, job)
+        asked = Wanted(
+            target=slurm_job or hosts or "",
+            python=python or sys.executable,
+            arguments=arguments,
+            timeout=_seconds(wait),
+        )
+        with Waiting(quiet=as_json) as progress:
+            taken = capture_all(own, far, asked, socket.gethostname(), progress)
+    else:
+        taken = _here(own, pid, job, html, here_only=config is not None)
+    if html and len(taken) > 1:
+        raise UsageError(f"--html takes one job, {len(taken)} were found", "add --job NAME")
+    for one in taken:
+        _show(one, as_json, html)
+    sys.exit(ExitCode.FOUND if any(one.judgement.stalled for one in taken) else ExitCode.FINE)
+
+
+def _by_agents(
+    config: Config, job: str | None, as_json: bool, html: Path | None, *, here_only: bool
+) -> ExitCode:
+    """The agent of this node asks for it; the report lies with the one that coordinates, too."""
+    if job is None:
+        raise UsageError(
+            "--cluster needs to know which job", "add --job NAME; see `mldebug status --cluster`"
+        )
+    state_dir = ask_nearest(config.agent.state_dir, here_only=here_only).state_dir
+    report = tell_agent(
+        state_dir, DUMP_PATH, Report, timeout=DUMP_DEADLINE + 5.0, most=MAX_REPORT, job=job
+    )
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+    else:
+        print_report(report, Console())
+        click.echo(f"\nFull report: {report.id} on {report.node}")
+    if html:
+        _copy(render_html(report), html)
+    found = report.diagnosis.verdict is not Verdict.UNKNOWN
+    return ExitCode.FOUND if found else ExitCode.FINE
+
+
+def _elsewhere(config: Config, job: str, *, here_only: bool) -> str | None:
+    """The run of that name, where the agents know ranks of it on other nodes; None: this node's alone are looked at."""
+    state_dir, asked = ask_nearest(config.agent.state_dir, here_only=here_only)
+    if asked.snapshot is None or not asked.snapshot.cluster:
+        return None
+    try:
+        view = tell_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+    except MldebugError as error:
+        click.echo(f"mldebug: other nodes are not asked: {error.message}", err=True)
+        return None
+    return run_elsewhere(job, asked.snapshot, view)
+
+
+def _here(
+    config: Config, pid: int | None, job: str | None, html: Path | None, *, here_only: bool
+) -> list[Taken]:
+    """Of the jobs on this node."""
+    with Workbench(config) as bench:
+        found = bench.finder.find()
+        jobs = choose(found, pid, job)
+        if html and len(jobs) > 1:
+            raise UsageError(
+                f"--html takes one job, {len(jobs)} run here", f"add --job {jobs[0].id}"
+            )
+        beside = look_beside(bench, found, here_only=here_only)
+        return [take(bench, one, found, beside) for one in jobs]
+
+
+def _send(config: Config, slurm_job: str | None, job: str | None) -> None:
+    """Print what this node knows, for the mldebug that asked; nothing is stored."""
+    with ended_by_signals(), Workbench(config) as bench:
+        end_without_reader(sys.stdout.fileno())  # a thread: after the process starter has forked
+        answer = reply(bench, slurm_job, job)
+    for line in encode(answer):
+        sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def _transport(slurm_job: str | None, hosts: str | None, ssh: bool, pid: int | None) -> str:
+    """Which way to other nodes was asked for; "" for none."""
+    if slurm_job is not None and (hosts is not None or ssh):
+        raise UsageError("--slurm-job and --hosts are two ways", "choose one of them")
+    if ssh and hosts is None:
+        raise UsageError("--ssh needs to know where", "add --hosts node[1-40]")
+    if hosts is not None and not ssh:
+        raise UsageError("--hosts needs a way there", "add --ssh")
+    if pid is not None and (hosts or slurm_job):
+        raise UsageError("--pid is of one node", "name the job with --job, by its script")
+    return "slurm" if slurm_job is not None else "ssh" if ssh else ""
+
+
+def _arguments(native: bool | None, watch: str | None, job: str | None) -> tuple[str, ...]:
+    """What is asked of `mldebug` on each node."""
+    found = ["dump", "--send"]
+    if native is not None:
+        found.append("--native" if native else "--no-native")
+    if watch is not None:
+        found += ["--watch", watch]
+    if job is not None:
+        found += ["--job", job]
+    return tuple(found)
+
+
+def _seconds(wait: str | None) -> float:
+    try:
+        seconds = parse_duration(wait) if wait is not None else DEFAULT_WAIT
+        if not MIN_WAIT <= seconds <= MAX_WAIT:
+            raise ValueError(f"it may be {MIN_WAIT:g}s to {MAX_WAIT / 60:g}m")
+    except ValueError as error:
+        raise UsageError(f"--wait {wait!r}: {error}", "write it like 60s or 2m") from error
+    return seconds
+
+
+def adjusted(config: Config, native: bool | None, watch: str | None) -> Config:
+    """The config with what the command line says over it."""
+    capture = config.capture
+    if native is not None:
+        capture = msgspec.structs.replace(capture, native="always" if native else "never")
+    if watch is not None:
+        try:
+            seconds = parse_duration(watch)
+            if not 0 <= seconds <= MAX_WATCH:
+                raise ValueError(f"it may be 0s to {MAX_WATCH:g}s")
+            deadline = max(capture.deadline, seconds + 30.0)
+            capture = msgspec.structs.replace(capture, watch=seconds, deadline=deadline)
+        except ValueError as error:
+            raise UsageError(f"--watch {watch!r}: {error}", "write it like 2s or 1m") from error
+    return msgspec.structs.replace(config, capture=capture)
+
+
+def _show(taken: Taken, as_json: bool, html: Path | None) -> None:
+    """The answer first, then what became of the files."""
+    if as_json:
+        click.echo(msgspec.json.encode(taken.report).decode())
+    else:
+        print_report(taken.report, Console())
+    if taken.trouble:
+        click.echo(f"mldebug: {taken.trouble}", err=True)
+    place, why = (
+        within(STORE_TIMEOUT, lambda: _copy(taken.html, html)) if html else (taken.html_path, "")
+    )
+    if place and not as_json:
+        click.echo(f"\nFull report: {place}")
+    if why:
+        raise MldebugError(f"{html} cannot be written: {why}", "give --html another place")
+
+
+def _copy(text: str, html: Path) -> Path:
+    html.write_text(text, encoding="utf-8")
+    return html
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return dump

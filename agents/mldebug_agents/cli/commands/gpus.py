@@ -1,0 +1,189 @@
+"""List the GPUs here; have the agent let go of them."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.text import Text
+
+from mldebug.cli.console import Console, print_line
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import MldebugError, ToolError, UsageError
+from mldebug.core.hints import typed
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration, parse_duration
+from mldebug.hardware.health.sentences import complaints, headline
+from mldebug.status.gpu_table import missing, rows, table, users
+from mldebug.status.gpu_view import Glance
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.gpu.controller import LONGEST, Accepted, Released
+from mldebug_agents.hardware.gpu.verbs import ACCEPT, RELEASE
+from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.web.control_requests import tell_agent
+from mldebug_agents.web.nearest_agent import ask_nearest
+
+SECONDS = 20.0  # a driver that no process uses may load firmware first
+NO_GPUS = "no GPU answers here: there is no NVIDIA library"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+def _config(command: _Command) -> _Command:
+    option = click.option(
+        "--config", type=click.Path(path_type=Path, readable=False), help="Config file."
+    )
+    return option(command)
+
+
+@click.group("gpus", invoke_without_command=True)
+@click.pass_context
+def group(context: click.Context) -> None:
+    """List the GPUs here; have the agent let go of them, or expect others than before.
+
+    Without a command: list.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(list_)
+
+
+@group.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print an object with all that is known.")
+@_config
+def list_(as_json: bool, config: Path | None) -> None:
+    """Show each GPU: load, who works on it, its health.
+
+    As the agent of this node sees them, or read directly where none runs.
+    """
+    seen = _look(load_config(config), here_only=config is not None)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
+        return
+    show_list(seen, Console(), time.time())
+
+
+def _look(config: Config, *, here_only: bool) -> Glance:
+    """The agent's word, or an own look; ToolError where there is no library."""
+    with Workbench(config) as bench:
+        state_dir = config.agent.state_dir
+        found = bench.finder.find()
+        look = OnceLooked(
+            bench,
+            found,
+            SECONDS,
+            lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
+        )
+        seen = look.take()
+    if seen.no_library:
+        raise ToolError(NO_GPUS, "install the driver, or ask on a node that has GPUs")
+    return seen
+
+
+def show_list(seen: Glance, console: Console, now: float) -> None:
+    """Print the answer; a pipe gets the same lines as a terminal."""
+    for line in list_lines(seen, now):
+        print_line(console, line, prose=True)
+
+
+def list_lines(seen: Glance, now: float) -> Iterator[Text]:
+    """The answer line by line, 80 columns wide where names are no longer than usual."""
+    found = rows(seen)
+    yield Text(clean(f"{seen.node}: {_title(seen, now)}", 300), style="bold")
+    if seen.released_until:
+        left = format_duration(float(max(0, int(seen.released_until - now))))
+        yield Text(f"the agent has let go of the GPUs for another {left}: nobody reads them")
+    if found:
+        for line in table(found):
+            yield Text(line, no_wrap=True, style="red" if line.endswith(("missing", "unhealthy")) else "")  # fmt: skip
+    if seen.gpu_gap is not None:
+        yield Text(clean(f"not read: {seen.gpu_gap.reason}", 400), style="red")
+    for told in users(seen.users, {uuid: one.index for uuid, one in seen.names().items()}):
+        yield Text(told)
+    for told in complaints(seen.health, seen.names()):
+        yield Text(clean(told, 400), style="red")
+
+
+def _title(seen: Glance, now: float) -> str:
+    gpus = seen.gpus.gpus if seen.gpus else ()
+    names = sorted({one.name for one in gpus if one.name})
+    parts = [headline([one.uuid for one in gpus], seen.health)]
+    parts += [f"{gone} missing"] if (gone := len(missing(seen))) else []
+    parts += [", ".join(names)] if names else []
+    if seen.gpus and seen.gpus.driver_version:
+        parts.append(f"driver {seen.gpus.driver_version}")
+    if seen.by_agent and seen.gpus:
+        parts.append(f"read {max(0.0, now - seen.gpus.at):.0f} s ago by the agent")
+    return "; ".join(parts)
+
+
+@group.command("release")
+@click.option("--for", "duration", metavar="DURATION", help="How long: 10m.")
+@click.option("--end", is_flag=True, help="Take them up again now.")
+@_config
+def release(duration: str | None, end: bool, config: Path | None) -> None:
+    """Have the agent let go of all GPUs, for a reset.
+
+    `nvidia-smi --gpu-reset` fails while anybody holds a GPU. The agent takes them up again by itself when the time is
+    over. It lets go by itself, too, where the driver asks for a reset and no process uses a GPU. Only root, the
+    agent's user and members of agent.group may ask.
+    """
+    seconds = _seconds(duration, end=end)
+    told = tell_agent(_state_dir(config), RELEASE, Released, seconds=seconds)
+    if end:
+        click.echo("The agent takes the GPUs up again.")
+        return
+    if not told.closed:
+        raise MldebugError(
+            f"the agent stays away from the GPUs for {duration}, but its reader has not ended:"
+            " it sits in a call into the driver",
+            "a GPU whose driver hangs cannot be reset: reboot the node",
+        )
+    click.echo(f"The agent has let go of all GPUs for {duration}. Reset one with:")
+    click.echo("  nvidia-smi --gpu-reset -i INDEX")
+    click.echo("Then have them watched again:")
+    click.echo(f"  {typed('gpus release --end', config)}")
+
+
+def _seconds(duration: str | None, *, end: bool) -> float:
+    if end == (duration is not None):
+        raise UsageError("say how long, or that it is over", "add --for 10m, or --end")
+    if duration is None:
+        return 0.0
+    try:
+        seconds = parse_duration(duration)
+    except ValueError as error:
+        raise UsageError(f"--for {duration!r}: {error}", "write it like 10m") from error
+    if not 0 < seconds <= LONGEST:
+        most = format_duration(LONGEST)
+        raise UsageError(f"--for {duration}: it may be up to {most}", "write it like 10m")
+    return seconds
+
+
+def _state_dir(config: Path | None) -> Path:
+    """Where the agent that is to be asked lives; an error in words where none answers."""
+    nearest = ask_nearest(load_config(config).agent.state_dir, here_only=config is not None)
+    if nearest.asked.outcome in ("silent", "denied"):
+        raise MldebugError(nearest.asked.trouble, "see its log, or ask as root")
+    return nearest.state_dir
+
+
+@group.command("accept")
+@_config
+def accept(config: Path | None) -> None:
+    """Expect only the GPUs that are there now.
+
+    One that was taken out is no longer missing. Only root, the agent's user and members of agent.group may ask.
+    """
+    told = tell_agent(_state_dir(config), ACCEPT, Accepted)
+    many = "GPU is" if told.expected == 1 else "GPUs are"
+    click.echo(f"{told.expected} {many} expected from now on.")
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return group

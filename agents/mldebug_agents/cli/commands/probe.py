@@ -1,0 +1,49 @@
+"""Measure an idle node: collectives, GPUs, links."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from mldebug.core.plugins import load, names, summary
+from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Probes(click.Group):
+    """A group whose commands are the files of the room `probes`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return every probe, importing none."""
+        return names("probes")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one probe's file and build its command."""
+        if cmd_name not in names("probes"):
+            return None
+        module = load("probes", cmd_name)
+        command: click.Command = module.create(module.Options())
+        command.name, command.short_help = cmd_name, summary("probes", cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """SIGTERM and a closed terminal end it as Ctrl-C does: what was measured by then comes out."""
+        with ended_by_signals():
+            return super().invoke(ctx)
+
+
+@click.group("probe", cls=Probes, context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """Measure an idle node: collectives, GPUs, links.
+
+    Nothing is measured while anybody computes on the GPUs or a training job runs here, and a probe ends at once
+    when one appears. Exit code 1: the node is busy, or something was found.
+    """
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return group

@@ -1,0 +1,73 @@
+"""Start a training job whose ranks tell their steps; no line of its script changes."""
+
+import os
+import shlex
+
+import click
+import msgspec
+
+from mldebug.core.errors import UsageError
+from mldebug_agents.jobs import trace_start
+from mldebug_agents.jobs.job_start import become, callers_environment, environment, hook_folder
+
+PIPE, CALLS = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+RECORDED = "2000"  # calls; what PyTorch takes by itself since 2.11
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--print-env", is_flag=True, help="Print the lines for a Slurm script or a pod.")
+@click.option(
+    "--nccl-pipe",
+    metavar="PREFIX",
+    help="Have NCCL make the FIFO PREFIX<rank>.pipe for its Flight Recorder, too. The hook does not need it.",
+)
+@click.option(
+    "--trace",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Keep the last calls of this package in a ring, or of what is `uninstalled`; may be given several times.",
+)
+@click.option(
+    "--trace-size",
+    default="16MiB",
+    show_default=True,
+    help="Size of each process's ring, in shared memory.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
+def command(
+    print_env: bool,
+    nccl_pipe: str | None,
+    trace: tuple[str, ...],
+    trace_size: str,
+    words: tuple[str, ...],
+) -> None:
+    """Start a job whose ranks tell their steps: mldebug run -- torchrun train.py
+
+    Each rank says what step it has reached and what it does besides, and can be asked for its stacks without ptrace.
+    The job takes the place of this command: its exit code and its signals are its own.
+    """
+    folder = hook_folder()
+    traced = trace_start.variables(trace_start.Wanted(trace, size=trace_size)) if trace else {}
+    if print_env:
+        click.echo(f"export PYTHONPATH={shlex.quote(str(folder))}${{PYTHONPATH:+:$PYTHONPATH}}")
+        for name, value in {**pipe_settings(nccl_pipe), **traced}.items():
+            click.echo(f"{name}=${{{name}:-{shlex.quote(value)}}}; export {name}")
+        return
+    if not words or not words[0]:
+        raise UsageError("no job was named", "mldebug run -- torchrun train.py")
+    told = callers_environment(os.environ)
+    become(words, {**pipe_settings(nccl_pipe), **told, **environment(told, folder), **traced})
+
+
+def pipe_settings(prefix: str | None) -> dict[str, str]:
+    """Of PyTorch, for the FIFO of legacy NCCL; what the user has set stays. Nothing without a prefix."""
+    return {PIPE: prefix, CALLS: RECORDED} if prefix else {}
+
+
+def create(_: Options) -> click.Command:
+    """Build the verb."""
+    return command

@@ -1,0 +1,352 @@
+"""Show the training jobs on this node and their ranks."""
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.text import Text
+
+from mldebug.alerts.status_lines import event_lines
+from mldebug.cli.console import Console, print_line
+from mldebug.cluster.messages import ClusterView
+from mldebug.config.schema import Config, load_config
+from mldebug.core.errors import ExitCode
+from mldebug.core.hints import typed
+from mldebug.core.model import Gap, Job, RankIdentity, Remark
+from mldebug.core.ranksets import fold_ranks
+from mldebug.core.redact import clean
+from mldebug.core.units import format_duration
+from mldebug.hardware.host_memory.state import alarms
+from mldebug.hardware.kernel_log.attribution import RankEvent
+from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.schedulers.status_lines import orphan_line, scheduler_lines
+from mldebug.status.checkpoint_lines import saves_part
+from mldebug.status.cluster_lines import cluster_lines, stalled
+from mldebug.status.gpu_lines import hardware_lines, rank_lines
+from mldebug.status.run_lines import ailing_lines, pace_words, stale_words, state_words
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.status.storage_lines import storage_json, storage_lines
+from mldebug.storage.checkpoints.state import lines_of
+from mldebug.storage.filesystems.state import PartState, StorageState
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, MAX_VIEW
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.jobs.ranks.rank_processes import BY_RAS
+from mldebug_agents.storage.monitor import look_once
+from mldebug_agents.web.control_requests import tell_agent
+from mldebug_agents.web.nearest_agent import ask_nearest
+
+MAX_LISTED = 8
+NO_AGENT = "no agent watches them: a stall is noticed by nobody"
+UNSEEN = "exit unknown"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What discovery found on this node, as `--json` prints it; `now` is unix time."""
+
+    node: str
+    now: float
+    jobs: tuple[Job, ...]
+    remarks: tuple[Remark, ...]
+    gaps: tuple[Gap, ...]
+    traps: dict[str, tuple[Trap, ...]] = {}  # by id of the job: known ones that it sits in
+    agent: Snapshot | None = None  # what the agent of this node says, where one runs
+    agent_trouble: str = ""  # why it says nothing, where one is here
+
+
+@click.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print an object with all jobs.")
+@click.option("--cluster", "everywhere", is_flag=True, help="All nodes, as the agents know them.")
+@click.option(
+    "--storage",
+    is_flag=True,
+    help="Filesystems, quotas and checkpoints: how full, for how long, and what is whole.",
+)
+@click.option("--config", type=click.Path(path_type=Path, readable=False), help="Config file.")
+def command(as_json: bool, everywhere: bool, storage: bool, config: Path | None) -> None:
+    """Show the training jobs on this node and their ranks: who runs them, who is missing.
+
+    Where an agent runs: how far each job is, and why it is quiet or not. Nothing is attached to and nothing is
+    stopped. Exit code 1: an incident is open, or a storage alarm is on.
+    """
+    settings = load_config(config)
+    if everywhere:
+        sys.exit(_cluster(settings, as_json, here_only=config is not None))
+    with Workbench(settings) as bench:
+        found = bench.finder.find()
+        asked = ask_nearest(settings.agent.state_dir, here_only=config is not None).asked
+        if storage:
+            told = asked.snapshot.storage if asked.snapshot else None
+            told = told or _seen_now(bench, found)
+            parts = (saves_part(asked.snapshot),) if asked.snapshot else ()
+            sys.exit(_storage(StorageState(parts=(*told.parts, *parts)), as_json))
+        seen = Seen(
+            node=bench.node,
+            now=time.time(),
+            jobs=jobs_shown(found.jobs, asked.snapshot),
+            remarks=tuple(found.remarks),
+            gaps=tuple(found.gaps),
+            traps=traps_shown(bench, found, asked.snapshot),
+            agent=asked.snapshot,
+            agent_trouble=asked.trouble,
+        )
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(seen), indent=2).decode())
+    else:
+        console = Console()
+        for line in status_lines(seen, config):
+            print_line(console, line)
+    hanging = seen.agent is not None and any(run.incident for run in seen.agent.runs)
+    sys.exit(ExitCode.FOUND if hanging else ExitCode.FINE)
+
+
+def _seen_now(bench: Workbench, found: Discovery) -> StorageState:
+    """One look; whoever may not see the jobs does not see what they use: that is told, too."""
+    unseen = PartState(name="jobs", at=time.time(), gaps=tuple(found.gaps))
+    return StorageState(parts=(*look_once(bench, found.jobs).parts, unseen))
+
+
+def _storage(told: StorageState, as_json: bool) -> ExitCode:
+    """What the storage desk knows."""
+    if as_json:
+        click.echo(storage_json(told))
+    else:
+        for said in storage_lines(told):
+            print_line(Console(), Text(said.text, style="red" if said.bad else ""))
+    return ExitCode.FOUND if told.alarms else ExitCode.FINE
+
+
+def _cluster(settings: Config, as_json: bool, *, here_only: bool) -> ExitCode:
+    """Ask the agent of this node for all of them."""
+    state_dir = ask_nearest(settings.agent.state_dir, here_only=here_only).state_dir
+    view = tell_agent(state_dir, CLUSTER_PATH, ClusterView, most=MAX_VIEW)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2).decode())
+    else:
+        for line in cluster_lines(view):
+            print_line(Console(), Text(line))
+    return ExitCode.FOUND if stalled(view) else ExitCode.FINE
+
+
+def traps_shown(
+    bench: Workbench, found: Discovery, agent: Snapshot | None
+) -> dict[str, tuple[Trap, ...]]:
+    """As the agent knows them, who also reads the logs; of the jobs that it does not watch, as they are found now."""
+    if agent is not None and agent.replay:
+        return {run.id: run.traps for run in agent.runs}
+    traps = {}
+    for job in found.jobs:
+        run = _run_of(job, agent)
+        traps[job.id] = run.traps if run else bench.traps.of(job, found.programs)
+    return traps
+
+
+def jobs_shown(found: Sequence[Job], agent: Snapshot | None) -> tuple[Job, ...]:
+    """Those of this node; where a recording is played back, those of the recording."""
+    if agent is None or not agent.replay:
+        return tuple(found)
+    return tuple(
+        Job(
+            id=run.id,
+            name=run.name,
+            launcher=run.launcher,
+            attempt=run.attempt,
+            world_size=run.world_size,
+            uid=run.uid,
+            user=run.user,
+            ranks=tuple(
+                RankIdentity(rank=rank, world_size=run.world_size, pid=pid)
+                for rank, pid in run.ranks.items()
+            ),
+        )
+        for run in agent.runs
+    )
+
+
+def status_lines(seen: Seen, config: Path | None = None) -> Iterator[Text]:
+    """Yield the answer line by line; names that a job chose are cleaned and never markup.
+
+    `config` is the file that was given, for the commands that are suggested.
+    """
+    count = f"{len(seen.jobs)} training {'job' if len(seen.jobs) == 1 else 'jobs'}"
+    yield Text(f"{count} on {clean(seen.node, 64)}", style="bold")
+    yield from _agent(seen, config)
+    events = seen.agent.kernel_events if seen.agent else ()
+    for job in seen.jobs:
+        yield Text("")
+        run = _run_of(job, seen.agent)
+        yield from _job(job, run, seen.now)
+        yield from _watched(run, config, events, seen.now)
+        yield from _traps(seen.traps.get(job.id, ()))
+    yield from _listed("Odd", [clean(remark.message, 300) for remark in seen.remarks])
+    memory = seen.agent.memory if seen.agent else None
+    yield from _listed("Not seen", _gaps((*seen.gaps, *(memory.gaps if memory else ()))))
+    if seen.agent is not None and seen.agent.replay:
+        return
+    if seen.jobs:
+        yield Text(f"\nOne of them hangs? {typed('dump', config)}", no_wrap=True)
+    if len(seen.jobs) > 1:
+        one = f"dump --job {shlex.quote(clean(seen.jobs[0].id, 40))}"
+        yield Text(f"Only the first of them: {typed(one, config)}", no_wrap=True)
+
+
+def _is(run: RunState, job: Job) -> bool:
+    """The agent may know the run by the id that it had before its launcher died."""
+    return run.id == job.id or any(run.ranks.get(rank.rank) == rank.pid for rank in job.ranks)
+
+
+def _run_of(job: Job, agent: Snapshot | None) -> RunState | None:
+    return next((run for run in agent.runs if _is(run, job)), None) if agent else None
+
+
+def _traps(traps: Sequence[Trap]) -> Iterator[Text]:
+    for trap in traps[:MAX_LISTED]:
+        yield Text(f"  known trap: {clean(trap.line(), 600)}", style="yellow")
+    if len(traps) > MAX_LISTED:
+        yield Text(f"  … and {len(traps) - MAX_LISTED} more known traps: --json lists them")
+
+
+def _agent(seen: Seen, config: Path | None) -> Iterator[Text]:
+    """Who watches, and what he cannot do at present."""
+    agent = seen.agent
+    if agent is None:
+        yield Text(clean(seen.agent_trouble or NO_AGENT, 300), style="yellow")
+        if not seen.agent_trouble:
+            yield Text(f"  start one: {typed('agent', config)}", no_wrap=True)
+        return
+    if agent.replay:
+        yield Text(
+            f"a replay of {clean(agent.replay, 100)}: nothing of it is here or now", style="yellow"
+        )
+        return
+    since = format_duration(float(max(0, int(seen.now - agent.started_at))))
+    stalled = sum(bool(run.incident) for run in agent.runs)
+    state = (
+        f"{stalled} {'incident' if stalled == 1 else 'incidents'} open"
+        if stalled
+        else "no incident open"
+    )
+    yield Text(f"an agent watches them for {since}: {state}", style="red" if stalled else "")
+    if stale := stale_words(seen.now - agent.at):
+        yield Text(f"  {stale}", style="red")
+    for told in event_lines(agent.events, {run.incident for run in agent.runs}):
+        yield Text(clean(f"  {told}", 400), style="yellow")
+    if agent.cluster:
+        yield Text(clean(f"  other nodes: {agent.cluster}", 300))
+    if agent.hidden_runs:
+        runs = "run" if agent.hidden_runs == 1 else "runs"
+        yield Text(
+            f"  it hides {agent.hidden_runs} {runs} of other users: ask as root or as a member of agent.group"
+        )
+    for line in ailing_lines(agent):
+        yield Text(clean(f"  {line}", 300), style="yellow")
+    for line in alarms(agent.memory) if agent.memory else ():
+        yield Text(clean(f"  {line}", 300), style="red")
+    for line, bad in scheduler_lines(agent.schedulers, seen.now):
+        yield Text(clean(f"  {line}", 400), style="red" if bad else "")
+    for orphan in agent.orphans or ():
+        yield Text(clean(f"  {orphan_line(orphan, seen.now)}", 400), style="yellow")
+    for said in hardware_lines(agent, seen.now):
+        yield Text(clean(f"  {said.text}", 400), style="red" if said.bad else "")
+
+
+def _job(job: Job, run: RunState | None, now: float) -> Iterator[Text]:
+    title = Text.assemble((clean(job.name, 60), "bold"), f"  id {clean(job.id, 40)}")
+    yield title
+    yield Text(f"  {', '.join(_facts(job, now))}")
+    yield from _ranks(job, run.exits if run else {})
+
+
+def _watched(
+    run: RunState | None, config: Path | None, events: Sequence[RankEvent], now: float
+) -> Iterator[Text]:
+    """What the agent says of it: how far it is, why it is quiet or not, what its GPUs do and what befell its ranks."""
+    if run is None:
+        return
+    yield Text(clean(f"  {', '.join([*pace_words(run), f'log {run.log}'])}", 300))
+    yield Text(
+        clean(f"  {state_words(run)}", 400),
+        style="red" if run.incident else "",
+    )
+    if run.devices:
+        yield Text(clean(f"  {run.devices}", 400))
+    for saves in lines_of(run.saves, run.id):
+        yield Text(clean(f"  {saves}", 400))
+    for line in rank_lines(events, run, now):
+        yield Text(clean(f"  {line}", 400), style="red")
+    if run.incident:
+        yield Text(clean(f"  {run.report}", 400), style="bold red")
+        show = f"reports show {shlex.quote(clean(run.incident, 80))}"
+        yield Text(f"  the whole report: {typed(show, config)}", no_wrap=True)
+
+
+def _facts(job: Job, now: float) -> Iterator[str]:
+    yield clean(job.launcher, 40)
+    yield f"user {clean(job.user, 40) or job.uid}"
+    if job.started_at:
+        yield f"started {format_duration(float(max(0, int(now - job.started_at))))} ago"
+    if job.attempt:
+        yield f"attempt {job.attempt}"
+    if job.launcher_pid:
+        yield f"launcher pid {job.launcher_pid}"
+
+
+def _ranks(job: Job, exits: Mapping[int, str]) -> Iterator[Text]:
+    """Who is here, who died, and who should be here: a node knows that from the local world size."""
+    here = {rank.rank for rank in job.ranks}
+    expected = max((rank.local_world_size or 0 for rank in job.ranks), default=0)
+    of = f", {len(here)} of {expected} expected here" if here and expected > len(here) else ""
+    pids = " ".join(str(rank.pid) for rank in job.ranks[:MAX_LISTED])
+    more = " …" if len(job.ranks) > MAX_LISTED else ""
+    ranks = f"ranks {fold_ranks(here)}" if len(here) != 1 else f"rank {fold_ranks(here)}"
+    by = "; which is which NCCL RAS tells" if job.launcher == BY_RAS else ""
+    yield Text(
+        f"  {ranks if here else 'no rank'} of {job.world_size}{of}; pids {pids or '-'}{more}{by}"
+    )
+    for lost in job.lost:
+        how = exits.get(lost.rank) or lost.reason
+        how = "nobody saw how it ended" if how == UNSEEN else how
+        yield Text(f"  rank {lost.rank} is gone: {clean(how, 200)}", style="red")
+
+
+def _gaps(gaps: Sequence[Gap]) -> list[str]:
+    """One line for each reason, however many processes it hit."""
+    counted: dict[tuple[str, str, str], int] = {}
+    for gap in gaps:
+        key = (gap.what, gap.reason, gap.way_out)
+        counted[key] = counted.get(key, 0) + 1
+    return [_gap(key, count) for key, count in _most_first(counted)]
+
+
+def _gap(key: tuple[str, str, str], count: int) -> str:
+    what, reason, way_out = key
+    times = f" ({count} times)" if count > 1 else ""
+    return clean(f"{what}{times}: {reason}", 300) + (f" → {clean(way_out, 200)}" if way_out else "")
+
+
+def _most_first(
+    counted: Mapping[tuple[str, str, str], int],
+) -> list[tuple[tuple[str, str, str], int]]:
+    return sorted(counted.items(), key=lambda item: -item[1])
+
+
+def _listed(heading: str, lines: Sequence[str]) -> Iterator[Text]:
+    if lines:
+        yield Text(f"\n{heading}:")
+    for line in lines[:MAX_LISTED]:
+        yield Text(f"  {line}")
+    if len(lines) > MAX_LISTED:
+        yield Text(f"  … and {len(lines) - MAX_LISTED} more")
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return command

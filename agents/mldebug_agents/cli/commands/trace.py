@@ -1,0 +1,28 @@
+"""Trace the calls of a process into a ring, and read rings."""
+
+import click
+import msgspec
+
+from mldebug.capture.trace import verbs
+from mldebug_agents.jobs import trace_start
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.group("trace", context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """Trace the calls of a process into a ring, and read rings.
+
+    A ring is a file of fixed size that holds what a process did last. It survives the process, however that ended.
+    """
+
+
+for verb in (trace_start.run, verbs.show, verbs.export, verbs.merge):
+    group.add_command(verb)
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return group

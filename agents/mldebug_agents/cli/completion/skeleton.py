@@ -1,0 +1,112 @@
+"""Commands that do nothing, made of the table: click's own parser finds out with them what is being typed."""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete
+from click.types import StringParamType
+
+from mldebug_agents.cli.completion.request import Asked, Value
+from mldebug_agents.cli.completion.table import Parameter, Verb
+
+Items = list[CompletionItem]
+Look = Callable[[str, Asked], list[Value]]
+NOTHING = "nothing"  # the type of an item: free text is typed here, and no option
+
+
+class Typed(StringParamType):
+    """The value of one option or argument."""
+
+    def __init__(self, told: Parameter, look: Look, described: bool) -> None:
+        self._told, self._look, self._described = told, look, described
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """What may stand here. `ctx` holds what stands before it."""
+        if self._told.paths:
+            begun = self._told.paths == "command" and ctx.params.get(str(param.name))
+            return [CompletionItem(incomplete, type="file" if begun else self._told.paths)]
+        begin, found = "", self._values(ctx)
+        if self._told.commas:
+            begin = incomplete[: incomplete.rfind(",") + 1]
+            taken = begin.split(",")
+            found = [one for one in found if one.word not in taken]
+        items = [
+            CompletionItem(begin + one.word, help=one.sentence)
+            for one in found
+            if (begin + one.word).startswith(incomplete)
+        ]
+        return items or [CompletionItem(incomplete, type=NOTHING)]
+
+    def _values(self, context: click.Context) -> list[Value]:
+        if not self._told.looked:
+            return [Value(word) for word in self._told.words]
+        return self._look(self._told.looked, Asked(_config(context), self._described))
+
+
+class Verbs(click.Group):
+    """A group whose commands are made when they are asked for."""
+
+    def __init__(self, verb: Verb, make: Callable[[Verb], click.Command]) -> None:
+        super().__init__(verb.name)
+        self._below = {one.name: one for one in verb.verbs}
+        self._make = make
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return list(self._below)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """That one; one that there is not takes nothing."""
+        if cmd_name not in self._below:
+            return click.Command(cmd_name, add_help_option=False)
+        return self._make(self._below[cmd_name])
+
+
+def candidates(table: Verb, words: list[str], look: Look, *, described: bool) -> Items:
+    """What the last word may become; where nothing else fits, an empty word may become any option."""
+    command = make(table, look, described)
+    *before, incomplete = words or [""]
+    shell = ShellComplete(command, {}, table.name, "")
+    found = shell.get_completions(before, incomplete)
+    if not found and not incomplete and "--" not in before:
+        found = shell.get_completions(before, "-")
+    return [one for one in found if one.type != NOTHING]
+
+
+def make(verb: Verb, look: Look, described: bool) -> click.Command:
+    """A command that only knows what may be typed."""
+    below = partial(make, look=look, described=described)
+    command = Verbs(verb, below) if verb.verbs else click.Command(verb.name)
+    command.short_help = verb.help
+    if verb.short_help:
+        command.context_settings["help_option_names"] = ["-h", "--help"]
+    command.allow_interspersed_args = not (verb.rest or verb.verbs)
+    command.params = list(_parameters(verb, partial(Typed, look=look, described=described)))
+    return command
+
+
+def _parameters(verb: Verb, typed: Callable[[Parameter], Typed]) -> Iterator[click.Parameter]:
+    for number, one in enumerate(verb.parameters):
+        if not one.names:
+            yield click.Argument(
+                [f"argument{number}"], nargs=-1 if one.many else 1, type=typed(one), required=False
+            )
+        elif one.flag:
+            yield click.Option([*one.names, f"option{number}"], is_flag=True, help=one.help)
+        else:
+            names = [*one.names, "config" if "--config" in one.names else f"option{number}"]
+            yield click.Option(names, multiple=one.many, type=typed(one), help=one.help)
+
+
+def _config(context: click.Context | None) -> Path | None:
+    """The config file that stands on the command line, also before the verb."""
+    while context is not None:
+        if told := context.params.get("config"):
+            return Path(os.path.expandvars(told)).expanduser()
+        context = context.parent
+    return None

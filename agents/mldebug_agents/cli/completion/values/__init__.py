@@ -1,0 +1,1 @@
+"""What may be completed at TAB: one file for each kind of value."""

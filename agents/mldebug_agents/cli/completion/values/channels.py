@@ -1,0 +1,26 @@
+"""Channels of the config file that stands on the command line."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.config.schema import load_config
+from mldebug_agents.cli.completion.request import Asked, Value
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Channels:
+    """Their names; none from a file that is not good."""
+
+    def values(self, asked: Asked) -> Iterator[Value]:
+        """In their order."""
+        for name, plugin in load_config(asked.config).channels.items():
+            yield Value(name, plugin.kind)
+
+
+def create(options: Options) -> Channels:
+    """Build it."""
+    return Channels()

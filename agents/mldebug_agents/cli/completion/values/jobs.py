@@ -1,0 +1,66 @@
+"""Jobs on this node that the user may see, as its agent tells them."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.config.schema import SYSTEM_STATE_DIR, load_config
+from mldebug.core.model import Noun
+from mldebug_agents.cli.completion.request import Asked, Value
+from mldebug_agents.web.unix_http import OverUnix
+
+MAX_BYTES = 32 << 20
+PATH = "/api/v1/status"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Run(Noun, frozen=True, kw_only=True):
+    """What is needed of a run."""
+
+    id: str
+    name: str
+    user: str = ""
+    world_size: int = 1
+    report: str = ""
+
+
+class Seen(Noun, frozen=True, kw_only=True):
+    """What is needed of the agent's snapshot: reading all of it takes too long for a TAB."""
+
+    runs: tuple[Run, ...] = ()
+
+
+class Jobs:
+    """Ids, then names. Nothing of a job is read here: an agent says it, or nobody."""
+
+    def values(self, asked: Asked) -> Iterator[Value]:
+        """The agent of this user, else the service's, as every command asks them."""
+        own = load_config(asked.config).agent.state_dir
+        places = [own] if asked.config else dict.fromkeys((own, SYSTEM_STATE_DIR))
+        for place in places:
+            try:
+                runs = _runs(OverUnix(place))
+            except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+                continue
+            yield from (Value(run.id, _sentence(run)) for run in runs)
+            yield from (Value(run.name, _sentence(run)) for run in runs)
+            return
+
+
+def _runs(link: OverUnix) -> tuple[Run, ...]:
+    link.request("GET", PATH)
+    body = link.getresponse().read(MAX_BYTES)
+    link.close()
+    return msgspec.json.decode(body, type=Seen).runs
+
+
+def _sentence(run: Run) -> str:
+    return run.report or f"{run.name}, {run.world_size} ranks, of {run.user}"
+
+
+def create(options: Options) -> Jobs:
+    """Build it."""
+    return Jobs()

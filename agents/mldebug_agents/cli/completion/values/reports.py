@@ -1,0 +1,49 @@
+"""Ids of reports, newest first."""
+
+import os
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+
+import msgspec
+
+from mldebug.core.errors import AccessError
+from mldebug.incidents.report_dirs import archives_of
+from mldebug.incidents.report_entry import read_entry
+from mldebug.incidents.report_store import Archive
+from mldebug_agents.cli.completion.request import LISTED, Asked, Value
+
+OPENED = 40  # for a sentence each; older ones are listed without
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+class Reports:
+    """Those that this user may read, here and in the service's state dir."""
+
+    def values(self, asked: Asked) -> Iterator[Value]:
+        """`latest` first, where there is any."""
+        found = [one for archive in archives_of(asked.config) for one in _readable(archive)]
+        newest = sorted(found, key=attrgetter("name"), reverse=True)[:LISTED]
+        if newest:
+            yield Value("latest", "the newest report")
+        for number, folder in enumerate(newest):
+            wanted = asked.described and number < OPENED
+            yield Value(folder.name, read_entry(folder).sentence if wanted else "")
+
+
+def _readable(archive: Archive) -> Iterator[Path]:
+    try:
+        names = archive.names()[:LISTED]
+    except AccessError:
+        return
+    for name in names:
+        if os.access(archive.folder / name / "report.json", os.R_OK):
+            yield archive.folder / name
+
+
+def create(options: Options) -> Reports:
+    """Build it."""
+    return Reports()

@@ -1,0 +1,1 @@
+"""Agents on other nodes: who they are, and captures of many nodes at one moment."""

@@ -1,0 +1,74 @@
+"""What the main process and the child that reaches nodes say to each other: one JSON object a line."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from mldebug.core.model import AskedNode
+from mldebug_agents.system.spawn import Starter
+
+NAME = "fanout"  # of the worker that the process starter forks
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Run `command`, a line for a shell: on each of `nodes` by ssh, or here where there are none."""
+
+    command: str
+    nodes: tuple[str, ...] = ()
+    timeout: float = 60.0  # seconds for each node
+    grace: float = (
+        6.0  # seconds after which a command is killed that its own `timeout` has not ended
+    )
+    fanout: int = 64  # connections at once
+    connect_timeout: float = 10.0
+    ssh: str = "ssh"
+    ssh_options: str = ""
+    topology: str = ""  # file of ClusterShell's tree; "": every node is reached from here
+    python: str = ""  # that a gateway of the tree runs ClusterShell with
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that came of an order. Text is what others wrote, cut and not cleaned."""
+
+    node: str = ""  # "": of the command that runs here
+    line: str = ""  # of a reply
+    error: str = ""  # a line of stderr; with `code`, the last one
+    code: int | None = None  # it has ended there, with this exit code
+    late: bool = False  # its time was over before it ended
+    over: bool = False  # all have ended
+    trouble: str = ""  # why nothing could be run at all
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How the nodes of one job are reached."""
+
+    order: Order
+    nodes: tuple[str, ...]  # all that are asked
+    absent: tuple[AskedNode, ...] = ()  # of whom it is known already that they cannot answer
+    listed_by: str = ""  # the scheduler that says that these are all
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked for."""
+
+    target: str  # a job id, or a list of nodes
+    python: str
+    arguments: tuple[str, ...]  # of `mldebug` there
+    timeout: float
+
+
+class Transport(Protocol):
+    """A way to run one command on many nodes: a file in `transports/`."""
+
+    def plan(self, wanted: Wanted, starter: Starter) -> Plan:
+        """Say how; UsageError, ToolError where it cannot be done."""
+        ...
+
+    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+        """Why nodes have not answered, by what the command that ran here wrote to stderr."""
+        ...
+
+    def ended(self, node: str, code: int, error: str) -> AskedNode:
+        """Why a node has not answered, by how the command ended there."""
+        ...

@@ -1,0 +1,128 @@
+"""Many nodes at once: what this node answers when it is asked, and what comes of asking all of them.
+
+Nothing is installed or written there: each node runs `mldebug dump --send`, which captures its own ranks and prints them.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from mldebug.cluster.merge import Heard, Merged, merge
+from mldebug.cluster.slimming import slim
+from mldebug.cluster.topology import placed
+from mldebug.cluster.wire import NodeReply
+from mldebug.config.schema import Config
+from mldebug.core.errors import AccessError, MissingError, MldebugError
+from mldebug.core.model import Asked, Job
+from mldebug.core.plugins import load
+from mldebug.core.ranksets import fold_nodes, shorten_ranks
+from mldebug.diagnosis.classify.nodes import by_reason
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.cluster.fanout import child
+from mldebug_agents.cluster.fanout.abandonment import ended_by_signals
+from mldebug_agents.cluster.fanout.collector import Progress, ask_all
+from mldebug_agents.cluster.fanout.messages import NAME, Plan, Transport, Wanted
+from mldebug_agents.incidents.manual import Taken, look, look_beside, write_case
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import parse_environ
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.spawn import Spawner
+
+MAX_ENVIRON = 1 << 20
+MAX_TOLD = 8
+
+
+def reply(bench: Workbench, slurm_job: str | None, wanted: str | None) -> NodeReply:
+    """What this node knows of its jobs, or of those of one Slurm job, or of that name; bounded, see `slimming`."""
+    found = bench.finder.find()
+    jobs = [one for one in found.jobs if wanted in (None, one.name) or one.id == wanted]
+    if slurm_job is not None:
+        jobs = [one for one in jobs if _is_of(one, slurm_job, bench.host, bench.reader)]
+    beside = look_beside(bench, found, here_only=False)
+    return slim(
+        NodeReply(
+            node=os.environ.get("SLURMD_NODENAME") or bench.node if slurm_job else bench.node,
+            machine=machine(),
+            captures=tuple(look(bench, one, found, beside) for one in jobs),
+            gaps=found.gaps,
+            hidden=any(gap.way_out for gap in found.gaps),
+            uid=os.geteuid(),
+        )
+    )
+
+
+def _is_of(job: Job, slurm_job: str, host: Host, reader: Reader) -> bool:
+    """Does any of its ranks say so?"""
+    paths = [f"{host.proc}/{rank.pid}/environ" for rank in job.ranks]
+    for answer in reader.read_many(paths, max_bytes=MAX_ENVIRON).values():
+        if isinstance(answer, bytes) and parse_environ(answer).get("SLURM_JOB_ID") == slurm_job:
+            return True
+    return False
+
+
+def machine() -> str:
+    """The same for two names of one machine; a container with its own processes counts as one."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+# --- asking ----------------------------------------------------------------------------------------
+
+
+def capture_all(
+    config: Config, transport: str, wanted: Wanted, node: str, progress: Progress
+) -> list[Taken]:
+    """Ask all nodes, put together what comes, and write one report for each run; MldebugError where there is none."""
+    detected = time.time()
+    with ended_by_signals(), Spawner({NAME: child.serve}) as spawner:
+        chosen: Transport = _transport(config, transport)
+        plan = chosen.plan(wanted, spawner)
+        heard = ask_all(spawner, plan, chosen, progress)
+    merged = merge(heard, plan.listed_by)
+    topology = config.cluster.topology
+    if not merged.runs:
+        raise _nothing(merged, heard, plan)
+    state_dir = config.agent.state_dir
+    return [
+        write_case(state_dir, one.captures, detected, placed(one.asked, topology), node)
+        for one in merged.runs
+    ]
+
+
+def _transport(config: Config, name: str) -> Any:
+    module = load("transports", name)
+    set_up = next((one for one in config.transports.values() if one.kind == name), None)
+    return module.create(set_up.options if set_up else module.Options())
+
+
+def _nothing(merged: Merged, heard: Heard, plan: Plan) -> MldebugError:
+    """Why there is nothing to judge."""
+    reasons = by_reason(merged.asked.nodes)
+    lines = [f"{shorten_ranks(names, 60)}: {reason}" for names, reason in reasons[:MAX_TOLD]]
+    lines += [f"{name}: {gap}" for name, gap in _hidden(heard)][:MAX_TOLD]
+    if bare := merged.asked.named("answered"):
+        lines.append(f"no training job was found on {shorten_ranks(fold_nodes(bare), 60)}")
+    ways = [node.way_out for node in merged.asked.nodes if node.way_out]
+    ways += [gap.way_out for one in heard.replies.values() for gap in one.gaps if gap.way_out]
+    asked = fold_nodes(plan.nodes)
+    message = f"no run was found on {shorten_ranks(asked, 60)}"
+    hidden = any(one.hidden for one in heard.replies.values())
+    kind = MissingError if not heard.replies else AccessError if hidden else MldebugError
+    return kind("\n".join((message, *lines)), next(iter(ways), _see(merged.asked, plan)))
+
+
+def _hidden(heard: Heard) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, one in sorted(heard.replies.items()):
+        found += [(name, gap.reason) for gap in one.gaps[:1]]
+    return found
+
+
+def _see(asked: Asked, plan: Plan) -> str:
+    if bare := asked.named("answered"):
+        return f"`mldebug status` on {bare[0]} shows what is seen there"
+    return f"look at {plan.nodes[0]} by hand: is it up, and may you log in there?"

@@ -1,0 +1,234 @@
+"""One order to many nodes at the same moment: all are reached and proved first, then all hear it at once.
+
+A handshake costs both ends milliseconds, a thousand of them seconds: done one after the other, each just before its order,
+they would be the distance between the first capture and the last. One thread sends and reads; `Hands` connect.
+"""
+
+import selectors
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+from mldebug.core.errors import MldebugError
+from mldebug_agents.cluster.peers.client import Line, Peer, Talk
+from mldebug_agents.cluster.peers.connect_pool import Hands, Reached
+from mldebug_agents.cluster.peers.errors import CutError, NoRoomError, SilentError, SlowError
+from mldebug_agents.cluster.peers.http_answer import Answer
+
+LULL = 1.0  # seconds in which nobody else was reached: then most of them, who were, are not kept waiting
+SLOW = 4.0  # seconds for a handshake that was too slow once
+GATHER = 5.0  # seconds after the first was reached, in which the others may be
+GRACE = 1.0  # seconds after the deadline, in which threads tell why they came to nothing
+
+Clock = Callable[[], float]
+
+
+class Shot(NamedTuple):
+    """What came of one node; times are monotonic seconds of this node, None: never."""
+
+    told: bytes | MldebugError
+    sent: float | None = None
+    came: float | None = None  # the first byte of its answer
+
+
+class _Open(NamedTuple):
+    line: Line
+    told: Answer
+
+
+class Volley:
+    """`body` to `path` of all of them; each may answer with `most` bytes, for `patience` seconds after the order was sent."""
+
+    def __init__(
+        self,
+        talk: Talk,
+        to: Sequence[Peer],
+        path: str,
+        body: bytes,
+        most: int,
+        patience: float,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._talk, self._to, self._clock = talk, to, clock
+        self._path, self._body, self._most, self._patience = path, body, most, patience
+        self._until = clock() + GATHER + patience  # sooner, as soon as the orders are sent
+        self._ready: dict[int, Line] = {}
+        self._open: dict[int, _Open] = {}
+        self._sent: dict[int, float] = {}
+        self._came: dict[int, float] = {}
+        self._told: dict[int, bytes | MldebugError] = {}
+        self._twice: set[int] = set()
+        self._no_room: list[int] = []  # nodes that wait until another one is done
+        self._away: dict[
+            int, bool
+        ] = {}  # nodes that somebody has gone to; was nothing else open then?
+        self._slow: dict[int, MldebugError] = {}  # tried again as soon as the orders are sent
+        self._fired = False
+        self._first = self._last = clock()  # when somebody was reached
+
+    def fire(self) -> list[Shot]:
+        """All that came, in their order."""
+        self._hands = Hands(self._connect, len(self._to))
+        with closing(self), selectors.DefaultSelector() as self._selector:
+            self._selector.register(self._hands, selectors.EVENT_READ)
+            for number in range(len(self._to)):
+                self._go(number)
+            while len(self._told) < len(self._to) and self._clock() < self._until + GRACE:
+                self._turn()
+        return [self._shot(number) for number in range(len(self._to))]
+
+    def close(self) -> None:
+        """Hang up all that is open."""
+        self._hands.end()
+        for line in (*self._ready.values(), *(one.line for one in self._open.values())):
+            line.close()
+
+    def _connect(self, number: int) -> Line:
+        """In some thread."""
+        if number in self._slow:
+            return self._talk.connect(self._to[number], self._until, SLOW)
+        return self._talk.connect(self._to[number], self._until)
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._wait()):
+            if key.data is not None:
+                self._read(key.data)
+        for number, reached in self._hands.came():
+            self._reached(number, reached)
+        if not self._fired and self._is_time():
+            self._send_all()
+        if not (self._away or self._ready or self._open):
+            self._next()  # nobody is left who could make room
+
+    def _wait(self) -> float:
+        """Seconds until something is due though nobody comes."""
+        now = self._clock()
+        due = self._until + GRACE
+        if self._ready and not self._fired:
+            most = 2 * len(self._ready) > len(self._to)
+            due = min(due, self._first + GATHER, self._last + LULL if most else due)
+        return max(0.0, due - now)
+
+    def _is_time(self) -> bool:
+        """Are all here that can be, or have those who are waited for long enough?"""
+        here = len(self._ready)
+        if here + len(self._told) + len(self._no_room) + len(self._slow) >= len(self._to):
+            return True
+        now = self._clock()
+        lull = 2 * here > len(self._to) and now >= self._last + LULL
+        return bool(here) and (lull or now >= self._first + GATHER)
+
+    def _send_all(self) -> None:
+        self._fired = True
+        self._until = self._clock() + self._patience
+        while self._ready:
+            self._send(*self._ready.popitem())
+        for number in self._slow:
+            self._once_more(number)
+
+    def _reached(self, number: int, reached: Reached) -> None:
+        alone = self._away.pop(number)
+        if isinstance(reached, Line):
+            self._last = self._clock()
+            if not self._ready and not self._fired:
+                self._first = self._last
+            self._ready[number] = reached
+            if self._fired:
+                self._send(number, self._ready.pop(number))
+        elif isinstance(reached, NoRoomError) and not alone:
+            self._no_room.append(number)
+        elif isinstance(reached, SlowError) and number not in self._slow:
+            self._slow[number] = reached
+            self._next()
+            if self._fired:
+                self._once_more(number)
+        else:
+            self._failed(number, reached)
+
+    def _send(self, number: int, line: Line) -> None:
+        line.until, line.timeout = self._until, self._patience
+        self._open[number] = _Open(line, Answer(self._most))
+        try:
+            self._sent.setdefault(number, self._clock())
+            line.send(self._path, self._body)
+        except MldebugError as error:
+            self._hang_up(number)
+            self._failed(number, error)
+        else:
+            self._selector.register(line, selectors.EVENT_READ, number)
+
+    def _read(self, number: int) -> None:
+        line, told = self._open[number]
+        try:
+            complete = line.take(told)
+            if told.begun:
+                self._came.setdefault(number, self._clock())
+            if complete:
+                self._told[number] = told.body()
+        except MldebugError as error:
+            self._selector.unregister(line)
+            self._hang_up(number)
+            self._failed(number, error)
+            return
+        if complete:
+            self._selector.unregister(line)
+            self._hang_up(number)
+
+    def _hang_up(self, number: int) -> None:
+        self._open.pop(number).line.close()
+        self._next()
+
+    def _go(self, number: int) -> None:
+        self._away[number] = not (self._away or self._ready or self._open)
+        self._hands.go(number)
+
+    def _once_more(self, number: int) -> None:
+        """Behind those that had no room: it may keep a connection for seconds."""
+        if self._no_room:
+            self._no_room.append(number)
+        else:
+            self._go(number)
+
+    def _next(self) -> None:
+        """One more connection is closed: there may be room for another one, or for two if one was given up too soon."""
+        for _ in range(min(2, len(self._no_room))):
+            self._go(self._no_room.pop(0))
+
+    def _failed(self, number: int, error: MldebugError) -> None:
+        """Once more where the connection is cut, before one lost connection costs a node its evidence: one capture serves both orders."""
+        if isinstance(error, CutError) and number not in self._twice:
+            self._twice.add(number)
+            self._came.pop(number, None)
+            self._go(number)
+        else:
+            first = self._slow.get(number)
+            self._told[number] = first if first and isinstance(error, SilentError) else error
+            self._next()
+
+    def _shot(self, number: int) -> Shot:
+        told = self._told[number] if number in self._told else self._unheard(number)
+        return Shot(told, self._sent.get(number), self._came.get(number))
+
+    def _unheard(self, number: int) -> MldebugError:
+        if number in self._sent:
+            return SilentError(f"no answer in {self._patience:g} s")
+        if number in self._slow:
+            return self._slow[number]
+        if number in self._hands.begun and number not in self._no_room:
+            return MldebugError("its name was not looked up in time")
+        return MldebugError("it was not asked: this node had no hand free for it in time")
+
+
+def volley(
+    talk: Talk,
+    to: Sequence[Peer],
+    path: str,
+    body: bytes,
+    *,
+    most: int,
+    patience: float,
+    clock: Clock = time.monotonic,
+) -> Iterator[Shot]:
+    """What came of each, in their order."""
+    yield from Volley(talk, to, path, body, most, patience, clock).fire()

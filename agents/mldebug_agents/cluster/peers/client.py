@@ -1,0 +1,252 @@
+"""One question to another agent, with a deadline for all of it, and an answer of bounded size."""
+
+import contextlib
+import errno
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from mldebug_agents.cluster.peers.certificates import CertificateError
+from mldebug_agents.cluster.peers.errors import (
+    CutError,
+    NoRoomError,
+    RefusedError,
+    SilentError,
+    SlowError,
+    StrangerError,
+)
+from mldebug_agents.cluster.peers.http_answer import Answer, head
+from mldebug_agents.cluster.peers.identity import Identity
+
+CONNECT = 3.0  # seconds
+MAX_ADDRESSES = 8  # of one name
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_FULL = "this node cannot open one more connection: {}"
+_CHUNK = 1 << 16
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Peer(NamedTuple):
+    """Where an agent can be asked."""
+
+    host: str
+    port: int
+    name: str = ""  # of the node, where it is known: its certificate may say this one
+
+
+def peer(text: str, port: int) -> Peer:
+    """`host`, `host:port`, `[::1]:port`; `port` where none is said."""
+    host, colon, told = text.rpartition(":")
+    if not colon or not told.isdecimal() or (":" in host and not host.startswith("[")):
+        return Peer(text.strip("[]"), port)
+    return Peer(host.strip("[]"), int(told))
+
+
+def plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address without its scope; an IPv4 one that came by an IPv6 socket is an IPv4 one."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
+class Talk:
+    """`networks`: where other agents may be; none: anywhere but link-local and multicast."""
+
+    def __init__(
+        self,
+        proof: Identity,
+        networks: Sequence[Network] = (),
+        newest: Callable[[], Identity] | None = None,
+    ) -> None:
+        """`newest`: the proof by now, where it is renewed."""
+        self._turned_away: Callable[[str, str, str], None] = lambda *_: None
+        self._newest = newest or (lambda: proof)
+        self._networks = tuple(networks)
+
+    def ask(self, to: Peer, path: str, body: bytes, *, timeout: float, most: int) -> bytes:
+        """POST; SilentError or RefusedError in words. Resolving a name may take longer than `timeout`."""
+        until = time.monotonic() + timeout
+        with contextlib.closing(self.connect(to, until)) as line:
+            line.timeout = timeout
+            line.send(path, body)
+            return line.answer(most)
+
+    def connect(self, to: Peer, until: float, patience: float | None = None) -> "Line":
+        """Reach the first of its addresses that takes a connection, and prove each other; `until`: monotonic.
+
+        `patience`: seconds for the proof, where they are not `CONNECT`.
+        """
+        proof = self._newest()
+        addresses = self._addresses(to)
+        timeout = min(patience or CONNECT, max(0.0, until - time.monotonic()))
+        try:
+            with in_words(timeout, proof):
+                return self._proved(to, addresses, until, proof, patience)
+        except StrangerError as error:
+            self._turned_away("stranger", to.host, error.message)
+            raise
+
+    def _proved(
+        self,
+        to: Peer,
+        addresses: Sequence[str],
+        until: float,
+        proof: Identity,
+        patience: float | None,
+    ) -> "Line":
+        plain = _reach(addresses, to.port, until)
+        if patience is not None:
+            plain.settimeout(max(0.01, min(patience, until - time.monotonic())))
+        try:
+            sock = proof.client.wrap_socket(plain)
+        except TimeoutError as error:
+            waited = plain.gettimeout() or 0.0
+            plain.close()
+            raise SlowError(f"no answer in {round(waited, 1):g} s") from error
+        except BaseException:
+            plain.close()
+            raise
+        try:
+            proof.check(sock.getpeercert() or {}, to.host, to.name)
+        except BaseException:
+            sock.close()
+            raise
+        return Line(sock, to.host, proof, until)
+
+    def tell(self, turned_away: Callable[[str, str, str], None]) -> None:
+        """`turned_away` hears the reason, the host and the words where nothing was said to somebody; from any thread."""
+        self._turned_away = turned_away
+
+    def _addresses(self, to: Peer) -> tuple[str, ...]:
+        """Those of its addresses that are allowed, in the order of the resolver."""
+        try:
+            found = socket.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            _check_room()  # without a descriptor no name is known
+            raise SilentError(f"its name is not known: {error}") from error
+        addresses = [str(one[4][0]) for one in found]
+        allowed = [one for one in addresses if self.allows(one)]
+        if not allowed:
+            why = f"{addresses[0]} is in no network of cluster.networks"
+            self._turned_away("network", to.host, why)
+            raise RefusedError(why)
+        return tuple(dict.fromkeys(allowed))[:MAX_ADDRESSES]
+
+    def allows(self, address: str) -> bool:
+        """May an agent be there?"""
+        ip = plain_ip(address)
+        if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
+            return False
+        return not self._networks or any(ip in one for one in self._networks)
+
+
+class Line:
+    """A connection to an agent that has proved itself; all that is said by it has one end, `until` (monotonic)."""
+
+    def __init__(self, sock: ssl.SSLSocket, host: str, proof: Identity, until: float) -> None:
+        self._sock, self._host, self._proof = sock, host, proof
+        self.until = until
+        self.timeout = max(0.0, until - time.monotonic())  # seconds, as it is told
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._sock.fileno()
+
+    def send(self, path: str, body: bytes) -> None:
+        """POST; whoever takes a byte a second does not keep us."""
+        data = memoryview(head(self._host, path, len(body)) + body)
+        with self._in_words():
+            while data:
+                self._sock.settimeout(self._left())
+                data = data[self._sock.send(data[:_CHUNK]) :]
+
+    def answer(self, most: int) -> bytes:
+        """The body of the answer; whoever sends a byte a second does not keep us."""
+        told, complete = Answer(most), False
+        while not complete:
+            with self._in_words():
+                self._sock.settimeout(self._left())
+                data = self._received(told)
+            complete = told.feed(data)
+        return told.body()
+
+    def take(self, told: Answer) -> bool:
+        """What has come by now, without waiting for more. Is it complete?"""
+        self._sock.setblocking(False)
+        while True:
+            try:
+                with self._in_words():
+                    data = self._received(told)
+            except _NotYetError:
+                return False
+            if told.feed(data):
+                return True
+            if not self._sock.pending():  # the rest is in the kernel, where a selector sees it
+                return False
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+
+    def _received(self, told: Answer) -> bytes:
+        data = self._sock.recv(_CHUNK)
+        if not data and not told.begun:
+            raise ConnectionResetError
+        return data
+
+    def _left(self) -> float:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def _in_words(self) -> contextlib.AbstractContextManager[None]:
+        return in_words(self.timeout, self._proof)
+
+
+def _reach(addresses: Sequence[str], port: int, until: float) -> socket.socket:
+    """The first address that takes a connection; OSError of the last where none of them does."""
+    for number, address in enumerate(addresses, 1):
+        left = min(CONNECT, until - time.monotonic())
+        try:
+            return socket.create_connection((address, port), max(0.01, left))
+        except OSError as error:
+            if number == len(addresses) or left <= 0 or error.errno in NO_ROOM:
+                raise
+    raise TimeoutError
+
+
+def _check_room() -> None:
+    """NoRoomError where this node itself cannot open anything."""
+    try:
+        socket.socket().close()
+    except OSError as error:
+        raise NoRoomError(_FULL.format(error.strerror)) from error
+
+
+class _NotYetError(Exception):
+    """There is nothing to read by now."""
+
+
+@contextlib.contextmanager
+def in_words(timeout: float, proof: Identity) -> Iterator[None]:
+    """Errors of a connection as what they say of the other node, in one sentence."""
+    try:
+        yield
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+        raise _NotYetError from error
+    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
+        raise CutError(proof.in_words(error) if proof.named else "it hung up") from error
+    except (ssl.SSLError, CertificateError) as error:
+        raise StrangerError(proof.in_words(error)) from error
+    except TimeoutError as error:
+        raise SilentError(f"no answer in {round(timeout, 1):g} s") from error
+    except ConnectionRefusedError as error:
+        raise RefusedError("the node answers, and no agent is there") from error
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise NoRoomError(_FULL.format(error.strerror)) from error
+        raise SilentError(error.strerror or str(error)) from error

@@ -1,0 +1,121 @@
+"""Threads that connect to other nodes, a bounded number of them, and what comes of it for the one thread that waits."""
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from mldebug.core.errors import MldebugError
+from mldebug_agents.cluster.peers.client import Line
+
+MOST = 192  # threads of one stall: four at once fit into the unit's TasksMax
+SPARE = 4  # where the system has no more of them, one of so many is given back
+
+Reached = Line | MldebugError
+Connect = Callable[[int], Line]
+
+
+class Hands:
+    """`connect` the n-th node, in some thread; where the system has no thread for us, in that of `came`."""
+
+    def __init__(self, connect: Connect, wanted: int) -> None:
+        self._connect = connect
+        self._todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[tuple[int, Reached]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._over = False
+        self.begun: set[int] = set()  # whoever somebody has gone to
+        self._bell, self._ringer = socket.socketpair()
+        for end in (self._bell, self._ringer):
+            end.setblocking(False)
+        self._threads = self._kept(sum(1 for _ in self._started(min(MOST, wanted))), wanted)
+
+    def fileno(self) -> int:
+        """Readable when somebody has come; for a selector."""
+        return self._bell.fileno()
+
+    def go(self, number: int) -> None:
+        """Connect it as soon as a hand is free."""
+        self._todo.put(number)
+        self._ring()  # where no thread is, `came` does it
+
+    def came(self) -> Iterator[tuple[int, Reached]]:
+        """Who was connected since, or why not."""
+        with suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+        if not self._threads and self._one(block=False):
+            self._ring()
+        with suppress(queue.Empty):
+            while True:
+                yield self._came.get_nowait()
+
+    def end(self) -> None:
+        """Nobody waits any more: what comes now is hung up."""
+        with self._lock:
+            self._over = True
+        for _ in range(self._threads):
+            self._todo.put(None)
+        for _, one in self.came():
+            if isinstance(one, Line):
+                one.close()
+        self._bell.close()
+        self._ringer.close()
+
+    def _kept(self, count: int, wanted: int) -> int:
+        """The job, and the child that captures our own ranks, need some of the tasks that the system has."""
+        if count >= min(MOST, wanted):
+            return count
+        spare = count // SPARE
+        for _ in range(spare):
+            self._todo.put(None)
+        return count - spare
+
+    def _started(self, count: int) -> Iterator[threading.Thread]:
+        for _ in range(count):
+            thread = threading.Thread(target=self._work, name="mldebug-asking", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # TasksMax of the unit, or a limit of the user
+                return
+            yield thread
+
+    def _work(self) -> None:
+        while self._one():
+            pass
+
+    def _one(self, *, block: bool = True) -> bool:
+        try:
+            number = self._todo.get(block)
+        except queue.Empty:
+            return False
+        if number is None or self._over:
+            return False
+        self.begun.add(number)
+        self._bring(number, self._reached(number))
+        return True
+
+    def _reached(self, number: int) -> Reached:
+        try:
+            return self._connect(number)
+        except MldebugError as error:
+            return error
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # one node's trouble is not that of the others
+            return MldebugError(f"it could not be asked: {type(error).__name__}: {error}")
+
+    def _bring(self, number: int, reached: Reached) -> None:
+        with self._lock:
+            if not self._over:
+                self._came.put((number, reached))
+                self._ring()
+            elif isinstance(reached, Line):
+                reached.close()
+
+    def _ring(self) -> None:
+        with suppress(OSError):  # it rings already
+            self._ringer.send(b"!")

@@ -1,0 +1,247 @@
+"""What the main loop does with other nodes: announces its runs, follows who coordinates, and has a stall captured everywhere
+at one moment. Belongs to the main loop's thread; what talks to others is a worker's.
+"""
+
+import logging
+import queue
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mldebug.cluster.announcement_size import fitting
+from mldebug.cluster.membership import aged
+from mldebug.cluster.messages import (
+    Announcement,
+    CaptureOrder,
+    DumpOrder,
+    RunNews,
+    RunWord,
+    Welcome,
+)
+from mldebug.cluster.topology import Topology
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import NodeCapture
+from mldebug_agents.cluster.peers.client import Peer, Talk
+from mldebug_agents.cluster.peers.follower import Follower
+from mldebug_agents.cluster.peers.futures import give
+from mldebug_agents.cluster.peers.groups import Circle, Circles, Named, leader_words
+from mldebug_agents.cluster.peers.held_stalls import Held
+from mldebug_agents.cluster.peers.leader import Leader
+from mldebug_agents.cluster.peers.own_runs import Ours
+from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.remote_orders import Ordered, Taken
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+MAX_SHOWN = 4  # circles in a sentence
+MAX_WAITING = 1024  # messages for the main loop: whoever comes then is told so, and comes again
+
+Asking = Announcement | CaptureOrder | DumpOrder | None
+
+
+class Question(NamedTuple):
+    """What another node, or a person here, asks the main loop; `answer` is waited for in the server's thread."""
+
+    what: Asking  # None: who is there
+    address: str
+    answer: "Future[Any]"
+
+
+class Members:
+    """`capture` has a run captured soon; its capture comes back by `captured`."""
+
+    tells = ("members", "other nodes", "question")  # whose results are for `told`
+
+    def __init__(
+        self,
+        node: str,
+        port: int,
+        talk: Talk,
+        candidates: tuple[Peer, ...],
+        interval: float,
+        inbox: "queue.SimpleQueue[Result | None]",
+        incidents: Incidents,
+        capture: Callable[[Run], None],
+        refusals: Refusals | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        self.agent = secrets.token_hex(8)
+        self.coordinators: tuple[Peer, ...] = ()  # of all circles; read by the server's threads
+        self._named: tuple[Named, ...] = ()  # read by the server's threads, too
+        self.refusals = refusals or Refusals()
+        self._node, self._port, self._interval = node, port, interval
+        self._inbox, self._incidents = inbox, incidents
+        incidents.bad_ends.wanted = True
+        self._circles = Circles(talk, candidates, port, inbox, time.monotonic())
+        self._ours = Ours(node, incidents.bad_ends)
+        self.leader = Leader(
+            *(node, self.agent, talk, interval, inbox, incidents),
+            *(self._circles, self._ours.find, self.refusals, topology),
+        )
+        self._held = Held(self._circles, incidents, capture)
+        self._follower = Follower(
+            *(self.agent, interval, self._circles, self._ours, self.leader, incidents, self._held)
+        )
+        self._ordered = Ordered(capture)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """For status."""
+        return self._circles.worker, self.leader.worker
+
+    @property
+    def sentence(self) -> str:
+        """Who coordinates, for status."""
+        told = list(dict.fromkeys(self._who(one) for one in self._circles))
+        return "; ".join(told[:MAX_SHOWN]) or "no run here has ranks on other nodes"
+
+    def _who(self, circle: Circle) -> str:
+        if circle.found is None:
+            return f"alone: {circle.trouble or 'no other agent has answered yet'}"
+        if not circle.led_by(self.agent):
+            return leader_words(circle.found.welcome)
+        count = self.leader.count(time.monotonic())
+        return f"this agent coordinates {count} {'node' if count == 1 else 'nodes'}"
+
+    def coordinators_of(self, job: str) -> tuple[Peer, ...]:
+        """Of the runs here of that name, or whose id begins so; from any thread."""
+        return tuple(one.by for one in self._named if job == one.name or one.id.startswith(job))
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    def turn(self, runs: Mapping[str, Run]) -> None:
+        """Announce, ask, and report alone what was held back for too long."""
+        now = time.monotonic()
+        self._ours.turn(runs)
+        self._ordered.keep(runs.keys())
+        self._circles.sort(self._ours.all, now)
+        for circle in self._circles:
+            if now >= circle.due and not circle.busy:
+                circle.due = now + self._interval
+                self._circles.tell(circle, self._announcement(circle, now))
+        self.coordinators = tuple(
+            dict.fromkeys(one.found.peer for one in self._circles if one.found is not None)
+        )
+        self._named = tuple(self._circles.known(runs, self._node))
+        self.leader.turn(now)
+        self._held.turn(runs, now)
+
+    def told(self, result: Result) -> None:
+        """Take what one of `tells` has put into the inbox."""
+        now = time.monotonic()
+        if result.worker == "members":
+            self._follower.announced(result, now)
+        elif result.worker == "other nodes":
+            self.leader.together(result)
+        else:
+            self._answer(result.value, now)
+
+    def ask(self, what: Asking, address: str) -> "Future[Any]":
+        """Put a question to the main loop; from any thread."""
+        answer: Future[Any] = Future()
+        if self._inbox.qsize() >= MAX_WAITING:
+            answer.set_exception(MldebugError("too many others ask"))
+            return answer
+        self._inbox.put(Result("question", None, Question(what, address, answer), None))
+        return answer
+
+    # --- our runs ----------------------------------------------------------------------------------
+
+    def complete(self, one: JobLook) -> JobLook:
+        """The look with the progress that other nodes have seen."""
+        return self._ours.progress(one.job.id).complete(one)
+
+    def holds(self, run: Run) -> bool:
+        """Is this stall to be told to others first? Then it is held back, and everybody is told at once."""
+        return self._held.holds(run)
+
+    def holding(self, run: Run) -> bool:
+        """Does it wait for the coordinator?"""
+        return self._held.holding(run)
+
+    def release(self, run: Run) -> bool:
+        """It moves again, or is over: nothing waits any more. Had it?"""
+        return self._held.release(run)
+
+    def captured(self, run: Run, capture: NodeCapture) -> None:
+        """A capture has come back: who waits for it gets it."""
+        self._ordered.captured(run.job.id, capture, time.monotonic())
+
+    def failed(self, job_id: str, error: Exception) -> None:
+        """A capture came to nothing: who waits for it hears why."""
+        self._ordered.failed(job_id, error)
+
+    def _announcement(self, circle: Circle, now: float) -> Announcement:
+        told = Announcement(
+            node=self._node,
+            agent=self.agent,
+            port=self._port,
+            circle=circle.name,
+            runs=self._ours.news(lambda run: self._circles.of(run) is circle, now),
+            relayed=self.leader.relayed(circle, now),
+        )
+        fits = fitting(told)
+        circle.left_out(len(told.runs) - len(fits.runs))
+        return fits
+
+    # --- questions of others -----------------------------------------------------------------------
+
+    def _answer(self, question: Question, now: float) -> None:
+        what, answer = question.what, question.answer
+        if answer.cancelled():
+            return  # whoever asked has given up
+        if isinstance(what, Announcement):
+            give(answer, self._welcome(what, question.address, now))
+        elif isinstance(what, CaptureOrder):
+            self._capture_for(what, answer, now)
+        elif isinstance(what, DumpOrder):
+            self.leader.dump(what, answer, now)
+        else:
+            give(answer, self.leader.view(now))
+
+    def _welcome(self, told: Announcement, address: str, now: float) -> Welcome:
+        """The answer to an announcement; where somebody else coordinates, what we know of him."""
+        welcome = self.leader.welcome(told, address, now)
+        circle = self._circles.named(told.circle)
+        if circle is None or circle.found is None:
+            return welcome
+        found = circle.found.welcome
+        if found.agent in (self.agent, told.agent):
+            return welcome
+        to = Peer(found.follows, found.port) if found.follows else circle.found.peer
+        for_them = (one.runs for one in found.relayed if one.node == told.node)
+        age = max(0.0, now - circle.heard_at)
+        known = {word.key: aged(word, age) for word in next(for_them, ())}
+        words = tuple(known.get(news.key) or self._word(news, now) for news in told.runs)
+        return msgspec.structs.replace(welcome, follows=to.host, port=to.port, runs=words, relayed=())  # fmt: skip
+
+    def _word(self, news: RunNews, now: float) -> RunWord:
+        """What we know of a run, for a node that does not reach the coordinator, of which he has not heard by us yet."""
+        run = self._ours.find(news.key, news.attempt)
+        if run is None:
+            return RunWord(key=news.key)
+        signals = self._ours.progress(run.job.id).all(now)
+        incident = run.incident if run.incident and run.incident.shared else None
+        if incident is None:
+            return RunWord(key=news.key, signals=signals)
+        return RunWord(key=news.key, signals=signals, incident=incident.id, whole=incident.whole)
+
+    def _capture_for(self, order: CaptureOrder, answer: "Future[Taken | None]", now: float) -> None:
+        run = self._ours.find(order.key, order.attempt)
+        if run is None:
+            give(answer, None)  # no rank of it is here
+            return
+        if order.incident:
+            held = self._held.release(run)
+            self._incidents.called(run, order.incident, order.sentence, caused=order.caused)
+            if held and run.capture is not None:  # it may be what the others get
+                self._incidents.captured(run, run.capture)
+        self._ordered.order(run, order.incident, answer, now)

@@ -1,0 +1,113 @@
+"""Who coordinates: the first of the candidates that answers and has the key. Belongs to the thread that announces."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.cluster.messages import MAX_WELCOME, Announcement, Welcome, believed_welcome, read
+from mldebug.core.errors import MldebugError
+from mldebug_agents.cluster.peers.client import Peer, Talk
+from mldebug_agents.cluster.peers.errors import SilentError
+from mldebug_agents.cluster.peers.openapi import ANNOUNCE
+
+ANSWER = 5.0  # seconds
+AGAIN, SELDOM = (
+    5.0,
+    60.0,
+)  # seconds until a candidate that did not answer is asked again: twice as many each time
+AT_ONCE = 8  # candidates asked at the same time
+LONGEST = 20.0  # seconds, after which no others are asked in one round
+
+
+class Found(NamedTuple):
+    """Who coordinates, and what he says."""
+
+    peer: Peer
+    welcome: Welcome
+    passed: tuple[str, ...] = ()  # why none of those before him does
+
+
+class Seeker:
+    """`candidates` in their order; ourselves may be among them: who coordinates is asked like any other.
+
+    Who coordinated last is told each time, and of those before him whoever may be back; only where nobody answers are
+    the others asked, the first alone and then `AT_ONCE` at a time.
+    """
+
+    def __init__(
+        self, talk: Talk, candidates: Sequence[Peer], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._talk = talk
+        self._candidates = tuple(candidates)
+        self._clock = clock
+        self._not_before: dict[Peer, float] = {}
+        self._failed: dict[Peer, int] = {}  # times in a row
+        self._last: Peer | None = None
+
+    def announce(self, told: Announcement) -> Found:
+        """Tell the coordinator; SilentError where none of the candidates is one, with the first reasons."""
+        body = msgspec.json.encode(told)
+        why: list[str] = []
+        until = self._clock() + LONGEST
+        for some in self._groups():
+            for candidate, answer in self._ask(some, body):
+                if isinstance(answer, Welcome):
+                    self._last = candidate
+                    return self._led(body, Found(candidate, answer, tuple(why)))
+                why.append(f"{candidate.host}: {answer.message}")
+            if self._clock() > until:
+                break
+        words = "; ".join(why[:3]) or "all are given some seconds"
+        raise SilentError(f"no other agent coordinates: {words}")
+
+    def _led(self, body: bytes, found: Found) -> Found:
+        """Whom the one that answered follows, where he answers us, too; else that one speaks for us."""
+        told = found.welcome
+        leader = Peer(told.follows, told.port)
+        if not told.follows or not self._ready((leader,)):
+            return found
+        answer = self._answer(leader, body)
+        if isinstance(answer, Welcome) and not answer.follows:
+            return Found(leader, answer, found.passed)
+        return found
+
+    def _groups(self) -> Iterator[tuple[Peer, ...]]:
+        """Who is asked at once, one group after the other; who has just failed is in none."""
+        last = self._last
+        if last is not None:
+            before = self._ready(self._candidates[: self._candidates.index(last)])
+            yield (*before[:AT_ONCE], last)
+        else:
+            yield self._ready(self._candidates)[:1]
+        self._last = None
+        while ready := self._ready(self._candidates):  # who has failed least, first
+            yield tuple(sorted(ready, key=lambda one: self._failed.get(one, 0)))[:AT_ONCE]
+
+    def _ready(self, some: Sequence[Peer]) -> tuple[Peer, ...]:
+        now = self._clock()
+        return tuple(one for one in some if self._not_before.get(one, -math.inf) <= now)
+
+    def _ask(
+        self, some: Sequence[Peer], body: bytes
+    ) -> Sequence[tuple[Peer, Welcome | MldebugError]]:
+        if len(some) == 1:
+            return [(some[0], self._answer(some[0], body))]
+        with ThreadPoolExecutor(max(1, len(some))) as pool:
+            return list(zip(some, pool.map(lambda one: self._answer(one, body), some), strict=True))
+
+    def _answer(self, candidate: Peer, body: bytes) -> Welcome | MldebugError:
+        try:
+            data = self._talk.ask(candidate, ANNOUNCE, body, timeout=ANSWER, most=MAX_WELCOME)
+            welcome = believed_welcome(read(data, Welcome))
+        except MldebugError as error:
+            times = self._failed[candidate] = self._failed.get(candidate, 0) + 1
+            pause = min(SELDOM, AGAIN * 2 ** min(times - 1, 10))
+            self._not_before[candidate] = self._clock() + pause
+            return error
+        self._failed.pop(candidate, None)
+        self._not_before.pop(candidate, None)
+        return welcome

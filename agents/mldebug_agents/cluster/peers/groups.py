@@ -1,0 +1,199 @@
+"""Nodes that belong together, and who of them coordinates: one circle of the configured peers, or one for the nodes of a run.
+
+Belongs to the main loop's thread; who asks the candidates is a worker's.
+"""
+
+import logging
+import queue
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from mldebug.cluster.messages import Announcement, Welcome
+from mldebug.cluster.roster import SLOWEST
+from mldebug.cluster.run_identity import job_key, run_id
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
+from mldebug_agents.cluster.peers.candidates import candidates
+from mldebug_agents.cluster.peers.client import Peer, Talk
+from mldebug_agents.cluster.peers.coordinator_search import Found, Seeker
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+ALONE = 10.0  # seconds without a coordinator, after which a node is alone
+ANNOUNCE_DEADLINE = 60.0
+AT_ONCE = 4  # circles that are told at the same time
+MOST = 64  # circles of one node: where there are more, each user has as many as any other who wants them
+ALL = ""  # the circle of all configured peers
+
+
+def leader_words(told: Welcome) -> str:
+    """Who coordinates, when that is another agent."""
+    by = f", by way of {told.node}" if told.follows else ""
+    return f"{told.follows or told.node} coordinates{by}"
+
+
+class Named(NamedTuple):
+    """A run as people name it, and who coordinates it."""
+
+    id: str
+    name: str
+    by: Peer
+
+
+class Circle:
+    """One list of candidates, and what is known of who coordinates; `uid`: whose runs they are, where nobody configured it."""
+
+    def __init__(
+        self, name: str, peers: tuple[Peer, ...], talk: Talk, now: float, uid: int = 0
+    ) -> None:
+        self.name, self.candidates, self.uid = name, peers, uid
+        self.seeker = Seeker(talk, peers)
+        self.found: Found | None = None  # who coordinates; None: nobody answers
+        self.trouble = ""
+        self.due, self.busy = now, False
+        self.heard_at = now  # when somebody coordinated last
+        self._passed: tuple[str, ...] = ()
+        self._left_out = 0
+
+    def led_by(self, agent: str) -> bool:
+        """Does that agent coordinate?"""
+        return self.found is not None and self.found.welcome.agent == agent
+
+    def welcomed(self, found: Found, now: float, interval: float, us: str) -> None:
+        """Somebody coordinates, or `us`."""
+        if not self.led_by(found.welcome.agent):
+            ours = found.welcome.agent == us
+            log.info("%s", "this agent coordinates" if ours else leader_words(found.welcome))
+        self.found, self.heard_at, self.trouble = found, now, ""
+        if self.due > now:  # or there is news already
+            self.due = max(self.due, now + min(found.welcome.pace, SLOWEST) - interval)
+        for why in set(found.passed) - set(self._passed):
+            log.warning("no answer of %s", why)
+        self._passed = found.passed or self._passed
+
+    def left_out(self, runs: int) -> None:
+        """So many had no room in an announcement; said when there are more of them than ever."""
+        if runs > self._left_out:
+            self._left_out = runs
+            log.warning("%d runs of this node are not announced: there are too many", runs)
+
+    def unheard(self, error: Exception, now: float) -> None:
+        """Nobody has answered; after a while nobody coordinates."""
+        words = (
+            error.message if isinstance(error, MldebugError) else f"{type(error).__name__}: {error}"
+        )
+        if words != self.trouble and "given some seconds" not in words:
+            log.warning("%s", words)
+            self.trouble = words
+        if now - self.heard_at > ALONE + (self.found.welcome.pace if self.found else 0.0):
+            self.found = None
+
+
+class Circles:
+    """All circles of this node. `peers`: the configured ones; without any, each run's own nodes are asked."""
+
+    def __init__(
+        self,
+        talk: Talk,
+        peers: tuple[Peer, ...],
+        port: int,
+        inbox: "queue.SimpleQueue[Result | None]",
+        now: float,
+    ) -> None:
+        self._talk, self._port = talk, port
+        self._all = Circle(ALL, peers, talk, now) if peers else None
+        self._circles: dict[str, Circle] = {ALL: self._all} if self._all else {}
+        self._of: dict[str, str] = {}  # job -> circle
+        self._known: dict[
+            str, tuple[object, str]
+        ] = {}  # job -> what it has said of its nodes, and the circle of that
+        self._alone = 0  # runs without a circle
+        self.worker = Worker(
+            "members", self._announce, inbox, ANNOUNCE_DEADLINE, AT_ONCE, whose=self._user
+        )
+
+    def __iter__(self) -> Iterator[Circle]:
+        return iter(tuple(self._circles.values()))
+
+    def named(self, name: str) -> Circle | None:
+        """A circle, unless it is gone."""
+        return self._circles.get(name)
+
+    def of(self, run: Run | None) -> Circle | None:
+        """The circle of a run; `None` is a run of other nodes."""
+        if run is None or self._all is not None:
+            return self._all
+        return self._circles.get(self._of.get(run.job.id, "none"))
+
+    def known(self, runs: Mapping[str, Run], node: str) -> Iterator[Named]:
+        """The runs of which somebody coordinates."""
+        for run in runs.values():
+            circle = self.of(run)
+            if circle is not None and circle.found is not None:
+                yield Named(run_id(job_key(run.job, node)), run.job.name, circle.found.peer)
+
+    def sort(self, runs: Mapping[str, Run], now: float) -> None:
+        """Put each run into its circle; a circle without a run is let go."""
+        if self._all is not None:
+            return
+        jobs = [one.job for one in runs.values()]
+        fresh: dict[str, tuple[Peer, ...]] = {}
+        self._known = {job.id: self._name(job, fresh) for job in jobs}
+        of = {name: job for job in jobs if (name := self._known[job.id][1])}
+        kept = _in_turns({name: job.uid for name, job in of.items()}, self._circles)
+        for name in (one for one in kept if one not in self._circles):
+            peers = fresh.get(name) or candidates(of[name], self._port)
+            self._circles[name] = Circle(name, peers, self._talk, now, of[name].uid)
+        self._circles = {name: self._circles[name] for name in kept}
+        self._of = {job_id: name for job_id, (_, name) in self._known.items() if name in kept}
+        alone = sum(bool(name) for _, name in self._known.values()) - len(self._of)
+        if alone > self._alone:
+            log.warning("%d runs are watched without their other nodes: there are too many", alone)
+        self._alone = alone
+
+    def _name(self, job: Job, fresh: dict[str, tuple[Peer, ...]]) -> tuple[object, str]:
+        """Of the circle of a run; thousands of names are read once, and those of new circles are in `fresh` then."""
+        said = (
+            job.uid,
+            job.node_list,
+            job.world_size,
+            len(job.ranks),
+            len(job.lost),
+            job.ranks[:1],
+        )
+        known = self._known.get(job.id)
+        if known is not None and known[0] == said:
+            return known
+        if not (peers := candidates(job, self._port)):
+            return said, ""
+        name = run_id((f"uid {job.uid}", *(f"{one.host} {one.port}" for one in peers)))
+        fresh[name] = peers
+        return said, name
+
+    def tell(self, circle: Circle, told: Announcement) -> None:
+        """Announce ourselves in a circle; what comes of it is for the main loop's inbox."""
+        circle.busy = self.worker.order(told)
+
+    def _user(self, told: Announcement) -> int:
+        circle = self._circles.get(told.circle)
+        return circle.uid if circle is not None else 0
+
+    def _announce(self, told: Announcement) -> Found:
+        """In the worker."""
+        circle = self._circles.get(told.circle)
+        if circle is None:
+            raise MldebugError("the run is gone")
+        return circle.seeker.announce(told)
+
+
+def _in_turns(whose: Mapping[str, int], here: Collection[str]) -> list[str]:
+    """At most `MOST` circles: one of each user, then a second of each; of one user first those that are `here`."""
+    had: Counter[int] = Counter()
+    turns = []
+    for name in sorted(whose, key=lambda one: one not in here):
+        turns.append((had[whose[name]], name))
+        had[whose[name]] += 1
+    return [name for _, name in sorted(turns, key=lambda one: one[0])[:MOST]]

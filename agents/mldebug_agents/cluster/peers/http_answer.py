@@ -1,0 +1,77 @@
+"""An HTTP answer that comes in pieces, whoever waits for it and however. Pure."""
+
+import re
+
+from mldebug_agents.cluster.peers.errors import CutError, RefusedError
+
+MAX_HEAD = 16 << 10  # bytes
+_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})[ \r]", re.ASCII)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,12})[ \t]*\r\n", re.IGNORECASE)
+_CODED = re.compile(rb"\r\ntransfer-encoding:", re.IGNORECASE)
+_END = b"\r\n\r\n"
+
+
+def head(host: str, path: str, length: int) -> bytes:
+    """What goes before the body of a POST."""
+    named = f"[{host}]" if ":" in host else host
+    lines = f"POST {path} HTTP/1.1\r\nHost: {named}\r\nContent-Length: {length}\r\n\r\n"
+    return lines.encode("ascii", errors="replace")
+
+
+class Answer:
+    """`most`: bytes of its body; RefusedError where it is larger, or no answer of an agent."""
+
+    def __init__(self, most: int) -> None:
+        self.status = 0
+        self._most = most
+        self._got = bytearray()  # head and body until the head is read; then the body
+        self._length: int | None = None  # of the body; None: until they hang up
+
+    @property
+    def begun(self) -> bool:
+        """Has anything come?"""
+        return bool(self._got or self.status)
+
+    def feed(self, data: bytes) -> bool:
+        """Take some more, b"" for the end of the connection. Is it complete?"""
+        if data and not self._got and not self.status and not b"HTTP/1.".startswith(data[:7]):
+            raise _strange()
+        self._got += data
+        if not self.status:
+            self._read_head()
+        if self.status and self._too_large():
+            raise RefusedError(f"its answer is larger than {self._most >> 10} KiB")
+        if not data and not self._ended():
+            raise CutError("it hung up in the middle of its answer" if self._got else "it hung up")
+        return bool(self.status) and (not data or len(self._got) == self._length)
+
+    def body(self) -> bytes:
+        """What was asked for; RefusedError, in their words, where it is not given."""
+        told = bytes(self._got)
+        if self.status != 200:
+            words = told[:300].decode(errors="replace")
+            raise RefusedError(words or f"status {self.status}")
+        return told
+
+    def _read_head(self) -> None:
+        end = self._got.find(_END)
+        if end < 0 and len(self._got) <= MAX_HEAD:
+            return
+        told = bytes(self._got[: end + 2])
+        status, length = _STATUS.match(told), _LENGTH.search(told)
+        if end < 0 or status is None or _CODED.search(told):
+            raise _strange()
+        self.status = int(status[1])
+        self._length = int(length[1]) if length else None
+        del self._got[: end + len(_END)]
+
+    def _too_large(self) -> bool:
+        return max(len(self._got), self._length or 0) > self._most
+
+    def _ended(self) -> bool:
+        """May it end here?"""
+        return bool(self.status) and self._length in (None, len(self._got))
+
+
+def _strange() -> RefusedError:
+    return RefusedError("it does not answer as an agent does")

@@ -1,0 +1,241 @@
+"""The proof that two agents belong together: TLS 1.3 in which both sides show a certificate.
+
+Either that of their shared key, or each node one of its own, signed by the site.
+
+The private key of that certificate is derived from the shared key, so only who has the shared key gets through the
+handshake, on either side, and nothing of it is ever sent. What travels is encrypted and cannot be replayed.
+"""
+
+import datetime
+import hmac
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from mldebug.core.errors import ToolError, UsageError
+from mldebug.core.redact import clean
+from mldebug_agents.cluster.peers.certificates import (
+    Certificate,
+    CertificateError,
+    in_words,
+    is_strange,
+    owners,
+    reason_of,
+    says,
+)
+from mldebug_agents.system.spawn import Spawner
+
+MIN_KEY, MAX_KEY = 32, 4096  # bytes
+MIN_DIFFERENT = 8  # of them: 32 random hexadecimal digits have fewer once in 100,000
+MAKE_ONE = "openssl rand -hex 32 > FILE; chmod 600 FILE; the same file on all nodes"
+LIBRARY = "pip install cryptography"
+NAME = "identity"  # of the worker that the process starter forks
+PATIENCE = 20.0  # seconds
+MAX_PAIR = 16 << 10  # bytes
+_END = b"-----END CERTIFICATE-----\n"
+MAX_FILE = 256 << 10  # bytes, of a certificate with its chain, or a CA with several
+CERTIFICATES = "cluster: {certificate: FILE, key: FILE, ca: FILE}, all PEM"
+_PURPOSE = b"mldebug peers, TLS identity, 1"
+
+
+class Identity(NamedTuple):
+    """What both ends of a connection between agents use. `named`: each node has a certificate of its own."""
+
+    client: ssl.SSLContext
+    server: ssl.SSLContext
+    named: bool = False
+
+    def check(self, certificate: Certificate, *names: str) -> None:
+        """CertificateError where each node has a certificate of its own, and this one is of none of these names."""
+        if self.named and not any(says(certificate, name) for name in names if name):
+            raise CertificateError(f"its certificate is for {owners(certificate)}")
+
+    def in_words(self, error: Exception) -> str:
+        """Why a connection came to nothing, as each end says it of the other."""
+        if isinstance(error, CertificateError):
+            return str(error)
+        if self.named and isinstance(error, (ssl.SSLEOFError, ConnectionError)):
+            return self._hung_up()  # asyncio sends no alert
+        if isinstance(error, ssl.SSLEOFError):
+            return "it hung up before the key was proved"
+        if self.named or is_strange(error):
+            return in_words(error)
+        return "it does not have the same key"
+
+    def _hung_up(self) -> str:
+        trouble = _own_trouble(self)
+        return f"it does not take the certificate of this node: {trouble or 'its log says why'}"
+
+
+class Pair(NamedTuple):
+    """Certificate and private key, PEM."""
+
+    certificate: bytes
+    private: bytes
+
+
+def _own_trouble(proof: Identity) -> str:
+    """What another node that trusts the same CA says of our certificate now; "" for nothing."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        proof.client.wrap_bio(there, back),
+        proof.server.wrap_bio(back, there, server_side=True),
+    )
+    for end in ends * 3:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError as error:
+            return in_words(error).replace("its certificate", "it")
+    return ""
+
+
+def of_certificates(certificate: Path, key: Path, ca: Path) -> Identity:
+    """A certificate of this node's own, and who signs those of all; UsageError in words where a file will not do."""
+    own = _read(certificate) + b"\n" + read_secret(key)
+    trusted = _read(ca)
+    try:
+        client = _context(ssl.PROTOCOL_TLS_CLIENT, trusted, own)
+        server = _context(ssl.PROTOCOL_TLS_SERVER, trusted, own)
+    except (ssl.SSLError, ValueError) as error:
+        why = f"{certificate}, {key} and {ca} do not fit together: {clean(str(error), 200)}"
+        raise UsageError(why, "all three are PEM, the key without a password") from error
+    return Identity(client, server, named=True)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(MAX_FILE)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", CERTIFICATES) from error
+
+
+def counting(proof: Identity, told: Callable[[str, str], None]) -> type[ssl.SSLObject]:
+    """For a server's context: `told` hears the reason and the words of each handshake that came to nothing."""
+
+    class Counted(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                shown = "CERTIFICATE" in reason_of(error)
+                told("certificate" if shown else "handshake", proof.in_words(error))
+                raise
+
+    return Counted
+
+
+def identity(key_file: Path, make: Callable[[bytes], Pair]) -> Identity:
+    """Read the shared key; UsageError in words where the file will not do. `make`: `derive`, here or in a child."""
+    certificate, private = make(read_key(key_file))
+    return Identity(
+        client=_context(ssl.PROTOCOL_TLS_CLIENT, certificate, certificate + private),
+        server=_context(ssl.PROTOCOL_TLS_SERVER, certificate, certificate + private),
+    )
+
+
+def read_key(file: Path) -> bytes:
+    """The shared key: long enough to be random."""
+    key = read_secret(file).strip()
+    if len(set(key)) < MIN_DIFFERENT:
+        raise UsageError(f"{file} is not random: it has {len(set(key))} different bytes", MAKE_ONE)
+    if not MIN_KEY <= len(key) <= MAX_KEY:
+        raise UsageError(f"{file} has {len(key)} bytes; a key has {MIN_KEY} to {MAX_KEY}", MAKE_ONE)
+    return key
+
+
+def read_secret(file: Path) -> bytes:
+    """A private file of root or this user, closed to all but a group of ours; a link to one, as secrets of pods are."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", MAKE_ONE) from error
+    with open(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"{file} is no file of root or of this user", MAKE_ONE)
+        ours = found.st_gid in (0, os.getegid(), *os.getgroups())
+        if found.st_mode & (0o037 if ours else 0o077):
+            raise UsageError(f"{file} can be read by others", f"chmod 600 {file}")
+        return opened.read(MAX_FILE)
+
+
+def in_child(spawner: Spawner) -> Callable[[bytes], Pair]:
+    """`derive` in a child, for the library that it needs once would cost the agent 12 MiB for ever."""
+
+    def make(key: bytes) -> Pair:
+        worker = spawner.fork_worker(NAME)
+        try:
+            worker.socket.settimeout(PATIENCE)
+            worker.socket.sendall(key)
+            worker.socket.shutdown(socket.SHUT_WR)
+            with worker.socket.makefile("rb") as link:
+                told = link.read(MAX_PAIR)
+        except OSError as error:
+            raise ToolError(f"the key cannot be used: {error}", LIBRARY) from error
+        finally:
+            worker.kill()
+        certificate, found, private = told.partition(_END)
+        if not found:
+            raise ToolError("agents that talk to each other need the package cryptography", LIBRARY)
+        return Pair(certificate + found, private)
+
+    return make
+
+
+def serve(link: socket.socket) -> None:
+    """The child: a key comes, certificate and private key go."""
+    with link, link.makefile("rb") as told:
+        link.sendall(b"".join(derive(told.read(MAX_KEY))))
+
+
+def derive(key: bytes) -> Pair:
+    """The same on all nodes, byte by byte; it never expires, for the clocks of nodes differ."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.from_private_bytes(hmac.digest(key, _PURPOSE, "sha256"))
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "mldebug agent")])
+    certificate = (
+        x509.CertificateBuilder(name, name, private.public_key(), 1)
+        .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_after(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(private, None)
+    )
+    pem = serialization.Encoding.PEM
+    none = serialization.NoEncryption()
+    secret = private.private_bytes(pem, serialization.PrivateFormat.PKCS8, none)
+    return Pair(certificate.public_bytes(pem), secret)
+
+
+def _context(purpose: int, trusted: bytes, own: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(purpose)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # `Identity.check` does, where a certificate is of one node
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=trusted.decode("ascii", errors="replace"))
+    with _in_memory(own) as path:
+        context.load_cert_chain(path, password=lambda: b"")  # nobody is there to type one
+    return context
+
+
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[str]:
+    """`ssl` reads private keys from files alone."""
+    fd = os.memfd_create("mldebug-peer", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)

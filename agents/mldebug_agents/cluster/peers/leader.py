@@ -1,0 +1,239 @@
+"""What the main loop does for others where this agent coordinates: has all nodes of a run asked, and tells what came of it.
+
+Belongs to the main loop's thread; what talks to others is a worker's.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from mldebug.cluster.coordinator import DOUBT, MOVES, Coordinator
+from mldebug.cluster.membership import Call
+from mldebug.cluster.merge import Run as MergedRun
+from mldebug.cluster.messages import (
+    Announcement,
+    ClusterView,
+    DumpOrder,
+    Relayed,
+    RunWord,
+    Welcome,
+    WordsFor,
+)
+from mldebug.cluster.run_identity import RunKey, run_id, user_of
+from mldebug.cluster.topology import Topology
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Asked, AskedNode
+from mldebug.core.redact import clean
+from mldebug_agents.cluster.peers.candidates import listed
+from mldebug_agents.cluster.peers.client import Peer, Talk
+from mldebug_agents.cluster.peers.coordinated_capture import Round, ToAsk, Together, ask_all
+from mldebug_agents.cluster.peers.futures import give, refuse
+from mldebug_agents.cluster.peers.groups import Circle, Circles
+from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.incidents.manager import Incidents
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+BEAT = 0.5  # seconds between two looks at all nodes: each costs the more, the more there are
+MISSED = 2.5  # announcements that are due and have not come, after which a node is silent
+ASK_DEADLINE = 60.0
+AT_ONCE = 4  # runs captured at the same time
+SCHEDULER = "the scheduler"
+MAX_TOLD = 4  # runs listed in an error
+NOT_HERE = "no node shows it here any more: the job is over, or another agent coordinates"
+
+Find = Callable[[RunKey, int | None], Run | None]
+
+
+class Leader:
+    """`find`: the run of that key and attempt, where it has ranks here."""
+
+    def __init__(
+        self,
+        node: str,
+        agent: str,
+        talk: Talk,
+        interval: float,
+        inbox: "queue.SimpleQueue[Result | None]",
+        incidents: Incidents,
+        circles: Circles,
+        find: Find,
+        refusals: Refusals,
+        topology: Topology | None = None,
+    ) -> None:
+        self._node, self._agent, self._interval = node, agent, interval
+        self._incidents, self._circles, self._find = incidents, circles, find
+        self._refusals = refusals
+        self._coordinator = Coordinator()
+        self._due = 0.0
+        self._unknown: dict[
+            str, float
+        ] = {}  # incident of a case that nobody shows here -> since when
+        self._met: dict[Peer, float] = {}  # who has coordinated, and when he was heard last
+        self.worker = Worker(
+            *("other nodes", partial(ask_all, talk, topology=topology), inbox),
+            *(ASK_DEADLINE, AT_ONCE),
+            whose=lambda told: user_of(told.call.news.key),
+        )
+
+    def turn(self, now: float) -> None:
+        """Have what is due captured; let go what is over."""
+        if now < self._due:
+            return
+        self._due = now + BEAT
+        for call in self._coordinator.due(now, self._leads):
+            log.info("%s: asking %d nodes", call.news.name, len(call.members))
+            if not self.worker.order(Round(call, self._unheard_of(call, now))):
+                self._failed(call, "too many captures wait")
+        for known, incident in self._coordinator.renamed():
+            self._incidents.rename_case(known, incident)
+        for incident, why in self._coordinator.ended():
+            self._incidents.close_case(incident, "recovered" if why == MOVES else "ended", why)
+        self._close_others(now)
+
+    def _close_others(self, now: float) -> None:
+        """What an agent before us had open and nobody shows any more, and what somebody else coordinates by now."""
+        mine = self._coordinator.open() if self._leads(()) else frozenset()
+        for incident in self._incidents.cases:
+            if incident in mine:
+                self._unknown.pop(incident, None)
+            elif now - self._unknown.setdefault(incident, now) > DOUBT:
+                self._unknown.pop(incident)
+                self._incidents.close_case(incident, "ended", NOT_HERE)
+
+    def met(self, peer: Peer, now: float) -> None:
+        """Somebody else coordinates: should he fall silent, this is when he was heard last."""
+        self._met[peer] = now
+
+    def welcome(self, told: Announcement, address: str, now: float) -> Welcome:
+        """The answer to an announcement."""
+        self._coordinator.hear(told, address, now)
+        if why := self._coordinator.refused.get(address):
+            self._refusals.count("name", address, why)
+        self._coordinator.hear_of(told, now)
+        relayed = (WordsFor(node=one.node, runs=self._words(one, now)) for one in told.relayed)
+        return Welcome(
+            node=self._node,
+            agent=self._agent,
+            pace=self._coordinator.pace,
+            runs=self._words(told, now),
+            relayed=tuple(relayed),
+        )
+
+    def _words(self, told: Announcement | Relayed, now: float) -> tuple[RunWord, ...]:
+        return tuple(self._coordinator.word(news, told.node, now) for news in told.runs)
+
+    def relayed(self, circle: Circle, now: float) -> tuple[Relayed, ...]:
+        """Of those that come to us although somebody else coordinates."""
+        if circle.found is None or circle.led_by(self._agent):
+            return ()
+        return self._coordinator.relayed(circle.name, self._node, now)
+
+    def view(self, now: float) -> ClusterView:
+        """All nodes that have announced themselves here."""
+        return self._coordinator.view(self._node, _hosts(*self._circles), now)
+
+    def count(self, now: float) -> int:
+        """How many nodes announce themselves here."""
+        return len(self._coordinator.fresh(now))
+
+    def dump(self, order: DumpOrder, answer: "Future[Together]", now: float) -> None:
+        """A person asks; there may be a stall, or none."""
+        job, calls = order.job, self._coordinator.named(order.job, order.uid)
+        if len(calls) != 1:
+            names = sorted({f"{run_id(one.news.key)} ({one.news.name})" for one in calls})
+            have = f": {', '.join(names[:MAX_TOLD])}" if calls else ""
+            count = (
+                f"{len(calls) or 'no'} runs"
+                if order.uid is None
+                else f"{len(calls) or 'none'} of your runs"
+            )
+            refuse(answer, MldebugError(f"{count} match {clean(job, 60)}{have}"))
+        elif not self.worker.order(Round(calls[0], self._unheard_of(calls[0], now), answer)):
+            refuse(answer, MldebugError("too many captures wait"))
+
+    def together(self, result: Result) -> None:
+        """All nodes have answered, or had their time."""
+        call: Call = result.order.call
+        answer: Future[Any] | None = result.order.answer
+        why = f"the nodes could not be asked: {result.error}" if result.error else ""
+        if answer is not None and why:
+            refuse(answer, MldebugError(why))
+        elif answer is not None:
+            give(answer, result.value)
+        elif why or result.value.run is None:
+            self._failed(call, why or "no node has sent a capture")
+        else:
+            self._report(call, result.value)
+
+    def _failed(self, call: Call, why: str) -> None:
+        again = "asking again" if self._coordinator.failed(call.news) else "given up"
+        log.error("%s: %s; %s", call.news.name, why, again)
+
+    def _report(self, call: Call, told: Together) -> None:
+        if told.run is None:
+            return
+        captures = told.run.captures
+        nodes = "1 node" if len(captures) == 1 else f"{len(captures)} nodes"
+        what = f"captured {nodes}, asked at most {told.sent:.1f} s apart, all within {told.spread:.1f} s"
+        run = self._find(call.news.key, call.news.attempt)
+        asked = self._listed(told.run)
+        whole = self._incidents.together(run, call.incident, captures, asked, what, call.cause)
+        self._coordinator.captured(call.news, whole)
+
+    def _leads(self, key: RunKey) -> bool:
+        """Of a run without ranks here: where others say so, or have found us by its nodes."""
+        circle = self._circles.of(self._find(key, None))
+        return circle is None or circle.led_by(self._agent)
+
+    def judged(self, asked: Asked) -> Asked:
+        """Who goes on to announce himself is not silent, though he cannot be asked: an address, or a firewall."""
+        nodes = tuple(self._alive(one) if one.state == "silent" else one for one in asked.nodes)
+        return msgspec.structs.replace(asked, nodes=nodes, by=self._node)
+
+    def _listed(self, run: MergedRun) -> Asked:
+        """Where every node that the scheduler has given the run was asked, these are all that it has."""
+        asked = self.judged(run.asked)
+        lists = {one.job.node_list for one in run.captures}
+        hosts = listed(lists.pop()) if len(lists) == 1 else ()
+        short = {one.name.partition(".")[0] for one in asked.nodes}
+        most = max((len(one.job.ranks) for one in run.captures), default=0)
+        holds = len(hosts) * most >= max((one.job.world_size for one in run.captures), default=0)
+        whole = bool(hosts) and holds and all(one.partition(".")[0] in short for one in hosts)
+        return msgspec.structs.replace(asked, listed_by=SCHEDULER if whole else "")
+
+    def _alive(self, node: AskedNode) -> AskedNode:
+        at, now = self._coordinator.heard(node.name), time.monotonic()
+        patience = MISSED * max(self._interval, self._coordinator.pace)
+        if self._coordinator.is_relayed(node.name):
+            patience = self._coordinator.patience  # it tries to reach us itself each time
+        if at is None or now - at > patience:
+            return node
+        reason = f"{node.reason}, and it has announced itself {now - at:.0f} s ago"
+        return msgspec.structs.replace(node, state="unable", reason=reason)
+
+    def _unheard_of(self, call: Call, now: float) -> tuple[ToAsk, ...]:
+        """Nodes that do not announce themselves here, or not any more; one of them may have coordinated before."""
+        circle = self._circles.of(self._find(call.news.key, None))
+        peers = circle.candidates if circle is not None else ()
+        view = self._coordinator.view(self._node, (one.host for one in peers), now)
+        never = {one.node for one in view.members if one.seen is None}
+        idle = self._coordinator.idle(call, listed(call.node_list), now)
+        lost = (
+            ToAsk(one.told.node, Peer(one.address, one.told.port, one.told.node), one.at)
+            for one in (*idle, *self._coordinator.others(call, now))
+        )
+        met = (ToAsk(one.host, one, self._met.get(one)) for one in peers if one.host in never)
+        return (*lost, *met)
+
+
+def _hosts(*circles: Circle) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.host for circle in circles for one in circle.candidates))

@@ -1,0 +1,73 @@
+"""Captures that other nodes have ordered: one serves all who ask for it. Belongs to the main loop's thread."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import NodeCapture
+from mldebug.core.redact import clean
+from mldebug_agents.cluster.peers.futures import give, refuse
+from mldebug_agents.watch.runs import Run
+
+AGAIN = 10.0  # seconds in which one capture serves all who ask for it for the same reason
+MOMENT = 1.0  # seconds in which it serves all
+
+
+class Taken(NamedTuple):
+    """A capture, and when it came (monotonic): a wall clock may be set in between."""
+
+    capture: NodeCapture
+    came: float
+
+    def age(self, now: float) -> float:
+        """Seconds since it was begun."""
+        return max(0.0, now - self.came) + self.capture.duration_seconds
+
+
+Answer = Future[Taken | None]
+
+
+class Ordered:
+    """`capture` has a run captured soon; its capture comes back by `captured`."""
+
+    def __init__(self, capture: Callable[[Run], None]) -> None:
+        self._capture = capture
+        self._waiting: dict[str, list[Answer]] = {}  # by job
+        self._taken: dict[str, float] = {}  # job -> when its last one came back
+        self._reasons: dict[str, set[str]] = {}  # job -> the incidents that its last capture serves
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forget all other jobs."""
+        for known in (self._waiting, self._taken, self._reasons):
+            for job_id in known.keys() - jobs:
+                del known[job_id]
+
+    def order(self, run: Run, incident: str, answer: Answer, now: float) -> None:
+        """Somebody wants it; what was taken for another reason shows another moment than those of the other nodes."""
+        job_id = run.job.id
+        age = now - self._taken.get(job_id, -AGAIN)
+        reasons = self._reasons.setdefault(job_id, set())
+        same = incident in reasons
+        if run.capture is not None and age < (AGAIN if same else MOMENT):
+            reasons.add(incident)
+            give(answer, Taken(run.capture, self._taken[job_id]))
+            return
+        waiting = [one for one in self._waiting.get(job_id, ()) if not one.cancelled()]
+        self._waiting[job_id] = [*waiting, answer]
+        if not waiting:
+            reasons.clear()
+            self._capture(run)
+        reasons.add(incident)
+
+    def captured(self, job_id: str, capture: NodeCapture, now: float) -> None:
+        """It has come: who waits for it gets it."""
+        self._taken[job_id] = now
+        for waiting in self._waiting.pop(job_id, ()):
+            give(waiting, Taken(capture, now))
+
+    def failed(self, job_id: str, error: Exception) -> None:
+        """It came to nothing: who waits for it hears why."""
+        why = clean(f"its capture failed: {type(error).__name__}: {error}", 200)
+        for waiting in self._waiting.pop(job_id, ()):
+            refuse(waiting, MldebugError(why))

@@ -1,0 +1,192 @@
+"""What other agents may ask of this one. Who is here has shown a certificate of ours: nobody else gets so far."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mldebug.cluster.messages import (
+    MAX_MESSAGE,
+    Announcement,
+    CaptureOrder,
+    DumpOrder,
+    believed,
+    check_incident,
+    read,
+)
+from mldebug.cluster.slimming import slim
+from mldebug.cluster.wire import NodeReply, pack
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import Gap
+from mldebug.core.redact import clean
+from mldebug_agents.cluster.peers.certificates import Certificate, CertificateError
+from mldebug_agents.cluster.peers.client import plain_ip
+from mldebug_agents.cluster.peers.coordinated_capture import DEADLINE, Together
+from mldebug_agents.cluster.peers.coordinator_search import ANSWER
+from mldebug_agents.cluster.peers.identity import Identity
+from mldebug_agents.cluster.peers.openapi import (
+    ANNOUNCE,
+    CAPTURE,
+    DUMP,
+    OPENAPI,
+    VIEW,
+    document,
+)
+from mldebug_agents.cluster.peers.refusals import Refusals
+from mldebug_agents.cluster.peers.remote_orders import Taken
+
+DUMP_DEADLINE = 60.0
+BODY = 20.0  # seconds in which a question has to be complete
+HANG_UP = {"connection": "close"}  # what is left of the question is not read
+JSON, PACKED, WORDS = "application/json", "application/octet-stream", "text/plain"
+KINDS = {ANNOUNCE: JSON, VIEW: JSON, CAPTURE: PACKED, DUMP: PACKED}
+WRITTEN = 2.0  # seconds that an answer waits for the disk
+Ask = Callable[[Announcement | CaptureOrder | DumpOrder | None, str], "Future[Any]"]
+Judge = Callable[[Together], bytes]
+
+
+class Asker(NamedTuple):
+    """Who asks: the host of the connection, and what it has proved."""
+
+    address: str
+    certificate: Certificate
+
+
+def app(
+    ask: Ask,
+    node: str,
+    judge: Judge,
+    waiting: Callable[[], int] = lambda: 0,
+    proof: Identity | None = None,
+    refusals: Refusals | None = None,
+    machine: str = "",
+    gaps: Callable[[], tuple[Gap, ...]] = lambda: (),
+) -> Starlette:
+    """`ask` puts a question to the main loop; `judge` makes a report of what came for a person.
+
+    `waiting`: how many reports are not on this node's disk yet. `machine`: of `NodeReply`. `gaps`: what
+    this node could not see when it looked last: ranks that it may not look at are not ranks that are not there.
+    """
+    refused = refusals or Refusals()
+
+    async def announced(body: bytes, who: Asker) -> bytes:
+        told = believed(read(body, Announcement))
+        try:
+            if proof is not None:
+                proof.check(who.certificate, told.node)
+        except CertificateError as error:
+            why = f"it calls itself {told.node}, and {error}"
+            refused.count("name", who.address, why)
+            raise MldebugError(why) from error
+        if proof is not None and proof.named:
+            told = msgspec.structs.replace(told, relayed=())  # each speaks for itself alone
+        return msgspec.json.encode(await _answer(ask(told, who.address), ANSWER))
+
+    async def ordered(body: bytes, who: Asker) -> bytes:
+        order = read(body, CaptureOrder)
+        check_incident(order.incident)
+        order = msgspec.structs.replace(order, sentence=clean(order.sentence, 600))
+        taken: Taken | None = await _answer(ask(order, who.address), DEADLINE)
+        await _written(waiting)
+        return await run_in_threadpool(_packed, taken, node, machine, gaps())
+
+    async def viewed(body: bytes, who: Asker) -> bytes:
+        return msgspec.json.encode(await _answer(ask(None, who.address), ANSWER))
+
+    async def dumped(body: bytes, who: Asker) -> bytes:
+        order = read(body, DumpOrder)
+        together = await _answer(ask(order, who.address), DUMP_DEADLINE)
+        return await run_in_threadpool(judge, together._replace(trigger=order.trigger))
+
+    routes = {ANNOUNCE: announced, CAPTURE: ordered, VIEW: viewed, DUMP: dumped}
+    doors = [
+        Route(path, _bounded(do, refused, KINDS[path]), methods=["POST"])
+        for path, do in routes.items()
+    ]
+    return Starlette(routes=[*doors, Route(OPENAPI, _document)])
+
+
+def _document(request: Request) -> Response:
+    return Response(document(), media_type=JSON)
+
+
+def _packed(taken: Taken | None, node: str, machine: str, gaps: tuple[Gap, ...] = ()) -> bytes:
+    return pack(
+        slim(
+            NodeReply(
+                node=node,
+                machine=machine,
+                captures=(taken.capture,) if taken else (),
+                gaps=gaps,
+                hidden=any(gap.way_out for gap in gaps),
+                uid=os.geteuid(),
+                age=taken.age(time.monotonic()) if taken else 0.0,
+            )
+        )
+    )
+
+
+async def _written(waiting: Callable[[], int]) -> None:
+    """What this node has seen lies on its own disk before anybody else gets it, unless the disk keeps it waiting."""
+    until = time.monotonic() + WRITTEN
+    while waiting() and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+
+
+async def _answer(asked: "Future[Any]", seconds: float) -> Any:
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(asked), seconds)
+    except TimeoutError:
+        raise MldebugError(f"not done in {seconds:g} s") from None
+
+
+async def _body(request: Request) -> bytes | None:
+    """What was sent; None where it is too large, of which nothing more is read."""
+    told = request.headers.get("content-length", "0")
+    if told.isdecimal() and int(told[:20]) > MAX_MESSAGE:
+        return None
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_MESSAGE:
+            return None
+    return bytes(body)
+
+
+def _bounded(
+    do: Callable[[bytes, Asker], Awaitable[bytes]], refused: Refusals, kind: str
+) -> Callable[[Request], Awaitable[Response]]:
+    """Bodies have an end, errors are told in words."""
+
+    async def handle(request: Request) -> Response:
+        address = str(plain_ip(request.client.host)) if request.client else ""
+        try:
+            async with asyncio.timeout(BODY):
+                body = await _body(request)
+        except TimeoutError:
+            words = f"not complete in {BODY:g} s"
+            refused.count("slow", address, f"what it sends is {words}")
+            return Response(words, status_code=408, media_type=WORDS, headers=HANG_UP)
+        if body is None:
+            words = f"more than {MAX_MESSAGE >> 10} KiB"
+            refused.count("size", address, f"it sends {words}")
+            return Response(words, status_code=413, media_type=WORDS, headers=HANG_UP)
+        who = Asker(address, getattr(request.state, "certificate", {}))
+        try:
+            return Response(await do(body, who), media_type=kind)
+        except EvidenceError as error:
+            refused.count("malformed", address, error.message)
+            return Response(error.message, status_code=400, media_type=WORDS)
+        except MldebugError as error:
+            return Response(error.message, status_code=409, media_type=WORDS)
+
+    return handle

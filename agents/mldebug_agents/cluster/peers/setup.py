@@ -1,0 +1,111 @@
+"""From the `cluster` section to the parts that it asks for, with every problem in words."""
+
+import ipaddress
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from mldebug.cluster.topology import placed
+from mldebug.config.schema import Cluster
+from mldebug.core.errors import ConfigError, UsageError
+from mldebug.core.model import Asked
+from mldebug.core.ranksets import unfold_nodes
+from mldebug_agents.cluster.peers.certificate_renewal import Renewing
+from mldebug_agents.cluster.peers.client import Network, Peer, Talk, peer
+from mldebug_agents.cluster.peers.identity import Identity, Pair, identity
+from mldebug_agents.web.listeners import open_tcp
+
+HOW = "cluster: {key_file: FILE, networks: [10.1.0.0/16]}, see docs/across-nodes.md"
+
+
+class Joined(NamedTuple):
+    """What an agent needs to talk to others."""
+
+    door: socket.socket
+    identity: Identity
+    talk: Talk
+    candidates: tuple[Peer, ...]
+    port: int
+    interval: float
+
+
+def join(settings: Cluster, make: Callable[[bytes], Pair]) -> Joined | None:
+    """Listen and read the key; None where no other agents are configured. ConfigError, UsageError where it cannot be."""
+    if problems := list(_problems(settings)):
+        raise ConfigError(problems, HOW)
+    if settings.key_file is None and settings.certificate is None:
+        return None
+    networks = [_network(one) for one in settings.networks]
+    placed(Asked(), settings.topology)  # who writes a list that cannot be read hears it now
+    for text in settings.peers:
+        _peers(text, 1)  # before anything is opened
+    newest = _newest(settings, make)
+    proof = newest()
+    door = open_tcp(settings.listen)
+    more_descriptors()
+    port = door.getsockname()[1]
+    return Joined(
+        door=door,
+        identity=proof,
+        talk=Talk(proof, networks, newest),
+        candidates=tuple(one for text in settings.peers for one in _peers(text, port)),
+        port=port,
+        interval=settings.interval,
+    )
+
+
+def more_descriptors() -> None:
+    """As many as this process may have: whoever coordinates has a connection to each node at the same moment."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # then those that there are must do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _problems(settings: Cluster) -> Iterator[str]:
+    shared = settings.key_file is not None
+    own = (settings.certificate, settings.key, settings.ca)
+    if any(own) and not all(own):
+        yield "cluster.certificate, cluster.key and cluster.ca go together"
+    if shared and any(own):
+        yield "cluster.key_file and cluster.certificate are two ways: choose one"
+    if settings.peers and not shared and not any(own):
+        yield "cluster.peers needs cluster.key_file, or cluster.certificate"
+    if (shared or any(own)) and not settings.peers and not settings.networks:
+        # whoever starts a job chooses who is asked: the site says where that may be
+        yield "cluster needs peers, or networks in which the nodes of jobs are"
+
+
+def _newest(settings: Cluster, make: Callable[[bytes], Pair]) -> Callable[[], Identity]:
+    """What gives the proof, which is renewed where it is a certificate of this node's own."""
+    if settings.key_file is not None:
+        shared = identity(settings.key_file, make)
+        return lambda: shared
+    if settings.certificate is None or settings.key is None or settings.ca is None:
+        raise ConfigError(["cluster.certificate, cluster.key and cluster.ca go together"], HOW)
+    return Renewing(settings.certificate, settings.key, settings.ca)
+
+
+def _peers(text: str, port: int) -> tuple[Peer, ...]:
+    if text.startswith("[") or text.count(":") > 1:
+        return (_possible(peer(text, port), text),)
+    hosts, colon, told = text.partition(":")
+    found = (peer(f"{host}{colon}{told}", port) for host in unfold_nodes(hosts))
+    return tuple(_possible(one, text) for one in found)
+
+
+def _possible(one: Peer, text: str) -> Peer:
+    """The system would take a port that cannot be for another one."""
+    if not 0 < one.port < 65_536:
+        wrong = f"cluster.peers: {text!r}: {one.port} is no port"
+        raise ConfigError([wrong], "write a number from 1 to 65535, or none")
+    return one
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise UsageError(f"cluster.networks: {error}", "write it like 10.1.0.0/16") from error

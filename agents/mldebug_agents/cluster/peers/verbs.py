@@ -1,0 +1,98 @@
+"""What people on this node may ask about all nodes: their agent asks whoever coordinates."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from mldebug.cluster.messages import MAX_MESSAGE, ClusterView, DumpOrder, joined, of_user, read
+from mldebug.cluster.wire import MAX_BYTES
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.report_model import Report
+from mldebug_agents.cluster.peers.client import Peer, Talk
+from mldebug_agents.cluster.peers.controller import Members
+from mldebug_agents.cluster.peers.coordinator_search import ANSWER
+from mldebug_agents.cluster.peers.openapi import DUMP, VIEW
+from mldebug_agents.cluster.peers.routes import DUMP_DEADLINE
+
+CLUSTER_PATH, DUMP_PATH = "/api/v1/cluster", "/api/v1/dump"
+MAX_VIEW = 32 * MAX_MESSAGE
+MAX_REPORT = 8 * MAX_BYTES
+PATIENCE = 8.0  # seconds for the views of all coordinators: whoever asks waits for 10
+MAX_WHYS = 4  # in a sentence
+
+Verb = Callable[[Mapping[str, str], int | None], object]
+
+
+def member_verbs(members: Members | None, talk: Talk | None) -> dict[str, Verb]:
+    """By path, each with the user of whose runs it is; None: of everybody's. Each runs in a thread of the server."""
+
+    def coordinators() -> tuple[Talk, tuple[Peer, ...]]:
+        if members is None or talk is None:
+            raise MldebugError(
+                "this agent knows no others",
+                "cluster: {key_file: …, networks: […]}, see docs/across-nodes.md",
+            )
+        if not members.coordinators:
+            raise MldebugError(f"nobody coordinates: {members.sentence}", "see the agent's log")
+        return talk, members.coordinators
+
+    def cluster(asked: Mapping[str, str], uid: int | None) -> ClusterView:
+        by, all_ = coordinators()
+        return of_user(_views(by, all_), uid)
+
+    def dump(asked: Mapping[str, str], uid: int | None) -> Report:
+        by, all_ = coordinators()
+        if not (job := asked.get("job", "")):
+            raise UsageError("no job was named", "add --job NAME")
+        trigger: Literal["manual", "alert"] = (
+            "alert" if asked.get("trigger") == "alert" else "manual"
+        )
+        order = msgspec.json.encode(DumpOrder(job=job, uid=uid, trigger=trigger))
+        knows = members.coordinators_of(job) if members is not None else ()
+        return _dump(by, tuple(dict.fromkeys((*knows, *all_))), order)
+
+    return {CLUSTER_PATH: cluster, DUMP_PATH: dump}
+
+
+def _views(by: Talk, all_: tuple[Peer, ...]) -> ClusterView:
+    """What all of them see, as one; who does not answer keeps nobody's view. The error of the first, where nobody does."""
+    until = time.monotonic() + PATIENCE
+    views: list[ClusterView] = []
+    errors: dict[str, MldebugError] = {}
+    for to in all_:
+        left = until - time.monotonic()
+        try:
+            views.append(_view(by, to, min(ANSWER, left)))
+        except MldebugError as error:
+            errors[f"{to.host}:{to.port}"] = error
+    if not views:
+        raise next(iter(errors.values()))
+    silent = {where: one.message for where, one in errors.items()}
+    return msgspec.structs.replace(joined(views), silent=silent)
+
+
+def _view(by: Talk, to: Peer, timeout: float) -> ClusterView:
+    if timeout <= 0:
+        raise MldebugError("there was no time left to ask it")
+    return read(by.ask(to, VIEW, b"", timeout=timeout, most=MAX_VIEW), ClusterView)
+
+
+def _dump(by: Talk, all_: tuple[Peer, ...], order: bytes) -> Report:
+    """Of the first that does it: the runs of a node may have a coordinator each. Each is asked once, for one question is one capture."""
+    until = time.monotonic() + DUMP_DEADLINE
+    errors: list[MldebugError] = []
+    for to in all_:
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            told = by.ask(to, DUMP, order, timeout=left, most=MAX_REPORT)
+            return msgspec.json.decode(told, type=Report)
+        except MldebugError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    whys = list(dict.fromkeys(one.message for one in errors))
+    raise MldebugError("; ".join(whys[:MAX_WHYS]))

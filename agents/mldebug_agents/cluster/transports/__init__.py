@@ -1,0 +1,1 @@
+"""Ways to run one command on many nodes, one file each."""

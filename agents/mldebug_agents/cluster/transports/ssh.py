@@ -1,0 +1,110 @@
+"""By ssh to each node, in a tree where the site has set one up for ClusterShell."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from ClusterShell.Defaults import config_paths
+
+from mldebug.core.errors import ToolError
+from mldebug.core.model import AskedNode
+from mldebug.core.ranksets import unfold_nodes
+from mldebug.core.units import Duration
+from mldebug_agents.cluster.fanout.hints import way_out
+from mldebug_agents.cluster.fanout.messages import Order, Plan, Wanted
+from mldebug_agents.system.spawn import Starter
+
+# behind a person's own options, of which the first counts. A master that stays behind would hold our pipes open; the rest
+# is what an ssh_config may ask for and a capture has no use for.
+PLAIN = "-oControlMaster=no -oClearAllForwardings=yes -oRequestTTY=no -oRemoteCommand=none -oServerAliveInterval=15"
+LATE = 124  # of timeout(1)
+SSH_FAILED = 255
+_SILENT = re.compile(
+    r"No route to host|Connection timed out|timed out during banner|Host is down|Network is unreachable"
+)
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How ssh is called; what ~/.ssh/config says holds, too."""
+
+    ssh: str = "ssh"  # the program
+    options: str = ""  # more of its options: "-i ~/.ssh/cluster -p 2222"
+    fanout: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # connections at once
+    connect_timeout: Annotated[Duration, msgspec.Meta(ge=1)] = 10.0  # then a node is silent
+    # auto: the site's own topology.conf of ClusterShell, where it has one
+    tree: Literal["auto", "none"] | Path = "auto"
+
+
+class Ssh:
+    """Reaches hosts that a person named."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def plan(self, wanted: Wanted, starter: Starter) -> Plan:
+        """One connection for each node."""
+        nodes = unfold_nodes(wanted.target)
+        chosen = self._options
+        order = Order(
+            nodes=nodes,
+            command=remote_command(wanted),
+            timeout=wanted.timeout,
+            fanout=chosen.fanout,
+            connect_timeout=chosen.connect_timeout,
+            ssh=chosen.ssh,
+            ssh_options=f"{chosen.options} {PLAIN}".strip(),
+            topology=self._topology(),
+            python=wanted.python,
+        )
+        return Plan(order=order, nodes=nodes)
+
+    def _topology(self) -> str:
+        """A gateway of the tree is trusted: what it sends is unpickled here. So only the site may name gateways."""
+        if self._options.tree == "auto":
+            return next((p for p in config_paths("topology.conf")[::-1] if os.path.exists(p)), "")
+        if self._options.tree == "none":
+            return ""
+        if not os.path.exists(self._options.tree):
+            raise ToolError(f"there is no {self._options.tree}", "correct transports.ssh.tree")
+        return str(self._options.tree)
+
+    def explain(self, plan: Plan, errors: Iterable[str]) -> Mapping[str, AskedNode]:
+        """Nothing runs here that speaks for all."""
+        return {}
+
+    def ended(self, node: str, code: int, error: str) -> AskedNode:
+        """By ssh's exit code, and its last line."""
+        if code == SSH_FAILED and _SILENT.search(error):
+            return AskedNode(name=node, state="silent", reason=_plain(error, node))
+        return AskedNode(
+            name=node, state="unable", reason=why(code, _plain(error, node)), way_out=way_out(error)
+        )
+
+
+def remote_command(wanted: Wanted) -> str:
+    """The words for a login shell there, whichever it is; it ends by itself even where nobody waits any more."""
+    limit = ("timeout", "-k", "5", f"{wanted.timeout:g}")
+    return shlex.join((*limit, wanted.python, "-m", "mldebug", *wanted.arguments))
+
+
+def why(code: int, error: str) -> str:
+    """How it ended there, in a few words."""
+    if code == LATE:
+        return f"mldebug was not done in time there{f': {error}' if error else ''}"
+    if code == 0:
+        return f"nothing came that mldebug could read{f': {error}' if error else ''}"
+    return error or f"mldebug ended with {code} there, without a word"
+
+
+def _plain(error: str, node: str) -> str:
+    """Without what is different on each node, so that equal reasons fold: `ssh: connect to host a1 port 22: …`."""
+    return re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "it", error)
+
+
+def create(options: Options) -> Ssh:
+    """Build the plugin."""
+    return Ssh(options)

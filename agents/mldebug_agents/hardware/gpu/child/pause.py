@@ -1,0 +1,62 @@
+"""When GPUs are not to be asked, and why: after a failure for a while, and as long as somebody wants them left alone."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from mldebug.core.errors import MldebugError
+from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
+
+RELEASED = "the GPUs are released: nothing reads them for now"
+
+
+class Rest:
+    """Any thread may wish and look; all else is for whoever may ask the child just now. `clock` counts seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._now: tuple[float, MldebugError] | None = None  # until when
+        self._wishes: deque[float] = deque()  # until when, the newest last
+
+    def wish(self, seconds: float) -> None:
+        """Want them left alone for so long; 0: no longer."""
+        self._wishes.append(self._clock() + seconds)
+
+    @property
+    def wished(self) -> bool:
+        """Is a wish not carried out yet?"""
+        return bool(self._wishes)
+
+    @property
+    def released_seconds(self) -> float:
+        """How long they are still left alone because somebody wanted that; 0.0 where nobody did."""
+        with contextlib.suppress(IndexError):
+            return max(0.0, self._wishes[-1] - self._clock())
+        now = self._now
+        if now is None or not isinstance(now[1], GpusReleasedError):
+            return 0.0
+        return max(0.0, now[0] - self._clock())
+
+    def grant(self) -> None:
+        """Carry out all wishes: the last one holds."""
+        while self._wishes:
+            self._now = (self._wishes[0], released())
+            self._wishes.popleft()
+
+    def take(self, seconds: float, error: MldebugError) -> None:
+        """Ask nothing for so long, because of that."""
+        self._now = (self._clock() + seconds, error)
+
+    def check(self) -> None:
+        """Raise while nothing is to be asked."""
+        if self._now is None:
+            return
+        until, error = self._now
+        if self._clock() < until:
+            raise type(error)(error.message, error.way_out)  # a new one: each keeps its traceback
+        self._now = None
+
+
+def released() -> GpusReleasedError:
+    """Say that they are left alone."""
+    return GpusReleasedError(RELEASED)

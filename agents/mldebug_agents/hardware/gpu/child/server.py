@@ -1,0 +1,81 @@
+"""The GPU reader: a child that reads GPUs when asked, one thing at a time, until the agent hangs up.
+
+It is a process of its own because a call into a GPU driver may block for ever or end the process, and because it holds the
+GPUs' device files open: when it ends, they are free for a reset.
+"""
+
+import contextlib
+import resource
+import socket
+from typing import Protocol
+
+import msgspec
+
+from mldebug.core.plugins import load
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug_agents.hardware.gpu.child.messages import Incoming, Reply, Request, send
+from mldebug_agents.hardware.gpu.child.vendor_errors import (
+    DriverGoneError,
+    MissingLibraryError,
+)
+
+
+class Vendor(Protocol):
+    """What a plugin of the room `gpus` creates."""
+
+    def watch(self) -> NodeWatch:
+        """Read what moves."""
+        ...
+
+    def full(self) -> NodeGpus:
+        """Read everything."""
+        ...
+
+    def leave_alone(self, these: tuple[HandsOff, ...]) -> None:
+        """Touch none of these GPUs for as long as each says, from now on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all device files."""
+        ...
+
+
+def serve(link: socket.socket) -> None:
+    """Answer requests; ends when the other side hangs up."""
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, 0)
+    )  # a library that crashes must not fill the disk
+    vendors: dict[str, Vendor] = {}
+    incoming = Incoming(link)
+    with contextlib.suppress(OSError):
+        while True:
+            request = msgspec.json.decode(incoming.receive(), type=Request)
+            send(link, answer(request, vendors))
+    for vendor in vendors.values():
+        vendor.close()
+
+
+def answer(request: Request, vendors: dict[str, Vendor]) -> Reply:
+    """Read what is wanted; never raises for what a driver does."""
+    number = request.number
+    try:
+        vendor = _vendor(request, vendors)
+        vendor.leave_alone(request.hands_off)
+        if request.wanted == "watch":
+            return Reply(number=number, watch=vendor.watch())
+        return Reply(number=number, full=vendor.full())
+    except MissingLibraryError as error:
+        return Reply(number=number, trouble="no_library", reason=str(error))
+    except DriverGoneError as error:
+        return Reply(number=number, trouble="driver_gone", reason=str(error))
+    except Exception as error:  # noqa: BLE001 - a defect of ours must not look like a crash of the driver
+        return Reply(number=number, trouble="broken", reason=f"{type(error).__name__}: {error}")
+
+
+def _vendor(request: Request, vendors: dict[str, Vendor]) -> Vendor:
+    if request.vendor not in vendors:
+        module = load("gpus", request.vendor)
+        options = msgspec.json.decode(request.options, type=module.Options)
+        vendors[request.vendor] = module.create(options)
+    return vendors[request.vendor]

@@ -1,0 +1,75 @@
+"""A child that does not answer: where it sits, whether it may be ended, and how that is told."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError
+from mldebug_agents.hardware.gpu.child.messages import NAME
+from mldebug_agents.system import procfs
+from mldebug_agents.system.child.gpu_driver import inside_gpu_driver
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Worker
+
+HOPELESS = 120.0  # seconds after which a child that hangs outside the kernel is ended
+SAMPLE = 0.2  # seconds over which the CPU time of one that runs is looked at
+REBOOT = "look for Xid lines in the kernel log; a node whose driver hangs needs a reboot"
+
+
+def state_of(host: Host, worker: Worker) -> str:
+    """D while it sits in the kernel (it has one thread); "" where that cannot be told."""
+    stat = host.brief(worker.pid) if worker.pid else None
+    return stat.state if stat else ""
+
+
+def sits(host: Host, worker: Worker) -> bool:
+    """Whether it waits in the kernel: in state D, or in a call on a GPU."""
+    inside = worker.pid is not None and inside_gpu_driver(worker.pid, Path(host.proc))
+    return inside or state_of(host, worker) == "D"
+
+
+def may_be_ended(host: Host, worker: Worker, waited: float) -> bool:
+    """Whether it hangs for long, and where to end it does no harm: not in the kernel."""
+    if waited <= HOPELESS or worker.pid is None or sits(host, worker):
+        return False
+    state = state_of(host, worker)
+    return _computes(host, worker.pid) if state == "R" else bool(state)
+
+
+def _computes(host: Host, pid: int) -> bool:
+    """Of one that runs: does it spend its time in the library, and not in the kernel?"""
+    before = _ticks(host, pid)
+    time.sleep(SAMPLE)
+    after = _ticks(host, pid)
+    return after[0] - before[0] > after[1] - before[1]
+
+
+def _ticks(host: Host, pid: int) -> tuple[int, int]:
+    """User and system time; zeros where that cannot be told."""
+    words = host.text(pid, "stat").rpartition(")")[2].split()
+    return (int(words[11]), int(words[12])) if len(words) > 12 else (0, 0)
+
+
+def blocked(host: Host, worker: Worker, waited: float) -> GpuBlockedError:
+    """Say that it has not answered for so many seconds, and where it sits."""
+    where = f"state {state_of(host, worker) or 'unknown'}"
+    wchan = procfs.parse_wchan(host.text(worker.pid, "wchan")) if worker.pid else ""
+    where += f", waits in {wchan}" if wchan else ""
+    return GpuBlockedError(
+        f"the GPU reader has not answered for {waited:.0f} s (pid {worker.pid}, {where}):"
+        " a call into the GPU driver does not come back",
+        REBOOT,
+    )
+
+
+def still_there(worker: Worker) -> GpuBlockedError:
+    """Say why no other one is started: it would sit in the same place."""
+    told = f"an earlier GPU reader (pid {worker.pid}) still sits in a call into the GPU driver"
+    return GpuBlockedError(told, REBOOT)
+
+
+def as_leftovers(host: Host, workers: Iterable[Worker]) -> tuple[Leftover, ...]:
+    """Those of them that live, as a later agent must know them."""
+    found = [host.brief(one.pid) for one in workers if one.pid]
+    return tuple(Leftover(one.pid, one.start_ticks, f"{NAME}: {one.name}") for one in found if one)

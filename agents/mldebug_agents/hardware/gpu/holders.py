@@ -1,0 +1,75 @@
+"""Which GPUs a rank's process holds, as its open files and its environment tell: the input of the join.
+
+Runs in a worker thread. The environment is read once per process, through the reader child: at hang time it may block.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from mldebug.core.model import RankIdentity
+from mldebug.hardware.gpu.rank_join import RankProcess
+from mldebug.hardware.gpu.visible_devices import VARIABLES
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+
+MAX_RANKS = 256
+MAX_FILES = 8192  # open files of one process that are looked at
+MAX_ENVIRONMENT = 1 << 20
+_DEVICE = re.compile(r"/dev/nvidia(\d{1,4})$")
+
+Process = tuple[int, int]  # pid and start
+
+
+class Holders:
+    """Keep one: it remembers environments."""
+
+    def __init__(self, host: Host, reader: Reader) -> None:
+        self._host, self._reader = host, reader
+        self._known: dict[Process, dict[str, str]] = {}
+
+    def look(self, ranks: Iterable[RankIdentity]) -> tuple[RankProcess, ...]:
+        """What is known of these ranks; one that is gone has neither files nor environment."""
+        present = list(ranks)[:MAX_RANKS]
+        here = {(one.pid, one.start_ticks) for one in present}
+        self._known = {key: told for key, told in self._known.items() if key in here}
+        return tuple(
+            RankProcess(
+                rank=one.rank,
+                pid=one.pid,
+                start_ticks=one.start_ticks,
+                local_rank=one.local_rank,
+                open_minors=self._minors(one.pid),
+                environment=self._environment(one),
+            )
+            for one in present
+        )
+
+    def _minors(self, pid: int) -> tuple[int, ...] | None:
+        folder = f"{self._host.proc}/{pid}/fd"
+        try:
+            names = os.listdir(folder)[:MAX_FILES]
+        except OSError:
+            return None
+        return tuple(sorted({minor for name in names for minor in _minor(f"{folder}/{name}")}))
+
+    def _environment(self, rank: RankIdentity) -> dict[str, str] | None:
+        key = (rank.pid, rank.start_ticks)
+        if key not in self._known:
+            path = f"{self._host.proc}/{rank.pid}/environ"
+            told = self._reader.read_many((path,), max_bytes=MAX_ENVIRONMENT)[path]
+            if not isinstance(told, bytes):
+                return None
+            everything = procfs.parse_environ(told)
+            self._known[key] = {one: everything[one] for one in VARIABLES if one in everything}
+        return self._known[key]
+
+
+def _minor(link: str) -> Iterator[int]:
+    try:
+        match = _DEVICE.match(os.readlink(link))
+    except OSError:
+        return
+    if match:
+        yield int(match[1])

@@ -1,0 +1,134 @@
+"""What the GPUs of each run do, look by look: the hang fingerprint, with a memory that survives the agent.
+
+Belongs to the main loop's thread.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+
+from mldebug.core.model import Role
+from mldebug.hardware.gpu.fingerprint import Fingerprint, RunLevels
+from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.readings import NodeWatch
+from mldebug.hardware.gpu.samples import GpuSign, RankSign, sign_of
+from mldebug.hardware.gpu.sentences import sentence
+from mldebug.stall.checkpoint_writes import Writes
+from mldebug.stall.signals import RankLook
+from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.watch.job_watch import JobLook
+
+MEMO = "gpus/"  # and the job's id: the name of what is remembered of a run
+
+
+class _Before(msgspec.Struct):
+    """What the next look at a run is compared with."""
+
+    looked: bool = False
+    step: int | None = None
+    writes: dict[int, Writes] = {}  # by rank
+
+
+class Levels:
+    """The fingerprints of all runs."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._runs: dict[str, RunLevels] = {}
+        self._prints: dict[str, Fingerprint] = {}
+        self._before: dict[str, _Before] = {}
+
+    def complete(self, look: JobLook, watch: NodeWatch, joined: Joined) -> JobLook:
+        """A look, with what the device of each rank does; `watch` is not older than the look before."""
+        told = self._tell(look, watch, joined)
+        if told is None:
+            return look
+        ranks = tuple(_with_progress(one, told) for one in look.look.ranks)
+        return msgspec.structs.replace(look, look=msgspec.structs.replace(look.look, ranks=ranks))
+
+    def sentence(self, job_id: str) -> str:
+        """What the GPUs of a run did at the last look, in one sentence; "" where nothing is known."""
+        told = self._prints.get(job_id)
+        return sentence(told) if told else ""
+
+    def states(self, job_id: str) -> Fingerprint | None:
+        """The fingerprint of a run at the last look; None where nothing is known."""
+        return self._prints.get(job_id)
+
+    def store(self) -> None:
+        """Have the newest of everything stored."""
+        for job_id, levels in self._runs.items():
+            self._memory.remember(MEMO + job_id, msgspec.json.encode(levels))
+
+    def keep_only(self, job_ids: Collection[str]) -> None:
+        """Forget all other runs."""
+        self._runs = {one: levels for one, levels in self._runs.items() if one in job_ids}
+        self._prints = {one: told for one, told in self._prints.items() if one in job_ids}
+        self._before = {one: told for one, told in self._before.items() if one in job_ids}
+        for name in self._memory.memos(MEMO):
+            if name.removeprefix(MEMO) not in job_ids:
+                self._memory.remember(name, b"")
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _tell(self, look: JobLook, watch: NodeWatch, joined: Joined) -> Fingerprint | None:
+        before = self._prints.get(look.job.id)
+        if before is not None and before.at >= watch.at:
+            return before  # nothing new was read since
+        ranks = _rank_signs(look, self._before.setdefault(look.job.id, _Before()))
+        signs = tuple(_signs(ranks, watch, joined))
+        if not signs:
+            self._prints.pop(look.job.id, None)
+            return None
+        levels = self._levels(look.job.id)
+        told = self._prints[look.job.id] = levels.look(watch.at, signs, look.job.world_size)
+        return told
+
+    def _levels(self, job_id: str) -> RunLevels:
+        if job_id not in self._runs:
+            stored = self._memory.memo(MEMO + job_id)
+            self._runs[job_id] = _decoded(stored) if stored else RunLevels()
+        return self._runs[job_id]
+
+
+def _decoded(stored: bytes) -> RunLevels:
+    """What another version stored is no reason to fail."""
+    try:
+        return msgspec.json.decode(stored, type=RunLevels)
+    except msgspec.MsgspecError:
+        return RunLevels()
+
+
+def _rank_signs(seen: JobLook, before: _Before) -> dict[int, RankSign]:
+    """What is known of each rank beside its GPU. Steps are the job's: where it makes one, all its ranks do."""
+    stepping = None
+    if before.looked and seen.step is not None:
+        stepping = seen.step != before.step
+    before.looked, before.step = True, seen.step
+    return {
+        one.rank: RankSign(
+            rank=one.rank,
+            stepping=stepping,
+            written_bytes_per_second=_rate(one, seen.look.at, before.writes),
+            waiting=None if one.role is None else one.role is Role.WAITING,
+        )
+        for one in seen.look.ranks
+    }
+
+
+def _rate(rank: RankLook, now: float, known: dict[int, Writes]) -> float | None:
+    return known.setdefault(rank.rank, Writes()).take(now, rank.written_bytes)
+
+
+def _signs(ranks: Mapping[int, RankSign], watch: NodeWatch, joined: Joined) -> Iterator[GpuSign]:
+    """One sign for each GPU that a rank of the run uses: of several ranks the first."""
+    gpus = {one.uuid: one for one in watch.gpus}
+    for one in joined.ranks:
+        gpu = gpus.pop(one.uuid, None)
+        if gpu is not None:
+            yield sign_of(gpu, rank=ranks.get(one.rank) or RankSign(rank=one.rank))
+
+
+def _with_progress(rank: RankLook, told: Fingerprint) -> RankLook:
+    gpu = told.of_rank(rank.rank)
+    return rank if gpu is None else msgspec.structs.replace(rank, device_progress=gpu.progress)

@@ -1,0 +1,175 @@
+"""The GPUs of the node as the main loop knows them: the newest reads, who works on them, how they are, which are missing.
+
+Belongs to the main loop's thread. A value whose read failed is absent, never old.
+"""
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from mldebug.core.model import Fault, Job
+from mldebug.hardware.gpu.expected import ExpectedGpus, GpuCount
+from mldebug.hardware.gpu.positions import remembering
+from mldebug.hardware.gpu.rank_gpus import Samples, with_looks
+from mldebug.hardware.gpu.rank_join import Joined
+from mldebug.hardware.gpu.readings import (
+    GpuEvent,
+    GpuReading,
+    LostGpu,
+    NodeGpus,
+    NodeWatch,
+    ecc_count,
+)
+from mldebug.hardware.health.faults import as_sure, faults_of_count, faults_of_memory
+from mldebug.hardware.health.gpu_rules import gpu_health
+from mldebug.hardware.health.model import Health
+from mldebug.hardware.health.new_errors import ErrorCount, NewErrors
+from mldebug.hardware.health.thresholds import Thresholds
+from mldebug_agents.hardware.gpu.reads import GpuNews
+from mldebug_agents.state.key_value_store import Memory
+
+log = logging.getLogger("mldebug")
+
+EXPECTED = "expected_gpus"  # the name of what is remembered
+MAX_FAULTS = 64
+
+
+class GpuBoard:
+    """Takes the news of the GPU worker."""
+
+    def __init__(self, memory: Memory, node: str) -> None:
+        self._memory = memory
+        self._node = node
+        self._expected: ExpectedGpus | None = None  # until what is remembered can be read
+        self.watch: NodeWatch | None = None
+        self.full: NodeGpus | None = None
+        self.count: GpuCount | None = None
+        self.health: tuple[Health, ...] = ()
+        self.samples: Samples = {}  # the newest looks at each GPU
+        self._before: NodeGpus | None = None  # the last full read that went well
+        self._joined: dict[str, Joined] = {}  # also of GPUs that are lost since
+        self._errors: dict[str, ErrorCount] = {}  # of memory, by uuid
+        self._faults: dict[str, list[Fault]] = {}  # of memory, by job
+
+    def told(self, news: GpuNews, limits: Thresholds, configured: int | None) -> None:
+        """A read went well."""
+        if news.full is None:
+            self.watch = news.watch
+            self.samples = with_looks(self.samples, news.watch)
+            return
+        self.full = news.full
+        for job_id, joined in news.joined.items():
+            before = self._joined.get(job_id)
+            self._joined[job_id] = remembering(joined, before, {one.uuid for one in news.full.gpus})
+        self._count(news, configured)
+        self._compare(news.full, limits)
+        self._before = news.full
+
+    def failed(self, *, full: bool) -> None:
+        """A read did not go well: what was read before is told no longer."""
+        if full:
+            self.full, self.count, self.health = None, None, ()
+        else:
+            self.watch, self.samples = None, {}
+
+    def joined(self, job_id: str) -> Joined:
+        """Who works on which GPU."""
+        return self._joined.get(job_id) or Joined()
+
+    def knows(self, job: Job) -> bool:
+        """Is the GPU of each of its ranks known by more than a convention? A rank that starts has no process on it yet."""
+        known = {one.rank for one in self.joined(job.id).ranks if one.sure}
+        return all(one.rank in known for one in job.ranks)
+
+    def events(self) -> tuple[GpuEvent, ...]:
+        """What the driver told at the last watch read."""
+        return self.watch.events if self.watch else ()
+
+    def lost(self) -> tuple[LostGpu, ...]:
+        """GPUs that did not answer at the last read."""
+        newest = self.watch or self.full
+        return newest.lost if newest else ()
+
+    def faults(self, job_id: str) -> tuple[Fault, ...]:
+        """GPUs that are missing, and memory that failed, under the ranks of a run."""
+        missing = faults_of_count(self.count, self._ranks(job_id), self._node) if self.count else ()
+        return as_sure((*self._faults.get(job_id, ()), *missing), self.joined(job_id).guessed())
+
+    def concerning(self, job_id: str, faults: Iterable[Fault]) -> tuple[Fault, ...]:
+        """Leave out GPUs on which none of a run's ranks works, where it is known on which they do.
+
+        One on which the driver counts a rank's process stays, though the rank's own is another.
+        """
+        joined = self.joined(job_id)
+        sure = bool(joined.ranks) and not joined.unknown
+        also = {uuid for one in joined.ranks for uuid in one.also}
+        return tuple(
+            one
+            for one in faults
+            if one.rank is not None or not sure or one.uuid in also or not (one.uuid or one.bus_id)
+        )
+
+    def keep_only(self, job_ids: set[str]) -> None:
+        """Forget all other runs."""
+        self._joined = {one: told for one, told in self._joined.items() if one in job_ids}
+        self._faults = {one: told for one, told in self._faults.items() if one in job_ids}
+
+    def accept(self) -> int | None:
+        """The GPUs that are there now are all that there should be: how many, or None where that is not known now."""
+        if self._expected is None or self.full is None or not self.full.gpus:
+            return None
+        self._expected.accept(self.full)
+        self._memory.remember(EXPECTED, msgspec.json.encode(self._expected))
+        here = len(self.full.gpus)
+        self.count = GpuCount(present=here, expected=here)
+        log.warning("GPUs: the %d that are there now are all that there should be", here)
+        return here
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _ranks(self, job_id: str) -> dict[str, tuple[int, ...]]:
+        joined = self.joined(job_id)
+        return {one.uuid: joined.on_gpu(one.uuid) for one in joined.ranks}
+
+    def _compare(self, now: NodeGpus, limits: Thresholds) -> None:
+        before = {one.uuid: one for one in self._before.gpus} if self._before else {}
+        seconds = now.at - self._before.at if self._before else 0.0
+        told: list[Health] = []
+        for gpu in now.gpus:
+            once_up = self._expected.links_once_up(gpu.uuid) if self._expected else ()
+            told += gpu_health(gpu, before.get(gpu.uuid), seconds, limits, once_up)
+            count = ecc_count(gpu, "uncorrected", "total", "volatile")
+            new = self._errors.setdefault(gpu.uuid, ErrorCount()).see(count, now.at)
+            self._note_memory(gpu, new)
+        self.health = tuple(told)
+        here = {one.uuid for one in now.gpus} | {one.uuid for one in now.lost}
+        self._errors = {uuid: one for uuid, one in self._errors.items() if uuid in here}
+
+    def _note_memory(self, gpu: GpuReading, new: tuple[NewErrors, ...]) -> None:
+        """What only the read before told is told again by this one, or was wrong."""
+        for job_id in self._joined:
+            known = self._faults.get(job_id, [])
+            known = [one for one in known if one.confirmed or one.uuid != gpu.uuid]
+            known += faults_of_memory(gpu, new, self._ranks(job_id), self._node)
+            self._faults[job_id] = known[-MAX_FAULTS:]
+
+    def _count(self, news: GpuNews, configured: int | None) -> None:
+        if self._expected is None:
+            if not self._memory.opened:
+                return
+            self._expected = _expected(self._memory.memo(EXPECTED))
+        if news.full is None:
+            return
+        self.count = self._expected.look(news.full, view=news.view, configured=configured)
+        for line in self.count.news:
+            log.warning("GPUs: %s", line)
+        self._memory.remember(EXPECTED, msgspec.json.encode(self._expected))
+
+
+def _expected(stored: bytes) -> ExpectedGpus:
+    """What another version stored is no reason to fail."""
+    try:
+        return msgspec.json.decode(stored, type=ExpectedGpus) if stored else ExpectedGpus()
+    except msgspec.MsgspecError:
+        return ExpectedGpus()

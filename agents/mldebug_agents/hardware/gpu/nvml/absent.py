@@ -1,0 +1,137 @@
+"""GPUs that are not asked now and why, and those that were there and are listed no longer: by number, as NVML counts them."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, why
+from mldebug.hardware.gpu.positions import as_nvml
+from mldebug.hardware.gpu.readings import UNLISTED, LostGpu
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug_agents.hardware.gpu.nvml.calls import Device
+
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost is left alone
+
+
+class _Lost(msgspec.Struct):
+    """A GPU that does not answer, and when to try again."""
+
+    told: LostGpu
+    until: float
+    pause: float
+
+
+class Absent:
+    """Remembers as long as the reader lives. `clock` counts seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lost: dict[int, _Lost] = {}
+        self._seen: dict[str, LostGpu] = {}  # uuid -> how it would be told, were it missing
+        self._at: dict[int, str] = {}  # index -> uuid, as long as the driver is the same
+
+    def note(self, device: Device) -> None:
+        """It has told who it is. One that was put aside under its address was another."""
+        self._at[device.index] = device.uuid
+        self._seen[device.uuid] = LostGpu(
+            index=device.index,
+            uuid=device.uuid,
+            bus_id=device.bus_id,
+            reason="it was there, and the driver does not list it any more",
+            code=UNLISTED,
+        )
+        self._lost = {
+            index: one
+            for index, one in self._lost.items()
+            if index == device.index or one.told.bus_id != device.bus_id
+        }
+
+    def answers(self, index: int) -> None:
+        """It was read."""
+        self._lost.pop(index, None)
+
+    def lose(self, index: int, reason: str, code: str) -> None:
+        """Leave it alone ever longer: a GPU in trouble is not helped by questions."""
+        before = self._lost.get(index)
+        pause = min(LONGEST_PAUSE, before.pause * 2) if before else FIRST_PAUSE
+        self._put_aside(index, reason, code, pause)
+
+    def leave_alone(self, index: int, xid: int) -> None:
+        """Touch it no more for a while from now on, whatever was said of it before."""
+        before = self._lost.get(index)
+        self._forbid(index, xid, max(PAUSE, before.pause if before else 0.0))
+
+    def obey(self, these: Iterable[HandsOff], count: int) -> tuple[int, ...]:
+        """Put aside what the kernel's log forbids to touch; returns their numbers, of `count` that the driver lists.
+
+        One that is not here, or cannot be found, changes nothing.
+        """
+        found = [(self._index(one, count), one) for one in these]
+        for index, one in found:
+            if index is not None:
+                left = max(one.seconds, self._left(index))
+                if left > self._left(index) or not self.forbidden(index):
+                    self._forbid(index, one.xid, left, one.bus_id)
+        return tuple(index for index, _ in found if index is not None)
+
+    def rests(self, index: int) -> bool:
+        """Is it not to be asked now?"""
+        return self._left(index) > 0
+
+    def forbidden(self, index: int) -> bool:
+        """Is it so because of an Xid?"""
+        lost = self._lost.get(index)
+        return lost is not None and lost.told.code.startswith(CODE) and self.rests(index)
+
+    @property
+    def silent(self) -> bool:
+        """Are there some, and may all of them be asked by a new start of the library?"""
+        return bool(self._lost) and not any(map(self.forbidden, self._lost))
+
+    def forgive(self) -> None:
+        """The library was started anew: all may be asked but for those that an Xid forbids to touch."""
+        self._lost = {index: one for index, one in self._lost.items() if self.forbidden(index)}
+
+    def renumber(self) -> None:
+        """The driver lists another number of GPUs: nothing holds that is known by their numbers."""
+        self._at.clear()
+        self._lost.clear()
+
+    def told(self, count: int) -> tuple[LostGpu, ...]:
+        """Those that did not answer at the last read, and those that were there before and are not listed now."""
+        here = {self._at.get(index) for index in range(count)}
+        missing = [one for uuid, one in self._seen.items() if uuid not in here]
+        lost = [self._lost[index].told for index in sorted(self._lost)]
+        if len(missing) == 1 and [one.uuid for one in lost] == [""]:  # it is that one
+            told = lost.pop()
+            missing = [msgspec.structs.replace(missing[0], reason=told.reason, code=told.code)]
+        return (*lost, *missing)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _left(self, index: int) -> float:
+        lost = self._lost.get(index)
+        return max(0.0, lost.until - self._clock()) if lost else 0.0
+
+    def _index(self, one: HandsOff, count: int) -> int | None:
+        """Its number: as it told it itself, or, before it was ever asked, as it stands in the row of all."""
+        numbers = {bus_id(lost.told.bus_id): index for index, lost in self._lost.items()}
+        numbers |= {bus_id(self._seen[uuid].bus_id): index for index, uuid in self._at.items()}
+        numbers.pop("", None)
+        if one.bus_id in numbers:
+            return numbers[one.bus_id]
+        unknown = one.of == count and one.place not in numbers.values()
+        return one.place if unknown else None
+
+    def _forbid(self, index: int, xid: int, seconds: float, address: str = "") -> None:
+        self._put_aside(index, why(xid, time.time() + seconds), f"{CODE}{xid}", seconds)
+        aside = self._lost[index]
+        aside.pause = max(PAUSE, seconds)
+        if not aside.told.bus_id:
+            aside.told = msgspec.structs.replace(aside.told, bus_id=as_nvml(address))
+
+    def _put_aside(self, index: int, reason: str, code: str, pause: float) -> None:
+        seen = self._seen.get(self._at.get(index, "")) or LostGpu(index=index, reason="")
+        told = msgspec.structs.replace(seen, reason=reason, code=code)
+        self._lost[index] = _Lost(told, self._clock() + pause, pause)

@@ -1,0 +1,125 @@
+"""The one place that calls the library: it counts, converts and catches."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+from mldebug_agents.hardware.gpu.child.vendor_errors import DriverGoneError
+from mldebug_agents.hardware.gpu.nvml.errors import (
+    DRIVER_GONE,
+    LOST,
+    UNKNOWN,
+    UNSUPPORTED,
+    DeviceLostError,
+    in_words,
+)
+
+T = TypeVar("T")
+MAX_TOLD = 64  # metrics that a reading says it could not read
+TURN = 20  # full reads: every 10 minutes as shipped
+
+
+class Device:
+    """One GPU as long as its handle is good. `unsupported`: what was asked once and need not be asked again."""
+
+    def __init__(self, index: int, handle: Any) -> None:
+        self.index = index
+        self.handle = handle
+        self.uuid = ""
+        self.bus_id = ""
+        self.unsupported: dict[tuple[object, ...], str] = {}  # function and arguments -> metric
+        self.kept: dict[str, Any] = {}  # what was asked before and holds
+        self.reads = -1  # number of the full read, from 0
+
+    def turn(self, number: int, every: int = TURN) -> bool:
+        """Is it the turn of what is asked at one full read of so many? `number` spreads them; the first read asks all."""
+        return self.reads <= 0 or (self.reads + number) % every == 0
+
+
+class Ask:
+    """Questions to one GPU in one read. A value that cannot be had is None, and its metric is noted here."""
+
+    def __init__(self, nvml: ModuleType, device: Device) -> None:
+        self.nvml = nvml
+        self.device = device
+        self.unreadable: dict[str, str] = {}
+        self.answers = 0
+
+    def __call__(
+        self, metric: str, function: str, *arguments: Any, to: Callable[[Any], T] = lambda x: x
+    ) -> T | None:
+        """Call `function(handle, *arguments)`; raises only `DeviceLostError` and `DriverGoneError`."""
+        key = (function, *(one for one in arguments if isinstance(one, int | tuple)))
+        call = getattr(self.nvml, function, None)
+        if call is None:  # a pynvml that is older than the metric
+            self.device.unsupported[key] = metric
+        if key in self.device.unsupported:
+            return None
+        try:
+            value = call(self.device.handle, *arguments) if call else None
+            self.answers += 1
+            return to(value)
+        except self.nvml.NVMLError as error:
+            self._failed(metric, key, int(error.value))
+        except (ValueError, TypeError, AttributeError) as error:
+            self.note(metric, str(error))
+        return None
+
+    def keep(
+        self, metric: str, function: str, *arguments: Any, to: Callable[[Any], T] = lambda x: x
+    ) -> T | None:
+        """Ask once and remember, for what cannot change while the driver is loaded."""
+        name = f"{metric} {arguments}"
+        if name not in self.device.kept:
+            value = self(metric, function, *arguments, to=to)
+            if value is None:
+                return None
+            self.device.kept[name] = value
+        kept: T = self.device.kept[name]
+        return kept
+
+    def seldom(
+        self,
+        metric: str,
+        function: str,
+        *,
+        to: Callable[[Any], T] = lambda x: x,
+        every: int = TURN,
+    ) -> T | None:
+        """Ask at one full read of so many and remember between, for what is dear or moves slowly; what failed is asked again."""
+        if metric not in self.device.kept or self.device.turn(self.device.index, every):
+            self.device.kept[metric] = self(metric, function, to=to)
+        kept: T | None = self.device.kept[metric]
+        if kept is None:
+            del self.device.kept[metric]
+        return kept
+
+    def convert(self, metric: str, value: Any, to: Callable[[Any], T]) -> T | None:
+        """Take a part of an answer to base units."""
+        try:
+            return None if value is None else to(value)
+        except (ValueError, TypeError) as error:
+            self.note(metric, str(error))
+            return None
+
+    def note(self, metric: str, reason: str) -> None:
+        """Say why a metric is missing."""
+        if len(self.unreadable) < MAX_TOLD:
+            self.unreadable[metric] = reason[:200]
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """Metrics that this GPU or driver does not know, sorted."""
+        return tuple(sorted(set(self.device.unsupported.values())))[:MAX_TOLD]
+
+    def _failed(self, metric: str, key: tuple[object, ...], code: int) -> None:
+        if code in LOST:
+            raise DeviceLostError(code)
+        if code in DRIVER_GONE:
+            raise DriverGoneError(in_words(code))
+        if code in UNSUPPORTED:
+            self.device.unsupported[key] = metric
+            return
+        self.note(metric, in_words(code))
+        if code == UNKNOWN and not self.answers and len(self.unreadable) >= 3:
+            raise DeviceLostError(code)  # three times nothing but that: it will not get better

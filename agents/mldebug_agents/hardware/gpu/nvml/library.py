@@ -1,0 +1,132 @@
+"""The library itself: load it, start it, start it again after the driver was, and keep the handles of the GPUs."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from functools import cached_property
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from mldebug_agents.hardware.gpu.child.vendor_errors import (
+    DriverGoneError,
+    MissingLibraryError,
+)
+from mldebug_agents.hardware.gpu.nvml import bounds
+from mldebug_agents.hardware.gpu.nvml.calls import Ask, Device
+from mldebug_agents.hardware.gpu.nvml.errors import (
+    DRIVER_GONE,
+    LOST,
+    UNKNOWN,
+    DeviceLostError,
+    in_words,
+)
+
+LIBRARY = "libnvidia-ml.so.1"
+NO_PYNVML = "the package nvidia-ml-py is not installed"
+
+
+class Library:
+    """One use of the library at `path` (a name is searched for as the dynamic linker does)."""
+
+    def __init__(self, path: str = LIBRARY) -> None:
+        self._path = path
+        self._running = False
+        self._devices: dict[int, Device] = {}
+        self.on_stop: list[Callable[[], None]] = []
+
+    @cached_property
+    def nvml(self) -> ModuleType:
+        """The binding, imported when it is needed first; raises MissingLibraryError."""
+        try:
+            return import_module("pynvml")
+        except ImportError:
+            raise MissingLibraryError(NO_PYNVML) from None
+
+    def start(self) -> None:
+        """Load and initialise; raises MissingLibraryError or DriverGoneError. Opens the GPUs' device files."""
+        if self._running:
+            return
+        _load(self.nvml, self._path)
+        try:
+            self.nvml.nvmlInitWithFlags(0)
+        except self.nvml.NVMLError as error:
+            if int(error.value) == 13:  # older than that function
+                raise MissingLibraryError(f"{self._path} has no nvmlInitWithFlags") from None
+            raise DriverGoneError(in_words(int(error.value))) from None
+        self._running = True
+
+    def stop(self) -> None:
+        """Close all device files; a driver that is gone does not mind."""
+        for one in self.on_stop:
+            one()
+        self._devices.clear()
+        if self._running:
+            self._running = False
+            with contextlib.suppress(self.nvml.NVMLError):
+                self.nvml.nvmlShutdown()
+
+    def restart(self) -> None:
+        """Start anew: the driver was unloaded or loaded again."""
+        self.stop()
+        self.start()
+
+    def count(self) -> int:
+        """GPUs that the driver counts: in a container, those that it was given."""
+        count: int = self._call("nvmlDeviceGetCount", to=bounds.small)
+        return count
+
+    def versions(self) -> tuple[str, str]:
+        """Driver and library version; "" where they are not told."""
+        return self._told("nvmlSystemGetDriverVersion"), self._told("nvmlSystemGetNVMLVersion")
+
+    def device(self, index: int) -> Device:
+        """The GPU by that number, with its handle; raises DeviceLostError or DriverGoneError."""
+        if index not in self._devices:
+            handle = self._call("nvmlDeviceGetHandleByIndex", index)
+            device = Device(index, handle)
+            ask = Ask(self.nvml, device)
+            device.uuid = ask("uuid", "nvmlDeviceGetUUID", to=bounds.words) or ""
+            info = ask("bus_id", "nvmlDeviceGetPciInfo")
+            device.bus_id = bounds.words(info.busId) if info is not None else ""
+            if not ask.answers:
+                raise DeviceLostError(UNKNOWN)
+            device.uuid = device.uuid or f"bus-{device.bus_id}"
+            self._devices[index] = device
+        return self._devices[index]
+
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs whose handles are good."""
+        return tuple(self._devices.values())
+
+    def forget(self, index: int) -> None:
+        """Ask for the handle anew the next time."""
+        self._devices.pop(index, None)
+
+    def _call(self, function: str, *arguments: Any, to: Callable[[Any], Any] = lambda x: x) -> Any:
+        try:
+            return to(getattr(self.nvml, function)(*arguments))
+        except self.nvml.NVMLError as error:
+            code = int(error.value)
+            if arguments and code not in DRIVER_GONE:
+                raise DeviceLostError(code) from None
+            raise DriverGoneError(in_words(code if code not in LOST else UNKNOWN)) from None
+        except ValueError as error:
+            raise MissingLibraryError(f"{function}: {error}") from None
+
+    def _told(self, function: str) -> str:
+        with contextlib.suppress(self.nvml.NVMLError, ValueError, AttributeError):
+            return bounds.words(getattr(self.nvml, function)())
+        return ""
+
+
+def _load(nvml: Any, path: str) -> None:
+    """Hand pynvml the library of that path; by itself it knows only the default name."""
+    if getattr(nvml.nvmlLib, "_name", None) == path:
+        return
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise MissingLibraryError(f"{path} cannot be loaded: {error}") from None
+    nvml.nvmlLib = library
+    nvml._nvmlGetFunctionPointer_cache.clear()

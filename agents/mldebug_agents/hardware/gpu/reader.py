@@ -1,0 +1,287 @@
+"""GPUs of this node, read by a child that may hang or crash without harm: it is watched, and never killed inside a driver.
+
+A child that does not answer is left where it is, and nothing else touches the GPUs meanwhile: a second one would hang in the
+same place. When it answers after all it is used again. Only one that hangs outside the kernel is ended and replaced.
+"""
+
+import contextlib
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from mldebug.core.errors import MldebugError
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.readings import GpuEvent, NodeGpus, NodeWatch
+from mldebug_agents.hardware.gpu.child import stuck
+from mldebug_agents.hardware.gpu.child.crash_budget import WINDOW, CrashBudget, died_too_often
+from mldebug_agents.hardware.gpu.child.errors import (
+    GpuCrashedError,
+    GpuDriverError,
+    NoGpuLibraryError,
+)
+from mldebug_agents.hardware.gpu.child.messages import (
+    NAME,
+    Incoming,
+    Reply,
+    Request,
+    Wanted,
+    send,
+)
+from mldebug_agents.hardware.gpu.child.pause import Rest, released
+from mldebug_agents.hardware.gpu.child.reaping import Parting
+from mldebug_agents.hardware.gpu.child.starter import WorkerStarter
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.spawn import Worker
+
+FIRST_DEADLINE = 60.0  # seconds: the driver may load firmware when the first handle is opened
+DEADLINE = 10.0
+DRIVER_AGAIN = 30.0  # seconds until a driver that is gone is looked for again
+LIBRARY_AGAIN = 300.0  # seconds until a library that was not there is looked for again
+NO_GPUS = "install the driver's management library, or ignore this on a node without GPUs"
+DIED = "the GPU reader has died in the vendor's library; a new one is tried"
+LATE = 0.001  # seconds: a reply that is late is taken, not waited for
+
+T = TypeVar("T")
+
+
+class Gpus:
+    """All GPUs of one vendor. Any thread may call; calls take turns. `clock` counts seconds."""
+
+    def __init__(
+        self,
+        starter: WorkerStarter,
+        host: Host,
+        vendor: str = "nvidia",
+        options: msgspec.Struct | None = None,
+        *,
+        deadline: float = DEADLINE,
+        first_deadline: float = FIRST_DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`options`: of the vendor's plugin. Deadlines in seconds: of one read, and of the first one of each child."""
+        self._starter, self._host, self._clock = starter, host, clock
+        self._vendor = vendor
+        self._options = msgspec.Raw(msgspec.json.encode(options) if options else b"{}")
+        self._deadlines = (first_deadline, deadline)
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._incoming: Incoming | None = None
+        self._parting = Parting(host)
+        self._number = 0
+        self._asked_at: float | None = None  # while an answer is owed
+        self._answered = False  # by this child, at least once
+        self._late: tuple[GpuEvent, ...] = ()  # of looks for whose answer nobody waited any more
+        self._budget = CrashBudget()
+        self.restarts = 0  # children that replaced one that had died or was ended
+        self._rest = Rest(clock)
+
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
+        """Read what moves, and touch none of those. Raises one of the errors above; none of them lasts for ever."""
+        told = _given(self._ask("watch", hands_off).watch)
+        late, self._late = self._late, ()
+        return msgspec.structs.replace(told, events=(*late, *told.events)) if late else told
+
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
+        """Read everything. Raises as `watch` does."""
+        return _given(self._ask("full", hands_off).full)
+
+    @property
+    def blocked_seconds(self) -> float:
+        """How long the child has owed an answer beyond its deadline; 0.0 where it owes none."""
+        waited = self._waited()
+        return waited if waited > self._patience() else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Is an answer owed?"""
+        return self._asked_at is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's pid, while there is one."""
+        worker = self._worker
+        return worker.pid if worker else None
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Children that do not come back: what a later agent must know of."""
+        gone_astray = [*self._parting.astray()]
+        if self._worker is not None and self.blocked_seconds:
+            gone_astray.append(self._worker)
+        return stuck.as_leftovers(self._host, gone_astray)
+
+    def release(self, seconds: float) -> None:
+        """Close all handles for so long, so that a GPU can be reset; 0 ends it. Waits for nobody."""
+        self._leave(seconds)
+
+    @property
+    def released_seconds(self) -> float:
+        """How long the GPUs are still left alone because somebody asked for that; 0.0 where nobody did."""
+        return self._rest.released_seconds
+
+    def let_go(self) -> bool:
+        """Has every child ended, so that nothing of ours holds a GPU? Waits for nobody."""
+        self._obey()
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._parting.bury() and self._worker is None
+        finally:
+            self._lock.release()
+            self._obey()
+
+    def close(self) -> None:
+        """Let the child go; one that is blocked ends when it comes back."""
+        self._leave(math.inf)
+
+    def _leave(self, seconds: float) -> None:
+        """Whoever waits for an answer in another thread stops doing so, and lets the child go."""
+        self._rest.wish(seconds)
+        worker = self._worker
+        if worker is not None:
+            with contextlib.suppress(OSError):
+                worker.socket.shutdown(socket.SHUT_RDWR)
+        self._obey()
+
+    def _obey(self) -> None:
+        """Leave the GPUs alone where that is wished. Whoever has the lock does it, and looks again without it."""
+        while self._rest.wished and self._lock.acquire(blocking=False):
+            try:
+                self._leave_now()
+            finally:
+                self._lock.release()
+
+    def _leave_now(self) -> None:
+        """With the lock."""
+        if self._rest.wished:
+            self._hang_up()
+            self._rest.grant()
+
+    # --- one question ------------------------------------------------------------------------------
+
+    def _ask(self, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> Reply:
+        try:
+            with self._lock:
+                self._leave_now()
+                self._rest.check()
+                self._take_late_answer()
+                return self._judge(self._question(self._ready(), wanted, hands_off))
+        finally:
+            self._obey()
+
+    def _question(self, worker: Worker, wanted: Wanted, hands_off: tuple[HandsOff, ...]) -> Reply:
+        if self._rest.wished:  # since the child was forked: there was none to hang up on
+            raise released()
+        self._number += 1
+        request = Request(
+            number=self._number,
+            wanted=wanted,
+            vendor=self._vendor,
+            options=self._options,
+            hands_off=hands_off,
+        )
+        patience = self._patience()
+        self._asked_at = self._clock()
+        try:
+            worker.socket.settimeout(patience)
+            send(worker.socket, request)
+            return self._receive()
+        except TimeoutError:
+            raise stuck.blocked(self._host, worker, self._waited()) from None
+        except (OSError, msgspec.MsgspecError):
+            raise self._crashed() from None
+
+    def _receive(self) -> Reply:
+        """Take answers until it is the one to the last question; raises OSError."""
+        while True:
+            if self._incoming is None:
+                raise ConnectionError("there is no child")
+            reply = msgspec.json.decode(self._incoming.receive(), type=Reply)
+            if reply.number == self._number:
+                self._asked_at = None
+                self._answered = True
+                return reply
+
+    def _judge(self, reply: Reply) -> Reply:
+        if reply.trouble == "no_library":
+            self._hang_up()
+            error = NoGpuLibraryError(f"no GPU library: {reply.reason}", NO_GPUS)
+            self._rest.take(LIBRARY_AGAIN, error)
+            raise error
+        if reply.trouble:
+            self._hang_up()  # the next one loads the library anew, which may be of another version
+            failed = GpuDriverError(f"the GPU driver cannot be read: {reply.reason}")
+            self._rest.take(DRIVER_AGAIN, failed)
+            raise failed
+        return reply
+
+    def _waited(self) -> float:
+        asked = self._asked_at
+        return 0.0 if asked is None else self._clock() - asked
+
+    def _patience(self) -> float:
+        return self._deadlines[self._answered]
+
+    # --- the child ---------------------------------------------------------------------------------
+
+    def _ready(self) -> Worker:
+        if self._worker is None:
+            self._parting.refuse_another()
+            try:
+                self._worker = self._starter.fork_worker(NAME)
+            except OSError as error:
+                raise GpuCrashedError(f"the GPU reader cannot be started: {error}") from None
+            self._incoming = Incoming(self._worker.socket)
+            self._answered = False
+        return self._worker
+
+    def _take_late_answer(self) -> None:
+        """Where an answer is owed, see whether it has come; raises GpuBlockedError while it has not."""
+        worker = self._worker
+        if self._asked_at is None or worker is None:
+            return
+        try:
+            worker.socket.settimeout(LATE)
+            if (look := self._receive().watch) is not None:  # events are told once
+                self._late += look.events
+        except TimeoutError:
+            if not stuck.may_be_ended(self._host, worker, self._waited()):
+                raise stuck.blocked(self._host, worker, self._waited()) from None
+            self._end(worker)
+        except (OSError, msgspec.MsgspecError):
+            raise self._crashed() from None
+
+    def _crashed(self) -> MldebugError:
+        if self._rest.wished:
+            return released()
+        self._hang_up()
+        self.restarts += 1
+        if not self._budget.spend(self._clock()):
+            return GpuCrashedError(DIED)
+        error = died_too_often()
+        self._rest.take(WINDOW, error)
+        return error
+
+    def _end(self, worker: Worker) -> None:
+        """Kill one that hangs; the helper that does so looks again, and spares it inside a GPU driver."""
+        self.restarts += 1
+        self._worker, self._incoming, self._asked_at = None, None, None
+        self._parting.end(worker)
+
+    def _hang_up(self) -> None:
+        """Let it go: an idle one closes its handles and ends, a stuck one when it comes back."""
+        if self._worker is not None:
+            self._parting.let_go(self._worker)
+        self._worker, self._incoming, self._asked_at = None, None, None
+        self._parting.bury()
+
+
+def _given(answer: T | None) -> T:
+    if answer is None:
+        raise GpuDriverError("the GPU reader did not answer what it was asked")
+    return answer

@@ -1,0 +1,88 @@
+"""The two reads of the GPUs, as a worker carries them out: what moves every look, everything twice a minute.
+
+A node without GPUs is no failure: it answers with nothing, and says so.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mldebug.core.model import RankIdentity
+from mldebug.hardware.gpu.counters import Counters
+from mldebug.hardware.gpu.hands_off import HandsOff, placed
+from mldebug.hardware.gpu.positions import located, named, with_lost
+from mldebug.hardware.gpu.rank_join import Joined, join
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug_agents.hardware.gpu.child.errors import NoGpuLibraryError
+from mldebug_agents.hardware.gpu.holders import Holders
+
+VIEW = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # what narrows what the agent itself sees
+
+
+class GpuSource(Protocol):
+    """Who reads GPUs: `sources.gpus.Gpus`, or a recording."""
+
+    def watch(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeWatch:
+        """Read what moves, and touch none of those."""
+        ...
+
+    def full(self, hands_off: tuple[HandsOff, ...] = ()) -> NodeGpus:
+        """Read everything, and touch none of those."""
+        ...
+
+
+class GpuOrder(NamedTuple):
+    """What to read; for a full read the ranks of each job that is here, by its id."""
+
+    ranks: Mapping[str, tuple[RankIdentity, ...]] | None = None  # None: only what moves
+    hands_off: tuple[HandsOff, ...] = ()  # GPUs that must not be asked now
+
+
+class GpuNews(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it. All None: this node has no GPUs, or no driver."""
+
+    watch: NodeWatch | None = None
+    full: NodeGpus | None = None  # counters are monotone
+    joined: dict[str, Joined] = {}  # by job id
+    view: str = ""
+
+
+class GpuReads:
+    """Belongs to one worker thread. Raises what the source raises, but for a library that is not there."""
+
+    def __init__(
+        self, gpus: GpuSource, holders: Holders, slots: Callable[[], Iterable[str]] = tuple
+    ) -> None:
+        """`slots`: the PCI addresses of all GPUs that the driver has."""
+        self._gpus = gpus
+        self._slots = slots
+        self._holders = holders
+        self._counters = Counters()
+
+    def __call__(self, order: GpuOrder) -> GpuNews:
+        """Read what is wanted."""
+        hands_off = placed(order.hands_off, self._slots()) if order.hands_off else ()
+        try:
+            if order.ranks is None:
+                watch = self._gpus.watch(hands_off)
+                return GpuNews(watch=located(watch, self._slots()) if watch.lost else watch)
+            return self._full(order.ranks, hands_off)
+        except NoGpuLibraryError:
+            return GpuNews()
+
+    def _full(
+        self, ranks: Mapping[str, tuple[RankIdentity, ...]], hands_off: tuple[HandsOff, ...]
+    ) -> GpuNews:
+        full = self._counters.take(self._gpus.full(hands_off))
+        full = located(full, self._slots()) if full.lost else full
+        everybody = [one for job in ranks.values() for one in job]
+        holders = {one.pid: one for one in self._holders.look(everybody)}
+        gpus = with_lost(full)
+        joined = {
+            job_id: named(join([holders[one.pid] for one in here if one.pid in holders], gpus))
+            for job_id, here in ranks.items()
+        }
+        view = "/".join(os.environ.get(name, "") for name in VIEW)
+        return GpuNews(full=full, joined=joined, view=view)

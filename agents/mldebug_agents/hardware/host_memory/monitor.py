@@ -1,0 +1,56 @@
+"""The node's memory, as the main loop knows it: orders a look, keeps the last one, says when an alarm begins."""
+
+import logging
+import queue
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug.config.schema import MemorySettings
+from mldebug.hardware.host_memory.state import NodeMemory, alarms
+from mldebug.status.snapshot import Snapshot
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.host_memory.reader import MemoryOrder, MemoryWatch
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+DEADLINE = 10.0
+
+
+class MemoryBoard:
+    """Of this node."""
+
+    def __init__(self, bench: Workbench, inbox: "queue.SimpleQueue[Result | None]") -> None:
+        self.worker = Worker("memory", MemoryWatch(bench.host, bench.reader).look, inbox, DEADLINE)
+        self._due = 0.0
+        self._told: NodeMemory | None = None
+        self._alarmed: set[tuple[str, str]] = set()
+
+    def turn(self, runs: Mapping[str, Run], settings: MemorySettings) -> None:
+        """Order what is due."""
+        now = time.monotonic()
+        if not settings.watch:
+            self._told = None
+        elif now >= self._due and not self.worker.busy:
+            self._due = now + settings.interval
+            jobs = tuple(run.job for run in runs.values())
+            self.worker.order(MemoryOrder(jobs=jobs, horizon=settings.alarm, pss=settings.pss))
+
+    def told(self, result: Result) -> None:
+        """The worker has answered, or failed: what is old is not told."""
+        self._told = result.value if isinstance(result.value, NodeMemory) else None
+        if self._told is None:
+            return
+        now = {(one.level.scope, one.level.name) for one in self._told.levels if one.alarm}
+        if now - self._alarmed:
+            for sentence in alarms(self._told):
+                log.warning("%s", sentence)
+        self._alarmed = now
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with it."""
+        sources = (*snapshot.sources, self.worker.state())
+        return msgspec.structs.replace(snapshot, memory=self._told, sources=sources)

@@ -1,0 +1,111 @@
+"""Reads how much memory the host, the groups of the ranks and the ranks hold, and how that grows. Runs in a worker thread.
+
+All files are the kernel's own. `smaps_rollup` alone walks a process's memory under its lock, which may last: it is read
+through the reader child, seldom, and only where it is asked for.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import msgspec
+
+from mldebug.core.model import Gap, Job
+from mldebug.hardware.host_memory.parse import (
+    Level,
+    RankMemory,
+    parse_group,
+    parse_host,
+    parse_pss,
+    parse_rank,
+)
+from mldebug.hardware.host_memory.state import LevelState, NodeMemory, judged
+from mldebug.hardware.host_memory.trend import LEAST, NOISE, SPACING, Trend
+from mldebug_agents.hardware.host_memory.cgroups import FILES, Group, groups_of
+from mldebug_agents.system.host import Host, Paths
+
+PSS_EVERY = 60.0
+PSS_BYTES = 4096
+PSS_TIMEOUT = 1.0
+MAX_RANKS = 1024
+WAY_OUT = "let the agent's user read /sys/fs/cgroup"
+
+
+class MemoryOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One look. `horizon`: seconds before the end at which an alarm is due."""
+
+    jobs: tuple[Job, ...] = ()
+    horizon: float = 1800.0
+    pss: bool = False
+
+
+class MemoryWatch:
+    """Remembers what it has seen. `least`: seconds to watch before anything is foretold."""
+
+    def __init__(self, host: Host, reader: Paths, clock: Callable[[], float] = time.monotonic, *, least: float = LEAST, spacing: float = SPACING) -> None:  # fmt: skip
+        self._host = host
+        self._reader = reader
+        self._clock = clock
+        self._new = partial(Trend, least, spacing)
+        self._levels: dict[tuple[str, str, int], Trend] = {}
+        self._ranks: dict[tuple[int, int], Trend] = {}
+        self._pss: dict[int, int] = {}
+        self._pss_at = -PSS_EVERY
+
+    def look(self, order: MemoryOrder) -> NodeMemory:
+        """Look once."""
+        now = self._clock()
+        pids = [rank.pid for job in order.jobs for rank in job.ranks][:MAX_RANKS]
+        self._share(pids, order, now)
+        ranks = tuple(one for job in order.jobs for one in self._of(job, now))
+        groups = groups_of(self._host, pids)
+        levels = self._limits(groups)
+        states = tuple(self._state(one, order.horizon, now) for one in levels)
+        wanted = {(one.scope, one.name, one.limit) for one in levels}
+        self._levels = {key: trend for key, trend in self._levels.items() if key in wanted}
+        known = {(rank.pid, rank.start_ticks) for job in order.jobs for rank in job.ranks}
+        self._ranks = {key: trend for key, trend in self._ranks.items() if key in known}
+        gaps = tuple(self._closed(groups))
+        return NodeMemory(at=self._host.clock(), levels=states, ranks=ranks, unread=len(pids) - len(ranks), gaps=gaps)  # fmt: skip
+
+    def _limits(self, groups: Iterable[Group]) -> list[Level]:
+        found = [parse_host(self._host.node_text("meminfo"))]
+        found += [self._group(one) for one in groups]
+        return [one for one in found if one is not None]
+
+    def _closed(self, groups: Iterable[Group]) -> Iterator[Gap]:
+        """A limit that may not be read is not the same as none."""
+        for group in groups:
+            paths = (f"{group.folder}/{name}" for name in FILES[group.version][:2])
+            if why := next((why for path in paths if (why := self._host.denied(path))), ""):
+                yield Gap(what=f"memory of cgroup {group.name}", reason=why, way_out=WAY_OUT)
+
+    def _group(self, group: Group) -> Level | None:
+        files = {name: self._host.kernel_text(f"{group.folder}/{name}") for name in FILES[group.version]}  # fmt: skip
+        return parse_group(group.version, group.name, files)
+
+    def _state(self, level: Level, horizon: float, now: float) -> LevelState:
+        trend = self._levels.setdefault((level.scope, level.name, level.limit), self._new())
+        trend.add(now, level.used)
+        return judged(level, trend.growth(NOISE * level.limit), horizon)
+
+    def _of(self, job: Job, now: float) -> Iterable[RankMemory]:
+        for rank in job.ranks[:MAX_RANKS]:
+            one = parse_rank(self._host.text(rank.pid, "status"))
+            if one is None:
+                continue
+            trend = self._ranks.setdefault((rank.pid, rank.start_ticks), self._new())
+            trend.add(now, one.own)
+            told = {"run": job.id, "rank": rank.rank, "growth": trend.growth(1 << 20)}
+            yield msgspec.structs.replace(one, **told, pss=self._pss.get(rank.pid))
+
+    def _share(self, pids: list[int], order: MemoryOrder, now: float) -> None:
+        if not order.pss:
+            self._pss = {}
+        elif now - self._pss_at >= PSS_EVERY:
+            self._pss_at = now
+            paths = {f"{self._host.proc}/{pid}/smaps_rollup": pid for pid in pids}
+            read = self._reader.read_many(list(paths), max_bytes=PSS_BYTES, timeout=PSS_TIMEOUT)
+            texts = {paths[path]: data for path, data in read.items() if isinstance(data, bytes)}
+            shares = {pid: parse_pss(data.decode(errors="replace")) for pid, data in texts.items()}
+            self._pss = {pid: share for pid, share in shares.items() if share is not None}

@@ -1,0 +1,308 @@
+"""What GPUs and kernel tell of the runs, for whoever decides, captures, judges and looks. One for each agent.
+
+order --> workers "gpus" and "kernel" --news--> board --> looks, captures, ends, snapshot
+
+Belongs to the main loop's thread.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Self
+
+import msgspec
+
+from mldebug.config.schema import Config
+from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.hands_off import gaps as gaps_of
+from mldebug.hardware.gpu.rank_gpus import rank_devices
+from mldebug.hardware.gpu.readings import NodeGpus
+from mldebug.hardware.gpu.release import wants_release
+from mldebug.hardware.health.faults import faults_of_events, gpus_by_address
+from mldebug.hardware.health.model import BAD, Health
+from mldebug.hardware.health.node_rules import node_health
+from mldebug.hardware.kernel_log.attribution import RankEvent, join
+from mldebug.hardware.kernel_log.counts import GpuName, KernelCounts, named
+from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.model import KernelEvent
+from mldebug.hardware.kernel_log.nvml_xids import xid_of_nvml
+from mldebug.hardware.kernel_log.owners import gpu_owners, process_owners
+from mldebug.status.gpu_lines import rank_sentences
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.gpu.child.errors import GpusReleasedError
+from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuDesk
+from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.hardware.gpu.levels import Levels
+from mldebug_agents.hardware.gpu.monitor import GpuBoard
+from mldebug_agents.hardware.gpu.pci_slots import gpu_slots
+from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, GpuSource
+from mldebug_agents.hardware.kernel_log import (
+    KernelLogSource,
+    KernelNews,
+    gpu_names,
+    sees_kernel_pids,
+)
+from mldebug_agents.state.key_value_store import Memory
+from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+GPU_DEADLINE, KERNEL_DEADLINE = 30.0, 5.0
+LISTEN = 2.0  # seconds at most in which the kernel's log is read before the GPUs are asked
+FULL_EVERY = 30.0  # seconds between two full reads of the GPUs
+FULL_SOON = 5.0  # the same where a run has begun
+TRIES = 12  # full reads after which a rank whose GPU is not known has none
+STORE_EVERY = 30.0
+
+
+class Hardware:
+    """GPUs and kernel log of this node."""
+
+    def __init__(
+        self,
+        node: str,
+        memory: Memory,
+        workers: Mapping[str, Worker],
+        *,
+        kernel_pids: bool,
+        now: Callable[[], float] = time.time,
+        gpus: object = None,
+    ) -> None:
+        """`workers` read when `turn` says so; `kernel_pids`: are pids here those that the kernel logs?
+
+        `gpus`: who holds the GPUs open, for requests to let go of them.
+        """
+        self._node = node
+        self.desk = GpuDesk(gpus)
+        self._now = now
+        self._gpus = GpuBoard(memory, node)
+        self._levels = Levels(memory)
+        self._memory = memory
+        self.workers = workers
+        self._first_namespace = kernel_pids
+        self._kernel: KernelNews | None = None
+        self._events: tuple[RankEvent, ...] = ()
+        self._health: tuple[Health, ...] = ()
+        self._waiting: tuple[Health, ...] = ()  # why the agent let go of the GPUs by itself
+        self._let_go_with: set[str] = set()  # runs that were here when it did
+        self._untold: list[KernelEvent] = []  # Xids that NVML told, for the kernel worker
+        self._tries: dict[str, int] = {}  # full reads since a run was found
+        self._full_at = -FULL_EVERY
+        self._due = self._store_due = 0.0
+        self._unheard = 0  # reads of the kernel's log that have not come back
+        self._ask_by: float | None = None  # the GPUs are asked then, or as soon as the log is read
+
+    @classmethod
+    def of(cls, bench: Workbench, memory: Memory, inbox: "queue.SimpleQueue[Result | None]", gpus: GpuSource) -> Self:  # fmt: skip
+        """Of the node that the bench looks at."""
+        reads = GpuReads(gpus, Holders(bench.host, bench.reader), partial(gpu_slots, bench.host))
+        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+        workers = {
+            "gpus": Worker("gpus", reads, inbox, GPU_DEADLINE),
+            "kernel": Worker("kernel", kernel.read, inbox, KERNEL_DEADLINE),
+        }
+        pids = sees_kernel_pids(bench.host)
+        return cls(bench.node, memory, workers, kernel_pids=pids, gpus=gpus)
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    def turn(self, runs: Mapping[str, Run], interval: float, *, looked: bool) -> None:
+        """Have read what is due."""
+        now = time.monotonic()
+        for _ in self.desk.grant(self._gpus.accept):
+            self._full_at = -FULL_EVERY  # their health is judged anew
+        if self.desk.why == BY_ITSELF and self.desk.released_until and runs.keys() - self._let_go_with:  # fmt: skip
+            self.desk.take_up()
+            log.warning("GPUs: taken up again: a new run may use them")
+        if now >= self._due:
+            self._due = now + interval
+            self._ask_by = now + LISTEN if self._ask_by is None else self._ask_by
+            self._order_kernel()
+        elif self._kernel is not None and self._kernel.behind:
+            self._order_kernel()
+        if self._ask_by is not None and (now >= self._ask_by or not self._unheard):
+            self._ask_by = None
+            self._order_gpus(runs, now)
+        if now >= self._store_due and looked and self._memory.opened:
+            self._store_due = now + STORE_EVERY
+            self._levels.keep_only(runs.keys())
+            self._levels.store()
+            self._gpus.keep_only(set(runs))
+
+    def _order_gpus(self, runs: Mapping[str, Run], now: float) -> None:
+        if self.workers["gpus"].busy:
+            return
+        apart = self._hands_off()
+        self.workers["gpus"].order(GpuOrder(hands_off=apart))
+        begun = self._begun(runs)
+        if now >= self._full_at + (FULL_SOON if begun else FULL_EVERY):
+            self._full_at = now
+            self._tries = {one: self._tries.get(one, 0) + 1 for one in runs}
+            ranks = {one: run.job.ranks for one, run in runs.items()}
+            self.workers["gpus"].order(GpuOrder(ranks, apart))
+
+    def _hands_off(self) -> tuple[HandsOff, ...]:
+        """GPUs of which the kernel says that whoever asks them may not come back."""
+        return hands_off(self._kernel.bursts, self._now()) if self._kernel else ()
+
+    def _begun(self, runs: Mapping[str, Run]) -> list[str]:
+        """Runs whose ranks may soon open their GPUs: a rank does so some time after it is found."""
+        return [
+            one
+            for one, run in runs.items()
+            if self._tries.get(one, 0) < TRIES and not self._gpus.knows(run.job)
+        ]
+
+    def _order_kernel(self) -> None:
+        if not self.workers["kernel"].busy:
+            self._unheard += self.workers["kernel"].order(self.take_xids())
+
+    def take_xids(self) -> tuple[KernelEvent, ...]:
+        """Xids that the GPUs have told since the last call, for whoever reads the kernel's log."""
+        told, self._untold = tuple(self._untold), []
+        return told
+
+    def told(self, result: Result, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]], config: Config) -> None:  # fmt: skip
+        """A worker has answered, or failed."""
+        limits, wanted = config.health.thresholds, config.health.gpus
+        self._unheard -= result.worker == "kernel" and self._unheard > 0
+        if isinstance(result.value, GpuNews):
+            self._gpus.told(result.value, limits, wanted if isinstance(wanted, int) else None)
+            self._release_for_reset(result.value.full, {job.id for job in jobs})
+            if result.value.full is None:
+                found = map(xid_of_nvml, self._gpus.events())
+                self._untold += [one for one in found if one is not None]
+        elif isinstance(result.value, KernelNews):
+            self._kernel = result.value
+        elif isinstance(result.order, GpuOrder):
+            self._gpus.failed(full=result.order.ranks is not None)
+            if isinstance(result.error, GpusReleasedError):
+                self._gpus.failed(full=True)  # and who asked for it may change anything
+                self._full_at = -FULL_EVERY  # the first that succeeds tells all anew
+        self._join(jobs, children)
+        self._judge(config)
+
+    def _release_for_reset(self, full: NodeGpus | None, runs: set[str]) -> None:
+        """An open handle blocks the very reset that the driver asks for: nobody else uses the GPUs, so let go of them."""
+        if full is None:
+            return
+        self._waiting = ()
+        if wants_release(full) and self.desk.let_go_for_reset():
+            asked = [one for one in self._gpus.health if one.component == "gpu_recovery"]
+            self._waiting = tuple(one for one in asked if one.state in BAD)
+            self._let_go_with = runs
+            log.warning("GPUs: released for a while: %s", BY_ITSELF)
+
+    def _join(self, jobs: Sequence[Job], children: Mapping[int, tuple[Child, ...]]) -> None:
+        """Whom the kernel's events concern."""
+        if self._kernel is None:
+            return
+        below = {pid: [one.pid for one in some] for pid, some in children.items()}
+        self._events = join(
+            self._kernel.bursts,
+            process_owners(jobs, below),
+            gpu_owners([(job, self._gpus.joined(job.id)) for job in jobs]),
+            first_namespace=self._first_namespace,
+        )
+
+    def _judge(self, config: Config) -> None:
+        readable = self._kernel is not None and self._kernel.gap is None
+        full = self._gpus.full
+        node = node_health(
+            self._events,
+            self._now(),
+            config.health.thresholds,
+            kernel_readable=readable,
+            count=self._gpus.count,
+            uuids=gpus_by_address(full.gpus if full else ()),
+        )
+        # or letting go would look like a cure
+        waiting = self._waiting if not self._gpus.health else ()
+        self._health = (*self._gpus.health, *waiting, *node)
+
+    # --- what it tells -----------------------------------------------------------------------------
+
+    def complete(self, look: JobLook) -> JobLook:
+        """A look, with what the device of each rank does."""
+        if self._gpus.watch is None:
+            return look
+        return self._levels.complete(look, self._gpus.watch, self._gpus.joined(look.job.id))
+
+    def capture(self, capture: NodeCapture) -> NodeCapture:
+        """A capture, with what was said against its ranks and what their GPUs do."""
+        job_id = capture.job.id
+        return msgspec.structs.replace(
+            capture,
+            faults=self._faults(job_id),
+            devices=self._levels.sentence(job_id),
+            gpus=self._gpu_states(job_id),
+            gaps=(*capture.gaps, *self._missed()),
+        )
+
+    def _gpu_states(self, job_id: str) -> tuple[RankDevice, ...]:
+        """The GPUs of a run's ranks in figures, none older than its reads may be."""
+        joined, full = self._gpus.joined(job_id), self._gpus.full
+        return rank_devices(joined, self._gpus.samples, self._levels.states(job_id), full)
+
+    def ending(self, ending: Ending) -> Ending:
+        """An end, with what was said against its ranks."""
+        return msgspec.structs.replace(ending, faults=self._faults(ending.job.id))
+
+    def _faults(self, job_id: str) -> tuple[Fault, ...]:
+        full = self._gpus.full
+        known = gpus_by_address((*full.gpus, *full.lost) if full else ())
+        told = faults_of_events(self._events, job_id, known, self._node)
+        return self._gpus.concerning(job_id, (*told, *self._gpus.faults(job_id)))
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with all of it."""
+        return msgspec.structs.replace(
+            snapshot,
+            runs=tuple(map(self._with_gpus, snapshot.runs)),
+            sources=(*snapshot.sources, *(one.state() for one in self.workers.values())),
+            gaps=(*snapshot.gaps, *self._gaps()),
+            gpus=self._gpus.full,
+            gpu_watch=self._gpus.watch,
+            gpu_count=self._gpus.count,
+            gpus_released_until=self.desk.released_until,
+            gpus_released_why=self.desk.why if self.desk.released_until else "",
+            kernel=self._counts(),
+            kernel_events=self._events,
+            health=self._health,
+        )
+
+    def _with_gpus(self, run: RunState) -> RunState:
+        joined = self._gpus.joined(run.id)
+        return msgspec.structs.replace(
+            run,
+            gpus={one.rank: one.uuid for one in joined.ranks},
+            gpus_guessed=tuple(sorted(joined.guessed())),
+            devices=self._levels.sentence(run.id),
+            gpu_states=self._gpu_states(run.id),
+            kernel=rank_sentences(self._events, run),
+        )
+
+    def _gaps(self) -> tuple[Gap, ...]:
+        full = self._gpus.full
+        kernel = self._kernel.gap if self._kernel else None
+        return (*((kernel,) if kernel else ()), *self._missed(), *(full.gaps if full else ()))
+
+    def _missed(self) -> tuple[Gap, ...]:
+        loss = (self._kernel.loss,) if self._kernel and self._kernel.loss else ()
+        return (*loss, *gaps_of(self._gpus.lost()))
+
+    def _counts(self) -> KernelCounts | None:
+        if self._kernel is None:
+            return None
+        full = self._gpus.full
+        known = {bus_id(one.bus_id): GpuName(one.uuid, one.index) for one in full.gpus} if full else {}  # fmt: skip
+        return named(self._kernel.counts, gpu_names(self._kernel) | known)

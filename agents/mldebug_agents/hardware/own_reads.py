@@ -1,0 +1,75 @@
+"""What a command reads by itself of GPUs and kernel log: each once, or twice where only a movement tells."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Gap, Job
+from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.hardware.gpu.pci_slots import gpu_slots
+from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.hardware.kernel_log import KernelLogSource, KernelNews
+
+
+class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of reading the GPUs."""
+
+    before: GpuNews = GpuNews()  # the full read before, where two were made
+    full: GpuNews = GpuNews()
+    watch: GpuNews = GpuNews()
+    again: GpuNews = GpuNews()  # what moves, a little later, where that was asked for
+    no_library: bool = False
+    gap: Gap | None = None
+
+
+def read_gpus(
+    bench: Workbench,
+    jobs: Sequence[Job],
+    between: float = 0.0,
+    hands_off: tuple[HandsOff, ...] = (),
+    again: Callable[[], object] | None = None,
+) -> Iterator[GpuPart]:
+    """What moves, then everything, once or twice; each time all that is known. Never raises for what a driver does.
+
+    `hands_off`: GPUs that must not be asked. `again` waits until it is time for another look; None: there is none.
+    """
+    holders = Holders(bench.host, bench.reader)
+    reads = GpuReads(bench.gpus, holders, partial(gpu_slots, bench.host))
+    order = GpuOrder({job.id: job.ranks for job in jobs}, hands_off)
+    part = GpuPart()
+    try:
+        part = GpuPart(watch=reads(GpuOrder(hands_off=hands_off)))
+        if part.watch.watch is None:
+            yield GpuPart(no_library=True)
+            return
+        yield part
+        first = reads(order)
+        part = msgspec.structs.replace(part, before=first, full=first)
+        yield part
+        if between:
+            time.sleep(between)
+            part = msgspec.structs.replace(part, full=reads(order))
+            yield part
+        if again is not None:
+            again()
+            yield msgspec.structs.replace(part, again=reads(GpuOrder(hands_off=hands_off)))
+    except MldebugError as error:
+        gap = Gap(what="GPUs", reason=error.message, way_out=error.way_out)
+        yield msgspec.structs.replace(part, gap=gap)
+
+
+def read_kernel(bench: Workbench, until: float) -> KernelNews:
+    """All of the last hours, as far as the time goes."""
+    source = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+    try:
+        news = source.read()
+        while news.behind and time.monotonic() < until - 0.5:
+            news = source.read()
+        return news
+    finally:
+        source.close()

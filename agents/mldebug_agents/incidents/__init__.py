@@ -1,0 +1,1 @@
+"""Incidents on this node while they live: opened, fed by captures, closed, written down."""

@@ -1,0 +1,124 @@
+"""One attempt under watch: its ranks, who of them has ended, and when it is time to ask what happened.
+
+Belongs to the main loop's thread.
+"""
+
+import time
+from collections.abc import Iterable
+
+from mldebug.core.model import Job, RankIdentity
+from mldebug.diagnosis.exits.model import Ending, Ends, RankExit, full_words
+from mldebug_agents.incidents.exits.known_exits import ends_of, past
+from mldebug_agents.incidents.exits.pidfds import ProcessExit
+from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.watch.runs import Run
+
+GRACE = 5.0  # seconds after the first failing exit, or after the last, until it is judged
+SETTLED = 0.5  # where the launcher is gone, too
+REFRESH = 30.0  # seconds between two looks at where a job's output goes
+YOUNG, SOON = (
+    60.0,
+    3.0,
+)  # the same for a job that was met so lately: its launcher may not have opened its log yet
+KEPT = 4096  # children of ranks that are remembered per job
+
+
+class Following:
+    """One attempt under watch."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.job: Job = run.job
+        self.identities: dict[int, RankIdentity] = {}
+        self.exits: dict[int, RankExit] = {}
+        self.children: dict[int, int] = {}
+        self.launcher: ProcessExit | None = None
+        self.failing_at: float | None = None
+        self.over_at: float | None = None
+        self.asked = False
+        self.met_at = time.monotonic()
+        self.noted_at = -REFRESH
+        self.told_before: Ending | None = None  # by an earlier agent
+
+    def wants_notes(self, now: float) -> bool:
+        """Is it time to look again where its output goes?"""
+        return now - self.noted_at >= (SOON if now - self.met_at < YOUNG else REFRESH)
+
+    def recall(self, ends: Ends) -> None:
+        """Take up what an earlier agent saw; who is gone and was not seen to end did so while nobody watched."""
+        here = {rank.rank for rank in self.run.job.ranks}
+        self.told_before = self.run.incident.ending if self.run.incident else None
+        for one in ends.identities:
+            self.identities.setdefault(one.rank, one)
+        seen = {one.rank: one for one in past(ends.exits)}
+        unseen = {
+            rank: RankExit(rank=rank, pid=one.pid, moment=0)
+            for rank, one in self.identities.items()
+            if rank not in self.exits
+        }
+        for rank, gone in (unseen | seen).items():
+            mine = self.exits.get(rank)
+            if rank not in here and (mine is None or mine.status is None):
+                self.exits[rank] = gone
+                if self.told_before is None:
+                    self.note_failure(gone.status)
+
+    def known(self) -> Ends:
+        """What a later agent should know."""
+        failing = None if self.failing_at is None else self.job
+        return ends_of(self.identities, self.exits, failing)
+
+    def exit_words(self) -> dict[int, str]:
+        """How its ranks ended, so far, in words; one that nobody saw to end is absent."""
+        known = (one for one in self.exits.values() if one.status is not None)
+        return {one.rank: full_words(one.status) for one in known}
+
+    def meet_children(self, rank: int, children: Iterable[Child]) -> None:
+        """Remember who belongs to a rank."""
+        self.children.update((child.pid, rank) for child in children)
+        if len(self.children) > KEPT:
+            self.children = dict(list(self.children.items())[-KEPT:])
+
+    def note_failure(self, status: int | None) -> None:
+        """From the first exit that may be a failure, the time of grace runs."""
+        if status != 0 and self.failing_at is None:
+            self.failing_at, self.asked = time.monotonic(), False
+
+    @property
+    def over(self) -> bool:
+        """Are all its ranks gone?"""
+        return self.over_at is not None
+
+    @property
+    def normal(self) -> bool:
+        """Has every rank left with exit code 0, as far as we saw?"""
+        done = [one.status for one in self.exits.values()]
+        return len(done) == len(self.identities) and not any(status != 0 for status in done)
+
+    def due(self, now: float) -> bool:
+        """Is it time to ask what happened?"""
+        if self.asked:
+            return False
+        if self.over_at is not None:
+            alone = self.launcher is not None or self.job.launcher_pid is None
+            return now - self.over_at >= (SETTLED if alone else GRACE)
+        return self.failing_at is not None and now - self.failing_at >= GRACE
+
+    def ending(self) -> Ending:
+        """What is known without asking anybody. Exits that nobody saw are unknown, and come last."""
+        gone = dict(self.exits)
+        if self.over:
+            for rank, one in self.identities.items():
+                gone.setdefault(rank, RankExit(rank=rank, pid=one.pid))
+        order = sorted(gone.values(), key=lambda one: (one.moment is None, one.moment, one.rank))
+        return Ending(
+            job=self.job,
+            identities=tuple(self.identities[rank] for rank in sorted(self.identities)),
+            exits=tuple(order),
+            living=tuple(rank for rank in sorted(self.identities) if rank not in gone),
+            launcher_pid=self.job.launcher_pid,
+            launcher_gone=self.launcher is not None,
+            launcher_moment=self.launcher.moment if self.launcher else None,
+            launcher_status=self.launcher.status if self.launcher else None,
+            children=dict(self.children),
+        )

@@ -1,0 +1,266 @@
+"""Remembers of every job what will be needed when it ends: where its output goes, its error files, its cgroup.
+
+When the processes are gone, all this can no longer be found. Belongs to one worker thread; files that a job chose are
+read through the reader child, in bounded pieces.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from mldebug.core.model import FlightRecord, Job, LogTail, RankIdentity
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.error_file import parse_error_file
+from mldebug.diagnosis.exits.last_words import (
+    before_launcher,
+    last_error,
+    take_apart,
+    told_to_stop,
+)
+from mldebug.diagnosis.exits.launcher_lines import launcher_words
+from mldebug.diagnosis.exits.model import Ending, RankError
+from mldebug.diagnosis.exits.output import (
+    OWN,
+    SHARED,
+    Output,
+    own_errors,
+    own_lines,
+    paths,
+    ranks_of_tasks,
+    shared_lines,
+)
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.kernel_log import sees_kernel_pids
+from mldebug_agents.incidents.exits.job_notes import (
+    ErrorFile,
+    Log,
+    Notes,
+    count_kills,
+    more_kills,
+    owner_of,
+)
+from mldebug_agents.incidents.exits.kernel_deaths import KernelLog, oom_counter, silence
+from mldebug_agents.jobs.logs.locations import LogFinder, LogPlace
+from mldebug_agents.jobs.logs.pipes import Unread
+from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.system import procfs
+from mldebug_agents.system.reader import Unreadable
+
+MAX_RANKS = 64  # of one job, whose files are remembered
+MAX_LOGS = 8
+MAX_TEXT = 256 << 10
+MAX_ERROR_FILE = 256 << 10
+MAX_ENVIRONMENT = 1 << 20
+LAST_LINES = 30
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+class Witness:
+    """Keeps the notes on all jobs."""
+
+    def __init__(self, bench: Workbench, kernel: KernelLog | None = None) -> None:
+        self._bench = bench
+        self._kernel = kernel or KernelLog(f"{bench.host.root}/dev/kmsg")
+        self._kernel_pids = sees_kernel_pids(bench.host)
+        self._notes: dict[str, Notes] = {}
+        self._unread = Unread()
+
+    def meet(self, job: Job) -> None:
+        """Note down, or bring up to date, what a living job will leave behind."""
+        notes = self._notes.get(job.id)
+        if notes is None:
+            notes = self._notes[job.id] = Notes(mark=self._kernel.mark())
+        self._find_logs(job, notes)
+        fresh = [one for one in job.ranks[:MAX_RANKS] if one.pid not in notes.known]
+        notes.known.update(one.pid for one in fresh)
+        self._find_error_files(fresh, notes)
+        for one in fresh:
+            counter = oom_counter(self._bench.host, one.pid)
+            if counter:
+                notes.counters.setdefault(counter, [])
+        whole = not job.lost and notes.known <= {one.pid for one in job.ranks}
+        count_kills(notes, whole=whole)
+        seen = (
+            self._kernel.mark()
+        )  # often enough that only a flood overwrites what we have not read
+        if whole:
+            notes.calm = [*notes.calm[-1:], seen]
+
+    def forget(self, job_id: str) -> None:
+        """A job is over and done with."""
+        self._notes.pop(job_id, None)
+
+    def _dumps(self, ending: Ending) -> dict[int, FlightRecord]:
+        """By rank, what PyTorch dumped before the end."""
+        if not self._bench.config.capture.flight_recorder:
+            return {}
+        return self._bench.flights.left_behind(self._ended(ending))
+
+    def ask(self, ending: Ending) -> Ending:
+        """Add all that the job has left behind."""
+        notes = self._notes.get(ending.job.id) or Notes(mark=self._kernel.mark())
+        unmet = ending.job.id not in self._notes
+        gaps = ["nobody watched when the job ended: what it wrote is not known"] if unmet else []
+        outputs, lines = self._outputs(ending, notes, gaps)
+        own, shared = own_lines(outputs), shared_lines(outputs)
+        deaths = self._kernel.since(notes.mark) if self._kernel_pids else ()
+        calm = notes.calm[0] if len(notes.calm) > 1 else notes.mark
+        doubt = silence(self._kernel, calm, kernel_pids=self._kernel_pids)
+        if doubt:
+            gaps.append(doubt)
+        return msgspec.structs.replace(
+            ending,
+            words=launcher_words(lines),
+            errors=own_errors(outputs) | self._error_files(notes),
+            shared_error=last_error(shared, SHARED, shared=True),
+            flights=self._dumps(ending),
+            traces=self._bench.rings.left_behind(self._ended(ending)),
+            deaths=deaths,
+            oom_kills=more_kills(notes),
+            kernel_readable=not doubt,
+            logs={rank: _tail(OWN, text) for rank, text in own.items() if text},
+            log=_tail(SHARED, before_launcher(shared)) if shared else None,
+            log_path=next((log.place.target for log in notes.logs.values()), ""),
+            log_paths=paths(outputs),
+            told_to_stop=next(filter(None, (told_to_stop(o.words.every) for o in outputs)), ""),
+            gaps=tuple(gaps),
+        )
+
+    def _ended(self, ending: Ending) -> list[RankIdentity]:
+        gone = {one.rank for one in ending.exits}
+        return [one for one in ending.identities if one.rank in gone][:MAX_RANKS]
+
+    # --- while it lives ----------------------------------------------------------------------------
+
+    def _find_logs(self, job: Job, notes: Notes) -> None:
+        host, finder = self._bench.host, LogFinder(self._bench.host, self._unread)
+        launcher = (
+            host.process_state(job.launcher_pid, threads=False, files=True)
+            if job.launcher_pid
+            else None
+        )
+        for rank in job.ranks[:MAX_RANKS]:
+            state = host.process_state(rank.pid, threads=False, files=True)
+            if state is None:
+                continue
+            for place in finder.find(state, (launcher,) if launcher else ()).places:
+                if place.parsed:
+                    self._note_log(place, rank.rank, notes)
+        if launcher is not None:  # its own words may go elsewhere than those of its ranks
+            for place in finder.find(launcher).places:
+                self._note_log(place, None, notes)
+        self._find_strangers(notes)
+
+    def _find_strangers(self, notes: Notes) -> None:
+        """Mark the files that living ranks of another run write to. Those of an attempt before this one are gone."""
+        for other in self._notes.values():
+            if other is notes or other.known & notes.known or not self._lives(other):
+                continue
+            files = {log.file for log in notes.logs.values()}
+            files &= {log.file for log in other.logs.values()}
+            for log in (*notes.logs.values(), *other.logs.values()):
+                log.foreign |= log.file in files
+
+    def _lives(self, notes: Notes) -> bool:
+        states = (self._bench.host.brief(pid) for pid in notes.known)
+        return any(stat is not None and stat.state not in "ZX" for stat in states)
+
+    def _note_log(self, place: LogPlace, rank: int | None, notes: Notes) -> None:
+        key = (place.inode, place.target)
+        log = notes.logs.get(key)
+        if log is None and len(notes.logs) < MAX_LOGS + MAX_RANKS:
+            piece = self._bench.reader.read_from(place.path, 0, max_bytes=0)
+            if isinstance(piece, Unreadable):
+                return
+            log = Log(place=place, file=(piece.device, piece.inode), start=piece.size, ranks=set())
+            notes.logs[key] = log
+        if log is not None:
+            log.place = place
+            if rank is not None and place.kind in ("stdout", "stderr", "named"):
+                log.ranks.add(rank)
+            else:
+                log.ranks |= {-1, -2}  # nobody's own
+
+    def _find_error_files(self, ranks: Iterable[RankIdentity], notes: Notes) -> None:
+        wanted = {f"{self._bench.host.proc}/{one.pid}/environ": one for one in ranks}
+        read = (
+            self._bench.reader.read_many(list(wanted), max_bytes=MAX_ENVIRONMENT) if wanted else {}
+        )
+        for path, one in wanted.items():
+            data = read[path]
+            if isinstance(data, bytes):
+                file = procfs.parse_environ(data).get(ERROR_FILE, "")
+                if file.startswith("/"):
+                    notes.error_files[one.pid] = self._error_file(one, file)
+
+    def _error_file(self, one: RankIdentity, path: str) -> ErrorFile:
+        return ErrorFile(
+            rank=one.rank,
+            path=path,
+            pids=tuple(filter(None, (one.pid, one.launcher_pid))),
+            rights=Rights(one.uid, self._bench.host.status(one.pid).groups),
+        )
+
+    # --- when it has ended -------------------------------------------------------------------------
+
+    def _outputs(
+        self, ending: Ending, notes: Notes, gaps: list[str]
+    ) -> tuple[list[Output], list[str]]:
+        """What came into the logs of the job since it was met; nothing of one that another run writes to as well."""
+        locals_ = {
+            one.local_rank: one.rank for one in ending.identities if one.local_rank is not None
+        }
+        tasks = ranks_of_tasks(ending.job, ending.identities)
+        outputs, lines = [], []
+        for log in notes.logs.values():
+            path = log.place.target
+            if log.foreign:
+                gaps.append(f"another job writes to {path} as well: no word in it counts")
+                continue
+            text = self._text(log, gaps)
+            words = take_apart(text, locals_, tasks)
+            outputs.append(Output(path=path, owner=owner_of(log), words=words))
+            lines += text
+        return outputs, lines
+
+    def _text(self, log: Log, gaps: list[str]) -> list[str]:
+        """The lines that came since we know the log, at most the last `MAX_TEXT` bytes."""
+        place, reader, proc = log.place, self._bench.reader, self._bench.host.proc
+        why = ""
+        for path in (place.path, f"{proc}/{place.pid}/root{place.target}", place.target):
+            head = reader.read_from(path, 0, max_bytes=0)
+            if isinstance(head, Unreadable) or (head.device, head.inode) != log.file:
+                why = head.reason if isinstance(head, Unreadable) else "it is another file by now"
+                continue
+            if place.rights and not place.rights.may_read(head):
+                why = f"user {place.rights.uid} of the job may not read it"
+                continue
+            start = max(log.start if head.size >= log.start else 0, head.size - MAX_TEXT)
+            piece = reader.read_from(path, start, max_bytes=MAX_TEXT)
+            if not isinstance(piece, Unreadable):
+                return piece.data.decode(errors="replace").splitlines()
+            why = piece.reason
+        gaps.append(f"the log {place.target} could not be read again: {why}")
+        return []
+
+    def _error_files(self, notes: Notes) -> dict[int, RankError]:
+        found = {}
+        for file in notes.error_files.values():
+            error = self._read_error(file)
+            if error is not None:
+                found[file.rank] = error
+        return found
+
+    def _read_error(self, file: ErrorFile) -> RankError | None:
+        """As the rank, or its launcher, saw that path; last as we see it. Only what the job's user may read."""
+        proc = self._bench.host.proc
+        for path in (*(f"{proc}/{pid}/root{file.path}" for pid in file.pids), file.path):
+            piece = self._bench.reader.read_from(path, 0, max_bytes=MAX_ERROR_FILE)
+            if not isinstance(piece, Unreadable) and file.rights.may_read(piece):
+                return parse_error_file(piece.data)
+        return None
+
+
+def _tail(source: str, lines: Sequence[str]) -> LogTail:
+    last = [line for line in lines if line.strip()][-LAST_LINES:]
+    return LogTail(path=source, lines=tuple(safe_line(line, 400) for line in last))

@@ -1,0 +1,105 @@
+"""What is known of the ranks of one run that have ended: kept over a restart of the agent, and told to whoever looks. Pure
+but for `launcher_lives`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from mldebug.core.model import Job, LostRank, RankIdentity
+from mldebug.diagnosis.exits.model import Ending, Ends, LauncherWords, RankExit
+from mldebug.stall.signals import Look
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import exit_reason
+
+MAX_RANKS = 1024  # of one run, that are kept
+
+
+def ends_of(
+    identities: Mapping[int, RankIdentity],
+    exits: Mapping[int, RankExit],
+    failing: Job | None = None,
+) -> Ends:
+    """As it is stored: who has ended first, and without the command lines, which are long."""
+    order = sorted(identities, key=lambda rank: (rank not in exits, rank))[:MAX_RANKS]
+    kept = (msgspec.structs.replace(identities[rank], argv=()) for rank in order)
+    return Ends(
+        identities=tuple(kept),
+        exits=tuple(exits[rank] for rank in order if rank in exits),
+        failing=failing and msgspec.structs.replace(failing, ranks=(), lost=()),
+    )
+
+
+def past(exits: Iterable[RankExit]) -> Iterator[RankExit]:
+    """Exits that an earlier agent saw: in their order, and before all that this one will see."""
+    known = list(exits)
+    last = max((one.moment or 0 for one in known), default=0)
+    for one in known:
+        moment = None if one.moment is None else one.moment - last - 1
+        yield msgspec.structs.replace(one, moment=moment)
+
+
+def with_exits(job: Job, look: Look, exits: Mapping[int, RankExit]) -> tuple[Job, Look]:
+    """Discovery knows no status of who was reaped, and after a restart of the agent not even that he lived."""
+    here = {rank.rank for rank in job.ranks}
+    gone = {rank: one for rank, one in exits.items() if rank not in here}
+    lost = {one.rank: one for one in job.lost}
+    lost |= {rank: _lost(lost.get(rank), one) for rank, one in gone.items()}
+    job = msgspec.structs.replace(job, lost=tuple(lost[rank] for rank in sorted(lost)))
+    exited = tuple(sorted({*look.exited, *gone}))
+    missing = tuple(rank for rank in look.missing if rank not in gone)
+    return job, msgspec.structs.replace(look, exited=exited, missing=missing)
+
+
+def _lost(seen: LostRank | None, gone: RankExit) -> LostRank:
+    seen = seen or LostRank(rank=gone.rank)
+    if seen.exit_status is not None or gone.status is None:
+        return msgspec.structs.replace(seen, pid=seen.pid or gone.pid)
+    return msgspec.structs.replace(
+        seen, pid=gone.pid, exit_status=gone.status, reason=exit_reason(gone.status)
+    )
+
+
+def joined(before: Ending, now: Ending) -> Ending:
+    """The same end, asked about by two agents: the second could not read what had been written before it came."""
+    mine, its = now.words, before.words
+    words = LauncherWords(
+        failures=mine.failures or its.failures,
+        followers=mine.followers or its.followers,
+        ended=tuple(sorted({*its.ended, *mine.ended})),
+        outside=mine.outside or its.outside,
+        out_of_memory=mine.out_of_memory or its.out_of_memory,
+        errors=its.errors | mine.errors,
+        said=mine.said or its.said,
+    )
+    return msgspec.structs.replace(
+        now,
+        words=words,
+        errors=before.errors | now.errors,
+        flights=before.flights | now.flights,
+        traces=before.traces | now.traces,
+        shared_error=now.shared_error or before.shared_error,
+        deaths=tuple({one.pid: one for one in (*before.deaths, *now.deaths)}.values()),
+        children=before.children | now.children,
+        logs=before.logs | now.logs,
+        log=now.log or before.log,
+        log_path=now.log_path or before.log_path,
+        log_paths=before.log_paths | now.log_paths,
+        told_to_stop=now.told_to_stop or before.told_to_stop,
+    )
+
+
+def launcher_lives(host: Host, ending: Ending, same_boot: bool | None = None) -> bool:
+    """Does the launcher of an attempt that has failed still run, so that another attempt may come?
+
+    It is older than its ranks; a process that has got its number since is younger. `same_boot`: has the node run since;
+    None: the times must tell, which are wrong where somebody has set the clock.
+    """
+    pid = None if ending.launcher_gone else ending.job.launcher_pid
+    stat = host.brief(pid) if pid else None
+    if stat is None or stat.state in "ZX" or not ending.identities:
+        return False
+    first = min(ending.identities, key=lambda one: one.start_ticks)
+    if same_boot is None:
+        same_boot = abs(host.started_at(first.start_ticks) - first.started_at) < 60.0
+    return same_boot and stat.start_ticks <= first.start_ticks

@@ -1,0 +1,159 @@
+"""Sees processes end: holds a pidfd of each, and reads the exit status although a launcher reaps its children at once.
+
+A pidfd becomes readable when its process has ended. The status comes from the zombie, as long as there is one and we may
+see it, and from Linux 6.15 on from the pidfd itself once the process is reaped, for any user; else it is unknown. The
+order is always known, except among exits that one wake-up brings together: they have the same `moment`.
+"""
+
+import contextlib
+import fcntl
+import os
+import queue
+import resource
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from mldebug_agents.system.host import Host, exit_status
+
+MAX_WATCHED = 1024
+PATIENCE = 2.0  # seconds until a zombie that does not tell us its status must be reaped
+_AGAIN = 20  # milliseconds between two questions
+_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: mask, ids, exit code
+_INFO_EXIT = 1 << 3
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # ioctl PIDFD_GET_INFO
+
+
+class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
+    """One process has ended. `status` is a wait(2) status word, None where the kernel did not tell."""
+
+    pid: int
+    start_ticks: int
+    at: float  # unix
+    moment: int  # counts wake-ups: equal numbers came together
+    status: int | None = None
+
+
+class ExitWatch:
+    """Watches up to `limit` processes in one thread; `tell` is called there for every exit, and must not block."""
+
+    def __init__(self, host: Host, tell: Callable[[ProcessExit], None], limit: int = 0) -> None:
+        self.limit = limit or _room()
+        self.left_out = 0  # processes that were not watched because there was no room
+        self._host = host
+        self._tell = tell
+        self._asked: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._held: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, start)
+        self._untold: dict[int, tuple[ProcessExit, float]] = {}  # pidfd -> exit, patience until
+        self._poll = select.poll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.POLLIN)
+        self._moment = 0
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="mldebug-exits", daemon=True)
+        self._thread.start()
+
+    def watch(self, pid: int, start_ticks: int = 0) -> None:
+        """Watch one process; one that is gone already, or has another start by now, is told as an exit unknown.
+
+        Without `start_ticks` it is whoever has that number now.
+        """
+        if not self._open:
+            return
+        self._asked.put((pid, start_ticks))
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """End the thread and let go of all processes."""
+        if self._open:
+            self._open = False
+            os.eventfd_write(self._wake, 1)
+            self._thread.join(2.0)
+            if (
+                not self._thread.is_alive()
+            ):  # it may end before it is woken: the descriptor stays ours until here
+                os.close(self._wake)
+
+    # --- in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._open:
+            ready = [fd for fd, _ in self._poll.poll(_AGAIN if self._untold else None)]
+            self._moment += 1
+            for fd in ready:
+                if fd != self._wake:
+                    self._ended(fd)
+            for fd in list(self._untold):
+                self._resolve(fd)
+            if self._wake in ready:
+                self._take_orders()
+        for fd in (*self._held, *self._untold):
+            os.close(fd)
+
+    def _take_orders(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while not self._asked.empty():
+            self._hold(*self._asked.get())
+
+    def _hold(self, pid: int, start_ticks: int) -> None:
+        if len(self._held) >= self.limit:
+            self.left_out += 1
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._tell(self._exit(pid, start_ticks))
+            return
+        except OSError:  # no descriptor left, or a kernel without pidfds
+            self.left_out += 1
+            return
+        stat = self._host.brief(pid)
+        if stat is None or start_ticks not in (0, stat.start_ticks):
+            os.close(fd)  # gone, and perhaps somebody else has its number
+            self._tell(self._exit(pid, start_ticks))
+            return
+        self._held[fd] = (pid, stat.start_ticks)
+        self._poll.register(fd, select.POLLIN)
+
+    def _ended(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._untold[fd] = (self._exit(*self._held.pop(fd)), time.monotonic() + PATIENCE)
+
+    def _exit(self, pid: int, start_ticks: int) -> ProcessExit:
+        return ProcessExit(pid=pid, start_ticks=start_ticks, at=time.time(), moment=self._moment)
+
+    def _resolve(self, fd: int) -> None:
+        """Tell of an exit as soon as its status is known, or can no more be known."""
+        seen, until = self._untold[fd]
+        stat = self._host.brief(seen.pid)
+        there = stat is not None and stat.start_ticks == seen.start_ticks
+        status = remembered_status(fd)
+        if status is None and stat is not None and there:
+            status = exit_status(stat, self._host.status(seen.pid).uid)
+        if status is None and there and time.monotonic() < until:
+            return
+        del self._untold[fd]
+        os.close(fd)
+        self._tell(msgspec.structs.replace(seen, status=status))
+
+
+def remembered_status(fd: int) -> int | None:
+    """The wait(2) status word of a reaped process, as its pidfd keeps it; None before, and on older kernels."""
+    told = bytearray(_INFO.pack(_INFO_EXIT, 0))
+    try:
+        fcntl.ioctl(fd, _GET_INFO, told)
+    except OSError:
+        return None
+    mask, status = _INFO.unpack(told)
+    return status & 0xFFFF if mask & _INFO_EXIT else None
+
+
+def _room() -> int:
+    """Half of the descriptors that this process may have, and no more than `MAX_WATCHED`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_WATCHED if soft == resource.RLIM_INFINITY else min(MAX_WATCHED, soft // 2)

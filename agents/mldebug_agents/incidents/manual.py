@@ -1,0 +1,234 @@
+"""A capture by hand: choose the job, capture it now, judge it, write the report down."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.core.model import Asked, Job, Judgement, NodeCapture
+from mldebug.core.report_model import Report, Stall
+from mldebug.core.text import plural
+from mldebug.diagnosis.diagnose import diagnose
+from mldebug.incidents.pruning import BY_HAND
+from mldebug.incidents.report.build import Trigger, build_report, make_id
+from mldebug.incidents.report.html import render_html
+from mldebug.incidents.report_store import Archive
+from mldebug.incidents.stored_evidence import ASKED
+from mldebug.jobs.known_issues.match import remarks
+from mldebug.status.gpu_view import Glance
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.incidents.report_writer import owner_of
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.web.nearest_agent import ask_nearest
+
+STORE_TIMEOUT = 10.0
+BESIDE = 3.0  # seconds for GPUs and kernel log, from the begin of the first capture
+AGAIN = 2.0  # seconds between two looks at the GPUs: one tells what they did in the second before
+MAX_TOLD = 4  # jobs listed in an error
+BY_NOBODY = "captured by hand: nobody waited for a timeout"
+WHY = {"alert": "an alert or an action asked for it: nobody waited for a timeout"}
+MAX_TURNS = 100  # reports of one job in one second
+
+
+class Taken(NamedTuple):
+    """What one manual capture came to; `html_path` is None where the report could not be stored."""
+
+    report: Report
+    html: str
+    judgement: Judgement
+    html_path: Path | None
+    trouble: str
+
+
+class Named(NamedTuple):
+    """A report under its final id."""
+
+    report: Report
+    html: str
+
+
+def choose(found: Discovery, pid: int | None, wanted: str | None) -> tuple[Job, ...]:
+    """The jobs a person asked for; an error that lists what there is otherwise."""
+    jobs = found.jobs
+    if not jobs:
+        raise _nothing_found(found, pid)
+    if pid is not None:
+        jobs = tuple(job for job in jobs if pid in _pids(job, found))
+    if wanted is not None:
+        jobs = tuple(job for job in jobs if job.id.startswith(wanted) or job.name == wanted)
+    if not jobs:
+        raise UsageError(f"no job here matches {wanted or pid}{_why(found, pid)}", _have(found))
+    return jobs
+
+
+def _why(found: Discovery, pid: int | None) -> str:
+    """What discovery found odd about this process."""
+    odd = [remark.message for remark in found.remarks if pid in remark.pids]
+    return f": {odd[0]}" if odd else ""
+
+
+def _have(found: Discovery) -> str:
+    jobs = [
+        f"{job.id} ({job.name}, {plural(len(job.ranks), 'rank')})" for job in found.jobs[:MAX_TOLD]
+    ]
+    more = len(found.jobs) - len(jobs)
+    tail = f" and {more} more: `mldebug status` shows all" if more else ""
+    return f"jobs on this node: {', '.join(jobs)}{tail}"
+
+
+def _pids(job: Job, found: Discovery) -> set[int]:
+    ranks = {rank.pid for rank in job.ranks}
+    children = {child.pid for pid in ranks for child in found.children.get(pid, ())}
+    return ranks | children | ({job.launcher_pid} if job.launcher_pid else set())
+
+
+def _nothing_found(found: Discovery, pid: int | None) -> MldebugError:
+    if why := _why(found, pid):
+        return UsageError(
+            f"process {pid} is no rank{why}",
+            "correct what it was started with: `mldebug status` shows all",
+        )
+    hidden = [gap for gap in found.gaps if gap.way_out]
+    if hidden:
+        return AccessError(
+            f"no training job can be seen on this node: {hidden[0].reason}", hidden[0].way_out
+        )
+    return MldebugError(
+        "no training job runs on this node",
+        "is it on another node, or in a container? `mldebug status` shows what is seen here",
+    )
+
+
+def look_beside(bench: Workbench, found: Discovery, *, here_only: bool) -> OnceLooked:
+    """Begin to look at GPUs and kernel log, while the ranks are captured: at most `BESIDE` seconds are waited for it."""
+    state_dir = bench.config.agent.state_dir
+    return OnceLooked(
+        bench,
+        found,
+        BESIDE,
+        lambda: ask_nearest(state_dir, here_only=here_only).asked.snapshot,
+        again=AGAIN,
+    )
+
+
+def take(bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None) -> Taken:
+    """Capture one job now and write the report; a state dir that cannot be written costs the file, not the report."""
+    detected = time.time()
+    return write_down(bench, look(bench, job, found, beside), detected)
+
+
+def look(
+    bench: Workbench, job: Job, found: Discovery, beside: OnceLooked | None = None
+) -> NodeCapture:
+    """Capture one job now."""
+    traps = bench.traps.of(job, found.programs, read=False)  # it may hang: its settings must do
+    noted = (*found.remarks, *remarks(job, traps))
+    if bench.config.capture.flight_recorder:
+        bench.flights.meet(found)
+    bench.rings.meet(found)
+    capture = bench.capturer().capture(job, found.children, noted, found.gaps)
+    return capture if beside is None else with_hardware(capture, beside.take())
+
+
+def with_hardware(capture: NodeCapture, seen: Glance) -> NodeCapture:
+    """A capture, with what was said against its ranks and what their GPUs do; what could not be read is a gap."""
+    gaps = [one for one in (seen.gpu_gap, seen.kernel_gap) if one is not None]
+    return msgspec.structs.replace(
+        capture,
+        faults=seen.faults(capture.job),
+        devices=seen.devices(capture.job.id),
+        gpus=seen.states.get(capture.job.id, ()),
+        gaps=(*capture.gaps, *gaps),
+    )
+
+
+def write_down(bench: Workbench, capture: NodeCapture, detected: float) -> Taken:
+    """Judge what this node has seen, and write the report."""
+    return write_case(bench.config.agent.state_dir, (capture,), detected)
+
+
+def write_case(
+    state_dir: Path,
+    captures: tuple[NodeCapture, ...],
+    detected: float,
+    asked: Asked | None = None,
+    node: str | None = None,
+    trigger: Trigger = "manual",
+) -> Taken:
+    """Judge, build, render; store within a deadline: a hung or closed state dir costs the file, never the answer.
+
+    `asked`: all nodes that were asked for it; `node`: who asked, where that is not the node of the first capture.
+    """
+    judgement = diagnose(captures, asked)
+    first = captures[0]
+    report = build_report(
+        judgement,
+        captures,
+        kind="manual",
+        trigger=trigger,
+        detected_at=detected,
+        reported_at=time.time(),
+        stall=Stall(timeout_seconds=None, why=WHY.get(trigger, BY_NOBODY)),
+        versions=first.versions,
+        report_id=make_id(detected, f"{first.job.id[:40]}-{BY_HAND}"),
+        asked=asked,
+        node=node,
+    )
+    stored: list[Named] = []
+
+    def save() -> Path:
+        archive = Archive(state_dir)
+        stored.append(store(archive, report, captures, asked))
+        archive.prune()
+        return archive.folder / stored[0].report.id / "report.html"
+
+    path, why = within(STORE_TIMEOUT, save)
+    named = stored[0] if path else Named(report, render_html(report))
+    trouble = f"the report was not stored in {state_dir}: {why}" if why else ""
+    return Taken(named.report, named.html, judgement, path, trouble)
+
+
+def evidence(captures: tuple[NodeCapture, ...], asked: Asked | None) -> dict[str, bytes]:
+    """The files from which the same report can be made again."""
+    files = {f"capture-{one.node}.json": msgspec.json.encode(one) for one in captures}
+    return files if asked is None else files | {ASKED: msgspec.json.encode(asked)}
+
+
+def store(
+    archive: Archive,
+    report: Report,
+    captures: tuple[NodeCapture, ...],
+    asked: Asked | None = None,
+) -> Named:
+    """Save under an id that no other report has: of two taken in one second, the second gets a number."""
+    files, owner = evidence(captures, asked), owner_of(captures)
+    for turn in range(1, MAX_TURNS):
+        report_id = report.id if turn == 1 else f"{report.id}-{turn:02d}"
+        named = msgspec.structs.replace(report, id=report_id)
+        html = render_html(named)
+        if archive.save_new(named, html, files, owner_uid=owner):
+            return Named(named, html)
+    raise MldebugError(f"{MAX_TURNS} reports of this second are there already", "wait a second")
+
+
+def within(timeout: float, write: Callable[[], Path]) -> tuple[Path | None, str]:
+    """Carry out a write in a thread that is left behind when it does not come back; returns (path, why not)."""
+    done: list[tuple[Path | None, str]] = []
+
+    def run() -> None:
+        try:
+            done.append((write(), ""))
+        except MldebugError as error:
+            done.append((None, error.message))
+        except OSError as error:
+            done.append((None, error.strerror or str(error)))
+
+    thread = threading.Thread(target=run, name="mldebug-store", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return done[0] if done else (None, f"no answer in {timeout:g} s")

@@ -1,0 +1,62 @@
+"""Ranks that ended badly here, remembered for a while: those of other nodes may wait for them.
+
+Belongs to the main loop's thread.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Diagnosis, Judgement
+from mldebug.diagnosis.exits.model import Ending
+from mldebug.incidents.incident import Incident
+from mldebug_agents.system.service.clock import Clock
+from mldebug_agents.watch.runs import Run
+
+MOST, KEPT = 16, 3600.0  # runs, seconds
+
+
+class BadEnd(NamedTuple):
+    """`run`: as it was then. `at`: of the first exit, by `Clock.steady`."""
+
+    run: Run
+    incident: Incident
+    diagnosis: Diagnosis
+    at: float
+
+
+class BadEnds:
+    """By job."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.wanted = False  # by agents of other nodes; captures are large
+        self._ends: dict[str, BadEnd] = {}
+
+    def note(self, run: Run, ending: Ending, incident: Incident, judgement: Judgement) -> None:
+        """A run has lost ranks, or more of them."""
+        if not self.wanted:
+            return
+        known = self._ends.pop(run.job.id, None)
+        job = msgspec.structs.replace(ending.job, ranks=ending.identities or ending.job.ranks)
+        first = min((one.at for one in ending.exits if one.at), default=self._clock.now())
+        since = max(0.0, self._clock.now() - first)
+        at = known.at if known else self._clock.steady() - since
+        new = BadEnd(Run(job, run.watch), incident, judgement.diagnosis, at)
+        self._ends = dict(list(self.recent().items())[1 - MOST :]) | {run.job.id: new}
+
+    def renamed(self, job_id: str, incident: Incident) -> None:
+        """Its incident has another id from now on."""
+        if (known := self._ends.get(job_id)) is not None:
+            self._ends[job_id] = known._replace(incident=incident)
+
+    def incident(self, incident_id: str) -> Incident | None:
+        """The one of that id."""
+        found = (one.incident for one in self._ends.values())
+        return next((one for one in found if one.id == incident_id), None)
+
+    def recent(self) -> Mapping[str, BadEnd]:
+        """Those of the last hour."""
+        now = self._clock.steady()
+        return {job: one for job, one in self._ends.items() if now - one.at < KEPT}

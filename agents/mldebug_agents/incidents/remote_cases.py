@@ -1,0 +1,59 @@
+"""Stalls of runs that have no rank on this node, which coordinates them; the agent after this one goes on with them.
+
+Belongs to the main loop's thread.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.incidents.incident import Incident
+from mldebug_agents.state.store import Ledger
+
+MEMO = "case:"
+MAX_STORED = (
+    8 << 20
+)  # bytes of a case with the captures of all nodes: a larger one is known to this agent alone
+
+
+class Cases:
+    """By the id of the incident."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._open: dict[str, Incident] = {}
+        self._recalled = False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._all()))
+
+    def get(self, incident_id: str) -> Incident | None:
+        """One that is open."""
+        return self._all().get(incident_id)
+
+    def put(self, incident: Incident) -> None:
+        """Open, or with more of it."""
+        self._all()[incident.id] = incident
+        told = msgspec.json.encode(incident)
+        self._ledger.remember(MEMO + incident.id, told if len(told) <= MAX_STORED else b"")
+
+    def pop(self, incident_id: str) -> Incident | None:
+        """It is over, or has another id from now on."""
+        self._ledger.remember(MEMO + incident_id, b"")
+        return self._all().pop(incident_id, None)
+
+    def _all(self) -> dict[str, Incident]:
+        """With those of the agent before, as soon as the state dir can be read."""
+        if not self._recalled and self._ledger.opened:
+            self._recalled = True
+            names = self._ledger.memos(MEMO)
+            found = (_read(self._ledger.memo(name)) for name in names)
+            self._open = {one.id: one for one in found if one is not None} | self._open
+        return self._open
+
+
+def _read(told: bytes) -> Incident | None:
+    try:
+        return msgspec.json.decode(told, type=Incident)
+    except msgspec.MsgspecError:
+        return None  # of another version

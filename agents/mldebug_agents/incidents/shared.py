@@ -1,0 +1,149 @@
+"""Stalls that several nodes know: each is told under one id, with one report over all of them.
+
+Belongs to the main loop's thread.
+"""
+
+import logging
+
+import msgspec
+
+from mldebug.cluster.messages import End, Whole
+from mldebug.core.model import Asked, NodeCapture
+from mldebug.incidents.incident import (
+    Incident,
+    add_across,
+    add_cause,
+    add_whole,
+    is_untold,
+    judge,
+    say,
+)
+from mldebug.incidents.report.build import State
+from mldebug_agents.incidents.books import Books
+from mldebug_agents.incidents.report_writer import owner_of, versions
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+RENAMED = "other nodes know it already: from now on under their id"
+
+
+class SharedStalls(Books):
+    """What other nodes say of stalls here, and what all nodes together have come to."""
+
+    def called(self, run: Run, incident_id: str, sentence: str, *, caused: bool = False) -> None:
+        """Another node has noticed a stall of this run: it is one incident, under one id.
+
+        `caused`: that of a bad end on another node, which came first.
+        """
+        known, now = run.incident, self._clock.now()
+        own = known is not None and not known.shared and is_untold(known)  # nobody knows that id
+        old = "" if known is None or own else known.id
+        if known is None:
+            known = Incident(
+                id=incident_id,
+                key=f"{run.job.id}/{run.job.attempt}/{incident_id}",
+                job_id=run.job.id,
+                job=run.job,
+                detected_at=now,
+                why="another node has noticed it",
+                sentence=sentence,
+                versions=versions(),
+            )
+            known = say(known, now, f"incident opened: {sentence}")
+        elif incident_id != known.id and (caused or _goes_on(known, incident_id)):
+            known = msgspec.structs.replace(known, id=incident_id)
+            known = say(known, now, RENAMED)
+        elif own:
+            known = msgspec.structs.replace(known, id=incident_id)
+        if known == run.incident and known.shared:
+            return
+        self.bad_ends.renamed(run.job.id, known)
+        run.incident = known = msgspec.structs.replace(known, shared=True)
+        self._keep(run)
+        renamed = old not in ("", known.id)
+        if run.judgement is not None or (renamed and known.counted):
+            run.judgement = judge(known)
+            self._write(known, run.judgement, run.job.uid)
+        if renamed:
+            self.renamed(old)
+            self._ledger.drop(old)  # behind the new one: at no moment there is neither
+
+    def together(
+        self,
+        run: Run | None,
+        incident_id: str,
+        found: tuple[NodeCapture, ...],
+        asked: Asked,
+        what: str,
+        cause: End | None = None,
+    ) -> Whole:
+        """All nodes were captured: the report rests on all of them. `run`: where it has ranks here, too."""
+        now = self._clock.now()
+        incident = run.incident if run is not None else None
+        if incident is None or (incident.kind != "stall" and incident.id != incident_id):
+            run, incident = None, self._case(incident_id, found, now)
+        again = bool(incident.across)
+        incident = add_across(incident, found, asked, max(incident.detected_at, now), what)
+        if cause is not None and incident.ending is None:
+            incident = add_cause(incident, cause, max(incident.detected_at, now))
+        judgement = judge(incident)
+        if run is not None:
+            run.incident, run.judgement = incident, judgement
+            self._keep(run)
+        else:
+            self.cases.put(incident)
+        if not again and not incident.counted and incident.ending is None:
+            self._count(incident, judgement)
+        log.warning("%s: %s", found[0].job.name, judgement.diagnosis.summary)
+        self._write(incident, judgement, owner_of(found))
+        return Whole(
+            report=incident.id,
+            node=self._node,
+            nodes=len(incident.across),
+            diagnosis=judgement.diagnosis,
+        )
+
+    def _case(self, incident_id: str, found: tuple[NodeCapture, ...], now: float) -> Incident:
+        """Of a run that has no rank here."""
+        job = found[0].job
+        why = "a node of the run has noticed it"
+        new = Incident(
+            id=incident_id, key=incident_id, job_id=job.id, job=job, detected_at=now, why=why,
+            versions=versions(),
+        )  # fmt: skip
+        return self.cases.get(incident_id) or self.bad_ends.incident(incident_id) or new
+
+    def told(self, run: Run, whole: Whole) -> None:
+        """What all nodes together have come to, where another one has put it together."""
+        incident = run.incident
+        if incident is None or incident.id != whole.report or whole.node == self._node:
+            return
+        if incident.whole is not None and incident.whole.diagnosis == whole.diagnosis:
+            return
+        run.incident = add_whole(incident, whole, self._now(incident))
+        run.judgement = judge(run.incident)
+        self._keep(run)
+        log.warning("%s: %s", run.job.name, run.judgement.diagnosis.summary)
+        self._write(run.incident, run.judgement, run.job.uid)
+
+    def rename_case(self, known: str, incident_id: str) -> None:
+        """A stall of a run that has no rank here has another id from now on."""
+        if (incident := self.cases.pop(known)) is None:
+            return
+        incident = msgspec.structs.replace(incident, id=incident_id)
+        incident = say(incident, self._now(incident), RENAMED)
+        self.cases.put(incident)
+        self._write(incident, judge(incident), owner_of(incident.across))
+        self.renamed(known)
+        self._ledger.drop(known)
+
+    def close_case(self, incident_id: str, state: State, why: str) -> None:
+        """A stall of a run that has no rank here is over."""
+        if (incident := self.cases.pop(incident_id)) is not None:
+            self._end(incident, state, why, owner_of(incident.across), judge(incident))
+
+
+def _goes_on(known: Incident, incident_id: str) -> bool:
+    """Of two ids of one stall the first stays."""
+    return known.kind == "stall" and incident_id < known.id

@@ -1,0 +1,1 @@
+"""Training jobs on this node: their ranks, launchers, schedulers, logs and hooks."""

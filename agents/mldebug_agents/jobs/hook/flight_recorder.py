@@ -1,0 +1,114 @@
+"""Flight Recorders on demand: all ranks that have the hook are asked at once, and write what they know beside their record.
+
+Who may be asked, and how: `mldebug_agents.jobs.hook.signals`; what they write: `mldebug_training.flight`. A file is believed only
+where it belongs to the user of the rank, nobody else may write it, and it has the expected shape.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import msgspec
+
+from mldebug.capture.flight_recorder.access import Kind
+from mldebug.capture.flight_recorder.hook_file import MAX_BYTES, parse_file
+from mldebug.core.model import FlightRecord, Gap, RankIdentity
+from mldebug.jobs.heartbeat import FLIGHT
+from mldebug_agents.jobs.hook.records import check_owner
+from mldebug_agents.jobs.hook.signals import Asking, Hooked
+from mldebug_agents.system.failure_counts import Unanswered
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Piece
+
+PAUSE = 0.02  # seconds between two looks whether they have answered
+MAX_ASKED = 256  # ranks of one node at once; each takes a descriptor
+WHAT = "Flight Recorder"
+_WHY = {
+    "nccl": "TORCH_FR_BUFFER_SIZE is 0, or PyTorch is older than 2.5",
+    "nccl2": "its recorder was never seen running",
+    "gloo": "PyTorch records them since 2.13",
+}
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What came: by rank, and why it did not come. Who has no hook is in neither."""
+
+    flights: dict[int, FlightRecord] = {}
+    gaps: tuple[Gap, ...] = ()
+
+
+class HookFlight:
+    """Asks ranks for their Flight Recorders. Never raises for what they do."""
+
+    def __init__(
+        self, asking: Asking, reader: Reader, unanswered: Unanswered | None = None
+    ) -> None:
+        self._asking = asking
+        self._reader = reader
+        self.unanswered = unanswered or Unanswered()
+
+    def ask(self, ranks: Sequence[RankIdentity], timeout: float) -> Answers:
+        """Ask all of them, and wait `timeout` seconds at most for all answers together."""
+        with ExitStack() as stack:
+            held = {
+                one.rank: stack.enter_context(self._asking.hold(one.pid))
+                for one in ranks[:MAX_ASKED]
+            }
+            starts = {one.rank: one.start_ticks for one in ranks}
+            asked = {
+                rank: one for rank, one in held.items() if one and self._sent(one, starts[rank])
+            }
+            answered = self._answered(asked, time.monotonic() + timeout)
+            told = {
+                rank: self._read(one) if rank in answered else f"no answer in {timeout:g} s"
+                for rank, one in asked.items()
+            }
+            gaps = [
+                Gap(what=WHAT, reason=why, rank=rank, pid=asked[rank].pid)
+                for rank, why in told.items()
+                if isinstance(why, str)
+            ]
+        self.unanswered.count(Kind.HOOK, len(gaps))
+        flights = {n: one for n, one in told.items() if not isinstance(one, str)}
+        return Answers(flights, (*gaps, *_silent(flights)))
+
+    def _sent(self, one: Hooked, start_ticks: int) -> bool:
+        """False where it cannot be asked, or its pid belongs to somebody else by now."""
+        number = one.beat.flight_signal
+        if number is None or start_ticks not in (0, one.identity.start_ticks):
+            return False
+        try:
+            return self._asking.ask(one, number)
+        except OSError:  # no right to signal it, or it is gone
+            return False
+
+    def _answered(self, asked: dict[int, Hooked], deadline: float) -> set[int]:
+        """The ranks that have done what they could, when all have or the time is over."""
+        answered: set[int] = set()
+        while len(answered) < len(asked) and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            for rank, one in asked.items():
+                if rank not in answered:
+                    beat = self._asking.beat(one)
+                    if beat is not None and beat.flight_answers != one.beat.flight_answers:
+                        answered.add(rank)
+        return answered
+
+    def _read(self, one: Hooked) -> FlightRecord | str:
+        """Its answer, or why there is none."""
+        piece = self._reader.read_from(self._asking.path(one, FLIGHT), 0, max_bytes=MAX_BYTES + 1)
+        if not isinstance(piece, Piece):
+            return f"its process could not write it ({piece.reason})"
+        try:
+            check_owner(piece, one.identity.uid)
+            return parse_file(piece.data)
+        except ValueError as error:
+            return f"its answer is not believed: {error}"
+
+
+def _silent(flights: Mapping[int, FlightRecord]) -> Iterator[Gap]:
+    """A recorder that holds nothing of the calls that were made."""
+    for rank, one in flights.items():
+        for backend in one.silent:
+            why = f"that of {backend} holds none of its calls: {_WHY.get(backend, 'it is switched off, or not known')}"
+            yield Gap(what=WHAT, reason=why, rank=rank)

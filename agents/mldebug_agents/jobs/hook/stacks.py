@@ -1,0 +1,143 @@
+"""Stacks without ptrace: the hook in the process writes them itself when its signal comes (see `mldebug_training.stacks`).
+
+Who may be asked, and how: `mldebug_agents.jobs.hook.signals`. The second signal has C code walk the frames without the interpreter
+lock, which may end a process whose Python runs. So it is sent only where the first was taken and not answered, and no thread
+of the process runs: there the lock is held by C code that sleeps. C code that computes with it leaves us without an answer.
+
+The hook writes at the front of its file again when half of it is used. So a smaller position is news as well as a larger one;
+but where it only moved, somebody else may have asked at the same moment. What counts is an answer that is whole, between two
+lines with its number, in the part of the file that was written since the question, and only where nobody but the user of the
+process could have written it.
+"""
+
+import re
+import time
+
+from mldebug.capture.stacks import named_frame
+from mldebug.core.model import MAIN_THREAD, Frame, ThreadStack
+from mldebug.core.redact import clean
+from mldebug.jobs.heartbeat import STACKS
+from mldebug_agents.jobs.hook.records import check_owner
+from mldebug_agents.jobs.hook.signals import Asking, Hooked
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Piece
+
+MAX_TEXT = 256 << 10  # the room of its file: beyond it nobody is forced, or it would grow
+PAUSE = 0.02  # seconds between two looks whether it has written
+PATIENCE = 2.0  # seconds for an answer, and again when it is forced
+MAX_FORCED = 4096  # processes that are remembered
+QUIET = 3  # looks without more, after which it has written all
+_THREAD = re.compile(
+    r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):"
+)
+_WHOLE = re.compile(r"^Stacks (\d+):\n((?:(?!Stacks \d).*\n)*?)End of stacks \1\.$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+
+
+class HookStacks:
+    """Asks processes for their stacks. Never raises for what they do."""
+
+    def __init__(self, asking: Asking, reader: Reader) -> None:
+        self._asking = asking
+        self._reader = reader
+        self._forced: set[tuple[int, int]] = set()  # (pid, start)
+
+    def dump(self, pid: int, timeout: float = PATIENCE) -> tuple[ThreadStack, ...]:
+        """All Python threads of one process, innermost frame first; none where it cannot or may not be asked."""
+        with self._asking.hold(pid) as one:
+            try:
+                return self._dump(one, timeout) if one is not None else ()
+            except OSError:  # no right to signal it, or it is gone
+                return ()
+
+    def _dump(self, one: Hooked, timeout: float) -> tuple[ThreadStack, ...]:
+        ask = one.beat.signal or 0
+        for number in (ask, ask - 1):
+            if not self._asking.ask(one, number):
+                return ()
+            text = self._by_force(one, timeout) if number != ask else self._answer(one, timeout)
+            if text:
+                self._note(one.key, forced=number != ask)
+                return parse_faulthandler(text, one.pid, one.beat.main_thread)
+            if self._asking.pends(one.pid, ask) and one.key not in self._forced:
+                return ()  # not even taken: the machine is slow, or the process is; nothing is known to be stuck
+            if number == ask and not self._may_force(one):
+                return ()
+        return ()
+
+    def _may_force(self, one: Hooked) -> bool:
+        room = one.position < MAX_TEXT
+        return room and self._asking.stuck(one) and self._asking.position(one) == one.position
+
+    def _note(self, key: tuple[int, int], *, forced: bool) -> None:
+        """Whose listener still waits for the lock since an earlier question cannot take the next one."""
+        if forced and len(self._forced) < MAX_FORCED:
+            self._forced.add(key)
+        elif not forced:
+            self._forced.discard(key)
+
+    def _answer(self, one: Hooked, timeout: float) -> str:
+        """What it has written since the question, as soon as that is whole; "" where it never is."""
+        deadline, last = time.monotonic() + timeout, one.position
+        while time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            now = self._position(one)
+            if now == last:
+                continue
+            text, last = whole_answer(self._text(one, now)), now
+            if text is not None:
+                return text
+        return ""
+
+    def _by_force(self, one: Hooked, timeout: float) -> str:
+        """The same of C code, which says no end: it is quiet then."""
+        before = one.position
+        deadline, last, same = time.monotonic() + timeout, before, 0
+        while time.monotonic() < deadline and same < QUIET:
+            time.sleep(PAUSE)
+            now = self._position(one)
+            same = same + 1 if now == last != before else 0
+            last = now
+        text = self._text(one, last) if last != before else ""
+        return whole_answer(text) or text
+
+    def _position(self, one: Hooked) -> int:
+        now = self._asking.position(one)
+        return one.position if now is None else now
+
+    def _text(self, one: Hooked, now: int) -> str:
+        """What was written since the question: where it stands before that, it has begun at the front since."""
+        begin = one.position if now > one.position else 0
+        path = self._asking.path(one, STACKS)
+        piece = self._reader.read_from(path, begin, max_bytes=min(MAX_TEXT, now - begin))
+        if not isinstance(piece, Piece):
+            return ""
+        try:
+            check_owner(piece, one.identity.uid)
+        except ValueError:
+            return ""
+        return piece.data.decode(errors="replace")
+
+
+def whole_answer(text: str) -> str | None:
+    """The last answer of the hook in it that is whole; None where there is none."""
+    found = [match[2] for match in _WHOLE.finditer(text)]
+    return found[-1] if found else None
+
+
+def parse_faulthandler(text: str, pid: int, main: int) -> tuple[ThreadStack, ...]:
+    """Read what `faulthandler` writes once; `main` is its number of the main thread, which comes first and gets the pid."""
+    found: list[tuple[int, str, list[Frame]]] = []
+    for line in text.splitlines():
+        if match := _THREAD.match(line):
+            is_main = (number := int(match[1], 16)) == main
+            if any(one[0] == (pid if is_main else number) for one in found):
+                break  # from here on it is what somebody else has asked for
+            name = MAIN_THREAD if is_main else clean(match[2] or "", 64)
+            found.append((pid if is_main else number, name, []))
+        elif found and (match := _FRAME.match(line)):
+            found[-1][2].append(named_frame(match[1], match[2], match[3]))
+    ordered = sorted(found, key=lambda one: one[1] != MAIN_THREAD)
+    return tuple(
+        ThreadStack(tid=tid, name=name, frames=tuple(frames)) for tid, name, frames in ordered
+    )

@@ -1,0 +1,208 @@
+"""Sets, clears and looks at switches, in a child of its own: the folder may lie on a mount that hangs.
+
+The child takes the rights of the folder's user before it touches anything, so that root cannot be led astray by links that
+a job has laid, and what is made there belongs to the job. Below a rank's root it never leaves it.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+import time
+from typing import Literal
+
+import msgspec
+
+from mldebug.core.errors import AccessError, MldebugError, UsageError
+from mldebug.jobs.switches import (
+    KILL,
+    MAX_BYTES,
+    POLLED,
+    SAVE,
+    Folder,
+    Switch,
+    parse_polled,
+    parse_switch,
+    switch_text,
+)
+from mldebug_agents.system.child.reader_child import open_inside
+from mldebug_agents.system.spawn import Spawner
+
+NAME = "switches"
+TIMEOUT = 5.0
+MAX_ANSWER = 64 << 10
+_ROOT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose rights to take."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do. `pid`: the rank whose root the folder is below; 0: ours. `owner` None: that of the folder."""
+
+    verb: Literal["look", "set", "clear"]
+    folder: str
+    name: str = ""
+    until: float | None = None
+    by: str = ""
+    pid: int = 0
+    owner: Owner | None = None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found afterwards, or why nothing was done."""
+
+    found: Folder | None = None
+    error: str = ""
+    denied: bool = False
+
+
+def ask(spawner: Spawner, order: Order, timeout: float = TIMEOUT) -> Folder:
+    """Have it done; an MldebugError in words where that fails."""
+    worker = spawner.fork_worker(NAME)
+    try:
+        worker.socket.settimeout(timeout)
+        worker.socket.sendall(msgspec.msgpack.encode(order))
+        worker.socket.shutdown(socket.SHUT_WR)
+        reply = msgspec.msgpack.decode(_all(worker.socket, MAX_ANSWER), type=Reply)
+    except TimeoutError:
+        why = f"{order.folder} does not answer: its file system hangs"
+        raise MldebugError(why, "give a folder on another one with --folder") from None
+    except (msgspec.DecodeError, ConnectionError) as error:
+        raise MldebugError(f"the child that looks at {order.folder} has ended: {error}") from error
+    finally:
+        worker.kill()
+    if reply.found is not None:
+        return reply.found
+    if reply.denied:
+        raise AccessError(reply.error, "ask as the job's user, or as root")
+    raise UsageError(reply.error, "name the folder that the job asks, or make it as the job's user")
+
+
+def serve(link: socket.socket) -> None:
+    """The child: one order, one answer."""
+    order = msgspec.msgpack.decode(_all(link, MAX_ANSWER), type=Order)
+    link.sendall(msgspec.msgpack.encode(carry_out(order)))
+
+
+def carry_out(order: Order) -> Reply:
+    """Do it with the rights of the owner; never raises for what the folder is."""
+    try:
+        handle = _enter(order)
+    except OSError as error:
+        return _failed(order.folder, error)
+    try:
+        if order.verb == "set":
+            _set(handle, order)
+        elif order.verb == "clear":
+            _clear(handle, order.name)
+        return Reply(found=look(handle, order.folder))
+    except OSError as error:
+        return _failed(f"{order.folder}/{order.name}", error)
+    finally:
+        os.close(handle)
+
+
+def look(handle: int, folder: str) -> Folder:
+    """What lies in an open folder."""
+    polled = _read(handle, POLLED)
+    everybody = os.fstat(handle).st_mode & stat.S_IWOTH
+    return Folder(
+        folder=folder,
+        kill=_switch(handle, KILL),
+        save=_switch(handle, SAVE),
+        polled=parse_polled(polled) if polled else None,
+        trouble="everybody may write this folder, so it is not obeyed: chmod o-w"
+        if everybody
+        else "",
+    )
+
+
+def _enter(order: Order) -> int:
+    """Open the folder and become its user: links below a rank's root stay inside it."""
+    root = os.open(f"/proc/{order.pid}/root" if order.pid else "/", _ROOT)
+    try:
+        if order.owner:
+            _become(order.owner)
+        if order.pid:
+            handle = open_inside(root, order.folder.lstrip("/").encode(), _ROOT)
+        else:
+            handle = os.open(order.folder, _ROOT)
+    finally:
+        os.close(root)
+    if order.owner is None:
+        found = os.fstat(handle)
+        _become(Owner(found.st_uid, found.st_gid))
+    return handle
+
+
+def _become(owner: Owner) -> None:
+    """Only root can, and only root has to; there is no way back."""
+    if os.geteuid() == 0 and owner.uid != 0:
+        os.setgroups(owner.groups)
+        os.setresgid(owner.gid, owner.gid, owner.gid)
+        os.setresuid(owner.uid, owner.uid, owner.uid)
+
+
+def _set(handle: int, order: Order) -> None:
+    """The whole file at once, in place of whatever had its name; a folder of that name is refused."""
+    if os.fstat(handle).st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EACCES, "everybody may write this folder, so no job obeys it")
+    fresh = f".{order.name}-{os.getpid()}-{time.monotonic_ns()}"
+    file = os.open(fresh, _NEW, 0o644, dir_fd=handle)
+    try:
+        os.write(file, switch_text(order.until, order.by))
+        os.rename(fresh, order.name, src_dir_fd=handle, dst_dir_fd=handle)
+    except OSError:
+        os.unlink(fresh, dir_fd=handle)
+        raise
+    finally:
+        os.close(file)
+
+
+def _clear(handle: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=handle)
+
+
+def _switch(handle: int, name: str) -> Switch | None:
+    try:
+        found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return parse_switch(_read(handle, name), found.st_mtime)
+
+
+def _read(handle: int, name: str) -> bytes:
+    """The beginning of a regular file; nothing of anything else."""
+    try:
+        file = os.open(name, _READ, dir_fd=handle)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, MAX_BYTES) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+    finally:
+        os.close(file)
+
+
+def _failed(what: str, error: OSError) -> Reply:
+    why = (error.strerror or str(error)).lower()
+    denied = isinstance(error, PermissionError)
+    return Reply(error=f"{what}: {why}", denied=denied)
+
+
+def _all(link: socket.socket, most: int) -> bytes:
+    parts: list[bytes] = []
+    while (part := link.recv(65536)) and sum(map(len, parts)) < most:
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,1 @@
+"""Launchers, one file each: how each tells its ranks who they are."""

@@ -1,0 +1,45 @@
+"""`accelerate launch`: torchrun with the settings of Hugging Face Accelerate."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+
+PRIORITY = 95  # above torchrun, which it is underneath
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to set."""
+
+
+class Accelerate:
+    """Runs torchrun in its own process, so its ranks have torchrun's variables and ACCELERATE_*."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Claim of a worker process."""
+        mine = any(name.startswith("ACCELERATE_") for name in environ)
+        if not mine or "TORCHELASTIC_RUN_ID" not in environ or "LOCAL_RANK" not in environ:
+            return None
+        return claim(
+            "accelerate",
+            PRIORITY,
+            environ,
+            rank=("RANK",),
+            world_size=("WORLD_SIZE",),
+            local_rank=("LOCAL_RANK",),
+            local_world_size=("LOCAL_WORLD_SIZE",),
+            run_id=environ["TORCHELASTIC_RUN_ID"],
+            attempt="TORCHELASTIC_RESTART_COUNT",
+            supervised=True,
+        )
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """`accelerate launch …` in its three spellings."""
+        modules = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
+        return runs(argv, scripts=("accelerate", "accelerate-launch"), modules=modules)
+
+
+def create(options: Options) -> Accelerate:
+    """Build the plugin."""
+    return Accelerate()

@@ -1,0 +1,46 @@
+"""The DeepSpeed launcher: one `deepspeed.launcher.launch` per node starts the ranks."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+
+PRIORITY = 80
+MODULES = (
+    "deepspeed.launcher.launch",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launcher_helper",
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to set."""
+
+
+class Deepspeed:
+    """Its ranks have LOCAL_SIZE and CROSS_RANK beside the usual variables, and no run id."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Claim of a worker process."""
+        if not {"LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK"} <= environ.keys():
+            return None
+        return claim(
+            "deepspeed",
+            PRIORITY,
+            environ,
+            rank=("RANK",),
+            world_size=("WORLD_SIZE",),
+            local_rank=("LOCAL_RANK",),
+            local_world_size=("LOCAL_SIZE",),
+            supervised=True,
+        )
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """`deepspeed …` and the launcher that it starts on each node."""
+        return runs(argv, scripts=("deepspeed", "deepspeed.pt", "ds"), modules=MODULES)
+
+
+def create(options: Options) -> Deepspeed:
+    """Build the plugin."""
+    return Deepspeed()

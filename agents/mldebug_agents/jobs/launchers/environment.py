@@ -1,0 +1,43 @@
+"""Plain RANK and WORLD_SIZE, set by a script, a scheduler template or a launcher that we do not know."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+
+PRIORITY = 40
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to set."""
+
+
+class Environment:
+    """What `init_method="env://"` reads."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Claim of a process with both variables. In a pod made for torchrun RANK is the pod's number."""
+        if "PET_NPROC_PER_NODE" in environ and "LOCAL_RANK" not in environ:
+            return None
+        return claim(
+            "environment",
+            PRIORITY,
+            environ,
+            rank=("RANK",),
+            world_size=("WORLD_SIZE",),
+            local_rank=("LOCAL_RANK",),
+            local_world_size=("LOCAL_WORLD_SIZE",),
+        )
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """Launchers that set just these variables."""
+        modules = ("composer.cli.launcher", "colossalai.cli", "torchx.apps.main")
+        return runs(
+            argv, scripts=("composer", "colossalai", "torchx", "horovodrun"), modules=modules
+        )
+
+
+def create(options: Options) -> Environment:
+    """Build the plugin."""
+    return Environment()

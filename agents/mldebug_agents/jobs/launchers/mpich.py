@@ -1,0 +1,52 @@
+"""MPICH, Intel MPI and MVAPICH: PMI_* and MV2_COMM_WORLD_*."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim, claim, overruled
+
+PRIORITY = 60
+LAUNCHERS = (
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+    "hydra_bstrap_pr",
+    "mpirun_rsh",
+    "mpispawn",
+    "mpiexec.mpich",
+    "mpirun.mpich",
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to set."""
+
+
+class Mpich:
+    """All launchers that speak PMI. The hydra process manager numbers the ranks of one node by MPI_LOCALRANKID."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Claim of one process of the world."""
+        own = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE")
+        rank, size = own if own[0] in environ else ("PMI_RANK", "PMI_SIZE")
+        if overruled(environ, rank, size):
+            return None
+        return claim(
+            "mpich",
+            PRIORITY,
+            environ,
+            rank=(rank,),
+            world_size=(size,),
+            local_rank=("MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+            local_world_size=("MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+            needs_torch=True,
+        )
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """The process manager on a node (the kernel cuts names at 15 characters)."""
+        return name in LAUNCHERS
+
+
+def create(options: Options) -> Mpich:
+    """Build the plugin."""
+    return Mpich()

@@ -1,0 +1,46 @@
+"""Open MPI's `mpirun`."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim, claim, overruled
+
+PRIORITY = 70
+LAUNCHERS = (
+    *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte"),
+    *("mpirun.openmpi", "mpiexec.openmpi"),  # as Debian calls them
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to set."""
+
+
+class Openmpi:
+    """OMPI_COMM_WORLD_*; the training script sets RANK only later, inside Python, where /proc does not show it."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Claim of one process of the world."""
+        if overruled(environ, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+            return None
+        return claim(
+            "openmpi",
+            PRIORITY,
+            environ,
+            rank=("OMPI_COMM_WORLD_RANK",),
+            world_size=("OMPI_COMM_WORLD_SIZE",),
+            local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+            local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+            run_id=environ.get("PMIX_NAMESPACE", environ.get("OMPI_MCA_ess_base_jobid", "")),
+            needs_torch=True,
+        )
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """The command and its daemons on the nodes."""
+        return name in LAUNCHERS
+
+
+def create(options: Options) -> Openmpi:
+    """Build the plugin."""
+    return Openmpi()

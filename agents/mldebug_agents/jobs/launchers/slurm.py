@@ -1,0 +1,66 @@
+"""Slurm: `srun` starts every rank itself."""
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim, claim, overruled
+
+PRIORITY = 50
+LAUNCHERS = ("srun", "slurmstepd")
+_TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to set."""
+
+
+class Slurm:
+    """Only inside a step: in the batch script SLURM_PROCID is 0 and says nothing."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Claim of one task of a step."""
+        step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
+        size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+        if not step or overruled(environ, "SLURM_PROCID", size):
+            return None
+        found = claim(
+            "slurm",
+            PRIORITY,
+            environ,
+            rank=("SLURM_PROCID",),
+            world_size=(size,),
+            local_rank=("SLURM_LOCALID",),
+            run_id=f"{environ.get('SLURM_JOB_ID', '')}.{step}",
+            attempt="SLURM_RESTART_COUNT",
+            needs_torch=True,
+        )
+        if found is None or found.problem:
+            return found
+        here = tasks_here(
+            environ.get("SLURM_STEP_TASKS_PER_NODE", ""), environ.get("SLURM_NODEID", "")
+        )
+        return msgspec.structs.replace(found, local_world_size=here)
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """The daemon that starts the tasks on a node, and the command."""
+        return name.startswith(LAUNCHERS)
+
+
+def tasks_here(tasks: str, node: str) -> int | None:
+    """Tasks on node number `node` out of Slurm's short form: ("2(x3),1", "3") -> 1; None where it does not say."""
+    left = int(node) if re.fullmatch(r"[0-9]{1,6}", node) else None
+    for word in tasks.split(",") if left is not None else ():
+        match = _TASKS.fullmatch(word)
+        if not match or left is None:
+            return None
+        left -= int(match[2] or 1)
+        if left < 0:
+            return int(match[1]) or None
+    return None
+
+
+def create(options: Options) -> Slurm:
+    """Build the plugin."""
+    return Slurm()

@@ -1,0 +1,52 @@
+"""torchrun and `python -m torch.distributed.run`: elastic launches, restarts included."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim, claim, runs
+
+PRIORITY = 90
+MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "torch.distributed.elastic.run",
+    "torch.distributed.launcher.run",
+    "torchelastic.distributed.launch",
+)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to set."""
+
+
+class Torchrun:
+    """Every rank gets TORCHELASTIC_RUN_ID and its place. In a pod the launcher itself has RANK, the pod's number."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Claim of a worker process."""
+        if "TORCHELASTIC_RUN_ID" not in environ or "LOCAL_RANK" not in environ:
+            return None
+        return claim(
+            "torchrun",
+            PRIORITY,
+            environ,
+            rank=("RANK",),
+            world_size=("WORLD_SIZE",),
+            local_rank=("LOCAL_RANK",),
+            local_world_size=("LOCAL_WORLD_SIZE",),
+            run_id=environ["TORCHELASTIC_RUN_ID"],
+            attempt="TORCHELASTIC_RESTART_COUNT",
+            supervised=True,
+        )
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """The elastic agent; PyTorch names its main thread."""
+        return name in ("torchrun", "pt_elastic") or runs(
+            argv, scripts=("torchrun",), modules=MODULES
+        )
+
+
+def create(options: Options) -> Torchrun:
+    """Build the plugin."""
+    return Torchrun()

@@ -1,0 +1,204 @@
+"""Follow a log as it grows: poll it, get the records that are new. Nothing here blocks on a hung mount or trusts a size.
+
+Polling alone: it works on every file system, and a few seconds of delay cost nothing. All reads go through the reader
+child, and each opens the file anew, which is also what makes a network file system tell the true size.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from mldebug.core.model import Gap
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.records import LogRecord
+from mldebug_agents.jobs.logs.locations import LogPlace
+from mldebug_agents.system.reader import Piece, Reader, Unreadable
+
+FIRST_LOOK = 256 << 10  # bytes from the end in which the last record before our time is looked for
+MAX_NEWS = 4 << 20  # bytes parsed in one poll; of more only the end
+CHUNK = 512 << 10
+NO_RECORD = 50  # lines without one, after which it is said
+EARLIER = 2000  # records before our time; a thread may have told the last thousand in a hang
+SEAM = 64  # bytes before our place that must still be the same
+
+
+class LogNews(msgspec.Struct, frozen=True, kw_only=True):
+    """What one poll brought. Only `records` are progress, and a growing file is a weak sign of it."""
+
+    records: tuple[LogRecord, ...] = ()
+    before: LogRecord | None = None  # first poll only: the last record that was there already
+    earlier: tuple[LogRecord, ...] = ()  # first poll only: those before it
+    grew_bytes: int = 0  # 0 in the first poll
+    skipped_bytes: int = 0  # of these not parsed, because they were too many
+    size: int = 0
+    modified_at: float = 0.0  # unix, 0.0 unknown
+    rotated: bool = False  # another file is written now
+    truncated: bool = False  # the same file started again
+    stuck: bool = False  # the read did not come back, which is evidence by itself
+    gap: Gap | None = None  # why there is no news
+
+
+class LogFollower:
+    """Follows one log. Its place may move to another descriptor or process from poll to poll.
+
+    Counters besides those of `parser`: `skipped` (bytes), `rotations`, `truncations`.
+    """
+
+    def __init__(self, reader: Reader, parser: LogParser) -> None:
+        self.parser = parser
+        self.skipped = self.rotations = self.truncations = 0
+        self._reader = reader
+        self._file: tuple[int, int] | None = None  # device, inode
+        self._target = ""
+        self._offset = 0
+        self._seam = b""
+        self._failure: Unreadable | None = None
+        self._until = math.inf
+
+    @property
+    def file(self) -> tuple[int, int] | None:
+        """Device and inode of the file that is followed; None before the first poll."""
+        return self._file
+
+    @property
+    def oddities(self) -> Iterator[str]:
+        """What a user should know of this log, in words."""
+        parser = self.parser
+        if parser.oversized:
+            yield f"{parser.oversized} lines too long to read"
+        if parser.binary:
+            yield f"{parser.binary} lines of binary data"
+        if self.skipped:
+            yield f"{self.skipped / 1e6:.0f} MB skipped"
+        if parser.lines >= NO_RECORD and not parser.records:
+            yield "no line of it understood"
+        for name in parser.slow:
+            yield f"logs.{name} is too slow for it and was put aside"
+
+    def poll(self, place: LogPlace, until: float = math.inf) -> LogNews:
+        """Return what is new since the last poll. Never raises; a file that cannot be read gives a `gap`.
+
+        After the moment `until` (monotonic) no further piece is read; the rest is for the next poll.
+        """
+        self._failure = None
+        self._until = until
+        piece = self._reader.read_from(place.path, self._offset - len(self._seam), max_bytes=SEAM)
+        if isinstance(piece, Unreadable):
+            return _no_news(place, piece)
+        if place.rights and not place.rights.may_read(piece):
+            return _no_news(
+                place, Unreadable(f"user {place.rights.uid} of the job may not read it")
+            )
+        if self._file is None:
+            news = self._begin(place, piece)
+        elif self._file != (piece.device, piece.inode):
+            news = self._rotated(place, piece)
+        elif piece.size < self._offset or not piece.data.startswith(self._seam):
+            self._restart()
+            news = self._advance(place, piece, truncated=True)
+        else:
+            news = self._advance(place, piece)
+        self._target = place.target
+        self.skipped += news.skipped_bytes
+        self.rotations += news.rotated
+        self.truncations += news.truncated
+        if self._failure is None:
+            return news
+        failed = _no_news(place, self._failure)
+        return msgspec.structs.replace(news, gap=failed.gap, stuck=failed.stuck)
+
+    def _begin(self, place: LogPlace, piece: Piece) -> LogNews:
+        self._offset = max(0, piece.size - FIRST_LOOK) if place.parsed else piece.size
+        self._file = (piece.device, piece.inode)
+        if self._offset:
+            self.parser.resync()
+        records = self._read(place, place.path, piece.size)
+        before = records[-1] if records else None
+        return LogNews(
+            before=before,
+            earlier=tuple(records[-1 - EARLIER : -1]),
+            size=piece.size,
+            modified_at=piece.mtime,
+        )
+
+    def _rotated(self, place: LogPlace, piece: Piece) -> LogNews:
+        start = self._offset
+        records = self._rest_of_old(place) if place.parsed else []
+        finished = self._offset - start
+        self._restart()
+        self._file = (piece.device, piece.inode)
+        news = self._advance(place, piece, rotated=True)
+        return msgspec.structs.replace(
+            news, records=(*records, *news.records), grew_bytes=finished + news.grew_bytes
+        )
+
+    def _rest_of_old(self, place: LogPlace) -> list[LogRecord]:
+        """Read the end of the file that was followed so far, under its old name or the one that rotation gives."""
+        root = f"{place.path.rpartition('/fd/')[0]}/root"
+        for target in (self._target, f"{self._target}.1"):
+            path = f"{root}{target}"
+            piece = self._reader.read_from(path, self._offset, max_bytes=0)
+            if isinstance(piece, Piece) and (piece.device, piece.inode) == self._file:
+                self._skip(piece.size)
+                return self._read(place, path, piece.size)
+        return []
+
+    def _advance(
+        self, place: LogPlace, piece: Piece, *, rotated: bool = False, truncated: bool = False
+    ) -> LogNews:
+        start = self._offset
+        skipped = self._skip(piece.size) if place.parsed else 0
+        if place.parsed:
+            records = self._read(place, place.path, piece.size)
+        else:
+            records, self._offset = [], piece.size
+        return LogNews(
+            records=tuple(records),
+            grew_bytes=self._offset - start,
+            skipped_bytes=skipped,
+            size=max(piece.size, self._offset),
+            modified_at=piece.mtime,
+            rotated=rotated,
+            truncated=truncated,
+        )
+
+    def _skip(self, size: int) -> int:
+        """Leave out all but the last `MAX_NEWS` bytes; return how many."""
+        skipped = max(0, size - self._offset - MAX_NEWS)
+        if skipped:
+            self._offset += skipped
+            self._seam = b""
+            self.parser.resync()
+        return skipped
+
+    def _read(self, place: LogPlace, path: str, size: int) -> list[LogRecord]:
+        """Parse from our offset to the end of the file, at most `MAX_NEWS` bytes, while the path leads to our file.
+
+        Between two reads another file may be put there: under a name by whoever may write the folder, at a descriptor
+        by the job. What was read of it is dropped.
+        """
+        records: list[LogRecord] = []
+        left = MAX_NEWS if place.parsed and size > self._offset else 0
+        while left > 0 and time.monotonic() < self._until:
+            piece = self._reader.read_from(path, self._offset, max_bytes=min(CHUNK, left))
+            if isinstance(piece, Unreadable):
+                self._failure = piece
+                break
+            if not piece.data or (piece.device, piece.inode) != self._file:
+                break
+            records += self.parser.feed(piece.data)
+            self._offset += len(piece.data)
+            self._seam = (self._seam + piece.data)[-SEAM:]
+            left -= len(piece.data)
+        return records + self.parser.settle()
+
+    def _restart(self) -> None:
+        self._offset, self._seam = 0, b""
+        self.parser.restart()
+
+
+def _no_news(place: LogPlace, why: Unreadable) -> LogNews:
+    gap = Gap(what="log", reason=f"{place.target}: {why.reason}", pid=place.pid)
+    return LogNews(gap=gap, stuck=why.stuck)

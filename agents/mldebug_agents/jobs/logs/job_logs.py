@@ -1,0 +1,263 @@
+"""The logs of one job from look to look: searched for seldom, polled at every look, and what cannot be read is named.
+
+Nothing here lasts longer than `BUDGET` and one read that does not come back. A mount that did not answer is left alone
+by all jobs until it does.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import msgspec
+
+from mldebug.core.model import Gap, Job, ProcessState, RankIdentity
+from mldebug.core.redact import clean
+from mldebug.jobs.known_issues.nccl_log import NcclLog, Ours
+from mldebug.jobs.logs.parser import LogParser
+from mldebug.jobs.logs.records import LogCounts
+from mldebug.stall.log_progress import LogProgress
+from mldebug_agents.jobs.logs.follower import LogFollower, LogNews
+from mldebug_agents.jobs.logs.locations import LogFinder, LogPlace
+from mldebug_agents.jobs.logs.sharing import Writers
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+
+MAX_LOGS = 4  # followed per job
+MAX_ASKED = 16  # ranks whose descriptors are looked through in one search
+BUDGET = 3.0  # seconds for the logs of one job in one look: one read that hangs, and the others
+SEARCH_EVERY, SEARCH_AGAIN = 60.0, 10.0  # seconds between two searches; where there was no log
+_OUTPUTS = ("fd/1", "fd/2")
+
+
+class HungMounts:
+    """Mounts on which a read has not come back, shared by all jobs of a node."""
+
+    def __init__(self, host: Host, reader: Reader) -> None:
+        self._host = host
+        self._reader = reader
+        self._hung: dict[str, tuple[str, str]] = {}  # path of the read -> mount
+
+    def add(self, place: LogPlace) -> None:
+        """Remember that this place did not answer."""
+        if place.mount:
+            self._hung[place.path] = self._key(place)
+
+    def hold(self, place: LogPlace) -> bool:
+        """Does this place lie on one of them? One that came back is forgiven."""
+        if self._hung:
+            stuck = self._reader.stuck
+            self._hung = {path: mount for path, mount in self._hung.items() if path in stuck}
+        return bool(self._hung) and self._key(place) in self._hung.values()
+
+    def _key(self, place: LogPlace) -> tuple[str, str]:
+        return self._host.link(place.pid, "ns/mnt"), place.mount
+
+
+class JobLogs:
+    """Follows the logs of one job. After `look`: `sentence`, `gaps`, `counts`, `gpu` (a rank holds a GPU open), `nccl`."""
+
+    def __init__(
+        self,
+        host: Host,
+        reader: Reader,
+        hung: HungMounts,
+        parser: Callable[[], LogParser],
+        progress: LogProgress,
+        writers: Writers,
+        node: str = "",
+    ) -> None:
+        self.sentence = ""
+        self.nccl = NcclLog()
+        self._ours = Ours(node=node, pids=frozenset())
+        self.gaps: tuple[Gap, ...] = ()
+        self.gpu = False
+        self._host = host
+        self._reader = reader
+        self._hung = hung
+        self._parser = parser
+        self._progress = progress
+        self._writers = writers
+        self._shared: frozenset[str] = frozenset()  # paths of places that another run writes too
+        self._pids: frozenset[int] = frozenset()
+        self._places: tuple[LogPlace, ...] = ()
+        self._reason = ""
+        self._seen: object = None
+        self._searched = 0.0
+        self._followers: dict[str, LogFollower] = {}
+        self._left = LogCounts()  # of followers that are gone
+        self._failures = 0
+        self._turn = 0
+
+    @property
+    def counts(self) -> LogCounts:
+        """Counters since this job was first seen."""
+        total = self._left
+        for follower in self._followers.values():
+            total = _add(total, follower)
+        return msgspec.structs.replace(total, failures=self._failures)
+
+    def look(self, job: Job, finder: LogFinder, now: float) -> None:
+        """Poll the logs; search for them first, where they may have moved."""
+        self._meet(job)
+        asked = _to_ask(job.ranks)
+        seen = [
+            (rank.pid, *(self._host.link(rank.pid, name) for name in _OUTPUTS)) for rank in asked
+        ]
+        every = SEARCH_EVERY if any(place.parsed for place in self._places) else SEARCH_AGAIN
+        moved = seen != self._seen or any(self._has_moved(place) for place in self._places)
+        if moved or now - self._searched >= every:
+            self._seen, self._searched = seen, now
+            self._search(job, asked, finder)
+        self._poll(now, lone=job.launcher == "single")
+
+    def _meet(self, job: Job) -> None:
+        """Processes that are all new resume from a checkpoint, maybe: known steps are news again."""
+        pids = frozenset(rank.pid for rank in job.ranks)
+        anew = bool(pids and self._pids and not pids & self._pids)
+        if anew:
+            self._progress.restart()
+            self.nccl = NcclLog()
+        self._pids = pids or self._pids
+        self._ours = _ours(self._ours.node, job, () if anew else self._ours.pids)
+
+    # --- finding -----------------------------------------------------------------------------------
+
+    def _has_moved(self, place: LogPlace) -> bool:
+        """Is the descriptor another one by now: closed, reopened, or that of a new process with the same pid?"""
+        if self._host.link(place.pid, f"fd/{place.path.rpartition('/')[2]}") != place.target:
+            return True
+        holder = self._host.brief(place.pid)
+        return holder is None or holder.start_ticks != place.start_ticks
+
+    def _search(self, job: Job, asked: Sequence[RankIdentity], finder: LogFinder) -> None:
+        launcher = self._state(job.launcher_pid) if job.launcher_pid else None
+        found: dict[tuple[int, str], LogPlace] = {}
+        reason = ""
+        for rank in asked:
+            state = self._state(rank.pid)
+            if state is None or state.start_ticks != rank.start_ticks:
+                continue
+            self.gpu = self.gpu or any(file.kind == "gpu" for file in state.files)
+            logs = finder.find(state, (launcher,) if launcher else ())
+            reason = reason or logs.reason
+            for place in logs.places:
+                found.setdefault((place.inode, place.target), place)
+            if len(found) >= MAX_LOGS:
+                break
+        places = sorted(found.values(), key=lambda place: not place.parsed)[:MAX_LOGS]
+        self._followers = dict(self._carry_over(places))
+        self._places = tuple(places)
+        self._reason = reason or "no log found: its ranks are gone"
+
+    def _state(self, pid: int) -> ProcessState | None:
+        return self._host.process_state(pid, threads=False, files=True)
+
+    def _carry_over(self, places: list[LogPlace]) -> Iterator[tuple[str, LogFollower]]:
+        """Give each place its follower: that of the descriptor, else that of the same file, else a new one."""
+        old = dict(self._followers)
+        files = {(place.inode, place.target): place.path for place in self._places}
+        paths = {place.path for place in places}
+        for place in places:
+            before = files.get((place.inode, place.target), "")
+            path = place.path if place.path in old or before in paths else before
+            follower = old.pop(path, None)
+            yield place.path, follower or LogFollower(self._reader, self._parser())
+        for follower in old.values():
+            self._left = _add(self._left, follower)
+
+    # --- polling -----------------------------------------------------------------------------------
+
+    def _poll(self, now: float, *, lone: bool) -> None:
+        until = time.monotonic() + BUDGET
+        gaps: dict[str, Gap] = {}
+        taken: list[tuple[LogPlace, LogNews]] = []
+        turn = self._turn % len(self._places) if self._places else 0
+        for number, place in enumerate(self._places[turn:] + self._places[:turn]):
+            news = self._poll_one(place, until)
+            if news.gap is not None:
+                gaps[place.path] = news.gap
+            if time.monotonic() >= until:  # begin there next time, if there is something left
+                self._turn = turn + number + 1
+            taken.append((place, news))
+        self._share(lone=lone)
+        for place, news in taken:
+            said = self._followers[place.path].parser.take_nccl()
+            if place.path not in self._shared:
+                self._take(place, news, now)
+                for line in said:
+                    self.nccl.hear(line, self._ours)
+        self._failures += len(gaps)
+        self.gaps = tuple(gaps.values())
+        self.sentence = self._say(gaps)
+
+    def _poll_one(self, place: LogPlace, until: float) -> LogNews:
+        if time.monotonic() >= until:
+            return _not_read(place, "not read this time: the other logs took too long")
+        if self._hung.hold(place):
+            return _not_read(place, f"{place.mount}, where it lies, does not answer")
+        news = self._followers[place.path].poll(place, until)
+        if news.stuck:
+            self._hung.add(place)
+        return news
+
+    def _share(self, *, lone: bool) -> None:
+        """Say which files are ours, and ask which of them another run writes too."""
+        files = {place.path: self._followers[place.path].file for place in self._places}
+        self._writers.note(self, {file for file in files.values() if file}, lone=lone)
+        shared = frozenset(path for path, file in files.items() if self._writers.shared(self, file))
+        if shared - self._shared:
+            self._progress.disown()
+            self.nccl = NcclLog()
+        self._shared = shared
+
+    def _take(self, place: LogPlace, news: LogNews, now: float) -> None:
+        log = id(self._followers[place.path])
+        if news.before is not None:
+            age = max(0.0, self._host.clock() - news.modified_at)
+            self._progress.arrive(news.before, now - age, log, news.earlier)
+        self._progress.take(news.records, news.grew_bytes, now, log)
+
+    def _say(self, gaps: dict[str, Gap]) -> str:
+        """The file that is followed and what is odd about it, or why there is none."""
+        good = [place for place in self._places if place.parsed and place.path not in gaps]
+        good.sort(key=lambda place: place.path in self._shared)
+        if good:
+            follower = self._followers[good[0].path]
+            odd = ", ".join((*self._whose(good[0]), *follower.oddities))
+            return f"{clean(good[0].target)} ({odd})" if odd else clean(good[0].target)
+        if gaps:
+            return f"no log can be read: {clean(next(iter(gaps.values())).reason)}"
+        return self._reason
+
+    def _whose(self, place: LogPlace) -> Iterator[str]:
+        if place.path in self._shared:
+            yield "not read: another run writes it too"
+
+
+def _ours(node: str, job: Job, known: Collection[int]) -> Ours:
+    """Whose lines of NCCL's are the job's; those of a rank that is gone too."""
+    pids = {pid for rank in job.ranks for pid in (rank.pid, rank.namespace_pid) if pid}
+    elsewhere = job.world_size > len(job.ranks) + len(job.lost)
+    return Ours(node=node, pids=frozenset((*known, *pids)), elsewhere=elsewhere)
+
+
+def _to_ask(ranks: Sequence[RankIdentity]) -> list[RankIdentity]:
+    """First, last, then the others: Megatron prints on its last rank."""
+    return [*ranks[:1], *ranks[1:][-1:], *ranks[1:-1]][:MAX_ASKED]
+
+
+def _add(total: LogCounts, follower: LogFollower) -> LogCounts:
+    parser = follower.parser
+    return LogCounts(
+        lines=total.lines + parser.lines,
+        records=total.records + parser.records,
+        bytes=total.bytes + parser.bytes,
+        binary=total.binary + parser.binary,
+        oversized=total.oversized + parser.oversized,
+        skipped_bytes=total.skipped_bytes + follower.skipped,
+        rotations=total.rotations + follower.rotations,
+        truncations=total.truncations + follower.truncations,
+    )
+
+
+def _not_read(place: LogPlace, why: str) -> LogNews:
+    return LogNews(gap=Gap(what="log", reason=f"{place.target}: {why}", pid=place.pid))

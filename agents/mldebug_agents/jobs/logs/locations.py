@@ -1,0 +1,226 @@
+"""Where the output of a rank goes: its own files, or through pipes to whoever reads them and writes a file.
+
+Only links below /proc are read, nothing is opened. What is found is a `LogPlace`, named by the descriptor of the process
+that writes it, so renaming and deleting the file do not matter; `mldebug_agents.jobs.logs.follower` reads it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from mldebug.core.model import OpenFile, ProcessState
+from mldebug.core.redact import clean
+from mldebug_agents.jobs.logs.pipes import Processes, Unread
+from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.jobs.logs.sockets import peers
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
+
+LOG_NAMES = (".log", ".out", ".err", ".txt", ".jsonl")
+EVENT_FILE = "events.out.tfevents"
+MAX_PLACES = 4  # for one rank
+MAX_HOPS = 3  # pipes in a row
+_STREAMS = {1: "stdout", 2: "stderr"}
+_COPIERS = ("tee", "slurmstepd", "srun", "rotatelogs", "svlogd", "multilog", "cat")
+_RUNTIMES = ("containerd", "dockerd", "conmon", "crio")  # they write the logs of many containers
+_DAEMON_LOG = re.compile(r"^/var/log/(?!pods/|containers/)|/slurm(?:ctl|step)?d[^/]*\.log$")
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f_-]{27})")
+_INODE = re.compile(r"^ino:\s*(\d+)", re.MULTILINE)
+_WHAT = {"tty": "a terminal", "socket": "a socket", "fifo": "a FIFO", "pipe": "a pipe"}
+
+
+class LogPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that output is written to, as the descriptor of its writer.
+
+    kind: stdout, stderr (of the rank); reader (a process that reads the rank's pipe); container (the log that a
+    container runtime writes); launcher; named (a file of the rank called like a log); growth (an event file: only its
+    size tells something, the weakest sign of progress).
+    """
+
+    path: str  # /proc/PID/fd/N: what a `Reader` opens
+    target: str  # the file's name in the eyes of its writer
+    pid: int
+    kind: str
+    inode: int = 0  # 0: an old kernel that does not tell
+    mount: str = ""
+    fstype: str = ""
+    via: str = ""  # "tee (pid 12)" for kind reader and container
+    start_ticks: int = 0  # of the process with that pid
+    rights: Rights | None = None  # of the rank: what it may not read is not read; None: not asked
+
+    @property
+    def parsed(self) -> bool:
+        """Is there text in it to look for records?"""
+        return self.kind != "growth"
+
+
+class Logs(msgspec.Struct, frozen=True, kw_only=True):
+    """The logs of one rank, the most telling first; `reason` says why there are none."""
+
+    places: tuple[LogPlace, ...] = ()
+    reason: str = ""
+
+
+class LogFinder:
+    """Finds logs; it remembers what it saw of pipes and their readers, so make a new one for each look.
+
+    `unread` is what looks tell each other: who reads a pipe that nobody was found to read is not asked each time.
+    """
+
+    def __init__(self, host: Host, unread: Unread | None = None) -> None:
+        self._host = host
+        self._processes = Processes(host, unread)
+
+    def find(self, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
+        """Say where the output of a rank goes. `launchers` are asked for their own output where it has none."""
+        state = rank if rank.files else self._processes.state(rank.pid)
+        if state is None or not state.files:
+            return Logs(reason="no log found: its file descriptors may not be read")
+        reasons: list[str] = []
+        places = list(self._streams(state, reasons))
+        places += [self._place(state, file, "named") for file in _named(state)][:2]
+        if not places:
+            places += [
+                self._place(launcher, file, "launcher")
+                for launcher in launchers
+                for file in _written(launcher)
+                if file.fd in _STREAMS
+            ]
+        places += [self._place(state, file, "growth") for file in _events(state)][:1]
+        distinct: dict[tuple[int, str], LogPlace] = {}
+        for place in places:
+            distinct.setdefault((place.inode, place.target), place)
+        rights = Rights(state.uid, self._host.status(state.pid).groups)
+        kept = tuple(
+            place if place.kind == "container" else msgspec.structs.replace(place, rights=rights)
+            for place in list(distinct.values())[:MAX_PLACES]
+        )
+        if any(place.parsed for place in kept):
+            return Logs(places=kept)
+        return Logs(
+            places=kept, reason=f"no log found: {'; '.join(reasons) or 'no output is open'}"
+        )
+
+    # --- the two streams ---------------------------------------------------------------------------
+
+    def _streams(self, state: ProcessState, reasons: list[str]) -> Iterator[LogPlace]:
+        seen: set[str] = set()
+        for file in state.files:
+            name = _STREAMS.get(file.fd)
+            if name is None or file.target in seen:
+                continue
+            seen.add(file.target)
+            if file.kind in ("file", "deleted"):
+                yield self._place(state, file, name)
+            elif file.kind == "pipe":
+                yield from self._behind(file.target, state, f"{name} is a pipe", reasons)
+            else:
+                target = clean(file.target, 60)
+                what = _WHAT.get(file.kind)
+                reasons.append(f"{name} is {f'{what} ({target})' if what else target}")
+
+    def _behind(
+        self, pipe: str, rank: ProcessState, words: str, reasons: list[str], hops: int = 1
+    ) -> Iterator[LogPlace]:
+        """Follow a pipe to the files of those who read it, over `MAX_HOPS` pipes."""
+        pids = self._processes.readers_of(pipe, rank)
+        readers = [state for pid in pids if (state := self._processes.state(pid))]
+        if not readers:
+            reasons.append(f"{words} that no process we may look at reads")
+        for state in readers:
+            via = f"{clean(state.name, 40)} (pid {state.pid})"
+            places = list(self._outputs(state, rank, via))
+            yield from places
+            onward = [file.target for file in state.files if file.fd == 1 and file.kind == "pipe"]
+            if onward and onward[0] != pipe and hops < MAX_HOPS:
+                further = f"{words} read by {via}, whose stdout is a pipe"
+                yield from self._behind(onward[0], rank, further, reasons, hops + 1)
+            elif not places:
+                reasons.append(f"{words} read by {via}, which writes no log file")
+
+    def _outputs(self, state: ProcessState, rank: ProcessState, via: str) -> Iterator[LogPlace]:
+        """Yield the files into which a reader of a rank's pipe puts what it reads."""
+        if state.name.startswith(_RUNTIMES):
+            yield from self._of_runtime(rank, via)
+            return
+        files = [file for file in _written(state) if not _DAEMON_LOG.search(file.target)]
+        copier = state.name in _COPIERS
+        if copier:  # its stderr is for its own complaints
+            files = [file for file in files if file.fd != 2]
+        wanted = [file for file in files if file.fd in _STREAMS]
+        if copier or not wanted:
+            wanted += [file for file in files if copier or file.target.endswith(LOG_NAMES)]
+        for file in wanted[:MAX_PLACES]:
+            yield self._place(state, file, "reader", via)
+        if not wanted and state.name == "slurmstepd":  # it hands the output to srun over a socket
+            for other in self._sruns(state, rank.uid):
+                yield from self._outputs(other, rank, f"{via}, srun (pid {other.pid})")
+
+    def _sruns(self, step: ProcessState, uid: int) -> list[ProcessState]:
+        """The srun at the other end of a slurmstepd's connection; where none is to be seen, the user's only one."""
+        found = list(self._processes.named("srun", uid))
+        if len(found) < 2:
+            return found
+        linked = peers(self._host.text(step.pid, f"net/{table}") for table in ("tcp", "tcp6"))
+        wanted = {linked[file.target] for file in step.files if file.target in linked}
+        mine = [one for one in found if any(file.target in wanted for file in one.files)]
+        if mine:
+            return mine
+        outputs = {tuple(file.target for file in _written(one)) for one in found}
+        return found if len(outputs) == 1 else []  # another job's log is worse than none
+
+    def _of_runtime(self, rank: ProcessState, via: str) -> Iterator[LogPlace]:
+        """Yield the log of the rank's container, which belongs to the runtime: whoever is no root cannot name himself so.
+
+        Below user.slice the user names his control groups himself.
+        """
+        cgroup = self._host.text(rank.pid, "cgroup")
+        marks = container_marks(cgroup)
+        trusted = (rank.uid,) if "/user.slice/" in cgroup else (0, rank.uid)
+        for runtime in _RUNTIMES:
+            for state in self._processes.named(runtime, None):
+                for file in _written(state) if state.uid in trusted else ():
+                    if file.target.endswith(".log") and any(mark in file.target for mark in marks):
+                        yield self._place(state, file, "container", via)
+
+    def _place(self, state: ProcessState, file: OpenFile, kind: str, via: str = "") -> LogPlace:
+        inode = _INODE.search(self._host.text(state.pid, f"fdinfo/{file.fd}"))
+        return LogPlace(
+            path=f"{self._host.proc}/{state.pid}/fd/{file.fd}",
+            target=file.target,
+            pid=state.pid,
+            kind=kind,
+            inode=int(inode[1]) if inode else 0,
+            mount=file.mount,
+            fstype=file.fstype,
+            via=via,
+            start_ticks=state.start_ticks,
+        )
+
+
+def find_logs(host: Host, rank: ProcessState, launchers: Sequence[ProcessState] = ()) -> Logs:
+    """Say where the output of one rank goes; for several ranks keep one `LogFinder`."""
+    return LogFinder(host).find(rank, launchers)
+
+
+def container_marks(cgroup: str) -> tuple[str, ...]:
+    """Return what the log files of a container have in their path, from /proc/PID/cgroup: its id, its pod's uid."""
+    pods = [match[1].replace("_", "-") for match in _POD.finditer(cgroup)]
+    return tuple(dict.fromkeys(filter(None, (*pods, procfs.container_id(cgroup)))))
+
+
+def _written(state: ProcessState) -> list[OpenFile]:
+    return [file for file in state.files if file.kind in ("file", "deleted") and "w" in file.mode]
+
+
+def _named(state: ProcessState) -> list[OpenFile]:
+    return [
+        file
+        for file in _written(state)
+        if file.fd not in _STREAMS and file.target.removesuffix(" (deleted)").endswith(LOG_NAMES)
+    ]
+
+
+def _events(state: ProcessState) -> list[OpenFile]:
+    return [file for file in _written(state) if EVENT_FILE in file.target]

@@ -1,0 +1,113 @@
+"""Who reads a pipe: the other processes of this host, as one look at the logs needs them.
+
+A pipe has no path: only the descriptors of its readers name it, and to go through those of everybody is dear.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from mldebug.core.model import ProcessState
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.procfs import Stat
+
+MAX_SCANNED = 4096  # processes whose descriptors are looked at in one look
+RECENT = 5.0  # seconds; the watch has just read all processes: who reads a pipe has been there for longer
+_MAX_ANCESTORS = 12
+_MAX_SIBLINGS = 64
+FORGOTTEN_AFTER = 60.0  # seconds after which everybody is searched again for the reader of a pipe
+_MAX_UNREAD = 1024
+
+
+class Unread:
+    """Pipes whose reader was searched for in vain, from look to look: in a container it is often outside."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def __contains__(self, pipe: str) -> bool:
+        return self._clock() - self._since.get(pipe, float("-inf")) < FORGOTTEN_AFTER
+
+    def add(self, pipe: str) -> None:
+        """Remember that nobody was found to read it."""
+        if len(self._since) >= _MAX_UNREAD:
+            self._since.clear()
+        self._since[pipe] = self._clock()
+
+
+class Processes:
+    """The processes of one look; what was once read of them is remembered, so make a new one for each look."""
+
+    def __init__(self, host: Host, unread: Unread | None = None) -> None:
+        self._host = host
+        self._unread = unread or Unread()
+        self._briefs: dict[int, Stat] | None = None
+        self._states: dict[int, ProcessState | None] = {}
+        self._readers: dict[str, tuple[int, ...]] = {}
+        self._index: dict[str, list[int]] | None = None
+
+    def state(self, pid: int) -> ProcessState | None:
+        """One process and its open files; None when it is gone."""
+        if pid not in self._states:
+            self._states[pid] = self._host.process_state(pid, threads=False, files=True)
+        return self._states[pid]
+
+    def named(self, name: str, uid: int | None) -> Iterator[ProcessState]:
+        """All whose name begins so, of one user or (None) of anybody."""
+        for pid, stat in self._all().items():
+            if stat.name.startswith(name):
+                state = self.state(pid)
+                if state is not None and uid in (None, state.uid):
+                    yield state
+
+    def readers_of(self, pipe: str, rank: ProcessState) -> tuple[int, ...]:
+        """Pids that hold the reading end: relatives first, everybody only where no relative does."""
+        if pipe not in self._readers:
+            near = [pid for pid in self._relatives(rank.pid) if self._reads(pid, pipe)]
+            self._readers[pipe] = tuple(near or self._strangers(pipe))
+        return tuple(pid for pid in self._readers[pipe] if pid != rank.pid)
+
+    def _all(self) -> dict[int, Stat]:
+        if self._briefs is None:
+            self._briefs = self._host.recent_briefs(RECENT)
+        return self._briefs
+
+    def _reads(self, pid: int, pipe: str) -> bool:
+        state = self.state(pid)
+        files = state.files if state else ()
+        return any(file.target == pipe and "r" in file.mode for file in files)
+
+    def _relatives(self, pid: int) -> list[int]:
+        """Its ancestors, and the other children of each: in `python train.py | tee log` both are the shell's."""
+        briefs = self._all()
+        chain: list[int] = []
+        while (stat := briefs.get(pid)) and stat.ppid > 1 and len(chain) < _MAX_ANCESTORS:
+            pid = stat.ppid
+            chain.append(pid)
+        siblings = [pid for pid, stat in briefs.items() if stat.ppid in chain[:3]]
+        return list(dict.fromkeys((*chain, *siblings[:_MAX_SIBLINGS])))
+
+    def _strangers(self, pipe: str) -> list[int]:
+        if pipe in self._unread:
+            return []
+        found = self._search(pipe)
+        if not found:
+            self._unread.add(pipe)
+        return found
+
+    def _search(self, pipe: str) -> list[int]:
+        if self._index is None:
+            self._index = {}
+            for pid in list(self._all())[:MAX_SCANNED]:
+                for target in self._pipes(pid):
+                    self._index.setdefault(target, []).append(pid)
+        return [pid for pid in self._index.get(pipe, ()) if self._reads(pid, pipe)]
+
+    def _pipes(self, pid: int) -> set[str]:
+        try:
+            numbers = os.listdir(f"{self._host.proc}/{pid}/fd")[:MAX_SCANNED]
+        except OSError:  # gone, or not for us
+            return set()
+        targets = {self._host.link(pid, f"fd/{number}") for number in numbers}
+        return {target for target in targets if target.startswith("pipe:[")}

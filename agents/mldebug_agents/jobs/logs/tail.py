@@ -1,0 +1,57 @@
+"""The last lines a rank wrote: find the file behind its stdout and stderr, and read its end."""
+
+from collections.abc import Iterable
+
+from mldebug.core.model import LogTail, OpenFile, ProcessState
+from mldebug.core.redact import redact, safe_line
+from mldebug_agents.jobs.logs.rights import Rights
+from mldebug_agents.system import procfs
+from mldebug_agents.system.reader import Reader, Unreadable
+
+MAX_BYTES = 64 * 1024
+MAX_LINES = 40
+LOG_NAMES = (".log", ".out", ".err", ".txt")
+
+
+def log_of(
+    states: Iterable[ProcessState | None],
+) -> tuple[int, OpenFile, ProcessState] | None:
+    """The log of a rank: its own stdout or stderr file, else a file named like a log; then the same of its launcher.
+
+    `states` are the rank and then whoever may hold the reading end of its pipes. Returns (pid, descriptor, the
+    first of them, whose rights count).
+    """
+    known = [state for state in states if state is not None]
+    for state in known:
+        files = [file for file in state.files if file.kind == "file" and "w" in file.mode]
+        streams = [file for file in files if file.fd in (1, 2)]
+        named = [file for file in files if file.target.endswith(LOG_NAMES)]
+        for file in (*streams, *named):
+            return state.pid, file, known[0]
+    return None
+
+
+def read_log(
+    reader: Reader, pid: int, file: OpenFile, rank: ProcessState, proc: str = "/proc"
+) -> LogTail | Unreadable:
+    """Read the end of that descriptor's file: last lines, cleaned of control characters and secrets."""
+    path, rights = f"{proc}/{pid}/fd/{file.fd}", _rights(reader, rank, proc)
+    whole = reader.read_from(path, 0, max_bytes=0)
+    if isinstance(whole, Unreadable):
+        return whole
+    tail = reader.read_from(path, whole.size - MAX_BYTES, max_bytes=MAX_BYTES)
+    if isinstance(tail, Unreadable):
+        return tail
+    if not rights.may_read(tail):
+        return Unreadable(f"user {rights.uid} of the job may not read it")
+    lines = tail.data.decode(errors="replace").splitlines()[-MAX_LINES:]
+    cleaned = tuple(safe_line(redact(line), 400) for line in lines)
+    return LogTail(path=file.target, lines=cleaned, modified_at=tail.mtime, size_bytes=tail.size)
+
+
+def _rights(reader: Reader, rank: ProcessState, proc: str) -> Rights:
+    """Its user's, and its groups' too while it lives."""
+    path = f"{proc}/{rank.pid}/status"
+    answer = reader.read_many([path], max_bytes=1 << 16)[path]
+    status = procfs.parse_status("" if isinstance(answer, Unreadable) else answer.decode())
+    return Rights(rank.uid, status.groups if status.uid == rank.uid else ())

@@ -1,0 +1,205 @@
+"""What a process says of itself in its environment: a claim to be a rank, and what is wrong with it.
+
+Shared by the launchers in `clusters/`; nothing of it is believed before `jobs.py` has compared all claims.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from mldebug.cluster.run_identity import is_loopback, is_specific
+from mldebug.core.redact import clean
+from mldebug_agents.jobs.ranks.pods import pods
+
+MAX_WORLD = 1_000_000
+MAX_LOCAL = 4096  # ranks on one node
+MAX_NODE_LIST = 8192  # characters
+NODE_LISTS = {  # the narrowest first, with the variable that says how many
+    "SLURM_STEP_NODELIST": "SLURM_STEP_NUM_NODES",
+    "SLURM_JOB_NODELIST": "SLURM_JOB_NUM_NODES",
+    "SLURM_NODELIST": "SLURM_NNODES",
+}
+
+_MODULE_FLAG = re.compile(r"-[a-zA-Z]*m")
+_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What one launcher's variables say. `problem` is a sentence when they cannot be true; the rest is void then."""
+
+    launcher: str  # file name of the plugin
+    priority: int  # the highest of several claims counts
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    run_id: str = ""
+    attempt: int = 0
+    master: str = ""  # "addr:port"
+    node_list: str = ""  # the scheduler's list of the run's nodes, folded as it says it
+    supervised: bool = (
+        False  # one launcher per node gives out neighbouring ranks and waits for each
+    )
+    needs_torch: bool = (
+        False  # a claim that programs make which are no training: believe it with PyTorch only
+    )
+    problem: str = ""
+
+    @property
+    def specific(self) -> bool:
+        """Does the run id tell this run from others?"""
+        return is_specific(self.run_id)
+
+    @property
+    def loopback(self) -> bool:
+        """Can the master be reached from this node only?"""
+        return is_loopback(self.master)
+
+
+class Cluster(Protocol):
+    """One launcher: a file in `clusters/`."""
+
+    def identify(self, environ: Mapping[str, str], argv: tuple[str, ...]) -> Claim | None:
+        """Read the claim of one process; None where this launcher has not started it."""
+
+    def is_launcher(self, name: str, argv: tuple[str, ...]) -> bool:
+        """Is a process of that name and command line this launcher itself? `argv` may be empty."""
+
+
+class LieError(ValueError):
+    """A variable that cannot be true; the message is the sentence for the user."""
+
+
+class Variables:
+    """Reads numbers out of an environment; `LieError` where one is impossible."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, *names: str) -> str:
+        """The first of these variables that is set, cleaned; "" for none."""
+        return next((clean(self._environ[name]) for name in names if self._environ.get(name)), "")
+
+    def number(self, *names: str, most: int = MAX_WORLD, least: int = 0) -> int | None:
+        """The first of these variables that is set, as a number; None for none."""
+        name = next((name for name in names if self._environ.get(name, "").strip()), "")
+        if not name:
+            return None
+        text = self._environ[name].strip()
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+            raise LieError(f"{name} is {clean(text, 40)!r}, which is not a number")
+        if not least <= int(text) <= most:
+            raise LieError(f"{name} is {int(text)}, which cannot be (expected {least} to {most})")
+        return int(text)
+
+    def master(self) -> str:
+        """`addr:port`, "" without an address."""
+        address, port = self.text("MASTER_ADDR"), self.text("MASTER_PORT")
+        return f"{clean(address, 100)}:{clean(port, 10)}" if address else ""
+
+    def node_list(self, ranks: int, on_each: int) -> str:
+        """The scheduler's nodes, folded; "" where it says none that hold so many ranks, or more than can be believed.
+
+        A run may be one step on each of its nodes, whose list is that node alone.
+        """
+        name = next((name for name in NODE_LISTS if self._holds(name, ranks, on_each)), "")
+        told = clean(self._environ.get(name, ""), MAX_NODE_LIST + 1)
+        return (told if len(told) <= MAX_NODE_LIST else "") or pods(
+            self._environ, ranks // (on_each or 1)
+        )
+
+    def _holds(self, name: str, ranks: int, on_each: int) -> bool:
+        nodes = self._environ.get(NODE_LISTS[name], "")
+        is_short = bool(on_each) and nodes.isdecimal() and int(nodes[:9]) * on_each < ranks
+        return bool(self._environ.get(name)) and not is_short
+
+
+def claim(
+    launcher: str,
+    priority: int,
+    environ: Mapping[str, str],
+    *,
+    rank: tuple[str, ...],
+    world_size: tuple[str, ...],
+    local_rank: tuple[str, ...] = (),
+    local_world_size: tuple[str, ...] = (),
+    run_id: str = "",
+    attempt: str = "",
+    supervised: bool = False,
+    needs_torch: bool = False,
+) -> Claim | None:
+    """Build a claim out of the named variables; None where rank or world size is not set at all."""
+    values = Variables(environ)
+    try:
+        number = values.number(*rank)
+        world = values.number(*world_size, least=1)
+        if number is None or world is None:
+            return None
+        local, local_world = (
+            values.number(*local_rank),
+            values.number(*local_world_size, least=1, most=MAX_LOCAL),
+        )
+        _compare(number, world, local, local_world)
+        tries = values.number(attempt) if attempt else None
+    except LieError as lie:
+        return Claim(launcher=launcher, priority=priority, problem=str(lie))
+    return Claim(
+        launcher=launcher,
+        priority=priority,
+        rank=number,
+        world_size=world,
+        local_rank=local,
+        local_world_size=local_world,
+        run_id=clean(run_id),
+        attempt=tries or 0,
+        master=values.master(),
+        node_list=values.node_list(world, local_world or 0),
+        supervised=supervised,
+        needs_torch=needs_torch,
+    )
+
+
+def _compare(rank: int, world: int, local: int | None, local_world: int | None) -> None:
+    if rank >= world:
+        raise LieError(f"rank {rank} of a world of {world} cannot be")
+    if local_world is not None and local_world > world:
+        raise LieError(f"{local_world} local ranks of a world of {world} cannot be")
+    if local is not None and local >= (local_world or world):
+        raise LieError(f"local rank {local} of {local_world or world} cannot be")
+
+
+def overruled(environ: Mapping[str, str], rank: str, world_size: str) -> bool:
+    """Do RANK and WORLD_SIZE say something else than the scheduler's own variables?
+
+    One scheduler task per node that starts its own ranks: then the scheduler's rank is the number of the node.
+    """
+    told, scheduled = (
+        (environ.get("RANK"), environ.get("WORLD_SIZE")),
+        (environ.get(rank), environ.get(world_size)),
+    )
+    return all(told) and told != scheduled
+
+
+def script_of(argv: tuple[str, ...]) -> str:
+    """What an interpreter was asked to run: `train.py`, `pkg.module`, `-c`, "" for none."""
+    words = iter(argv[1:])
+    for word in words:
+        if word in _TAKES_VALUE:
+            next(words, None)
+        elif _MODULE_FLAG.fullmatch(word):
+            return next(words, "")
+        elif word == "-c" or not word.startswith("-"):
+            return word.rpartition("/")[2]
+    return ""
+
+
+def runs(argv: tuple[str, ...], *, scripts: tuple[str, ...], modules: tuple[str, ...]) -> bool:
+    """Does this command line run one of these scripts or modules (by `python -m`, or by the module's own file)?"""
+    script = script_of(argv)
+    program = argv[0].rpartition("/")[2] if argv else ""
+    if script in (*scripts, *modules) or program in scripts:
+        return True
+    path = next((word for word in argv[1:] if not word.startswith("-")), "")
+    return any(path.endswith(f"/{module.replace('.', '/')}.py") for module in modules)

@@ -1,0 +1,93 @@
+"""What discovery saw besides jobs: environments that lie, ranks claimed twice, orphans, processes closed to us."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from mldebug.core.model import Gap, Remark
+from mldebug_agents.jobs.ranks.grouping import Team
+from mldebug_agents.jobs.ranks.rank_processes import Family
+from mldebug_agents.jobs.ranks.registry import Process
+from mldebug_agents.system.host import Host
+
+MAX_PIDS = 32  # named in one remark
+MAX_GAPS = 16  # processes that did not answer, each with a gap of its own
+
+
+def lies(processes: Mapping[int, Process], family: Family) -> Iterator[Remark]:
+    """Environments that cannot be true; children that inherited them are not listed."""
+    liars: dict[str, list[int]] = defaultdict(list)
+    for pid, process in sorted(processes.items()):
+        problem = process.problem
+        above = (processes[a].problem for a in family.ancestors(pid) if a in processes)
+        if problem and problem not in above:
+            liars[problem].append(pid)
+    for problem, pids in liars.items():
+        many = f"{len(pids)} processes are" if len(pids) > 1 else f"process {pids[0]} is"
+        yield Remark(
+            kind="impossible_environment",
+            message=f"{problem}: {many} not counted as a rank",
+            pids=tuple(pids[:MAX_PIDS]),
+        )
+
+
+def oddities(teams: Iterable[Team]) -> Iterator[Remark]:
+    """Ranks claimed twice, and orphans whose job is gone."""
+    for team in teams:
+        for seat in team.duplicates:
+            kept = team.seats[seat.claim.rank]
+            yield Remark(
+                kind="duplicate_rank",
+                message=f"rank {seat.claim.rank} is claimed by process {kept.pid}, which is older and was kept, "
+                f"and by process {seat.pid}",
+                pids=(kept.pid, seat.pid),
+            )
+        if team.rivals and team.first.claim.master:
+            yield Remark(
+                kind="duplicate_rank",
+                message=f"two launches claim the same ranks of the world at {team.first.claim.master}; "
+                "they are shown as two jobs",
+                pids=tuple(sorted(seat.pid for seat in team.seats.values()))[:MAX_PIDS],
+            )
+        if team.leftovers and not team.seats:
+            yield _outlived(team)
+
+
+def _outlived(team: Team) -> Remark:
+    pids = tuple(sorted(seat.pid for seat in team.leftovers))[:MAX_PIDS]
+    words = "process" if len(pids) == 1 else "processes"
+    numbers = ", ".join(map(str, pids[:5]))
+    return Remark(
+        kind="leftover",
+        message=f"{words} {numbers} outlived the ranks that started them (attempt "
+        f"{team.leftovers[0].claim.attempt})",
+        pids=pids,
+    )
+
+
+def unreadable(processes: Mapping[int, Process], host: Host) -> Iterator[Gap]:
+    """One gap for each user whose Python processes are closed to us; one for each process that did not answer."""
+    closed: dict[int, list[Process]] = defaultdict(list)
+    silent = 0
+    for process in processes.values():
+        silent += process.stuck
+        if process.stuck and silent > MAX_GAPS:
+            continue
+        if process.stuck:
+            yield Gap(
+                what=f"identity of process {process.stat.pid}",
+                reason=f"its environment could not be read: {process.refusal}",
+                pid=process.stat.pid,
+            )
+        elif process.refusal and not process.launcher:
+            closed[process.uid].append(process)
+    if silent > MAX_GAPS:
+        more = f"{silent - MAX_GAPS} more processes"
+        yield Gap(what=f"identity of {more}", reason=f"{more} could not be read either")
+    for uid, hidden in sorted(closed.items()):
+        user, count = host.user(uid), len(hidden)
+        what = f"{count} Python process{'es' if count > 1 else ''} of user {user}"
+        yield Gap(
+            what=what,
+            reason=f"{what} cannot be read: {hidden[0].refusal}",
+            way_out=f"run mldebug as root{'' if not uid else f' or as {user}'}",
+        )

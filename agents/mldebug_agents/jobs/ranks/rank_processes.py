@@ -1,0 +1,128 @@
+"""Who is a rank, and who only inherited its environment. Pure.
+
+Every child of a rank inherits RANK, so an environment proves nothing: the process tree decides. A *seat* is a process
+that claims a rank and has no ancestor with the same claim.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+
+from mldebug_agents.jobs.ranks.claims import Claim
+from mldebug_agents.jobs.ranks.registry import Process
+from mldebug_agents.system.procfs import Stat
+
+BY_RAS = "nccl_ras"  # stands for the launcher where NCCL RAS has told the rank
+"""Such a claim is not inherited: it was made for this very process."""
+
+
+class Family:
+    """The process tree at one moment."""
+
+    def __init__(self, stats: Mapping[int, Stat]) -> None:
+        self.stats = stats
+        self.children: dict[int, list[int]] = defaultdict(list)
+        for pid, stat in stats.items():
+            self.children[stat.ppid].append(pid)
+
+    def ancestors(self, pid: int) -> Iterator[int]:
+        """Parent, grandparent and so on; process 1 is the last."""
+        seen = {pid}
+        while pid in self.stats and (pid := self.stats[pid].ppid) not in seen and pid:
+            seen.add(pid)
+            yield pid
+
+    def descendants(self, pid: int, without: Collection[int] = ()) -> Iterator[int]:
+        """All below, breadth first; those in `without` are left out with all of theirs."""
+        generation = [pid]
+        while generation:
+            below = [child for parent in generation for child in self.children.get(parent, ())]
+            generation = [child for child in below if child not in without]
+            yield from generation
+
+    def lives(self, pid: int) -> bool:
+        """Is it there, and no zombie?"""
+        return pid in self.stats and self.stats[pid].state not in "ZX"
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that claims a rank; `launcher` is the nearest ancestor that is known to be one."""
+
+    process: Process
+    claim: Claim
+    launcher: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.stat.pid
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts by start, the oldest first."""
+        return self.process.stat.start_ticks, self.pid
+
+
+def find_seats(processes: Mapping[int, Process], family: Family) -> list[Seat]:
+    """All claimants without those that inherited their claim, sorted by age."""
+    claims = {pid: p.claim for pid, p in processes.items() if p.claims and p.claim}
+    launchers = {pid for pid, process in processes.items() if process.launcher}
+    tops = {pid for pid in claims if not _inherited(pid, claims, launchers, family)}
+    tops = {_really(pid, claims, processes, family) for pid in tops}
+    tops = {pid for pid in tops if not _wraps_others(pid, claims, tops, processes, family)}
+    seats = [
+        Seat(
+            process=processes[pid],
+            claim=claims[pid],
+            launcher=next((a for a in family.ancestors(pid) if a in launchers), None),
+        )
+        for pid in tops
+    ]
+    return sorted(seats, key=lambda seat: seat.age)
+
+
+def _place(claim: Claim) -> tuple[object, ...]:
+    return claim.launcher, claim.rank, claim.world_size, claim.run_id, claim.attempt, claim.master
+
+
+def _inherited(
+    pid: int, claims: Mapping[int, Claim], launchers: Collection[int], family: Family
+) -> bool:
+    mine = claims[pid]
+    above = [ancestor for ancestor in family.ancestors(pid) if ancestor in claims]
+    if mine.launcher == "single":
+        return bool(above) or any(a in launchers for a in family.ancestors(pid))
+    return any(_place(claims[ancestor]) == _place(mine) for ancestor in above)
+
+
+def _really(
+    top: int, claims: Mapping[int, Claim], processes: Mapping[int, Process], family: Family
+) -> int:
+    """The process that trains, where the claimant is a Python wrapper around it (a debugger, a retry loop)."""
+    if processes[top].torch:
+        return top
+    below = [
+        pid
+        for pid in family.descendants(top)
+        if pid in claims
+        and _place(claims[pid]) == _place(claims[top])
+        and processes[pid].torch
+        and not processes[pid].forked
+        and not processes[pid].helper
+    ]
+    return below[0] if len(below) == 1 else top
+
+
+def _wraps_others(
+    top: int,
+    claims: Mapping[int, Claim],
+    tops: Collection[int],
+    processes: Mapping[int, Process],
+    family: Family,
+) -> bool:
+    """Is it a Python program that starts the ranks, and has a claim of its own by accident (a pod's RANK)?"""
+    alone = claims[top].launcher == "single"
+    if processes[top].torch and not alone:
+        return False
+    return any(pid in tops for pid in family.descendants(top))

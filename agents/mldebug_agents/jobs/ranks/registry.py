@@ -1,0 +1,283 @@
+"""Who is this process? Read once per process and program, then cached: at hang time `/proc/PID/environ` may block.
+
+A program is told from the next one (exec) by the addresses that every exec draws anew, so an environment is read again
+exactly when it can have changed, and a process that overwrote it later (setproctitle) keeps what it said at first.
+"""
+
+import errno
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from mldebug.core.redact import clean, redact_argv
+from mldebug.jobs.known_issues.match import allowed
+from mldebug_agents.jobs.ranks.claims import Claim, Cluster, script_of
+from mldebug_agents.jobs.ranks.libraries import (
+    Libraries,
+    Program,
+    libraries,
+    recorder_settings,
+)
+from mldebug_agents.jobs.ranks.ras_address import setting
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Failure, Host, Paths
+from mldebug_agents.system.procfs import Stat
+
+MAX_BYTES = 8 << 20  # maps of a CUDA process: about 1 MB; environments: at most 6 MB
+MAX_ARGUMENTS = 64
+SETTLING = 30.0  # seconds of a new process in which every look asks whether PyTorch has come
+SEARCHES = 2  # looks at the libraries of a process: the one that finds PyTorch, and the next
+SETTLED_EVERY = 60.0  # seconds between two such questions at most; before that a tenth of its age
+
+_OF_TORCH = (
+    "pt_main_thread",
+    "pt_elastic",
+    "pt_data_worker",
+)  # names PyTorch gives to main threads
+_HELPERS = ("from multiprocessing.", "--multiprocessing-fork")
+PROBES = "/mldebug_agents/probes/inside"  # the folder that the training environment's Python runs
+_GONE = (errno.ENOENT, errno.ESRCH)
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that is a Python program or a launcher."""
+
+    stat: Stat
+    python: bool = False
+    launcher: bool = False
+    claim: Claim | None = None
+    argv: tuple[str, ...] = ()  # redacted
+    script: str = ""
+    helper: bool = False  # started by Python's multiprocessing: never a rank
+    torch: bool = False
+    uid: int = 0
+    refusal: str = ""  # why its environment could not be read
+    stuck: bool = (
+        False  # because the read has not come back, or there was no time for it: ask again
+    )
+    network: str = ""  # network and pid namespace
+    namespace: str = ""
+    namespace_pid: int | None = None
+    nccl_ras: str = ""  # of `RankIdentity`
+    container: str = ""
+    checked_at: float = 0.0
+    settings: dict[str, str] = {}  # of `Program`
+    recorder: dict[str, str] = {}  # of `Program`
+    libraries: Libraries = Libraries()
+    searched: int = 0  # times that its libraries were looked for since PyTorch came
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What survives the reuse of a pid."""
+        return self.stat.pid, self.stat.start_ticks
+
+    @property
+    def forked(self) -> bool:
+        """A copy of its parent, environment included, that never called exec."""
+        return bool(self.stat.flags & procfs.FORKED)
+
+    @property
+    def spawned(self) -> bool:
+        """Started by multiprocessing to run a function: what DataLoader workers are where fork is not used."""
+        return self.helper and any("spawn_main" in word for word in self.argv)
+
+    @property
+    def problem(self) -> str:
+        """What is impossible about its claim, "" where nothing is."""
+        return self.claim.problem if self.claim and not self.launcher else ""
+
+    @property
+    def program(self) -> Program:
+        """What it has loaded, and its settings."""
+        return Program(libraries=self.libraries, settings=self.settings, recorder=self.recorder)
+
+    @property
+    def claims(self) -> bool:
+        """Does it claim a rank, with nothing that speaks against it at first sight?"""
+        claim = self.claim
+        if not self.python or self.launcher or claim is None or claim.problem:
+            return False
+        return self.torch or not claim.needs_torch or claim.world_size > 1
+
+
+class Registry:
+    """All processes of a node that matter to discovery, each read as seldom as possible."""
+
+    def __init__(
+        self, host: Host, reader: Paths, clusters: Sequence[Cluster], probes: bool = False
+    ) -> None:
+        """`probes`: ranks of a probe of ours are ranks as well."""
+        self._host = host
+        self._reader = reader
+        self._clusters = clusters
+        self._probes = probes
+        self._cache: dict[int, Process] = {}
+
+    def look(self, stats: Mapping[int, Stat]) -> dict[int, Process]:
+        """Return the Python programs and launchers among these processes, zombies left out."""
+        living = [stat for stat in stats.values() if not _out_of_question(stat)]
+        now = self._host.clock()
+        known = {stat.pid: self._cached(stat) for stat in living}
+        self._cache = {pid: process for pid, process in known.items() if process is not None}
+        self._identify([stat for stat in living if stat.pid not in self._cache])
+        self._ask_for_torch(now)
+        return {pid: p for pid, p in self._cache.items() if p.python or p.launcher}
+
+    def claims_of(self, pids: Iterable[int]) -> dict[int, Claim]:
+        """Read the claims of programs that are not Python: whoever may still become a rank by exec."""
+        answers = self._read(pids, ("environ",))
+        found = {pid: self._claim(texts.get("environ", b""), ()) for pid, texts in answers.items()}
+        return {pid: claim for pid, claim in found.items() if claim and not claim.problem}
+
+    def _cached(self, stat: Stat) -> Process | None:
+        """What is known of it, if it is still the same program."""
+        known = self._cache.get(stat.pid)
+        if known is None or known.key != (stat.pid, stat.start_ticks) or known.stuck:
+            return None
+        if known.stat.image != stat.image:
+            return None
+        if known.stat.name != stat.name:
+            if not stat.image[1]:  # addresses hidden from us: the name is all there is
+                return None
+            known = msgspec.structs.replace(known, checked_at=0.0)
+        return msgspec.structs.replace(known, stat=stat)
+
+    def _identify(self, fresh: list[Stat]) -> None:
+        """Look at new programs: first what is free, then one batch through the reader."""
+        ask: list[Stat] = []
+        hidden: list[Stat] = []
+        for stat in fresh:
+            parent = self._parent_of_fork(stat)
+            program = "" if parent else self._host.link(stat.pid, "exe")
+            if parent is not None:
+                self._keep(msgspec.structs.replace(parent, stat=stat))
+            elif procfs.is_python(program) or named_python(stat.name):
+                ask.append(stat)
+            elif not program:
+                hidden.append(stat)
+            else:
+                self._keep(Process(stat=stat, launcher=self._launches(stat.name, ())))
+        ask += self._pythons_among(hidden)
+        answers = self._read((stat.pid for stat in ask), ("environ", "cmdline"))
+        for stat in ask:
+            process = self._process(stat, answers.get(stat.pid, {}))
+            if process is not None:
+                self._keep(process)
+
+    def _pythons_among(self, hidden: list[Stat]) -> list[Stat]:
+        """Another user's processes: their command lines are all that we may read."""
+        answers = self._read((stat.pid for stat in hidden), ("cmdline",))
+        found = []
+        for stat in hidden:
+            cmdline = answers.get(stat.pid, {}).get("cmdline", b"")
+            argv = procfs.parse_cmdline(cmdline) if isinstance(cmdline, bytes) else ()
+            if argv and procfs.is_python(argv[0]):
+                found.append(stat)
+            elif argv:
+                self._keep(Process(stat=stat, launcher=self._launches(stat.name, ())))
+        return found
+
+    def _keep(self, process: Process) -> None:
+        self._cache[process.stat.pid] = process
+
+    def _parent_of_fork(self, stat: Stat) -> Process | None:
+        """The known process it is a copy of, so that nothing needs to be read."""
+        if not stat.flags & procfs.FORKED or not stat.image[1]:
+            return None
+        parent = self._cache.get(stat.ppid)
+        return parent if parent is not None and parent.stat.image == stat.image else None
+
+    def _read(
+        self, pids: Iterable[int], names: tuple[str, ...]
+    ) -> dict[int, dict[str, bytes | Failure]]:
+        paths = {f"{self._host.proc}/{pid}/{name}": (pid, name) for pid in pids for name in names}
+        if not paths:
+            return {}
+        found: dict[int, dict[str, bytes | Failure]] = {}
+        for path, answer in self._reader.read_many(list(paths), max_bytes=MAX_BYTES).items():
+            pid, name = paths[path]
+            found.setdefault(pid, {})[name] = answer
+        return found
+
+    def _process(self, stat: Stat, answers: Mapping[str, bytes | Failure]) -> Process | None:
+        """Put together what was read; None while it is between two programs, or gone."""
+        environ, cmdline = answers.get("environ", b""), answers.get("cmdline", b"")
+        argv = procfs.parse_cmdline(cmdline) if isinstance(cmdline, bytes) else ()
+        failure = None if isinstance(environ, bytes) else environ
+        if (failure and failure.errno in _GONE) or not (environ or argv):
+            return None
+        python = named_python(stat.name) or (bool(argv) and procfs.is_python(argv[0]))
+        python = python or procfs.is_python(self._host.link(stat.pid, "exe"))
+        status = self._host.status(stat.pid) if python else procfs.Status()
+        return Process(
+            stat=stat,
+            python=python,
+            launcher=self._launches(stat.name, argv),
+            claim=self._claim(environ, argv) if python else None,
+            settings=_settings(environ) if python else {},
+            recorder=_recorder(environ) if python else {},
+            nccl_ras=_ras_setting(environ) if python else "",
+            argv=redact_argv([clean(word) for word in argv[:MAX_ARGUMENTS]]),
+            script=clean(script_of(argv), 80),
+            helper=any(word.startswith(_HELPERS) for word in argv[1:]),
+            uid=status.uid,
+            refusal=clean(failure.reason) if failure else "",
+            stuck=failure is not None and (failure.stuck or failure.errno == errno.EAGAIN),
+            network=self._host.link(stat.pid, "ns/net"),
+            namespace=self._host.link(stat.pid, "ns/pid"),
+            namespace_pid=status.pids[-1] if len(status.pids) > 1 else None,
+            container=procfs.container_id(self._host.text(stat.pid, "cgroup")),
+        )
+
+    def _launches(self, name: str, argv: tuple[str, ...]) -> bool:
+        return any(cluster.is_launcher(name, argv) for cluster in self._clusters)
+
+    def _claim(self, environ: bytes | Failure, argv: tuple[str, ...]) -> Claim | None:
+        if not isinstance(environ, bytes) or (not self._probes and measures(argv)):
+            return None
+        variables = procfs.parse_environ(environ)
+        found = (cluster.identify(variables, argv) for cluster in self._clusters)
+        return max(filter(None, found), key=lambda claim: claim.priority, default=None)
+
+    def _ask_for_torch(self, now: float) -> None:
+        due = {p.stat.pid: p for p in self._cache.values() if self._is_due(p, now)}
+        for pid, answers in self._read(due, ("maps",)).items():
+            maps = answers["maps"]
+            found = isinstance(maps, bytes) and procfs.maps_torch(maps)
+            one = msgspec.structs.replace(due[pid], torch=due[pid].torch or found, checked_at=now)
+            if found and isinstance(maps, bytes):
+                one = msgspec.structs.replace(one, libraries=libraries(maps))
+            self._keep(msgspec.structs.replace(one, searched=one.searched + one.torch))
+
+    def _is_due(self, process: Process, now: float) -> bool:
+        if process.claim is None or process.launcher:
+            return False
+        if process.torch:  # NCCL is mapped a moment after PyTorch, and by few after that
+            return not process.libraries.nccl and process.searched < SEARCHES
+        age = now - self._host.started_at(process.stat.start_ticks)
+        return age < SETTLING or now - process.checked_at >= min(SETTLED_EVERY, age / 10)
+
+
+def _ras_setting(environ: bytes | Failure) -> str:
+    return setting(procfs.parse_environ(environ)) if isinstance(environ, bytes) else ""
+
+
+def _out_of_question(stat: Stat) -> bool:
+    return bool(stat.flags & procfs.KERNEL_THREAD) or stat.state in "ZX"
+
+
+def _settings(environ: bytes | Failure) -> dict[str, str]:
+    return allowed(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
+
+
+def _recorder(environ: bytes | Failure) -> dict[str, str]:
+    return recorder_settings(procfs.parse_environ(environ)) if isinstance(environ, bytes) else {}
+
+
+def measures(argv: Sequence[str]) -> bool:
+    """Whether that is a probe of ours: it trains nothing, ends some of its ranks by a signal, and is looked after by whoever started it."""
+    return any(word.endswith(PROBES) for word in argv[1:4])
+
+
+def named_python(name: str) -> bool:
+    return procfs.is_python(name) or name in _OF_TORCH

@@ -1,0 +1,170 @@
+"""`mldebug trace run`: starts a program whose calls are kept in a ring, and what `mldebug run --trace` shares with it.
+
+What is wanted travels to every Python below by one variable, `MLDEBUG_TRACE`, which the hook reads (`mldebug_training.tracestart`).
+"""
+
+import fcntl
+import json
+import os
+import stat
+from pathlib import Path
+
+import click
+import msgspec
+
+from mldebug.capture.trace.open_files import BEFORE
+from mldebug.core.errors import UsageError
+from mldebug.core.units import parse_size
+from mldebug_agents.jobs.job_start import become, callers_environment, environment, hook_folder
+
+VARIABLE = "MLDEBUG_TRACE"
+PROGRAM = "MLDEBUG_TRACE_PID"  # it keeps our pid
+MAGIC = b"mltrace"  # of a ring of any version
+SMALLEST, LARGEST = 256 * 1024, 1 << 36  # bytes
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What is to be traced; no ring: one for each process in /dev/shm."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    start: str = ""
+    stop: str = ""
+    what: str = "calls"
+    ring: Path | None = None
+    size: str = "64MiB"
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--ring",
+    type=click.Path(path_type=Path),
+    help="The file; a second process adds its pid to the name.",
+)
+@click.option("--size", default="64MiB", show_default=True, help="Size of each ring, for ever.")
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Follow this package, module, module:function or folder; without one: what is not installed.",
+)
+@click.option("--exclude", multiple=True, metavar="PACKAGE", help="But not this one.")
+@click.option(
+    "--start",
+    default="",
+    metavar="FUNCTION",
+    help="Begin when this function is called first: train_step, module:function; or at a step: step:118; or at a signal: signal:USR2.",
+)
+@click.option(
+    "--stop",
+    default="",
+    metavar="FUNCTION",
+    help="Write nothing more from then on: a function, step or signal.",
+)
+@click.option(
+    "--what",
+    type=click.Choice(["calls", "lines", "both"]),
+    default="calls",
+    show_default=True,
+    help="What is written down.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND ...")
+def run(
+    ring: Path | None,
+    size: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    start: str,
+    stop: str,
+    what: str,
+    words: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Keep what a program did last: mldebug trace run --ring last.ring --include mypkg -- python train.py
+
+    Each Python below has a ring of its own, made when it calls something that is followed. It survives the process, however
+    that ended; without --ring it lies in /dev/shm and goes when the process ends well.
+    """
+    if not words or not words[0]:
+        raise UsageError("no program was named", "mldebug trace run --ring FILE -- python train.py")
+    told = callers_environment(os.environ)
+    traced = variables(Wanted(include, exclude, start, stop, what, ring, size))
+    folder = hook_folder()
+    make_way(ring)
+    become(words, {**told, **environment(told, folder), **traced, PROGRAM: str(os.getpid())})
+
+
+def variables(wanted: Wanted) -> dict[str, str]:
+    """What the hook reads. Raises UsageError for what cannot be meant."""
+    _check(wanted)
+    told = {
+        "include": wanted.include,
+        "exclude": wanted.exclude,
+        "start": wanted.start,
+        "stop": wanted.stop,
+        "calls": wanted.what != "lines",
+        "lines": wanted.what != "calls",
+        "ring": str(wanted.ring.absolute()) if wanted.ring else None,
+        "size": _bytes(wanted.size),
+    }
+    return {VARIABLE: json.dumps(told)}
+
+
+def make_way(ring: Path | None) -> None:
+    """Put an older ring of this name aside, unless a process writes it: then the new one gets a pid behind its name.
+
+    Raises UsageError where something else lies there.
+    """
+    if ring is None or not os.path.lexists(ring):
+        return
+    try:
+        if _may_move(ring):
+            ring.rename(f"{ring}{BEFORE}")
+    except OSError as error:
+        raise UsageError(
+            f"{ring}: {(error.strerror or str(error)).lower()}", "name another file"
+        ) from None
+
+
+def _may_move(ring: Path) -> bool:
+    """Has nobody its lock? Raises UsageError for what is no ring."""
+    descriptor = os.open(ring, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, 7) != MAGIC:
+            raise UsageError(f"{ring} is there and is no ring", "name another file")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _check(wanted: Wanted) -> None:
+    for word in (*wanted.include, *wanted.exclude):
+        if not word or word.strip() != word:
+            raise UsageError(
+                f"{word!r} names no package, module, function or folder",
+                "a package is named as it is imported: --include torch.nn",
+            )
+    for word in (wanted.start, wanted.stop):
+        _check_moment(word)
+
+
+def _check_moment(word: str) -> None:
+    kind, colon, told = word.partition(":")
+    no_step = kind == "step" and colon and not (told.isascii() and told.isdigit())
+    no_signal = kind == "signal" and colon and told not in ("USR1", "USR2")
+    if no_step or no_signal or word.strip() != word:
+        raise UsageError(
+            f"{word!r} is no function, step or signal", "write train_step, step:118 or signal:USR2"
+        )
+
+
+def _bytes(size: str) -> int:
+    try:
+        number = parse_size(size)
+    except ValueError as error:
+        raise UsageError(str(error), "write --size 64MiB") from None
+    if not SMALLEST <= number <= LARGEST:
+        raise UsageError("a ring has between 256KiB and 64GiB", "write --size 64MiB")
+    return number

@@ -1,0 +1,182 @@
+"""One script of `probes/inside` in a child: its events are heard while it runs, and nothing of it is left afterwards."""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.redact import clean
+from mldebug_agents.probes.python import INSIDE
+from mldebug_agents.system.spawn import Completed, Hearer
+
+SILENCE = 30.0  # seconds without a beat after which a launcher is given up; importing torch does not stop it
+LONGEST_LINE = 8 << 20
+MOST = 64 << 20  # bytes of all its lines
+LOOK_EVERY = 1.0
+
+_PLACE = re.compile(r"^\[[^\]]{1,300}:\d+\] ")  # where in its source gloo has raised
+OF_PEERS = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|Socket Timeout|Timed out waiting|remote process exited"
+)
+
+Event = dict[str, Any]
+
+
+class Hearing(Protocol):
+    """Who starts programs and hears them: `spawn.Spawner`."""
+
+    def run(
+        self,
+        argv: list[str],
+        *,
+        timeout: float,
+        max_output: int = 16 << 20,
+        env: Mapping[str, str] | None = None,
+        hear: Hearer | None = None,
+    ) -> Completed:
+        """Run a program to its end or its deadline."""
+        ...
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child ended: `reason` is one sentence, "" only for "done"."""
+
+    outcome: str  # done, failed, late (its time is over), cancelled (the node is wanted for something else)
+    reason: str = ""
+    events: tuple[Event, ...] = ()  # what was said of failures
+    stderr: str = ""
+
+
+class Child:
+    """Call `run` once. `may_go_on` gets the process session each second and says why it must end, or ""; MldebugError: it cannot tell."""
+
+    def __init__(
+        self, starter: Hearing, may_go_on: Callable[[int | None], str] = lambda _: ""
+    ) -> None:
+        self._starter, self._may_go_on = starter, may_go_on
+        self._rest = b""
+        self._heard = self._looked = time.monotonic()
+        self._cancelled = self._broken = ""
+        self._failures: list[Event] = []
+        self._unheard: OSError | None = None
+        self._done = False
+
+    def run(
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        timeout: float,
+        hear: Callable[[Event], None],
+        told: float | None = None,
+    ) -> Ended:
+        """Run the program `argv` for at most `timeout` seconds; `hear` gets each of its events as it comes.
+
+        `told`: the seconds of which a person is told where it is late. What `hear` raises of OSError is raised when the program has ended.
+        """
+
+        def listen(pid: int | None, chunk: bytes) -> bool:
+            try:
+                for event in self._events(chunk):
+                    self._note(event)
+                    hear(event)
+            except OSError as error:  # of who hears: it must not be taken for one of the program
+                self._unheard = error
+                return False
+            return self._goes_on(pid)
+
+        completed = self._starter.run(argv, timeout=timeout, max_output=MOST, env=env, hear=listen)
+        if self._unheard:
+            raise self._unheard
+        return self._judge(completed, told or timeout)
+
+    def _events(self, chunk: bytes) -> list[Event]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            self._rest = b""
+        return events(lines)
+
+    def _note(self, event: Event) -> None:
+        self._heard = time.monotonic()
+        if event["event"] in ("failed", "died", "late"):
+            self._failures.append(event)
+        if event["event"] == "stranger":
+            self._cancelled = clean(str(event.get("reason")), 300)
+        self._done = self._done or event["event"] == "done"
+
+    def _goes_on(self, pid: int | None) -> bool:
+        now = time.monotonic()
+        if now - self._heard > SILENCE:
+            self._broken = f"nothing was heard of it for {SILENCE:.0f} s"
+        elif now - self._looked >= LOOK_EVERY:
+            self._look(pid)
+        return not (self._cancelled or self._broken)
+
+    def _look(self, pid: int | None) -> None:
+        try:
+            self._cancelled = self._cancelled or self._may_go_on(pid)
+        except MldebugError as error:
+            self._broken = error.message
+        self._looked = time.monotonic()
+
+    def _judge(self, completed: Completed, timeout: float) -> Ended:
+        stderr = clean(completed.stderr.decode(errors="replace")[-4000:], 4000)
+        told: dict[str, Any] = {"events": tuple(self._failures), "stderr": stderr}
+        if self._cancelled:
+            return Ended(outcome="cancelled", reason=self._cancelled, **told)
+        if self._broken:
+            return Ended(outcome="failed", reason=self._broken, **told)
+        if completed.timed_out or any(one["event"] == "late" for one in self._failures):
+            return Ended(outcome="late", reason=f"it did not end within {timeout:.0f} s", **told)
+        if completed.error or completed.truncated:
+            reason = completed.error or "it wrote too much"
+            return Ended(outcome="failed", reason=f"it cannot be run: {reason}", **told)
+        if self._failures or completed.returncode:
+            return Ended(outcome="failed", reason=_why(self._failures, completed), **told)
+        return Ended(outcome="done", **told)
+
+
+def events(lines: Sequence[bytes]) -> list[Event]:
+    """Those of the lines that are events: a library may write to stdout, too."""
+    found = []
+    for line in lines:
+        try:
+            event = msgspec.json.decode(line, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(event.get("event"), str):
+            found.append(event)
+    return found
+
+
+def inside(python: str, script: str, order: Mapping[str, Any]) -> list[str]:
+    """The words that run one of our scripts in that Python."""
+    return [python, "-u", str(INSIDE), script, msgspec.json.encode(order).decode()]
+
+
+def blamed(failures: Sequence[Event]) -> str:
+    """Why ranks failed, "" where none did: a rank that was ended without a word is the cause, then one that says more than that a peer is gone."""
+    said = [one for one in failures if one["event"] == "failed"]
+    talked = {one.get("rank") for one in said}
+    silent = [one for one in failures if one["event"] == "died" and one.get("rank") not in talked]
+    for one in silent:
+        return f"rank {one.get('rank')} {how(one.get('code', 0))} before the others were done"
+    for one in sorted(said, key=lambda one: bool(OF_PEERS.search(str(one.get("error"))))):
+        who = f"rank {one.get('rank')}: " if one.get("rank", -1) >= 0 else ""
+        first = str(one.get("error", "")).strip().splitlines() or [""]
+        return clean(f"{who}{one.get('kind')}: {_PLACE.sub('', first[0])}", 500)
+    return ""
+
+
+def _why(failures: list[Event], completed: Completed) -> str:
+    if told := blamed(failures):
+        return told
+    last = completed.stderr.decode(errors="replace").strip().splitlines() or [""]
+    return clean(f"it ended with code {completed.returncode}: {last[-1]}", 500)
+
+
+def how(code: int) -> str:
+    """An exit code in words."""
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,111 @@
+"""A probe must not touch a job: who computes on the GPUs, and which training jobs are here, before and while it runs."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
+from mldebug.hardware.gpu.readings import GpuReading, NodeGpus
+from mldebug_agents.hardware.gpu.child.errors import GpuCrashedError, NoGpuLibraryError
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.probes.busy import BusyError
+
+PATIENCE = 3  # looks in a row that may fail while a probe runs
+WAIT = "wait until it has ended"
+TELL = "mldebug doctor --gpus"
+
+
+class GpuReader(Protocol):
+    """Who reads GPUs: `sources.gpus.Gpus`."""
+
+    def full(self) -> NodeGpus:
+        """Read everything."""
+        ...
+
+
+class JobFinder(Protocol):
+    """Who finds jobs: `sources.ranks.RankFinder`."""
+
+    def find(self) -> Discovery:
+        """Look once at all processes."""
+        ...
+
+
+class Guard:
+    """Keep one for each probe. `session` of `look`: the process session that is the probe's own."""
+
+    def __init__(
+        self, gpus: GpuReader, finder: JobFinder, uses_gpus: bool, proc: Path = Path("/proc")
+    ) -> None:
+        self._gpus, self._finder, self._proc = gpus, finder, proc
+        self._uses_gpus = uses_gpus
+        self._failures = 0
+
+    def refuse(self) -> None:
+        """Raise BusyError where anybody computes here, another MldebugError where that cannot be known."""
+        for reason in self._strangers(None):
+            raise BusyError(reason, WAIT)
+
+    def look(self, session: int | None) -> str:
+        """Who is there, so that the probe must end now; "" while it may go on. MldebugError: some reads in a row have failed."""
+        try:
+            reason = next(self._strangers(session), "")
+        except MldebugError:
+            self._failures += 1
+            if self._failures >= PATIENCE:
+                raise
+            return ""
+        self._failures = 0
+        return reason
+
+    def _strangers(self, session: int | None) -> Iterator[str]:
+        for gpu in self._readings():
+            yield from self._on(gpu, session)
+        for job in self._finder.find().jobs:
+            if not self._is_ours(job, session):
+                pids = ", ".join(str(one.pid) for one in job.ranks[:4])
+                yield f"the training job {job.name} runs on this node (pid {pids})"
+
+    def _readings(self) -> tuple[GpuReading, ...]:
+        try:
+            full = self._full()
+        except NoGpuLibraryError as error:
+            if not self._uses_gpus:
+                return ()
+            raise MldebugError(f"who computes on the GPUs is not known: {error.message}") from None
+        if full.lost and self._uses_gpus:
+            raise MldebugError("a GPU does not answer", TELL)
+        return full.gpus
+
+    def _full(self) -> NodeGpus:
+        """A vendor's library crashes now and then; the next question starts a new reader."""
+        try:
+            return self._gpus.full()
+        except GpuCrashedError:
+            return self._gpus.full()
+
+    def _on(self, gpu: GpuReading, session: int | None) -> Iterator[str]:
+        if gpu.processes is None:
+            if self._uses_gpus:
+                raise MldebugError(f"GPU {gpu.index} does not tell who computes on it", TELL)
+            return
+        unseen = 0  # of another PID namespace: one of them may be our rank as the driver sees it
+        for one in gpu.processes:
+            if not (self._proc / str(one.pid)).exists():
+                unseen += 1
+            elif session is None or _session(one.pid) != session:
+                yield f"a process computes on GPU {gpu.index} (pid {one.pid})"
+        if unseen > (session is not None):
+            yield f"a process of another container computes on GPU {gpu.index}"
+
+    def _is_ours(self, job: Job, session: int | None) -> bool:
+        return session is not None and all(_session(one.pid) == session for one in job.ranks)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

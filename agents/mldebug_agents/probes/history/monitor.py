@@ -1,0 +1,77 @@
+"""The history of probes, as the main loop knows it: reads the file that probes write, where it has changed."""
+
+import errno
+import queue
+import time
+from pathlib import Path
+
+import msgspec
+
+from mldebug.core.errors import EvidenceError
+from mldebug.probes.history import Judged, current, judge_all
+from mldebug.status.snapshot import Snapshot
+from mldebug_agents.probes.history.store import MAX_BYTES, NAME, unpack
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+from mldebug_agents.system.workers import Result, Worker
+
+WORKER = "probes"
+EVERY, DEADLINE = 10.0, 20.0
+MOST = 200  # series that are shown: shifted ones, then those that were measured last
+
+
+class ProbeWatch:
+    """Reads through the reader child, since the state dir may hang. For one worker thread."""
+
+    def __init__(self, state_dir: Path, reader: Reader) -> None:
+        self._path, self._reader = str(state_dir.absolute() / NAME), reader
+        self._seen: tuple[int, float] | None = None
+        self._judged: tuple[Judged, ...] = ()
+
+    def look(self, _: object) -> tuple[Judged, ...]:
+        """All series; none where nobody has probed. Raises EvidenceError where it cannot be read."""
+        tail = self._reader.read_tail(self._path, max_bytes=1)
+        if isinstance(tail, Unreadable):
+            self._seen = None
+            if tail.errno == errno.ENOENT:
+                return ()
+            raise EvidenceError(f"{NAME}: {tail.reason}")
+        if (tail.size, tail.mtime) != self._seen:
+            self._judged = self._read()
+            self._seen = (tail.size, tail.mtime)
+        return self._judged
+
+    def _read(self) -> tuple[Judged, ...]:
+        content = self._reader.read_file(self._path, max_bytes=MAX_BYTES)
+        if isinstance(content, Unreadable):
+            raise EvidenceError(f"{NAME}: {content.reason}")
+        return current(judge_all(unpack(content)))[:MOST]
+
+
+class ProbeBoard:
+    """Of this node."""
+
+    def __init__(
+        self, state_dir: Path, reader: Reader, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> None:
+        self.worker = Worker(WORKER, ProbeWatch(state_dir, reader).look, inbox, DEADLINE)
+        self._due = 0.0
+        self._told: tuple[Judged, ...] | None = None
+
+    def turn(self) -> None:
+        """Order what is due."""
+        now = time.monotonic()
+        if now >= self._due and not self.worker.busy:
+            self._due = now + EVERY
+            self.worker.order(None)
+
+    def told(self, result: Result) -> bool:
+        """The worker has answered, or failed: what is old is not told. False where it was somebody else."""
+        if result.worker == WORKER:
+            self._told = result.value
+        return result.worker == WORKER
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with it."""
+        sources = (*snapshot.sources, self.worker.state())
+        return msgspec.structs.replace(snapshot, probes=self._told, sources=sources)

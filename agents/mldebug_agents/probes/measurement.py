@@ -1,0 +1,186 @@
+"""The collectives of one session: the order for its ranks, and what they say made into results as it comes."""
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.redact import clean
+from mldebug.probes.collectives import Collective, collective
+from mldebug_agents.probes.child import Child, Ended, Event
+from mldebug_agents.probes.multi_node import Nodes, Seen, agreed_device, cause, check_idle
+from mldebug_agents.probes.python import INSIDE
+from mldebug_agents.probes.rank_events import About, Cell, Skipped, heard
+from mldebug_agents.probes.session import SPARE, Session, Wanted, check_ranks
+from mldebug_agents.system.spawn import Spawner
+
+TYPED = (
+    "device",
+    "ops",
+    "sizes",
+    "dtype",
+    "warmup",
+    "repeats",
+    "timeout",
+    "cell_seconds",
+    "memory",
+    "alone",
+    "seconds",
+)
+SIZES = {
+    "cuda": (1 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30),
+    "cpu": (1 << 10, 1 << 20, 16 << 20),
+}
+CPU_RANKS = 2
+CELL_SECONDS = 5.0  # about, for all repetitions of one op with one payload
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured. `nproc` 0: one for each GPU, 2 on CPUs; no `sizes`: some usual ones.
+
+    `memory`: bytes that each rank may take; None: a share of what is free.
+    """
+
+    nproc: int
+    ops: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
+    dtype: str = "float32"
+    warmup: int = 5
+    repeats: int = 20
+    timeout: float = 60.0
+    memory: int | None = None
+    interface: str = ""
+
+
+class Telling(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is told what comes."""
+
+    result: Callable[[Collective], object] = id
+    skipped: Callable[[str], object] = id
+    joined: Callable[[About], object] = id
+
+
+class Measurement:
+    """Keep one for each run: `results` grows while it runs."""
+
+    def __init__(self, wish: Wish, telling: Telling | None = None) -> None:
+        self.wish, self._telling = wish, telling or Telling()
+        self.results: list[Collective] = []
+        self.skipped: list[str] = []
+        self.about = About()
+
+    def run(self, session: Session) -> Ended:
+        """Measure on this node alone."""
+        usual = session.facts.gpus if session.device == "cuda" else CPU_RANKS
+        ranks = list(range(self.wish.nproc or usual))
+        check_ranks(session, len(ranks))
+        order = self.order(session.device, ranks, len(ranks), "127.0.0.1", free_port())
+        return session.run("collectives", order, self.hear, env=self.variables())
+
+    def run_on(self, nodes: Nodes, wanted: Wanted, spawner: Spawner) -> Ended:
+        """Measure over these nodes; raises MldebugError for one that cannot, or is busy."""
+        until = time.monotonic() + wanted.duration
+
+        def run(argv: list[str], hear: Callable[[Event], None]) -> Ended:
+            seconds = max(1.0, until - time.monotonic()) + SPARE
+            return Child(spawner).run(argv, os.environ, seconds, hear)
+
+        seen = nodes.ask(run, self.wish.interface)
+        device = agreed_device(seen, wanted.device)
+        if not wanted.beside_jobs:
+            check_idle(seen, device == "cuda")
+        orders = self._orders(nodes.hosts, seen, device, until - time.monotonic())
+        for _, order in orders.values():
+            order["alone"] = not wanted.beside_jobs
+        return cause(nodes.run(run, orders, dict.fromkeys(nodes.hosts, self.hear)))
+
+    def _orders(
+        self, hosts: tuple[str, ...], seen: dict[str, Seen], device: str, seconds: float
+    ) -> dict[str, tuple[str, dict[str, Any]]]:
+        first = seen[hosts[0]]
+        fewest = min(one.gpus for one in seen.values()) if device == "cuda" else CPU_RANKS
+        each = self.wish.nproc or fewest
+        if device == "cuda" and each > fewest:
+            raise MldebugError(
+                f"{each} ranks were wanted, and a node has {fewest} GPUs", "fewer --nproc"
+            )
+        world = each * len(hosts)
+        address = first.address or hosts[0]
+        made = {}
+        for number, host in enumerate(hosts):
+            ranks = list(range(number * each, (number + 1) * each))
+            order = self.order(device, ranks, world, address, first.port)
+            made[host] = ("collectives", {**order, "seconds": max(1.0, seconds)})
+        return made
+
+    def torchrun(
+        self, hosts: tuple[str, ...], wanted: Wanted, port: int, kept: Mapping[str, str]
+    ) -> Iterator[str]:
+        """The line for each host that a person can type there. `kept`: variables that change what is measured."""
+        order = self.order(wanted.device, [], 0, "", 0)
+        order |= {"alone": not wanted.beside_jobs, "seconds": wanted.duration}
+        typed = {name: value for name, value in order.items() if name in TYPED}
+        words = shlex.join([str(INSIDE), "collectives", msgspec.json.encode(typed).decode()])
+        given = {**kept, **self.variables()}
+        settings = "".join(f"{name}={shlex.quote(value)} " for name, value in given.items())
+        python = wanted.python and shlex.quote(wanted.python)
+        launcher = f"{python} -m torch.distributed.run" if python else "torchrun"
+        for number, host in enumerate(hosts):
+            place = f"--master-addr {hosts[0]} --master-port {port}"
+            many = f"--nnodes {len(hosts)} --node-rank {number} --nproc-per-node {self.wish.nproc}"
+            yield f"{settings}{launcher} {many} {place} {words}  # on {host}"
+
+    def order(
+        self, device: str, ranks: list[int], world: int, address: str, port: int
+    ) -> dict[str, Any]:
+        """What the ranks of one node get."""
+        wish = self.wish
+        return {
+            "ranks": ranks,
+            "world": world,
+            "address": address,
+            "port": port,
+            "device": device,
+            "ops": wish.ops,
+            "sizes": wish.sizes or SIZES[device],
+            "dtype": wish.dtype,
+            "warmup": wish.warmup,
+            "repeats": wish.repeats,
+            "timeout": wish.timeout,
+            "cell_seconds": CELL_SECONDS,
+            "memory": wish.memory,
+        }
+
+    def variables(self) -> dict[str, str]:
+        """What the network interface that was named comes to."""
+        chosen = self.wish.interface
+        return {"GLOO_SOCKET_IFNAME": chosen, "NCCL_SOCKET_IFNAME": chosen} if chosen else {}
+
+    def hear(self, event: Event) -> None:
+        """One line of a rank; EvidenceError for one that no rank of ours says."""
+        if event["event"] == "joined":
+            self.about = heard(event, About)
+            self._telling.joined(self.about)
+        elif event["event"] == "skipped":
+            one = heard(event, Skipped)
+            what = f"{one.op} of {one.bytes} bytes is skipped: {one.reason}"
+            self.skipped.append(clean(what, 400))
+            self._telling.skipped(self.skipped[-1])
+        elif event["event"] == "cell":
+            cell = heard(event, Cell)
+            found = collective(cell.op, cell.bytes, cell.times, cell.wrong)
+            self.results.append(found)
+            self._telling.result(found)
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody has now."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        port: int = one.getsockname()[1]
+    return port

@@ -1,0 +1,164 @@
+"""A probe over several nodes: one launcher on each, reached by ssh or srun, that meet at the first one.
+
+Each node must have the same mldebug and Python at the same path. A launcher whose way to us is cut off ends by itself,
+as soon as nobody reads what it says.
+"""
+
+import re
+import shlex
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mldebug.core.errors import MldebugError, ToolError
+from mldebug.core.redact import clean
+from mldebug_agents.probes.busy import BusyError
+from mldebug_agents.probes.child import OF_PEERS, Ended, Event, inside
+
+WAYS = ("ssh", "srun")
+SSH = (
+    "ssh",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=10",
+    "-oServerAliveInterval=5",
+    "-oControlMaster=no",
+)
+SRUN = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--immediate=30")
+LOOK = 0.2
+
+Hear = Callable[[Event], None]
+Runner = Callable[[list[str], Hear], Ended]
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node told of itself. `compute`: pids that compute on its GPUs, None where that is not known; `training`: ranks."""
+
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    hip: str = ""
+    gpus: int = 0
+    nccl: str = ""
+    gloo: bool = False
+    address: str = ""
+    port: int = 0
+    compute: tuple[int, ...] | None = None
+    training: tuple[int, ...] = ()
+
+
+class Nodes:
+    """These hosts, reached that `way`; `variables` are set on each of them."""
+
+    def __init__(
+        self, hosts: Sequence[str], way: str, python: str, variables: Mapping[str, str]
+    ) -> None:
+        self.hosts, self._way, self._python = tuple(hosts), way, python
+        self._variables = variables
+
+    def words(self, host: str, script: str, order: Mapping[str, Any]) -> list[str]:
+        """What we start to have that script run on that host."""
+        settings = [f"{name}={value}" for name, value in self._variables.items()]
+        there = ["env", *settings, *inside(self._python, script, order)]
+        if self._way == "srun":
+            return [*SRUN, f"--nodelist={host}", *there]
+        return [*SSH, "--", host, shlex.join(there)]
+
+    def ask(self, run: Runner, interface: str) -> dict[str, Seen]:
+        """What each of them has; raises ToolError for one that does not tell."""
+        told: dict[str, Seen] = {}
+
+        def hearer(host: str) -> Hear:
+            def hear(event: Event) -> None:
+                if event["event"] == "facts":
+                    told[host] = msgspec.convert(event, Seen)
+
+            return hear
+
+        orders = {host: ("facts", {"interface": interface}) for host in self.hosts}
+        ended = self.run(run, orders, {host: hearer(host) for host in self.hosts})
+        for host in self.hosts:
+            if host not in told:
+                why = ended[host].reason
+                raise ToolError(f"node {host} cannot measure: {why}", self._way_out(host, why))
+        return told
+
+    def run(
+        self,
+        run: Runner,
+        orders: Mapping[str, tuple[str, Mapping[str, Any]]],
+        hear: Mapping[str, Hear],
+    ) -> dict[str, Ended]:
+        """Run a script on each host at once, and wait for all."""
+        ended: dict[str, Ended] = {}
+
+        def follow(host: str) -> None:
+            ended[host] = run(self.words(host, *orders[host]), hear[host])
+
+        threads = [
+            threading.Thread(target=follow, args=(host,), name=f"probe-{host}", daemon=True)
+            for host in self.hosts
+        ]
+        for one in threads:
+            one.start()
+        for one in threads:
+            while one.is_alive():  # a join without a limit hears no Ctrl-C
+                one.join(LOOK)
+        return ended
+
+    def _way_out(self, host: str, reason: str) -> str:
+        """What helps where the way to a node fails is other than what helps where the node does."""
+        if self._way == "srun" and _OF_SRUN.search(reason):
+            return f"inside an allocation that has {host} this must work: srun --overlap --nodelist={host} true"
+        if self._way == "ssh" and _OF_SSH.search(reason):
+            return f"this must work without a password: ssh {host} true"
+        return "each node needs this mldebug and the Python of --python at the same path"
+
+
+_OF_SRUN = re.compile(r"\bsrun: |slurmstepd: ")
+_OF_SSH = re.compile(
+    r"\bssh: |Permission denied \(|Host key verification failed|kex_exchange_identification|banner exchange"
+    r"|Connection (closed|reset) by .* port|code 255: $"
+)
+
+
+def cause(ended: Mapping[str, Ended]) -> Ended:
+    """The end that explains the others: a node that is wanted first, then one that says more than that a peer is gone."""
+    failed = [(host, one) for host, one in ended.items() if one.outcome != "done"]
+    failed.sort(
+        key=lambda pair: (pair[1].outcome != "cancelled", bool(OF_PEERS.search(pair[1].reason)))
+    )
+    for host, one in failed:
+        return msgspec.structs.replace(one, reason=clean(f"node {host}: {one.reason}", 600))
+    return Ended(outcome="done")
+
+
+def check_idle(seen: Mapping[str, Seen], uses_gpus: bool) -> None:
+    """Raise BusyError where a node trains or somebody computes on its GPUs, another MldebugError where that is not known."""
+    for host, one in seen.items():
+        if one.training:
+            raise BusyError(
+                f"a training job runs on {host} (pid {one.training[0]})", "wait until it has ended"
+            )
+        if one.compute is None and uses_gpus:
+            raise MldebugError(
+                f"who computes on the GPUs of {host} is not known", "does nvidia-smi work there?"
+            )
+        if one.compute:
+            raise BusyError(
+                f"a process computes on the GPUs of {host} (pid {one.compute[0]})",
+                "wait until it has ended",
+            )
+
+
+def agreed_device(seen: Mapping[str, Seen], wanted: str) -> str:
+    """The device of all; raises MldebugError where some have GPUs and some have none."""
+    without = [host for host, one in seen.items() if not one.gpus]
+    if wanted == "cpu" or (wanted == "auto" and len(without) == len(seen)):
+        return "cpu"
+    if without:
+        raise MldebugError(
+            f"PyTorch sees no GPU on {', '.join(without)}", "leave it out, or --device cpu"
+        )
+    return "cuda"

@@ -1,0 +1,213 @@
+"""The stages of `probe node`, one after the other, each made into checks as soon as it has ended."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mldebug.hardware.gpu.readings import NodeGpus
+from mldebug.hardware.health.model import State
+from mldebug.hardware.health.sentences import GpuName, complaints
+from mldebug.probes.baselines import Baselines
+from mldebug.probes.checks import Check
+from mldebug.probes.node_checks import stage_checks
+from mldebug.probes.ports import Port, ports_check, read_port
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.hardware.one_shot import OnceLooked
+from mldebug_agents.probes.child import Ended, Event
+from mldebug_agents.probes.measurement import Measurement, Telling, Wish
+from mldebug_agents.probes.session import Session
+from mldebug_agents.system.host import Host
+
+STAGES = ("driver", "ib", "memory", "matmul", "copy", "peers", "nccl", "dram", "disk")
+OF_GPUS = ("memory", "matmul", "copy", "peers", "nccl")
+WITHOUT_TORCH = ("driver", "ib")
+DRIVER_SECONDS = 30.0  # a driver that no process uses loads firmware first
+LARGE, USUAL = 8 << 30, 1 << 30  # bytes: what was published of NCCL holds for large payloads
+ROOM = 4  # times the payload that must be free for it
+
+Tell = Callable[[Check], None]
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node has to show."""
+
+    stages: tuple[str, ...] = STAGES
+    gpus: int | None = None  # so many at least
+    ports: str | None = None  # see `ports_check`
+    disk: str = ""
+    cpus_only: bool = False  # GPUs are left out on purpose
+
+
+class NodeProbe:
+    """Keep one for each run; `checks` grows meanwhile. `cut`: why not all could be checked, which is no fault of the node."""
+
+    def __init__(self, wanted: Wanted, baselines: Baselines, tell: Tell) -> None:
+        self._wanted, self._baselines, self._tell = wanted, baselines, tell
+        self.checks: list[Check] = []
+        self.cut, self.way_out = "", "measure when the node is idle, with a longer --duration"
+        self.node = ""
+        self._answering = 0
+        self._models: dict[str, str] = {}
+        self._free = 0
+        self._lacking = ""
+
+    def look(self, bench: Workbench) -> None:
+        """The stages that only look."""
+        self.node = bench.node
+        if "driver" in self._wanted.stages:
+            self._driver(bench)
+        if "ib" in self._wanted.stages:
+            self._add(ports_check(list(read_ports(bench.host)), self._wanted.ports))
+
+    def load(self, session: Session) -> None:
+        """The stages that load the node, in children."""
+        gpus = session.facts.gpus if session.device == "cuda" else 0
+        skipped = self._skipped(gpus)
+        for stage, why in skipped.items():
+            self._add(Check(stage=stage, state="skipped", sentence=f"{stage}: {why}"))
+        stages = [one for one in self._wanted.stages if one not in (*skipped, *WITHOUT_TORCH)]
+        self._children(session, [one for one in stages if one != "nccl"], gpus)
+        if "nccl" in stages and not self.cut:
+            self._nccl(session, gpus)
+        if not self.cut and self._lacking:
+            self.cut, self.way_out = self._lacking, "name another --disk, or mount it"
+        if not self.cut and (unseen := self._unseen(gpus)):
+            self.cut = unseen
+            self.way_out = "name the training environment's --python; is CUDA_VISIBLE_DEVICES set?"
+
+    def _skipped(self, gpus: int) -> dict[str, str]:
+        """Stages that cannot be done here, with the reason."""
+        found = {}
+        for stage in self._wanted.stages:
+            if stage in OF_GPUS and not gpus:
+                found[stage] = "PyTorch sees no GPU here"
+            elif stage in ("peers", "nccl") and gpus < 2:
+                found[stage] = "there is only one GPU"
+            elif stage == "disk" and not self._wanted.disk:
+                found[stage] = "no --disk was named"
+        return found
+
+    def _unseen(self, gpus: int) -> str:
+        """GPUs of which nothing was measured though they should have been: another Python's fault, or the driver's."""
+        wanted = self._wanted.gpus or (0 if gpus else self._answering)
+        if gpus >= wanted or self._wanted.cpus_only or not set(OF_GPUS) & set(self._wanted.stages):
+            return ""
+        return f"PyTorch sees {gpus} of {wanted} GPUs"
+
+    def _driver(self, bench: Workbench) -> None:
+        begin = time.monotonic()
+        seen = OnceLooked(bench, bench.finder.find(), DRIVER_SECONDS, alone=True).take()
+        seconds = time.monotonic() - begin
+        count = self._answering = len(seen.gpus.gpus) if seen.gpus else 0
+        wrong = [seen.gpu_gap.reason] if seen.gpu_gap and not seen.no_library else []
+        wrong += [f"GPU {one.index} does not answer: {one.reason}" for one in (seen.gpus.lost if seen.gpus else ())]  # fmt: skip
+        if self._wanted.gpus is not None and count < self._wanted.gpus:
+            wrong.append(f"{count} of {self._wanted.gpus} GPUs answer")
+        unfit = [one for one in seen.health if one.state is State.UNHEALTHY]
+        wrong += complaints(unfit, _names(seen.gpus))
+        if wrong:
+            self._add(Check(stage="driver", state="failed", sentence=f"driver: {'; '.join(wrong)}", seconds=seconds))  # fmt: skip
+        elif not count:
+            self._add(Check(stage="driver", state="skipped", sentence="driver: there is no GPU library here"))  # fmt: skip
+        else:
+            version = seen.gpus.driver_version if seen.gpus else ""
+            self._add(Check(stage="driver", state="fine", sentence=f"driver: {count} GPUs answer, version {version}", seconds=seconds))  # fmt: skip
+
+    def _children(self, session: Session, stages: Sequence[str], gpus: int) -> None:
+        order = {"stages": stages, "gpus": gpus, "disk": self._wanted.disk}
+        left = list(stages)
+
+        def hear(event: Event) -> None:
+            if event["event"] == "stage":
+                left.remove(event["stage"])
+                self._stage(event)
+
+        if stages:
+            ended = session.run("node", order, hear, env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+            if left and not self._cut(ended):
+                why = ended.reason or "it was not done"
+                self._add(Check(stage=left[0], state="failed", sentence=f"{left[0]}: {why}"))
+
+    def _cut(self, ended: Ended) -> bool:
+        """Whether it ended for a reason that says nothing of the node."""
+        if ended.outcome == "cancelled":
+            self.cut = f"the probe was ended: {ended.reason}"
+        elif ended.outcome == "late":
+            self.cut = self.cut or "--duration left no time for all stages"
+        return bool(self.cut)
+
+    def _stage(self, event: Event) -> None:
+        if event["cut"]:
+            self.cut = f"--duration left no time for {event['stage']}"
+            return
+        if absent := event["results"].get("node", {}).get("absent"):
+            self._no_folder(absent)
+            return
+        for who, one in event["results"].items():
+            if "name" in one:
+                self._models[who] = one["name"]
+            self._free = (
+                min(self._free or one["free"], one["free"]) if "free" in one else self._free
+            )
+            self._models.setdefault(who, "")
+        for check in stage_checks(
+            event["stage"], event["results"], event["seconds"], self._models, self._baselines
+        ):
+            self._add(check)
+
+    def _no_folder(self, folder: str) -> None:
+        """A word that was mistyped would drain one node after the other."""
+        self._add(Check(stage="disk", state="skipped", sentence=f"disk: there is no folder {folder}"))  # fmt: skip
+        self._lacking = f"there is no folder {folder} on this node"
+
+    def _nccl(self, session: Session, gpus: int) -> None:
+        begin = time.monotonic()
+        payload = LARGE if self._free >= ROOM * LARGE else USUAL
+        wish = Wish(nproc=gpus, ops=("all_reduce",), sizes=(payload,))
+        quiet = Telling(result=lambda _: None, skipped=lambda _: None, joined=lambda _: None)
+        measurement = Measurement(wish, quiet)
+        ended = measurement.run(session)
+        seconds = time.monotonic() - begin
+        if not measurement.results and self._cut(ended):
+            return
+        if not measurement.results:
+            why = ended.reason or (measurement.skipped or ["nothing was measured"])[0]
+            self._add(Check(stage="nccl", state="failed", sentence=f"nccl: {why}", seconds=seconds))
+            return
+        found = measurement.results[0]
+        if not found.correct:
+            self._add(Check(stage="nccl", state="failed", sentence="nccl: all_reduce gave wrong values", seconds=seconds))  # fmt: skip
+        self._judge_nccl(found.busbw_bytes_per_second or 0.0, payload, gpus, seconds)
+
+    def _judge_nccl(self, speed: float, payload: int, gpus: int, seconds: float) -> None:
+        names = set(self._models.values()) - {""}
+        limit = self._baselines.limit(names.pop(), "all_reduce", gpus) if len(names) == 1 else None
+        low = limit is not None and payload >= LARGE and speed < limit[0]
+        sentence = f"nccl: all_reduce of {payload >> 30} GiB has {speed / 1e9:.3g} GB/s on the bus"
+        if limit is not None and low:
+            sentence += f", at least {limit[0] / 1e9:.3g} are expected"
+        self._add(Check(stage="nccl", state="failed" if low else "fine", sentence=sentence, seconds=seconds, figures={"node": speed}))  # fmt: skip
+
+    def _add(self, check: Check) -> None:
+        self.checks.append(check)
+        self._tell(check)
+
+
+def read_ports(host: Host) -> Iterator[Port]:
+    """Every RDMA port of this node."""
+    for folder in sorted(Path(f"{host.root}/sys/class/infiniband").glob("*/ports/*"))[:256]:
+        state, physical, speed = (_text(folder / name) for name in ("state", "phys_state", "rate"))
+        yield read_port(f"{folder.parent.parent.name}/{folder.name}", state, physical, speed)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")[:100]
+    except OSError:
+        return ""
+
+
+def _names(gpus: NodeGpus | None) -> dict[str, GpuName]:
+    return {one.uuid: GpuName(index=one.index, bus_id=one.bus_id) for one in (gpus.gpus if gpus else ())}  # fmt: skip

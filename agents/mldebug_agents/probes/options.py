@@ -1,0 +1,68 @@
+"""The options that every probe has."""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from mldebug.cli.param_types import FILE
+from mldebug.core.errors import UsageError
+from mldebug.core.units import parse_duration, parse_size
+from mldebug_agents.probes.session import Wanted
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """A number between two, which `nan` is not: it would be below and above nothing."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Fails as a number out of the range does."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return found
+
+
+_OPTIONS = (
+    click.option("--python", type=FILE, metavar="PATH", help="Python of the training environment, with torch."),
+    click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", help="What is measured."),
+    click.option("--duration", metavar="DURATION", default="10m", show_default=True, help="Longest time for all."),
+    click.option("--beside-jobs", is_flag=True, help="Measure although somebody computes here: slows them down."),
+)  # fmt: skip
+
+
+def probe_options(command: _Command) -> _Command:
+    """Add them; the command gets them as keyword arguments, for `wanted`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def wanted(python: str | None, device: str, duration: str, beside_jobs: bool) -> Wanted:
+    """What was asked for; UsageError for a duration that is none."""
+    return Wanted(python=python, device=device, duration=seconds(duration), beside_jobs=beside_jobs)
+
+
+def seconds(text: str, option: str = "--duration") -> float:
+    """A duration such as 10m, at most a day."""
+    try:
+        found = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: {error}", "write it like 10m") from None
+    if not found:
+        raise UsageError(f"{option} {text}: that leaves no time", "write it like 10m")
+    if not 0 < found <= 86400:
+        raise UsageError(f"{option} {text}: it may be up to a day", "write it like 10m")
+    return found
+
+
+def size(text: str, option: str) -> int:
+    """A size such as 1MiB."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: {error}", "write it like 16MiB") from None

@@ -1,0 +1,133 @@
+"""Results of collectives as they come, and in files at the end."""
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.redact import clean
+from mldebug.probes.collectives import Collective
+from mldebug.probes.csv_text import as_csv
+from mldebug.probes.rows import HEADER, UNITS, row
+from mldebug.probes.textfile import as_textfile
+from mldebug_agents.probes.measurement import Measurement, Telling
+from mldebug_agents.probes.plot import check_picture, plot
+from mldebug_agents.probes.rank_events import About
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """Where results go besides the table."""
+
+    as_json: bool
+    csv: Path | None
+    plot: Path | None
+    textfile: Path | None
+
+
+def telling(output: Output, kept: dict[str, str]) -> Telling:
+    """A table as it grows, on stdout; with --json on stderr, for whoever watches. `kept`: variables that matter."""
+
+    def say(line: str) -> None:
+        click.echo(line, err=output.as_json)
+
+    def joined(about: About) -> None:
+        click.echo(title(about), err=True)
+        for name, value in kept.items():
+            click.echo(clean(f"  {name}={value}", 200), err=True)
+        say(HEADER)
+        say(UNITS)
+
+    def result(found: Collective) -> None:
+        say(row(found))
+
+    return Telling(result=result, skipped=lambda line: click.echo(line, err=True), joined=joined)
+
+
+def write(measurement: Measurement, output: Output) -> None:
+    """Everything that is asked for but the table, which was printed row by row."""
+    results = measurement.results
+    if output.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
+    failed = [why for path, put in _files(measurement, output) if (why := _failure(path, put))]
+    if failed:  # one that cannot be written does not keep the others from it
+        raise MldebugError(failed[0], "name another place")
+
+
+def _files(
+    measurement: Measurement, output: Output
+) -> Iterator[tuple[Path, Callable[[Path], object]]]:
+    """Where something goes besides, and who puts it there. Where nothing was measured what stands there stays."""
+    results = measurement.results
+    if not results:
+        return
+    if output.csv:
+        yield output.csv, lambda path: path.write_text(as_csv(results), encoding="utf-8")
+    if output.textfile:
+        yield output.textfile, lambda path: _replace(path, as_textfile(results, time.time()))
+    if output.plot:
+        yield output.plot, lambda path: plot(results, path, title(measurement.about))
+
+
+def check_places(output: Output) -> None:
+    """Raise UsageError before anything is measured where a file could not be written."""
+    for path in filter(None, (output.csv, output.plot, output.textfile)):
+        if not _writable(path, replaced=path == output.textfile):
+            raise UsageError(
+                f"{path} cannot be written", "name a file in a folder that is there, and yours"
+            )
+    if output.plot:
+        check_picture(output.plot)
+
+
+def _writable(path: Path, replaced: bool) -> bool:
+    try:
+        there = path.exists() and not (replaced and _is_plain(path))
+        return not path.is_dir() and os.access(path if there else path.parent, os.W_OK)
+    except OSError:  # a folder that may not be entered, a name that is too long
+        return False
+
+
+def _is_plain(path: Path) -> bool:
+    """Is it a file that another may stand in for? Never put one where a device, a pipe or a link is."""
+    return stat.S_ISREG(os.lstat(path).st_mode)
+
+
+def title(about: About) -> str:
+    """What the figures are of."""
+    if not about.ranks:
+        return ""
+    gpu = f" on {about.gpu}, NCCL {about.nccl}" if about.gpu else ""
+    alone = "; nothing travels, so there is no bandwidth" if about.ranks == 1 else ""
+    ranks = "1 rank" if about.ranks == 1 else f"{about.ranks} ranks"
+    return clean(f"{ranks}, {about.backend}{gpu}{alone}", 200)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all, and readable for a collector of another user, who may read it at any moment."""
+    if path.exists() and not _is_plain(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _failure(path: Path, put: Callable[[Path], object]) -> str:
+    try:
+        put(path)
+    except (OSError, ValueError) as error:  # matplotlib has its own of what is wrong
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return f"{path} cannot be written: {why}"
+    return ""

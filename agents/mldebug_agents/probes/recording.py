@@ -1,0 +1,73 @@
+"""A finished probe becomes part of the history of its node, and what has changed against it is told."""
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mldebug.config.schema import load_config
+from mldebug.core.errors import MldebugError
+from mldebug.core.ranksets import fold_nodes
+from mldebug.core.redact import clean
+from mldebug.probes.history import Judged, Series, judge_all, runs_of, sentence
+from mldebug_agents.probes.history.store import keep
+from mldebug_agents.probes.measurement import Measurement
+
+CHOSEN = "NCCL_ALGO"
+SILENT = ("NCCL_DEBUG",)  # what NCCL writes changes no figure
+MOST_VARIABLES = 1000  # characters
+
+
+def record(
+    measurement: Measurement,
+    nodes: tuple[str, ...],
+    kept: Mapping[str, str],
+    state_dir: Path | None,
+    say: Callable[[str], None],
+) -> None:
+    """Keep the results and say what they changed. Never raises for what a disk does: the probe has its results.
+
+    `nodes`: where it ran, none for here; `kept`: the variables that change what is measured; no `state_dir`: this user's.
+    """
+    here = nodes or (socket.gethostname(),)
+    common = series_of(measurement, here, {**kept, **measurement.variables()})
+    measured = runs_of(measurement.results, common, time.time())
+    try:
+        past = keep(state_dir or load_config(None).agent.state_dir, measured)
+    except MldebugError as error:
+        say(f"not kept in the history: {error.message}: {error.way_out}")
+        return
+    mine = {series for series, _ in measured}
+    for one in judge_all((series, runs) for series, runs in past if series in mine):
+        if told := line(one):
+            say(told)
+
+
+def line(one: Judged) -> str:
+    """What has changed, as a line; "" where nothing has."""
+    told = sentence(one)
+    return f"{one.standing}: {told}" if told else ""
+
+
+def series_of(
+    measurement: Measurement, nodes: tuple[str, ...], variables: Mapping[str, str]
+) -> Series:
+    """All but op, size and ranks, which each result has."""
+    about = measurement.about
+    others = (
+        f"{name}={value}"
+        for name, value in sorted(variables.items())
+        if name != CHOSEN and not name.startswith(SILENT)
+    )
+    return Series(
+        op="",
+        bytes=0,
+        dtype=measurement.wish.dtype,
+        ranks=0,
+        device=clean(about.gpu or "cpu", 200),
+        nodes=fold_nodes(nodes),
+        torch=clean(about.torch, 100),
+        nccl=clean(about.nccl, 100),
+        nccl_algo=clean(variables.get(CHOSEN, ""), 100),
+        variables=clean(" ".join(others), MOST_VARIABLES),
+    )

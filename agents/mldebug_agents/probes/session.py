@@ -1,0 +1,159 @@
+"""A probe's frame: the lock, the guard, the training environment's Python and its facts, one child at a time.
+
+with open_session(wanted) as session:
+    ended = session.run("collectives", order, hear=show)
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mldebug.config.schema import load_config
+from mldebug.core.errors import MldebugError, ToolError
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.probes.child import Child, Ended, Event, inside
+from mldebug_agents.probes.environment import Environment, prepare
+from mldebug_agents.probes.guard import Guard
+from mldebug_agents.probes.lock import LOCK, only_probe
+from mldebug_agents.probes.python import find_python
+from mldebug_agents.probes.rights import keep_rights_here
+from mldebug_agents.system.spawn import Spawner
+
+FACTS_SECONDS = 120.0  # importing torch from a slow network filesystem
+SPARE = 5.0  # seconds in which a launcher that has its own deadline may end by itself
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What every probe is asked with: see `options`."""
+
+    python: str | None = None
+    device: str = "auto"  # auto, cuda, cpu
+    duration: float = 600.0  # seconds for all
+    beside_jobs: bool = False
+    lock: Path = LOCK
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Python has."""
+
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    hip: str = ""
+    gpus: int = 0
+    nccl: str = ""
+    gloo: bool = False
+
+
+class Session:
+    """Made by `open_session`. `device` is "cuda" or "cpu"; `bench` the tools that look at this node."""
+
+    def __init__(
+        self, wanted: Wanted, bench: Workbench, python: str, environment: Environment
+    ) -> None:
+        self.wanted, self.bench, self.python = wanted, bench, python
+        self.environment = environment
+        self.until = time.monotonic() + wanted.duration
+        if (
+            not wanted.beside_jobs
+        ):  # before PyTorch is imported, which costs a job some seconds of a core
+            Guard(bench.gpus, bench.finder, uses_gpus=False).refuse()
+        self.facts = self._ask_facts()
+        self.device = _device(wanted, self.facts)
+        self._guard = Guard(bench.gpus, bench.finder, self.device == "cuda")
+        if not wanted.beside_jobs:
+            self._guard.refuse()
+
+    @property
+    def spawner(self) -> Spawner:
+        """Who starts children; any thread may ask."""
+        return self.bench.spawner
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the duration that all may take."""
+        return max(0.0, self.until - time.monotonic())
+
+    def run(
+        self,
+        script: str,
+        order: Mapping[str, Any],
+        hear: Callable[[Event], None],
+        seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run a script of `probes/inside` to its end; it is cancelled at once when a job appears."""
+        left = min(self.seconds_left, seconds or self.seconds_left)
+        argv = inside(self.python, script, {**order, "seconds": left})
+        return self.hear(argv, hear, left, env)
+
+    def hear(
+        self,
+        argv: list[str],
+        hear: Callable[[Event], None],
+        seconds: float,
+        env: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run any program that says events as ours do."""
+        variables = {**self.environment.variables, **(env or {})}
+        watch = (lambda _: "") if self.wanted.beside_jobs else self._guard.look
+        return Child(self.spawner, watch).run(
+            argv, variables, seconds + SPARE, hear, told=self.wanted.duration
+        )
+
+    def _ask_facts(self) -> Facts:
+        told: list[Event] = []
+        argv = inside(self.python, "facts", {})
+        ended = Child(self.spawner).run(
+            argv, self.environment.variables, FACTS_SECONDS, told.append
+        )
+        for event in told:
+            if event["event"] == "facts":
+                return msgspec.convert(event, Facts)
+        raise ToolError(
+            f"PyTorch does not work in {self.python}: {ended.reason or 'it says nothing of itself'}",
+            "name the training environment's: --python /path/to/env/bin/python",
+        )
+
+
+@contextlib.contextmanager
+def open_session(wanted: Wanted) -> Iterator[Session]:
+    """Everything that a probe needs; on leaving, however that comes, no process of it is left."""
+    python, environment = find_python(wanted.python), prepare(os.environ)
+    keep_rights_here()  # before the process starter is forked, which hands on what it has
+    with Workbench(load_config(None), probes=True) as bench, only_probe(wanted.lock):
+        yield Session(wanted, bench, python, environment)
+
+
+def _device(wanted: Wanted, facts: Facts) -> str:
+    if wanted.device == "cpu":
+        return "cpu"
+    if facts.gpus:
+        return "cuda"
+    if wanted.device == "cuda":
+        raise ToolError(_no_gpu(facts), "measure the CPUs: --device cpu")
+    return "cpu"
+
+
+def _no_gpu(facts: Facts) -> str:
+    if not (facts.cuda or facts.hip):
+        return f"PyTorch {facts.torch} is built without GPU support"
+    return f"PyTorch {facts.torch} sees no GPU here"
+
+
+def check_ranks(session: Session, ranks: int) -> None:
+    """Raise MldebugError where this node has not so many GPUs, or PyTorch no back end for them."""
+    if session.device == "cuda" and ranks > session.facts.gpus:
+        gpus = f"{session.facts.gpus} GPU{'s' if session.facts.gpus > 1 else ''}"
+        raise MldebugError(
+            f"{ranks} ranks were wanted, and PyTorch sees {gpus} here", "fewer --nproc"
+        )
+    if session.device == "cuda" and not session.facts.nccl:
+        raise ToolError(f"PyTorch {session.facts.torch} has no NCCL", "--device cpu")
+    if session.device == "cpu" and not session.facts.gloo:
+        raise ToolError(f"PyTorch {session.facts.torch} has no gloo", "another --python")

@@ -1,0 +1,189 @@
+"""Time collectives, NCCL on GPUs and gloo on CPUs, and check their values."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from mldebug.config.schema import load_config
+from mldebug.core.errors import ExitCode, MldebugError, UsageError
+from mldebug.core.ranksets import unfold_nodes
+from mldebug.core.redact import clean
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.probes.busy import BusyError
+from mldebug_agents.probes.child import Ended, Event, blamed, events
+from mldebug_agents.probes.collectives_options import chosen_ops, collective_options, payloads
+from mldebug_agents.probes.environment import sane_variables
+from mldebug_agents.probes.lock import only_probe
+from mldebug_agents.probes.measurement import Measurement, Wish
+from mldebug_agents.probes.multi_node import Nodes
+from mldebug_agents.probes.options import probe_options, size, wanted
+from mldebug_agents.probes.output import Output, check_places, telling, write
+from mldebug_agents.probes.plot import check_matplotlib
+from mldebug_agents.probes.rank_events import FAILURES, heard
+from mldebug_agents.probes.recording import record
+from mldebug_agents.probes.session import Wanted, open_session
+
+PORT = 29431  # of printed lines: nobody can ask there which one is free
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No settings."""
+
+
+@click.command("collectives")
+@collective_options
+@probe_options
+def command(
+    nproc: int | None,
+    sizes: str | None,
+    ops: str,
+    memory: str | None,
+    hosts: str | None,
+    through: str,
+    print_commands: bool,
+    told: TextIO | None,
+    as_json: bool,
+    csv: Path | None,
+    picture: Path | None,
+    textfile: Path | None,
+    python: str | None,
+    device: str,
+    duration: str,
+    beside_jobs: bool,
+    state_dir: Path | None,
+    if_idle: bool,
+    **rest: Any,
+) -> int:
+    """Time collectives, NCCL on GPUs and gloo on CPUs, and check their values.
+
+    Times are those of the slowest rank in each repetition; bandwidths come from their median, by the factors of
+    nccl-tests. Ctrl-C prints what was measured so far. Exit code 1: a value was wrong, a rank failed, or a node is
+    busy.
+    """
+    frame = wanted(python, device, duration, beside_jobs)
+    wish = Wish(
+        nproc=nproc or 0,
+        ops=chosen_ops(ops),
+        sizes=() if sizes is None else payloads(sizes),
+        memory=None if memory is None else size(memory, "--memory"),
+        **rest,
+    )
+    if picture:
+        check_matplotlib()
+    output = Output(as_json=as_json, csv=csv, plot=picture, textfile=textfile)
+    check_places(output)
+    names = () if hosts is None else unfold_nodes(hosts)
+    kept = sane_variables()
+    if print_commands:
+        return _printed(wish, names, frame, kept)
+    measurement = Measurement(wish, telling(output, kept))
+    if told is not None:
+        return _measured(measurement, output, kept, lambda: _read(measurement, told))
+
+    def keep() -> None:
+        if not beside_jobs:  # else the figures are of two
+            record(measurement, names, kept, state_dir, lambda line: click.echo(line, err=True))
+
+    try:
+        if names:
+            return _over(names, through, frame, measurement, output, keep)
+        with open_session(frame) as session:
+            return _measured(measurement, output, kept, lambda: measurement.run(session), keep)
+    except BusyError as error:
+        if not if_idle:
+            raise
+        click.echo(f"{error.message}; no failure, because of --if-idle", err=True)
+        return ExitCode.FINE
+
+
+def _over(
+    names: tuple[str, ...],
+    through: str,
+    frame: Wanted,
+    measurement: Measurement,
+    output: Output,
+    keep: Callable[[], None],
+) -> int:
+    """On these nodes."""
+    kept = sane_variables()
+    travelling = {**kept, **measurement.variables()}
+    nodes = Nodes(names, through, frame.python or sys.executable, travelling)
+    with Workbench(load_config(None)) as bench, only_probe(frame.lock):
+        run = lambda: measurement.run_on(nodes, frame, bench.spawner)
+        return _measured(measurement, output, kept, run, keep)
+
+
+def _measured(
+    measurement: Measurement,
+    output: Output,
+    kept: Mapping[str, str],
+    run: Callable[[], Ended],
+    keep: Callable[[], None] = lambda: None,
+) -> int:
+    """Measure, show and write; whatever ends it, what there is by then comes out. `keep` is called where it has run to its end."""
+    try:
+        ended = run()
+        if ended.outcome == "done" and measurement.results:
+            keep()
+    finally:
+        write(measurement, output)
+    if ended.outcome == "cancelled":
+        raise BusyError(f"the probe was ended: {ended.reason}", "measure when the node is idle")
+    if ended.outcome != "done":
+        raise MldebugError(_sentence(ended), _way_out(ended, kept))
+    if not measurement.results:
+        why = measurement.skipped[0] if measurement.skipped else "no rank said anything"
+        raise MldebugError(f"nothing was measured: {why}", "smaller --sizes, or other --ops")
+    wrong = any(one.correct is False for one in measurement.results)
+    return int(ExitCode.FOUND if wrong else ExitCode.FINE)
+
+
+def _printed(wish: Wish, names: tuple[str, ...], frame: Wanted, kept: Mapping[str, str]) -> int:
+    if not names or not wish.nproc or frame.device == "auto":
+        raise UsageError(
+            "--print-commands asks no node what it has", "add --hosts a,b --nproc 8 --device cuda"
+        )
+    for line in Measurement(wish).torchrun(names, frame, PORT, kept):
+        click.echo(line)
+    return int(ExitCode.FINE)
+
+
+def _read(measurement: Measurement, told: TextIO) -> Ended:
+    """What ranks have said elsewhere; one that failed there fails here, too."""
+    failures: list[Event] = []
+    done = False
+    for line in told:
+        for event in events([line.encode()]):
+            measurement.hear(event)
+            done = done or event["event"] == "done"
+            if (kind := FAILURES.get(event["event"])) is not None:
+                failures.append(msgspec.structs.asdict(heard(event, kind)))
+            if event["event"] == "stranger":
+                return Ended(outcome="cancelled", reason=clean(str(event.get("reason")), 300))
+            if event["event"] == "late":
+                return Ended(outcome="late", reason="it did not end within its --duration")
+    cut = measurement.results and not done and "it ended before all was measured"
+    why = blamed(failures) or cut or ""
+    return Ended(outcome="failed" if why else "done", reason=why)
+
+
+def _sentence(ended: Ended) -> str:
+    if ended.outcome == "late":
+        return f"the probe took too long: {ended.reason}"
+    return f"the probe failed: {ended.reason}"
+
+
+def _way_out(ended: Ended, kept: Mapping[str, str]) -> str:
+    if ended.outcome == "late":
+        return "fewer --ops, smaller --sizes, or a longer --duration"
+    told = ", ".join(f"{name}={value}" for name, value in kept.items())
+    return f"is it one of these variables? {told}" if told else ""
+
+
+def create(options: Options) -> click.Command:
+    """Build the command."""
+    return command

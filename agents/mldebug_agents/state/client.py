@@ -1,0 +1,169 @@
+"""The agent's end of the state keeper: asks, and waits as long as it takes; so only the scribe's thread may ask.
+
+A keeper that has died is started and opened anew; one that hangs is left where it is when the agent ends.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from mldebug.core.errors import AccessError, ExitCode, MldebugError, UsageError
+from mldebug.core.report_model import Report
+from mldebug_agents.state.folder import OccupiedError
+from mldebug_agents.state.messages import (
+    Door,
+    Drop,
+    End,
+    Open,
+    Order,
+    Place,
+    Prune,
+    Reply,
+    Save,
+    receive,
+    send,
+)
+from mldebug_agents.system.spawn import Worker
+
+log = logging.getLogger("mldebug")
+
+NAME = "state"  # of the worker that the process starter forks
+
+
+class WorkerStarter(Protocol):
+    """The part of a `Spawner` that is needed."""
+
+    def fork_worker(self, name: str) -> Worker:
+        """Fork the worker of that name; raises OSError when there is none to be had."""
+        ...
+
+
+class Keeper:
+    """One state dir, by way of the child that keeps it. Raises what the child would have raised."""
+
+    def __init__(
+        self,
+        starter: WorkerStarter,
+        state_dir: Path,
+        on_loss: Callable[[str], None],
+        *,
+        door: bool = False,
+    ) -> None:
+        """`on_loss` is told, in words, that the state dir had to be begun anew."""
+        self.worker: Worker | None = None
+        self._starter = starter
+        self._state_dir = state_dir
+        self._on_loss = on_loss
+        self._wants_door = door
+        self._place: Place | None = None  # of our socket file
+        self._held: Place | None = None  # the lock file
+        self._ended = False
+
+    def open(self) -> tuple[Reply, socket.socket | None]:
+        """Start the child where there is none and have it open the state dir; with the socket, once."""
+        door = self._wants_door and self._place is None
+        reply, got = self._talk(Open(str(self._state_dir), os.getpid(), door, self._held))
+        self._place = reply.door or self._place
+        return reply, got
+
+    def open_door(self) -> socket.socket | None:
+        """Try again to open the socket."""
+        reply, door = self._talk(Door())
+        self._place = reply.door or self._place
+        return door
+
+    def ask(self, order: Order) -> None:
+        """Have an order carried out; a child that has ended is replaced once, and opens the state dir first."""
+        try:
+            self._ask(order)
+        except ConnectionError:
+            if self._ended:
+                raise
+            log.warning("the child that keeps %s has ended: a new one goes on", self._state_dir)
+            self._ask(order)
+
+    def _ask(self, order: Order) -> None:
+        if self.worker is None:
+            self.open()
+        self._talk(order)
+
+    def end(self) -> None:
+        """Have everything closed, and say good-bye."""
+        if self.worker is not None:
+            self._talk(End(self._place))
+        self._ended = True
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """An idle child ends at once; never waits."""
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.hang_up()
+
+    def _talk(self, order: Order) -> tuple[Reply, socket.socket | None]:
+        if self._ended:
+            raise ConnectionError("the agent ends")
+        worker = self.worker = self.worker or self._starter.fork_worker(NAME)
+        try:
+            send(worker.socket, order)
+            body, descriptor = receive(worker.socket)
+        except OSError:
+            self.hang_up()
+            raise
+        reply = msgspec.msgpack.decode(body, type=Reply)
+        for note in reply.notes:
+            log.warning("%s", note)
+        door = socket.socket(fileno=descriptor) if descriptor is not None else None
+        _raise(reply, door)
+        self._held = reply.held or self._held
+        if reply.lost:
+            self._on_loss(reply.lost)
+        return reply, door
+
+
+class RemoteArchive:
+    """Writes like an `mldebug.incidents.report_store.Archive`, in the child."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def save(
+        self,
+        report: Report,
+        html: str,
+        evidence: Mapping[str, bytes],
+        *,
+        owner_uid: int | None = None,
+    ) -> None:
+        """Write one report; the same id again replaces what was there."""
+        told = msgspec.json.encode(report)
+        self._keeper.ask(Save(told, html, dict(evidence), owner_uid))
+
+    def remove(self, report_id: str) -> None:
+        """Remove one report."""
+        self._keeper.ask(Drop(report_id))
+
+    def prune(self) -> None:
+        """Remove what is too old or too much."""
+        self._keeper.ask(Prune())
+
+
+def _raise(reply: Reply, door: socket.socket | None) -> None:
+    if reply.refusal is None and not reply.errno:
+        return
+    if door is not None:
+        with contextlib.suppress(OSError):
+            door.close()
+    if reply.refusal is None:
+        raise OSError(reply.errno, reply.error)
+    message, way_out, code = reply.refusal
+    if reply.occupied:
+        raise OccupiedError(message, way_out)
+    kind = {ExitCode.USAGE: UsageError, ExitCode.MISSING: AccessError}.get(ExitCode(code))
+    raise (kind or MldebugError)(message, way_out)

@@ -1,0 +1,186 @@
+"""The state keeper: a child of the agent that alone touches the state dir, in order, one thing at a time.
+
+It is a process, not a thread, because a process that has a file open on a hung mount cannot end: the agent can.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.report_model import Report
+from mldebug.incidents.report_store import Archive
+from mldebug_agents.state.database import Database, errno_of
+from mldebug_agents.state.folder import Hold, OccupiedError
+from mldebug_agents.state.messages import (
+    Check,
+    Door,
+    Drop,
+    End,
+    Forget,
+    Keep,
+    Leave,
+    Open,
+    Order,
+    Prune,
+    Remember,
+    Reply,
+    Save,
+    StoredEnds,
+    receive,
+    send,
+)
+from mldebug_agents.web.listeners import open_unix, reachable
+
+Answer = tuple[Reply, socket.socket | None]
+
+
+def serve(link: socket.socket) -> None:
+    """Carry out orders until the agent hangs up."""
+    notes = _Notes()
+    logging.getLogger("mldebug").handlers[:] = [notes]
+    keeping = Keeping()
+    orders = msgspec.msgpack.Decoder(Order)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            body, _ = receive(link)
+            reply, door = answer(keeping, orders.decode(body))
+            reply = msgspec.structs.replace(reply, notes=notes.take())
+            send(link, reply, door.fileno() if door else None)
+            if door:
+                door.close()
+
+
+def answer(keeping: "Keeping", order: Order) -> Answer:
+    """Carry out one order; never raises for what the disk does."""
+    try:
+        return keeping.obey(order)
+    except MldebugError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and not isinstance(order, Open):
+            return _failed(cause), None  # refused at the start, it is trouble of the disk later
+        told = (error.message, error.way_out, int(error.exit_code))
+        return Reply(refusal=told, occupied=isinstance(error, OccupiedError)), None
+    except OSError as error:
+        return _failed(error), None
+    except sqlite3.Error as error:
+        number = errno_of(error)
+        return Reply(errno=number, error=f"{os.strerror(number)} (SQLite: {error})"), None
+
+
+def _failed(error: OSError) -> Reply:
+    return Reply(errno=error.errno or errno.EIO, error=error.strerror or str(error))
+
+
+class Keeping:
+    """The state dir, once `Open` has named it."""
+
+    def __init__(self) -> None:
+        self._folder = Path()
+        self._hold: Hold | None = None
+        self._database = Database(Path())
+        self._lost = ""  # what the agent has to be told of the place
+        self._orders: dict[type, Callable[..., Answer | None]] = {
+            Open: self._open,
+            Check: lambda _: None,
+            Door: lambda _: self._open_door(),
+            Keep: lambda order: self._database.keep(order),
+            StoredEnds: lambda order: self._database.keep_ends(order),
+            Remember: lambda order: self._database.remember(order.memo),
+            Forget: lambda order: self._database.forget(order.job_id),
+            Leave: lambda order: self._database.leave(order.leftovers),
+            Save: self._save,
+            Drop: lambda order: Archive(self._folder).remove(order.report_id),
+            Prune: self._prune,
+            End: self._end,
+        }
+
+    def obey(self, order: Order) -> Answer:
+        """Carry out one order. OSError, sqlite3.Error: it may work later; `MldebugError`: never."""
+        if isinstance(order, Open) and self._hold is None:
+            self._folder = Path(order.state_dir)
+            self._hold = Hold(self._folder, order.pid, order.held)
+            self._database = Database(self._folder / "agent.sqlite")
+        if not isinstance(order, End):
+            self._stand()
+        reply, door = self._orders[type(order)](order) or (Reply(), None)
+        lost, self._lost = self._lost, ""
+        held = self._hold.held if self._hold else None
+        return msgspec.structs.replace(reply, held=held, lost=lost), door
+
+    def _stand(self) -> None:
+        """Hold the folder that the path shows now: a folder that was removed takes all writes, and keeps none."""
+        if self._hold is None:
+            raise ConnectionError("no state dir was named")
+        try:
+            lost = self._hold.take()
+        except BaseException:
+            self._database.disconnect()
+            raise
+        if not lost and not self._database.intact():
+            lost = f"has lost its {self._database.path.name}"
+        if lost:
+            self._database.disconnect()
+            self._lost = lost
+
+    # --- opening and closing -----------------------------------------------------------------------
+
+    def _open(self, order: Open) -> Answer:
+        found = self._database.load()
+        reply, door = self._try_door() if order.door else (Reply(), None)
+        return msgspec.structs.replace(reply, found=found), door
+
+    def _try_door(self) -> Answer:
+        """A folder that has no room for a socket may have it for the rest."""
+        try:
+            return self._open_door()
+        except OSError as error:
+            return Reply(error=error.strerror or str(error)), None
+
+    def _open_door(self) -> Answer:
+        door = open_unix(self._folder)
+        with reachable(self._folder) as path:
+            facts = os.lstat(path)
+        return Reply(door=(facts.st_dev, facts.st_ino)), door
+
+    def _end(self, order: End) -> None:
+        with contextlib.suppress(OSError), reachable(self._folder) as path:
+            facts = os.lstat(path)
+            if (facts.st_dev, facts.st_ino) == order.door:
+                os.unlink(path)
+        self._database.disconnect()
+        if self._hold is not None:
+            self._hold.give_back()
+
+    # --- reports -----------------------------------------------------------------------------------
+
+    def _save(self, order: Save) -> None:
+        report = msgspec.json.decode(order.report, type=Report)
+        Archive(self._folder).save(report, order.html, order.evidence, owner_uid=order.owner_uid)
+
+    def _prune(self, order: Prune) -> None:
+        Archive(self._folder).prune()
+
+
+class _Notes(logging.Handler):
+    """What is logged here goes home with the next reply: the helper's children have no stderr."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._notes: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self._notes.append(record.getMessage())
+
+    def take(self) -> tuple[str, ...]:
+        """Give away what was kept."""
+        notes, self._notes = tuple(self._notes), []
+        return notes

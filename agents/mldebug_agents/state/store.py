@@ -1,0 +1,288 @@
+"""What must survive a restart: the rhythm of each run, its open incident, and what we left behind.
+
+Rows are in memory; the scribe has them written by the state keeper, a child. On disk an incident always comes before
+its report, and the end of an incident after its last report: whenever the agent is killed, the next one finds the id
+that the reports bear.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.model import Job
+from mldebug.diagnosis.exits.model import Ends
+from mldebug.incidents.incident import Incident
+from mldebug.stall.progress_clock import StallMemory
+from mldebug.status.snapshot import SourceState
+from mldebug_agents.state.client import Keeper, RemoteArchive, WorkerStarter
+from mldebug_agents.state.failure_text import begun_anew
+from mldebug_agents.state.messages import Check, Forget, Found, Leave, Memo, Remember
+from mldebug_agents.state.run_row import (
+    Row,
+    ends_of_all,
+    known_as,
+    renamed,
+    rows_of,
+    stored,
+    stored_ends,
+)
+from mldebug_agents.state.writer_thread import REPORT, RETRY_FIRST, Scribe, Work
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.spawn import Worker
+
+log = logging.getLogger("mldebug")
+
+OPEN_SECONDS = 3.0  # a start waits so long for its memory, and then goes on without
+
+
+class Ledger:
+    """The agent's memory. Belongs to the main loop's thread; what it writes goes through `scribe`."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        starter: WorkerStarter,
+        on_door: Callable[[socket.socket], None] | None = None,
+        *,
+        retry: float = RETRY_FIRST,
+    ) -> None:
+        """`on_door` gets the listening socket of the state dir, in the scribe's thread."""
+        self.state_dir = state_dir
+        self.leftovers: tuple[Leftover, ...] = ()  # of earlier agents, as they were found
+        self.losses = 0  # times that the state dir was removed or replaced under us
+        self._rows: dict[str, Row] = {}
+        self._found: dict[str, Row] = {}
+        self._ends: dict[str, Ends] = {}
+        self._memos: dict[str, bytes] = {}
+        self._begun_anew = threading.Event()
+        self._left: tuple[Leftover, ...] = ()
+        self._wants_door = on_door is not None
+        self._got_door = on_door or socket.socket.close
+        self._keeper = Keeper(starter, state_dir, self._lost_place, door=self._wants_door)
+        self.archive = RemoteArchive(self._keeper)
+        self.scribe = Scribe(state_dir, self._open_place, retry=retry)
+
+    # --- opening -----------------------------------------------------------------------------------
+
+    def start(self, timeout: float = OPEN_SECONDS) -> bool:
+        """Open the state dir; False where it gives no answer yet. Raises where it can never be used."""
+        return self.scribe.start(timeout)
+
+    def tend(self) -> bool:
+        """Have the state dir looked at. True where it had to be begun anew: it has its rows again, and no report."""
+        self.scribe.heed()
+        self.scribe.put("check", lambda: self._keeper.ask(Check()))
+        if not self._begun_anew.is_set():
+            return False
+        self._begun_anew.clear()
+        for job_id, row in {**self._found, **self._rows}.items():
+            self._put(job_id, row)
+        for job_id, ends in self._ends.items():
+            self._put_ends(job_id, ends)
+        for name in self._memos:
+            self._put_memo(name)
+        self._put_leftovers()
+        if self._wants_door:
+            self.scribe.put("door", self._open_door)
+        return True
+
+    @property
+    def opened(self) -> bool:
+        """Whether what an earlier agent left has been read."""
+        return self.scribe.opened
+
+    @property
+    def refusal(self) -> MldebugError | None:
+        """Why this agent must not go on, where that came out late."""
+        return self.scribe.refusal
+
+    @property
+    def lost(self) -> int:
+        """Reports and states that were dropped."""
+        return self.scribe.lost
+
+    @property
+    def waiting(self) -> int:
+        """Reports that are not on disk yet."""
+        return self.scribe.waiting
+
+    def states(self) -> tuple[SourceState, ...]:
+        """How writing does."""
+        return (self.scribe.state(),)
+
+    # --- what was, what is ---------------------------------------------------------------------------
+
+    def memory(self, job_id: str) -> StallMemory | None:
+        """What the watch of that run knew before our restart."""
+        row = self._rows.get(job_id) or self._found.get(job_id)
+        return row.memory if row else None
+
+    def incident(self, job_id: str) -> Incident | None:
+        """The incident that was open then."""
+        row = self._rows.get(job_id) or self._found.get(job_id)
+        return row.incident if row else None
+
+    def earlier(self, job_id: str) -> StallMemory | None:
+        """As an earlier agent left it, and nobody has stored it since."""
+        row = self._found.get(job_id)
+        return row.memory if row else None
+
+    def earlier_incident(self, job_id: str) -> Incident | None:
+        """The incident that an earlier agent left open."""
+        row = self._found.get(job_id)
+        return row.incident if row else None
+
+    def adopt(self, job: Job) -> None:
+        """Know a run again by its processes: its id may be another one since its launcher or a rank has died."""
+        if job.id in self._rows or job.id in self._found or not self.opened:
+            return
+        old = known_as(job, self._found, self._ends)
+        if old is None:
+            return
+        log.info("run %s is known from before as %s", job.id, old)
+        row = self._found[job.id] = renamed(self._found[old], job)
+        self._put(job.id, row)
+        if old in self._ends:
+            self.keep_ends(job.id, self._ends[old])
+        self.forget(old)
+
+    def found(self) -> dict[str, Row]:
+        """All that an earlier agent left and nobody has taken up or forgotten since."""
+        return dict(self._found) if self.opened else {}
+
+    def failing(self, present: Collection[str]) -> dict[str, Ends]:
+        """Runs that had just lost a rank, and of which nothing was told, when an earlier agent ended; gone since."""
+        gone = {
+            one: ends for one, ends in self._ends.items() if one not in present and ends.failing
+        }
+        return {one: ends for one, ends in gone.items() if self.incident(one) is None}
+
+    def forget_others(self, present: Collection[str]) -> None:
+        """Drop what is stored of runs that nobody knows: ends without a row."""
+        for job_id in [one for one in self._ends if one not in present and one not in self._rows]:
+            self.forget(job_id)
+
+    def keep(self, job_id: str, memory: StallMemory, incident: Incident | None) -> None:
+        """Store the newest state of one run. `memory` must not change any more."""
+        row = self._rows[job_id] = Row(memory=memory, incident=incident)
+        self._found.pop(job_id, None)
+        self._put(job_id, row, last=incident is None)
+
+    def ends(self, job_id: str) -> Ends | None:
+        """Who of that run has ended, as far as it is stored."""
+        return self._ends.get(job_id)
+
+    def keep_ends(self, job_id: str, ends: Ends) -> None:
+        """Store who of a run has ended."""
+        self._ends[job_id] = ends
+        self._put_ends(job_id, ends)
+
+    def memo(self, name: str) -> bytes:
+        """What is remembered under that name, as JSON; empty where nothing is."""
+        return self._memos.get(name, b"")
+
+    def remember(self, name: str, told: bytes) -> None:
+        """Store something under a name; nothing, where it is empty. What has not changed is not written."""
+        if told != self._memos.get(name, b""):
+            self._memos[name] = told
+            self._put_memo(name)
+            if not told:
+                del self._memos[name]
+
+    def is_stored(self, name: str) -> bool:
+        """Whether the newest under that name is on disk, as far as it was ever to be."""
+        return not self.scribe.waits(f"memo:{name}")
+
+    def open_incidents(self) -> set[str]:
+        """Ids of those that are stored as open."""
+        rows = (*self._found.values(), *self._rows.values())
+        told = (row.incident for row in rows)
+        return {one.id for one in told if one is not None and one.state == "open"}
+
+    def memos(self, beginning: str) -> tuple[str, ...]:
+        """The names that begin so."""
+        return tuple(name for name in self._memos if name.startswith(beginning))
+
+    def forget(self, job_id: str) -> None:
+        """Drop a run that is over."""
+        self._rows.pop(job_id, None)
+        self._found.pop(job_id, None)
+        self._ends.pop(job_id, None)
+        self.scribe.drop(f"ends:{job_id}")
+        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(Forget(job_id)))
+
+    def report(self, report_id: str, work: Work) -> None:
+        """Have a report written; a newer one of the same id takes the place of one that waits."""
+        self.scribe.put(REPORT + report_id, work)
+
+    def withdraw(self, report_id: str) -> None:
+        """A report that waits is told under another id."""
+        self.scribe.drop(REPORT + report_id)
+
+    def drop(self, report_id: str) -> None:
+        """A report that may be written already is told under another id."""
+        self.withdraw(report_id)
+        self.scribe.put(f"drop:{report_id}", lambda: self.archive.remove(report_id))
+
+    def leave(self, leftovers: tuple[Leftover, ...]) -> None:
+        """Remember processes that could not be ended; only a change is written."""
+        if leftovers != self._left:
+            self._left = leftovers
+            self._put_leftovers()
+
+    @property
+    def worker(self) -> Worker | None:
+        """The child that keeps the state dir."""
+        return self._keeper.worker
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Write what waits, for a while, and take the socket away."""
+        self.scribe.release()
+        self.scribe.put("end", self._keeper.end)
+        if self.scribe.close(timeout):
+            self._keeper.hang_up()
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def _put(self, job_id: str, row: Row, *, last: bool = True) -> None:
+        self.scribe.put(f"run:{job_id}", lambda: self._keeper.ask(stored(job_id, row)), last=last)
+
+    def _put_ends(self, job_id: str, ends: Ends) -> None:
+        self.scribe.put(f"ends:{job_id}", lambda: self._keeper.ask(stored_ends(job_id, ends)))
+
+    def _put_memo(self, name: str) -> None:
+        memo = Memo(name, self._memos[name])
+        self.scribe.put(f"memo:{name}", lambda: self._keeper.ask(Remember(memo)))
+
+    def _put_leftovers(self) -> None:
+        left = self._left
+        self.scribe.put("leftovers", lambda: self._keeper.ask(Leave(left)))
+
+    # --- in the scribe's thread ------------------------------------------------------------------------
+
+    def _open_place(self) -> None:
+        reply, door = self._keeper.open()
+        self._take_in(reply.found)
+        if door is not None:
+            self._got_door(door)
+        elif self._wants_door:
+            log.warning("no socket in %s yet: %s", self.state_dir, reply.error)
+            self.scribe.put("door", self._open_door)
+
+    def _take_in(self, found: Found) -> None:
+        self.leftovers = found.leftovers
+        self._found = rows_of(found)
+        self._ends = ends_of_all(found) | self._ends
+        self._memos = {one.name: one.told for one in found.memos} | self._memos
+
+    def _open_door(self) -> None:
+        if (door := self._keeper.open_door()) is not None:
+            self._got_door(door)
+
+    def _lost_place(self, how: str) -> None:
+        self.losses += 1
+        log.error("%s", begun_anew(self.state_dir, how))
+        self._begun_anew.set()

@@ -1,0 +1,266 @@
+"""The one thread that waits for the state dir: a hung or full disk costs reports that wait in memory, never the agent.
+
+What is asked of it waits under a key, so a newer state of the same run or report takes the place of the older one. What
+fails is tried again until it works; reports that wait are bounded, and what is dropped is counted.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mldebug.core.errors import MldebugError
+from mldebug.status.snapshot import SourceState
+from mldebug_agents.state import failure_text
+from mldebug_agents.state.folder import OccupiedError
+
+log = logging.getLogger("mldebug")
+
+Work = Callable[[], None]
+
+MAX_REPORTS = 16
+MAX_STATES = 1024
+MAX_EVENTS = 4096  # beside the others: no storm of events pushes out the state of a run
+RETRY_FIRST, RETRY_MOST = 1.0, 30.0  # seconds between two tries
+DEADLINE = 20.0  # seconds after which one piece of work counts as stuck
+REPORT = "report:"
+EVENT = "memo:event:"
+FAILURES = (OSError, MldebugError)
+SILENT = -1  # the trouble that is no answer
+
+
+class Scribe:
+    """`open` is done first, until it works. An `MldebugError` from it, or later an `OccupiedError` from anything, is a
+    refusal: nothing is done after that.
+
+    Any thread may call; no call waits for the disk but `start` and `close`, which have deadlines.
+    """
+
+    def __init__(self, place: Path, open_place: Work, *, retry: float = RETRY_FIRST) -> None:
+        """`place` is the state dir, for the log."""
+        self.lost = 0
+        self.refusal: MldebugError | None = None
+        self._place = place
+        self._open = open_place
+        self._retry = self._pause = retry
+        self._todo: dict[str, Work] = {}
+        self._change = threading.Condition()
+        self._tried, self._opened, self._released = (threading.Event() for _ in range(3))
+        self._closing = False
+        self._since: float | None = None
+        self._seconds = 0.0
+        self._error = ""
+        self._success: float | None = None  # unix
+        self._told: set[int] = set()  # troubles that the log has, since all went well
+        self._lost_before = 0
+        self._thread = threading.Thread(target=self._run, name="mldebug-write", daemon=True)
+
+    @property
+    def opened(self) -> bool:
+        """Whether the place is open."""
+        return self._opened.is_set()
+
+    @property
+    def waiting(self) -> int:
+        """Reports that are not on disk yet."""
+        with self._change:
+            return sum(key.startswith(REPORT) for key in self._todo)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        with self._change:
+            return not self._todo
+
+    def start(self, timeout: float) -> bool:
+        """Open the place; False where that fails for now or takes longer. Raises the refusal."""
+        self._thread.start()
+        if not self._tried.wait(timeout):
+            self._tell(SILENT, f"no answer in {timeout:g} s")
+        if self.refusal is not None:
+            raise self.refusal
+        return self.opened
+
+    def release(self) -> None:
+        """Begin to write: what was found at the opening has been taken in."""
+        self._released.set()
+
+    def put(self, key: str, work: Work, *, last: bool = True) -> None:
+        """Have something written, in place of what waits under that key; `last`: after all that waits now."""
+        with self._change:
+            if last:
+                self._todo.pop(key, None)
+            self._todo[key] = work
+            self._bound(key)
+            self._change.notify_all()
+
+    def waits(self, key: str) -> bool:
+        """Whether something under that key is not written yet."""
+        with self._change:
+            return key in self._todo
+
+    def drop(self, key: str) -> None:
+        """Write it no more."""
+        with self._change:
+            self._todo.pop(key, None)
+
+    def state(self) -> SourceState:
+        """How writing does, for status and metrics."""
+        return SourceState(
+            name="write",
+            success=not self._error,
+            seconds=round(self._seconds, 4),
+            stuck=self._stuck,
+            error=self._error,
+            last_success=self._success,
+        )
+
+    def heed(self) -> None:
+        """To be called now and then: a thread that is stuck cannot tell so itself."""
+        if self._stuck:
+            self._tell(SILENT, f"no answer in {DEADLINE:g} s")
+
+    @property
+    def _stuck(self) -> bool:
+        since = self._since
+        return since is not None and time.monotonic() - since > DEADLINE
+
+    def close(self, timeout: float) -> bool:
+        """Write what waits, for a while; what is left then is lost, and counted. False while the thread is stuck."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        if count := self.waiting:
+            self.lost += count
+            reason = self._error or "it gives no answer"
+            log.error("%s", failure_text.undone(self._place, count, reason))
+        return not self._thread.is_alive()
+
+    def _bound(self, added: str) -> None:
+        """Drop the oldest of a kind of which there are too many now; a storm of events costs no count of each."""
+        if added.startswith(EVENT):
+            if len(self._todo) > MAX_EVENTS:
+                self._drop_first([key for key in self._todo if key.startswith(EVENT)], MAX_EVENTS)
+            return
+        if len(self._todo) > MAX_STATES:
+            states = [key for key in self._todo if not key.startswith(EVENT)]
+            self._drop_first(states, MAX_STATES)
+        if added.startswith(REPORT):
+            self._bound_reports()
+
+    def _drop_first(self, keys: list[str], most: int) -> None:
+        if len(keys) > most:
+            del self._todo[keys[0]]
+
+    def _bound_reports(self) -> None:
+        reports = [key for key in self._todo if key.startswith(REPORT)]
+        if len(reports) > MAX_REPORTS:
+            del self._todo[reports[0]]
+            self.lost += 1
+            if self.lost == self._lost_before + 1:  # the end of the trouble tells how many
+                log.error(
+                    "%d reports wait for the state dir %s: the oldest is dropped for each new one",
+                    *(MAX_REPORTS, self._place),
+                )
+
+    # --- in the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if not self._get_in():
+            return
+        while not (self._released.wait(0.2) or self._closing):
+            pass
+        while True:
+            with self._change:
+                while not self._todo and not self._closing:
+                    self._change.wait()
+                if not self._todo:
+                    return
+            done = self._round()
+            if self.refusal is not None or not (done or self._rest()):
+                return
+
+    def _get_in(self) -> bool:
+        while True:
+            failed = self._carry_out(self._open)
+            if not isinstance(failed, MldebugError):
+                self._note(failed)
+            if failed is None:
+                self._opened.set()
+                self._tried.set()
+                return True
+            self.refusal = failed if isinstance(failed, MldebugError) else None
+            self._tried.set()
+            if self.refusal is not None or not self._rest():
+                return False
+
+    def _round(self) -> bool:
+        """Try all that waits, in order; True where the disk took all of it."""
+        with self._change:
+            keys = list(self._todo)
+        trouble: list[Exception] = []
+        for key in keys:
+            failed = self._try(key)
+            trouble += [failed] if failed else []
+            if isinstance(failed, OccupiedError):
+                self.refusal = failed
+                return False
+        self._note(trouble[0] if trouble else None)
+        if not trouble:
+            self._pause = self._retry
+        return not trouble
+
+    def _try(self, key: str) -> Exception | None:
+        """Do what waits under a key; a failure of the disk is returned, and it waits on."""
+        with self._change:
+            work = self._todo.get(key)
+        if work is None:
+            return None
+        failed = self._carry_out(work)
+        if isinstance(failed, FAILURES):
+            return failed
+        with self._change:
+            if self._todo.get(key) is work:
+                del self._todo[key]
+        if failed is not None:
+            self.lost += 1
+            log.error("%s cannot be written: %s", key, failure_text.why(failed), exc_info=failed)
+        return None
+
+    def _carry_out(self, work: Work) -> Exception | None:
+        self._since = started = time.monotonic()
+        failed: Exception | None = None
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the one place that catches
+            failed = error
+        self._seconds, self._since = time.monotonic() - started, None
+        return failed
+
+    def _note(self, failed: Exception | None) -> None:
+        """Tell a change, and only that."""
+        self._error = failure_text.why(failed) if failed else ""
+        self._success = self._success if failed else time.time()
+        if failed is not None:
+            self._tell(failure_text.number(failed), self._error)
+        elif self._told:
+            self._told.clear()
+            log.info("%s", failure_text.working(self._place, self.lost - self._lost_before))
+            self._lost_before = self.lost
+
+    def _tell(self, kind: int, reason: str) -> None:
+        if kind not in self._told and not self._closing:
+            self._told.add(kind)
+            log.error("%s", failure_text.failing(self._place, reason, kind, MAX_REPORTS))
+
+    def _rest(self) -> bool:
+        """Wait before the next try; False where there is none."""
+        with self._change:
+            if self._closing:
+                return False
+            self._change.wait_for(lambda: self._closing, self._pause)
+        self._pause = min(RETRY_MOST, 2 * self._pause)
+        return True

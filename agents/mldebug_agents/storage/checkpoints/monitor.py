@@ -1,0 +1,277 @@
+"""The saves of all runs, as the main loop knows them: orders a look, remembers what came, tells who asks.
+
+Learned places and what is known of earlier saves survive a restart of the agent. Belongs to the main loop's thread.
+"""
+
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from mldebug.config.schema import Checkpoints
+from mldebug.core.model import NodeCapture
+from mldebug.core.plugins import create_all
+from mldebug.core.units import format_duration
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.checkpoints.history import Memory, Series, printable
+from mldebug.storage.checkpoints.state import SaveState, lines_of, newest_of, tell
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.state.key_value_store import Memory as Store
+from mldebug_agents.jobs.ranks.discovery import Discovery
+from mldebug_agents.storage.checkpoints.open_files import hints
+from mldebug_agents.storage.checkpoints.reader import JobOrder, SaveNews, SaveOrder, Saves
+from mldebug_agents.storage.checkpoints.series_reader import SeriesLook
+from mldebug_agents.system.workers import Result, Worker
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+
+log = logging.getLogger("mldebug")
+
+DEADLINE = 60.0
+OLD = (
+    DEADLINE + 30.0
+)  # seconds, and two intervals: what was seen before that is not what is there now
+BURST = 1 << 20  # bytes that a job has written since the order before
+STORE_EVERY = 30.0
+MEMO = "saves"
+MAX_STORED = 64  # series
+OVER = 3600.0  # seconds for which the saves of a run that has ended are remembered
+
+Key = tuple[str, str, str]  # run, folder, series
+
+
+Who = tuple[int, str]  # uid and name of a job
+
+
+class _Stored(msgspec.Struct):
+    run: str
+    folder: str
+    series: str
+    memory: Memory
+    who: Who = (-1, "")
+
+
+class SaveBoard:
+    """All series of this node."""
+
+    def __init__(self, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]", settings: Checkpoints) -> None:  # fmt: skip
+        reader = bench.reader.another()  # a slow listing keeps nobody else waiting
+        self._saves = Saves(bench.host, reader, create_all("checkpoints"))
+        self.worker = Worker("checkpoints", self._saves.look, inbox, DEADLINE)
+        self._host = bench.host
+        self._store = store
+        self._settings = settings
+        self._series: dict[Key, Series] = {}
+        self._looks: dict[Key, SeriesLook] = {}
+        self._steps: dict[str, int | None] = {}
+        self._worlds: dict[str, int] = {}
+        self._who: dict[str, Who] = {}
+        self._before: dict[str, Who] = {}  # as an earlier agent knew them
+        self._over: list[
+            tuple[float, _Stored]
+        ] = []  # of runs that have ended: who comes back resumes from them
+        self._written: dict[str, int] = {}
+        self._burst: set[str] = set()
+        self._orders: dict[str, bool] = {}  # runs that an order has named
+        self._troubles: Counter[str] = Counter()
+        self._due = self._store_due = 0.0
+        self._read_store = False
+
+    # --- the loop ------------------------------------------------------------------------------------
+
+    def turn(self, runs: Mapping[str, Run], found: Discovery, settings: Checkpoints) -> None:
+        """Order what is due, keep what is worth it."""
+        now = time.monotonic()
+        self._settings = settings
+        if not settings.watch:
+            self._series.clear()
+            return
+        self._restore()
+        for id, run in runs.items():
+            if id not in self._who:
+                self._who[id] = run.job.uid, run.job.name
+                self._inherit(run)
+        self._note(runs)
+        if now >= self._due and not self.worker.busy and (runs or settings.paths):
+            moving = any(self._moves(one) for one in self._series.values())
+            begun = any(one not in self._orders for one in runs)
+            soon = moving or begun or bool(self._burst)
+            self._due = now + settings.interval / (2 if soon else 1)
+            self.worker.order(self._order(runs, found))
+            self._orders = dict.fromkeys(runs, True)
+        if now >= self._store_due and self._read_store:
+            self._store_due = now + STORE_EVERY
+            self._keep(runs)
+
+    def _note(self, runs: Mapping[str, Run]) -> None:
+        """Who has written much: a fast save is over before anybody sees its files open."""
+        for id, run in runs.items():
+            written = sum(rank.written_bytes for rank in run.seen.look.ranks) if run.seen else 0
+            before = self._written.get(id)
+            if before is None or written - before >= BURST or written < before:
+                self._burst |= {id} if id not in self._orders or before is None or written > before else set()  # fmt: skip
+                self._written[id] = written
+                self._due = min(self._due, time.monotonic() + 2.0) if before is not None and self._quiet(id) else self._due  # fmt: skip
+            self._steps[id] = run.seen.step if run.seen else None
+            self._worlds[id] = run.job.world_size
+        self._bury(runs)
+        for gone in self._written.keys() - runs.keys():
+            del self._written[gone], self._steps[gone], self._worlds[gone]
+            self._burst.discard(gone)
+
+    def _quiet(self, run: str) -> bool:
+        """Is no place of this run known? Then a burst is worth an early look."""
+        return not any(key[0] == run for key in self._series)
+
+    def _order(self, runs: Mapping[str, Run], found: Discovery) -> SaveOrder:
+        jobs = []
+        for id, run in runs.items():
+            pids = [rank.pid for rank in run.job.ranks]
+            pids += [child.pid for rank in run.job.ranks for child in found.children.get(rank.pid, ())]  # fmt: skip
+            known = tuple((folder, series) for of, folder, series in self._series if of == id)
+            jobs.append(JobOrder(job=run.job, pids=tuple(pids), known=known, burst=id in self._burst))  # fmt: skip
+        self._burst.clear()
+        return SaveOrder(jobs=tuple(jobs), patterns=self._settings.paths)
+
+    def _moves(self, series: Series) -> bool:
+        return bool(series.grown_at and time.time() - series.grown_at < 2 * self._settings.interval)
+
+    def told(self, result: Result, runs: Mapping[str, Run]) -> None:
+        """The worker has answered, or failed."""
+        if not isinstance(result.value, SaveNews):
+            log.warning("checkpoints could not be looked at: %s", result.error)
+            return
+        self._forget_places(result.value)
+        for look in result.value.looks:
+            if look.run and look.run not in runs:
+                continue
+            key = look.run, look.folder, look.series
+            if key not in self._series and not look.seen:
+                continue  # nothing is there yet
+            series = self._series.setdefault(key, Series())
+            series.settle = self._settings.settle
+            series.look(look.at, look.seen, whole=look.whole, step=self._steps.get(look.run), world_size=self._worlds.get(look.run))  # fmt: skip
+            self._looks[key] = look
+            self._troubles.update(one.code for one in look.troubles)
+
+    def _forget_places(self, news: SaveNews) -> None:
+        """Those that the configuration does not lead to any more, and that were deleted."""
+        for key in [key for key in self._series if not key[0] and key[1:] not in news.places]:
+            del self._series[key]
+            self._looks.pop(key, None)
+
+    def _trouble(self, key: Key, now: float) -> str:
+        """Why what is known of a series is not what is there now; "" where it is."""
+        look = self._looks.get(key)
+        if look is None:
+            return "not looked at since the agent started"
+        quiet = now - look.at
+        if quiet > OLD + 2 * self._settings.interval:
+            return look.trouble or f"not looked at for {format_duration(float(round(quiet)))}"
+        return look.trouble
+
+    def places(self, runs: Mapping[str, Run]) -> dict[str, tuple[str, ...]]:
+        """By run: the folders into which it saves, and its log, as its ranks see them."""
+        logs = {id: run.seen.log for id, run in runs.items() if run.seen}
+        return {
+            id: tuple({folder: None for of, folder, _ in self._series if of == id})
+            + tuple(one for one in [logs.get(id, "")] if one.startswith("/"))
+            for id in runs
+        }
+
+    # --- what it tells -------------------------------------------------------------------------------
+
+    def states(self) -> tuple[SaveState, ...]:
+        """All series, as the snapshot has them."""
+        now, found = time.time(), []
+        for (run, folder, kind), series in self._series.items():
+            look = self._looks.get((run, folder, kind))
+            trouble = self._trouble((run, folder, kind), now)
+            name = run, printable(folder), printable(kind)
+            found.append(tell(series, name, now, step=self._steps.get(run), trouble=trouble, gaps=look.gaps if look else ()))  # fmt: skip
+        return tuple(found)
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot with all of it."""
+        states = self.states()
+        by_run = {
+            run.id: tuple(one for one in states if one.run == run.id) for run in snapshot.runs
+        }
+        return msgspec.structs.replace(
+            snapshot,
+            runs=tuple(msgspec.structs.replace(run, saves=by_run[run.id]) for run in snapshot.runs),
+            saves=tuple(one for one in states if not one.run),
+            save_troubles=dict(self._troubles),
+            sources=(*snapshot.sources, self.worker.state()),
+        )
+
+    def capture(self, capture: NodeCapture) -> NodeCapture:
+        """A capture, with what would be lost."""
+        return msgspec.structs.replace(capture, saves=self._sentence(capture.job.id))
+
+    def _sentence(self, run: str) -> str:
+        """What would be lost if the run ended now; "" where nothing is known of it."""
+        states = self.states()
+        newest = newest_of(states, run)
+        return newest.sentence if newest else next(iter(lines_of(states, run)), "")
+
+    def complete(self, look: JobLook) -> JobLook:
+        """A look, with when a save of the job's own processes last grew on disk: that is progress."""
+        grown = [one.grown_at for key, one in self._series.items() if key[0] == look.job.id and one.grown_at]  # fmt: skip
+        if not grown:
+            return look
+        at = time.monotonic() - max(0.0, time.time() - max(grown))
+        return msgspec.structs.replace(look, look=msgspec.structs.replace(look.look, saved_at=at))
+
+    # --- across restarts -----------------------------------------------------------------------------
+
+    def _bury(self, runs: Mapping[str, Run]) -> None:
+        """A run has ended: what is known of its saves is kept for a while, for the same job that comes again."""
+        now = time.monotonic()
+        self._over = [one for one in self._over if now - one[0] < OVER][-MAX_STORED:]
+        for key in [key for key in self._series if key[0] and key[0] not in runs]:
+            if key[0] in self._who:
+                told = _Stored(*key, self._series.pop(key).memory, self._who[key[0]])
+                self._over.append((now, told))
+                self._looks.pop(key, None)
+        for id in self._who.keys() - runs.keys():
+            del self._who[id]
+
+    def _inherit(self, run: Run) -> None:
+        """It saves where a job of the same user and name has saved, if its command line or its folder says so, too."""
+        own = hints(self._host, run.job)
+        for one in [one for one in self._over if one[1].who == self._who[run.job.id]]:
+            told = one[1]
+            if any(f"{told.folder}/".startswith(f"{folder}/") for folder in own):
+                self._over.remove(one)
+                key = run.job.id, told.folder, told.series
+                self._series.setdefault(key, Series(told.memory))
+
+    def _restore(self) -> None:
+        if self._read_store or not self._store.opened:
+            return
+        self._read_store = True
+        try:
+            stored = msgspec.json.decode(self._store.memo(MEMO) or b"[]", type=list[_Stored])
+        except msgspec.MsgspecError:
+            return
+        for one in stored:
+            self._before[one.run] = one.who
+            self._series.setdefault((one.run, one.folder, one.series), Series(one.memory))
+
+    def _keep(self, runs: Mapping[str, Run]) -> None:
+        """Drop what nobody uses, and store the rest. A folder whose name is no UTF-8 is learned anew."""
+        wanted = self._looks.keys() | {key for key in self._series if key[0] in runs}
+        for key in [key for key in self._series if key not in wanted] if self._orders else ():
+            self._over.append((time.monotonic(), _Stored(*key, self._series.pop(key).memory, self._before.get(key[0], (-1, "")))))  # fmt: skip
+        whose = self._before | self._who
+        rows = [_Stored(*key, one.memory, whose.get(key[0], (-1, ""))) for key, one in self._series.items()]  # fmt: skip
+        rows = [one for one in (*rows, *(told for _, told in self._over)) if _is_text((one.run, one.folder, one.series))]  # fmt: skip
+        self._store.remember(MEMO, msgspec.json.encode(rows[:MAX_STORED]) if rows else b"")
+
+
+def _is_text(key: Key) -> bool:
+    return all(printable(one) == one for one in key)

@@ -1,0 +1,100 @@
+"""Where a job saves: learned from the files that its processes have open for writing, and after a burst of writing, from
+what is new in the folders that its command line names and in which it works.
+
+Only links below /proc/PID/fd are read here, which the kernel answers from memory; folders are listed by the reader child.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from posixpath import basename, dirname, join, normpath
+
+import msgspec
+
+from mldebug.core.model import Job
+from mldebug.storage.checkpoints.names import Place, is_part, place_of
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
+
+BUDGET = 0.25  # seconds of one look at all descriptors of one job
+MAX_PROCESSES = 256  # of one job
+MAX_FILES = 4096  # descriptors of one process
+MAX_HINTS = 8
+WRITING = ("w", "rw")
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A part of a save that a process has open for writing."""
+
+    pid: int
+    path: str  # as the process sees it
+    place: Place
+
+
+class Descriptors:
+    """Looks at the open files of jobs, a part at a time where there are very many."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._turn: dict[str, int] = {}  # job -> the process that is next
+
+    def look(self, job_id: str, pids: list[int]) -> tuple[Open, ...]:
+        """What they write now; who had no turn is first the next time."""
+        until = time.monotonic() + BUDGET
+        begin = self._turn.get(job_id, 0) % max(1, len(pids))
+        found: list[Open] = []
+        order = [*pids[begin:], *pids[:begin]][:MAX_PROCESSES]
+        for number, pid in enumerate(order):
+            if number and time.monotonic() > until:
+                self._turn[job_id] = begin + number
+                break
+            found += self._of(pid)
+        return tuple(found)
+
+    def keep(self, jobs: Iterable[str]) -> None:
+        """Forget all others."""
+        known = set(jobs)
+        self._turn = {job: turn for job, turn in self._turn.items() if job in known}
+
+    def _of(self, pid: int) -> Iterator[Open]:
+        for fd in self._numbers(pid):
+            path = self._host.link(pid, f"fd/{fd}")
+            if not procfs.is_stored(path) or not is_part(basename(path)):
+                continue
+            mode, _ = procfs.parse_fdinfo(self._host.text(pid, f"fdinfo/{fd}"))
+            place = place_of(path)
+            if place is not None and mode in WRITING:
+                yield Open(pid, path, place)
+
+    def _numbers(self, pid: int) -> list[str]:
+        try:
+            return sorted(os.listdir(f"{self._host.proc}/{pid}/fd"))[:MAX_FILES]
+        except OSError:
+            return []
+
+
+def hints(host: Host, job: Job) -> tuple[str, ...]:
+    """Folders in which a job may save: where it works, and what its command line names. As the first rank sees them."""
+    if not job.ranks:
+        return ()
+    rank = min(job.ranks, key=lambda one: one.rank)
+    cwd = host.link(rank.pid, "cwd")
+    found = [normpath(join(cwd or "/", one)) for one in _paths(rank.argv)]
+    found += [cwd] if cwd else []
+    return tuple(dict.fromkeys(one for one in found if _usable(one)))[:MAX_HINTS]
+
+
+def _paths(argv: tuple[str, ...]) -> Iterator[str]:
+    """Values that may be folders: `--output_dir /out/run`, `--save=/out`."""
+    for before, word in zip(("", *argv), argv, strict=False):
+        name, _, value = word.partition("=")
+        named = name if value else before
+        path = value or word
+        if path.startswith("-") or "***" in path or not named.startswith("--"):
+            continue
+        if any(part in named.lower() for part in ("out", "save", "ckpt", "checkpoint", "dir", "log")):  # fmt: skip
+            yield path
+
+
+def _usable(path: str) -> bool:
+    return procfs.is_stored(path) and dirname(path) != path

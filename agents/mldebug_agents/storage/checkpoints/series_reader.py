@@ -1,0 +1,247 @@
+"""One look at the saves of one series: list the folder, list the newest saves in it, read the few bytes that say more.
+
+All through the reader child. What could not be seen is a named gap, and then nothing counts as missing.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from posixpath import basename
+
+import msgspec
+
+from mldebug.core.model import Gap
+from mldebug.core.redact import clean
+from mldebug.storage.checkpoints.completeness import BESIDE, judge, parts_left, wants
+from mldebug.storage.checkpoints.grouping import gather, group_of
+from mldebug.storage.checkpoints.history import Seen, printable
+from mldebug.storage.checkpoints.model import Entry, Layout, Save, Verdict, Wanted
+from mldebug.storage.checkpoints.names import is_part, shape
+from mldebug_agents.storage.checkpoints.file_search import read_part
+from mldebug_agents.system.child.listing import Found, Left, Listed
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Unreadable
+
+MOST_SAVES = 4096  # entries of the folder of a series
+MOST_FILES = 20_000  # files of one save
+DEEP = 4  # levels
+NEWEST = 4  # saves that are looked at each time; older ones seldom
+OLD_EVERY = 600.0  # seconds
+UNREAD_EVERY = 120.0  # seconds after which a file that could not be read is tried again
+MAX_KEPT = 64  # saves of one series that are looked at at all, the newest
+MOST_SINGLE = 512  # files of single ranks that are looked at beside each other
+ROUNDS = 3
+MAX_READ = 16 << 20  # bytes of one save
+BESIDE_BYTES = 512
+LONGEST = 4.0  # seconds of one save
+
+Place = tuple[str, str]  # folder and series
+_WHY = {
+    Left.MANY: ("cut", "it holds more than is looked at"),
+    Left.TIME: ("cut", "there was no time for all of it"),
+    Left.DENIED: ("denied", "permission denied for a part of it"),
+    Left.GONE: ("gone", "it was changed while it was read"),
+    Left.OTHER: ("mount", "another file system lies in it"),
+}
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What could not be seen: a code for metrics, and a phrase."""
+
+    code: str
+    why: str
+
+
+class SeriesLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look at one series came to. `whole`: a save that is not in it is not there."""
+
+    run: str
+    folder: str
+    series: str
+    at: float = 0.0  # unix
+    seen: tuple[Seen, ...] = ()
+    whole: bool = False
+    troubles: tuple[Trouble, ...] = ()
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody can say what is the newest save; "" where it is seen."""
+        return "" if self.whole else next((one.why for one in self.troubles), "not looked at")
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The same for people."""
+        what = f"checkpoints {clean(self.series, 80)} in {clean(printable(self.folder), 200)}"
+        return tuple(Gap(what=what, reason=one.why) for one in self.troubles)
+
+
+class _Known(msgspec.Struct):
+    """A save as it was when it was judged."""
+
+    seen: Seen
+    beside: Mapping[str, bytes]
+    looked: float
+    inode: int
+    judged: float
+    unread: tuple[str, ...] = ()  # files that could not be read then, and why
+
+    def stands(self, seen: Seen, beside: Mapping[str, bytes], now: float) -> bool:
+        """Would the same be found? Rights, and the time that there is, change without a change of the file."""
+        again = bool(self.unread) and not 0 <= now - self.judged < UNREAD_EVERY
+        return self.seen.sign == seen.sign and self.beside == beside and not again
+
+
+class SeriesWatch:
+    """Looks at one series again and again. `root` is where its folder begins: `/proc/PID/root`, or nothing."""
+
+    def __init__(self, place: Place, layouts: Sequence[Layout]) -> None:
+        self.folder, self.series = place
+        self._layouts = layouts
+        self._known: dict[str, _Known] = {}
+
+    def look(self, run: str, root: str, reader: Reader, writing: frozenset[str], now: float) -> SeriesLook:  # fmt: skip
+        """`writing`: names of saves of which a process of the job has a file open; `now` is unix time."""
+        listed = reader.list_folder(f"{root}{self.folder}", depth=1, most=MOST_SAVES)
+        told = SeriesLook(run=run, folder=self.folder, series=self.series, at=now)
+        if isinstance(listed, Unreadable):
+            code = "stuck" if listed.stuck else "unreadable"
+            return msgspec.structs.replace(told, troubles=(Trouble(code, listed.reason),))
+        found = {one.path: one for one in listed.entries if self.is_one(one)}
+        beside = self._beside(root, reader, listed)
+        troubles = list(troubles_of(listed))
+        newest = self._newest(self._in_order(list(found.values()), writing))
+        kept = {one.path for one, _ in newest}  # those before them change nothing in what is told
+        self._known = {name: one for name, one in self._known.items() if name in kept}
+        for one, number in newest:
+            known = self._known.get(one.path)
+            if known is None or number < NEWEST or self._due(known, one, beside, now):
+                troubles += self._save(one, root, reader, writing, beside, now)
+        seen = tuple(gather(one.seen for one in self._known.values()))
+        whole = not troubles_of(listed)
+        return msgspec.structs.replace(told, seen=seen, whole=whole, troubles=tuple(dict.fromkeys(troubles)))  # fmt: skip
+
+    def is_one(self, one: Found) -> bool:
+        """Is this entry a save of the series? A link is none: what it leads to is."""
+        if one.kind not in ("file", "folder"):
+            return False
+        if "*" in self.series or "?" in self.series:
+            return fnmatchcase(one.path, self.series)
+        return shape(one.path) == self.series
+
+    def _in_order(self, found: list[Found], writing: frozenset[str]) -> list[Found]:
+        """The newest first; the times of a file system that is wrong still order its files."""
+        return sorted(found, key=lambda one: (one.path in writing, one.mtime), reverse=True)
+
+    def _newest(self, found: list[Found]) -> list[tuple[Found, int]]:
+        """Those that are looked at at all, with the number of their save: the files of single ranks are one."""
+        names = [group_of(one.path, single=one.kind == "file") for one in found]
+        sizes, left = Counter(names), MOST_SINGLE
+        numbers: dict[str, int] = {}
+        for name in dict.fromkeys(names):
+            left -= sizes[name]
+            if len(numbers) < MAX_KEPT and (left >= 0 or not numbers):
+                numbers[name] = len(numbers)
+        return [
+            (one, numbers[name]) for one, name in zip(found, names, strict=True) if name in numbers
+        ]
+
+    def _due(self, known: _Known, one: Found, beside: Mapping[str, bytes], now: float) -> bool:
+        changed = known.inode != one.inode or known.beside != beside
+        return changed or now - known.looked >= OLD_EVERY or now < known.looked
+
+    # --- one save ------------------------------------------------------------------------------------
+
+    def _save(self, one: Found, root: str, reader: Reader, writing: frozenset[str], beside: Mapping[str, bytes], now: float) -> list[Trouble]:  # fmt: skip
+        path = f"{root}{self.folder}/{one.path}"
+        save, troubles = self._listed(one, path, reader, beside)
+        if save is None:
+            self._known.pop(one.path, None)
+            return troubles
+        seen = _seen(save, one, one.path in writing)
+        known = self._known.get(one.path)
+        if known is None or troubles or not known.stands(seen, beside, now):
+            read = self._read(save, path, reader)
+            seen = msgspec.structs.replace(seen, verdict=judge(read, self._layouts))
+            known = _Known(seen, beside, now, one.inode, now, tuple(parts_left(read)))
+        seen = msgspec.structs.replace(seen, verdict=known.seen.verdict)
+        self._known[one.path] = msgspec.structs.replace(known, seen=seen, looked=now)
+        return troubles + [Trouble("unread", why) for why in known.unread[:1]]
+
+    def _listed(self, one: Found, path: str, reader: Reader, beside: Mapping[str, bytes]) -> tuple[Save | None, list[Trouble]]:  # fmt: skip
+        if one.kind == "file":
+            entry = Entry("", one.size, one.mtime, inode=one.inode)
+            return Save(name=one.path, folder=False, files=(entry,), beside=beside), []
+        listed = reader.list_folder(path, depth=DEEP, most=MOST_FILES)
+        if isinstance(listed, Unreadable):
+            if listed.errno == 2:  # deleted since its folder was listed
+                return None, []
+            save = Save(name=one.path, cut=listed.reason, beside=beside)
+            return save, [Trouble("stuck" if listed.stuck else "unreadable", listed.reason)]
+        troubles = list(troubles_of(listed))
+        files = sorted((_entry(it) for it in listed.entries if it.kind == "file"), key=lambda it: it.path)  # fmt: skip
+        cut = troubles[0].why if troubles else ""
+        return Save(name=one.path, files=tuple(files), cut=cut, beside=beside), troubles
+
+    def _read(self, save: Save, path: str, reader: Reader) -> Save:
+        """Read what its layout asks for, as long as that is little and answers come."""
+        until, left = time.monotonic() + LONGEST, MAX_READ
+        for _ in range(ROUNDS):
+            asked = wants(save, self._layouts)
+            parts: dict[Wanted, bytes] = {}
+            unread: dict[str, str] = {}
+            for one in asked:
+                left -= 0 if one.find else one.size
+                if left < 0 or time.monotonic() > until:
+                    unread[one.path] = "was not read: no time left"
+                    continue
+                got = read_part(reader, _below(path, one.path), one)
+                if isinstance(got, Unreadable):
+                    unread[one.path] = f"could not be read: {got.reason}"
+                else:
+                    parts[one] = got
+            save = msgspec.structs.replace(save, parts={**save.parts, **parts}, unread={**save.unread, **unread})  # fmt: skip
+            if not parts:
+                break
+        return save
+
+    def _beside(self, root: str, reader: Reader, listed: Listed) -> Mapping[str, bytes]:
+        found = {}
+        for one in listed.entries:
+            if one.path in BESIDE and one.kind == "file":
+                path = f"{root}{self.folder}/{one.path}"
+                got = reader.read_from(path, 0, max_bytes=BESIDE_BYTES)
+                if not isinstance(got, Unreadable):
+                    found[basename(one.path)] = got.data
+        return found
+
+
+def troubles_of(listed: Listed) -> tuple[Trouble, ...]:
+    """Why a listing is not whole."""
+    return tuple(Trouble(*told) for flag, told in _WHY.items() if flag in listed.left)
+
+
+def _seen(save: Save, one: Found, is_open: bool) -> Seen:
+    all_times = [it.mtime for it in save.files] or [one.mtime]
+    own = [
+        it.mtime for it in save.files if is_part(basename(it.path))
+    ]  # a copied config keeps its old time
+    return Seen(
+        name=one.path,
+        size=save.size,
+        files=len(save.files),
+        oldest=min(own or all_times),
+        newest=max(all_times),
+        inode=one.inode,
+        single=not save.folder,
+        open=is_open,
+        verdict=Verdict(),
+    )
+
+
+def _entry(one: Found) -> Entry:
+    return Entry(one.path, one.size, one.mtime, inode=one.inode)
+
+
+def _below(path: str, inner: str) -> str:
+    return f"{path}/{inner}" if inner else path

@@ -1,0 +1,65 @@
+"""The agent's side of the probe child: one child for all mounts, asked one round at a time."""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from mldebug_agents.storage.child.messages import Asked, Place, Reply, Round, receive, send
+from mldebug_agents.system.spawn import Worker
+
+NAME = "fsprobe"
+SECONDS = 3.0  # for all mounts of a round
+GRACE = 5.0  # seconds more until the child itself counts as stuck
+
+
+class WorkerStarter(Protocol):
+    """Forks children."""
+
+    def fork_worker(self, name: str) -> Worker:
+        """Raises OSError."""
+
+
+class Probe:
+    """Asks mounts, one round at a time: the parts of the storage desk share it, and wait for each other."""
+
+    def __init__(self, starter: WorkerStarter) -> None:
+        self._starter = starter
+        self._worker: Worker | None = None
+        self._number = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, places: Sequence[Place], seconds: float = SECONDS) -> tuple[Asked, ...]:
+        """What came of each mount, in order; returns within `seconds` and a little. Raises OSError."""
+        if not places:
+            return ()
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("the agent ends")
+            return self._ask(places, seconds)
+
+    def _ask(self, places: Sequence[Place], seconds: float) -> tuple[Asked, ...]:
+        worker = self._worker = self._worker or self._starter.fork_worker(NAME)
+        self._number += 1
+        try:
+            worker.socket.settimeout(seconds + GRACE)
+            send(worker.socket, Round(self._number, tuple(places), seconds))
+            while (reply := receive(worker.socket, Reply)).number != self._number:
+                pass
+        except OSError:
+            self._drop()
+            raise
+        return reply.mounts
+
+    def close(self) -> None:
+        """Let the child go for good: who waits for his turn starts none anew."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        """An idle one ends, one that hangs is killed when its calls come back."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            with contextlib.suppress(OSError):
+                worker.kill()

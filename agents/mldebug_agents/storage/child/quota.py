@@ -1,0 +1,77 @@
+"""Quotas as the kernel keeps them, for the probe child: quotactl_fd, which needs Linux 5.14.
+
+struct if_dqblk is that of linux/quota.h, struct fsxattr that of linux/fs.h.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+
+from mldebug_agents.storage.child.messages import Block, Owners
+
+PROJECT = 2
+_QUOTACTL_FD = 443  # the same number on every architecture
+_GET = 0x800007 << 8
+_BLOCK = struct.Struct("<8QI4x")
+_FSXATTR = struct.Struct("<5I8x")
+_GETXATTR = 0x801C581F
+_UNIT = 1024  # bytes of a block limit
+_NOT_KEPT = frozenset((errno.ESRCH, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL))  # fmt: skip
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def read_blocks(mount: int, owners: Owners) -> tuple[Block, ...]:
+    """Those that are kept, of users, groups and projects. Raises OSError where the agent may not know them."""
+    wanted = [*owners.ids, *((PROJECT, one) for one in _projects(mount, owners.folders))]
+    found = [_ask(mount, kind, number) for kind, number in wanted]
+    return tuple(one for one in found if one is not None)
+
+
+def _projects(mount: int, folders: tuple[bytes, ...]) -> list[int]:
+    """The projects of those folders that lie on this filesystem; 0 is none."""
+    device = os.fstat(mount).st_dev
+    found: dict[int, None] = {}
+    for folder in folders:
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue  # it is gone, or not ours to open
+        try:
+            if os.fstat(handle).st_dev == device:
+                told = fcntl.ioctl(handle, _GETXATTR, bytes(_FSXATTR.size))
+                found[_FSXATTR.unpack(told)[3]] = None
+        except OSError:
+            continue  # a filesystem without projects
+        finally:
+            os.close(handle)
+    return [one for one in found if one]
+
+
+def _ask(mount: int, kind: int, number: int) -> Block | None:
+    """None where nobody keeps that quota."""
+    room = ctypes.create_string_buffer(_BLOCK.size)
+    if _libc.syscall(_QUOTACTL_FD, mount, ctypes.c_uint32(_GET | kind), number, room) == 0:
+        return parse_block(room.raw, kind, number)
+    failed = ctypes.get_errno()
+    if failed in _NOT_KEPT:
+        return None
+    raise OSError(failed, os.strerror(failed))
+
+
+def parse_block(raw: bytes, kind: int, number: int) -> Block:
+    """Limits are in KiB, the usage in bytes. Of two limits the lower one counts: writes fail there, sooner or later."""
+    hard, soft, used, inodes_hard, inodes_soft, inodes, *_ = _BLOCK.unpack(raw)
+    return Block(
+        kind=kind,
+        id=number,
+        used=used,
+        limit=_lower(hard, soft) * _UNIT,
+        inodes=inodes,
+        inodes_limit=_lower(inodes_hard, inodes_soft),
+    )
+
+
+def _lower(hard: int, soft: int) -> int:
+    return min(filter(None, (hard, soft)), default=0)

@@ -1,0 +1,169 @@
+"""The probe child: one thread for each mount that is being asked, none for one that has not come back.
+
+A thread that hangs in a call stays there, at most `MOST_STUCK` of them; it is forgiven when its call returns.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import socket
+import threading
+import time
+
+import msgspec
+
+from mldebug_agents.storage.child.messages import (
+    Asked,
+    Place,
+    Reply,
+    Round,
+    Space,
+    receive,
+    send,
+)
+from mldebug_agents.storage.child.quota import read_blocks
+from mldebug_agents.storage.child.trial import write
+from mldebug_agents.system.child.reader_child import open_inside
+
+Key = tuple[int, str, bytes]  # Place.key
+
+MOST_STUCK = 16
+LEAST_STUCK = 1.0  # seconds, or half a round: what has not come back for less than that is slow
+MOST_COUNTED = 1 << 62  # bytes or inodes: 4 EiB
+AT_ONCE = 16  # threads besides those that hang
+_MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer rounds until the other side hangs up."""
+    asking = Asking()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            wanted = receive(connection, Round)
+            send(connection, asking.round(wanted))
+    os._exit(0)  # no thread that hangs keeps us
+
+
+class Asking:
+    """Remembers which mounts hang, from round to round."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[Key, float] = {}  # when the call began
+
+    def round(self, wanted: Round) -> Reply:
+        """Ask all mounts; whoever has not answered when the time is over counts as stuck."""
+        until = time.monotonic() + wanted.seconds
+        stuck = set(self._hanging())
+        free = [place for place in wanted.places if not stuck & {place.key, place.whole}]
+        work: queue.SimpleQueue[Place] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[Key, Asked]] = queue.SimpleQueue()
+        for place in free if len(stuck) < MOST_STUCK else ():
+            work.put(place)
+        hands = min(AT_ONCE, len(free), MOST_STUCK - len(stuck))
+        for _ in range(hands):
+            threading.Thread(target=self._ask_all, args=(work, done, until), daemon=True).start()
+        found: dict[Key, Asked] = {}
+        while hands > 0 and len(found) < len(free) and (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                key, asked = done.get(timeout=left)
+                found[key] = asked
+        return Reply(
+            wanted.number,
+            tuple(found.get(one.key) or self._missed(one, wanted.seconds) for one in wanted.places),
+        )
+
+    def _hanging(self) -> dict[Key, float]:
+        with self._lock:
+            return dict(self._since)
+
+    def _missed(self, place: Place, seconds: float) -> Asked:
+        """Whoever was asked at the very end of the round had no time to answer: that is no sign of anything."""
+        hanging = self._hanging()
+        since = hanging.get(place.key, hanging.get(place.whole))
+        hangs = time.monotonic() - since if since is not None else 0.0
+        if hangs < min(LEAST_STUCK, seconds / 2):
+            return Asked(mount=place.mount, reason="there was no time left to ask it")
+        return Asked(mount=place.mount, reason="it does not answer", stuck=hangs)
+
+    def _ask_all(
+        self,
+        work: "queue.SimpleQueue[Place]",
+        done: "queue.SimpleQueue[tuple[Key, Asked]]",
+        until: float,
+    ) -> None:
+        while time.monotonic() < until:
+            try:
+                place = work.get_nowait()
+            except queue.Empty:
+                return
+            with self._lock:
+                self._since[place.key] = time.monotonic()
+            try:
+                asked = ask(place)
+            finally:
+                with self._lock:
+                    del self._since[place.key]
+            done.put((place.key, asked))
+
+
+def ask(place: Place) -> Asked:
+    """Ask one mount. A mount point that is covered by another mount is that other mount: it is not judged."""
+    try:
+        fd = _open(place)
+        try:
+            with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+                found = _MOUNT_ID.search(file.read())
+            here = int(found[1]) if found else place.mount
+            if place.mount and here != place.mount:
+                return Asked(mount=place.mount, reason="another mount lies over it")
+            return _of(msgspec.structs.replace(place, mount=here), fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return Asked(mount=place.mount, reason=error.strerror or str(error))
+
+
+def _open(place: Place) -> int:
+    """Raises OSError."""
+    how = os.O_PATH if not (place.trial or place.owners) else os.O_RDONLY | os.O_DIRECTORY
+    if not place.root:
+        return os.open(place.path, how | os.O_CLOEXEC)
+    top = os.open(place.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = open_inside(top, place.path.lstrip(b"/"), os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(top)
+    if how == os.O_PATH:
+        return found
+    try:
+        return os.open(f"/proc/self/fd/{found}", how | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def _of(place: Place, fd: int) -> Asked:
+    """Raises OSError."""
+    if place.trial is not None:
+        return Asked(mount=place.mount, wrote=write(fd, place.trial))
+    if place.owners is not None:
+        return Asked(mount=place.mount, blocks=read_blocks(fd, place.owners))
+    return Asked(mount=place.mount, space=space_of(os.fstatvfs(fd)))
+
+
+def space_of(told: os.statvfs_result) -> Space:
+    """Figures that no disk has are negative ones of a server that counts reserves so, or of one that has no answer: 0."""
+    unit = told.f_frsize or told.f_bsize
+    return Space(
+        size=_sane(told.f_blocks * unit),
+        free=_sane(told.f_bfree * unit),
+        available=_sane(told.f_bavail * unit),
+        inodes=_sane(told.f_files),
+        inodes_free=_sane(told.f_favail),
+        read_only=bool(told.f_flag & os.ST_RDONLY),
+    )
+
+
+def _sane(count: int) -> int:
+    return count if 0 <= count < MOST_COUNTED else 0

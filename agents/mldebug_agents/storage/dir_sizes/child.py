@@ -1,0 +1,61 @@
+"""The child that counts trees: one after the other, a quarter of a second each, until the agent hangs up.
+
+Before it touches a tree it says so: if nothing more comes, the agent knows which one does not answer.
+"""
+
+import contextlib
+import resource
+import select
+import socket
+import time
+
+import msgspec
+
+from mldebug_agents.storage.dir_sizes.messages import Incoming, Orders, Told, send
+from mldebug_agents.storage.dir_sizes.updater import Keeper
+
+SLICE = 0.25  # seconds of work on one tree
+GATHER = 0.1  # seconds in which events gather before they are read
+LONGEST = 5.0  # seconds without a word: what is told of an idle tree is no older
+
+
+def serve(link: socket.socket) -> None:
+    """Keep the trees that are ordered; ends when the other side hangs up."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    keepers: list[Keeper] = []
+    with contextlib.suppress(OSError):
+        orders = msgspec.json.decode(Incoming(link).wait(), type=Orders).orders
+        keepers += [Keeper(order) for order in orders]
+        while True:
+            for number in _wait(link, keepers):
+                _work(link, number, keepers[number])
+    for keeper in keepers:
+        keeper.close()
+
+
+def _work(link: socket.socket, number: int, keeper: Keeper) -> None:
+    send(link, Told(number=number))
+    keeper.turn(SLICE)
+    send(link, Told(number=number, state=keeper.state()))
+
+
+def _wait(link: socket.socket, keepers: list[Keeper]) -> list[int]:
+    """Sleep until one of them has something to do; their numbers. Raises ConnectionError when nobody listens."""
+    now = time.monotonic()
+    dues = [keeper.due(now) for keeper in keepers]
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    fds = {keeper.fd: number for number, keeper in enumerate(keepers) if keeper.fd is not None}
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    ready = [fd for fd, _ in poll.poll(1000 * min([LONGEST, *dues]) + 1 if min(dues) else 0)]
+    if link.fileno() in ready:
+        raise ConnectionError("it hung up")
+    heard = {fds[fd] for fd in ready}
+    if heard:
+        time.sleep(GATHER)
+    now = time.monotonic()
+    late = {number for number, keeper in enumerate(keepers) if not keeper.due(now)}
+    if not heard | late:  # a sign of life, and what is idle is fresh
+        return list(range(len(keepers)))
+    return sorted(heard | late)

@@ -1,0 +1,155 @@
+"""The trees as the agent's main loop holds them: it waits for nobody, and lets go of a child that does not come back.
+
+A tree that does not answer is not touched again while that child lives, not even by the next agent: the child stands among
+what is left over. All other trees go on in a new child.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from mldebug.storage.dir_sizes import STUCK, TreeState
+from mldebug_agents.storage.dir_sizes.messages import NAME, Incoming, Order, Orders, Told, send
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.spawn import Worker
+
+log = logging.getLogger("mldebug")
+
+PATIENCE = 30.0  # seconds for one piece of work, which takes a quarter of one
+AGAIN = 60.0  # seconds until a child that died is started again
+
+
+class Starter(Protocol):
+    """The part of a `Spawner` that is needed."""
+
+    @property
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """All that is stuck in the kernel."""
+        ...
+
+    def fork_worker(self, name: str) -> Worker:
+        """Fork the worker of that name; raises OSError when there is none to be had."""
+        ...
+
+    def abandon(self, worker: Worker, words: str) -> None:
+        """Let go of a worker that does not come back, and count it as left over."""
+        ...
+
+
+class TreeDesk:
+    """Belongs to the main loop's thread. `clock` counts seconds."""
+
+    def __init__(
+        self,
+        starter: Starter,
+        orders: Sequence[Order],
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._starter = starter
+        self._orders = tuple(orders)
+        self._clock = clock
+        self._patience = patience
+        self._worker: Worker | None = None
+        self._incoming: Incoming | None = None
+        self._kept: list[Order] = []  # by the worker, in its order
+        self._states: dict[str, TreeState] = {}
+        self._stuck: dict[str, float] = {}  # path -> unix time
+        self._working: tuple[int, float] | None = None  # tree, and since when
+        self._not_before = 0.0
+
+    @property
+    def states(self) -> tuple[TreeState, ...]:
+        """What is known of each, in the order of the configuration."""
+        return tuple(self._state(order.path) for order in self._orders)
+
+    def obey(self, orders: Sequence[Order]) -> None:
+        """Keep these from now on."""
+        if tuple(orders) != self._orders:
+            self._orders = tuple(orders)
+            self._states = {}
+            self.close()
+
+    def close(self) -> None:
+        """End the child."""
+        if self._worker is not None:
+            self._worker.kill()
+        self._worker = self._incoming = self._working = None
+
+    def turn(self) -> None:
+        """Hear what there is to hear; start, or let go. Never waits."""
+        self._forgive()
+        if self._worker is None:
+            self._start()
+        if self._worker is not None:
+            self._hear()
+        if self._working and self._clock() - self._working[1] > self._patience:
+            self._let_go(self._kept[self._working[0]].path)
+
+    def _start(self) -> None:
+        self._kept = [order for order in self._orders if order.path not in self._stuck]
+        if not self._kept or self._clock() < self._not_before:
+            return
+        self._not_before = self._clock() + AGAIN
+        try:
+            worker = self._worker = self._starter.fork_worker(NAME)
+            send(worker.socket, Orders(orders=tuple(self._kept)))
+            worker.socket.setblocking(False)
+        except OSError as error:
+            log.warning("trees: nobody counts them: %s", error)
+            self.close()
+            return
+        self._incoming = Incoming(worker.socket)
+        self._working = (0, self._clock())
+
+    def _hear(self) -> None:
+        try:
+            for body in self._incoming.bodies() if self._incoming else ():
+                self._told(msgspec.json.decode(body, type=Told))
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning(
+                "trees: the child that counts them is gone, and is started again: %s", error
+            )
+            self._states = {}
+            self.close()
+
+    def _told(self, told: Told) -> None:
+        if told.state is None:
+            self._working = (told.number, self._clock())
+        else:
+            self._working = None
+            self._states[told.state.path] = told.state
+
+    def _let_go(self, path: str) -> None:
+        log.warning("trees: %s does not answer: it is left alone until it does", path)
+        if self._worker is not None:
+            self._starter.abandon(self._worker, _words(path))
+        self._worker = self._incoming = self._working = None
+        self._states = {}
+        self._stuck[path] = time.time()
+        self._not_before = 0.0
+
+    def _forgive(self) -> None:
+        """Who came back may be asked again; who is stuck since an earlier agent may not."""
+        left = {one.words for one in self._starter.leftovers}
+        for order in self._orders:
+            if _words(order.path) in left:
+                if order.path not in self._stuck:
+                    self._stuck[order.path] = time.time()
+                    self.close()
+            elif self._stuck.pop(order.path, None) is not None:
+                self.close()  # the next child keeps it too
+                self._not_before = 0.0
+
+    def _state(self, path: str) -> TreeState:
+        if path in self._stuck:
+            return TreeState(path=path, how=STUCK, since=self._stuck[path])
+        return self._states.get(path, TreeState(path=path))
+
+
+def _words(path: str) -> str:
+    """How the child of a tree is told among what is left over."""
+    return f"{NAME}: {path}"[:200]

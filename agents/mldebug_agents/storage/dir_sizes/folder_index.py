@@ -1,0 +1,138 @@
+"""All folders of a tree, by inode and by watch: how they come, move and go. The sums follow."""
+
+import errno
+import os
+import time
+
+from mldebug_agents.storage.dir_sizes.counts import Counts
+from mldebug_agents.storage.dir_sizes.folder import Folder
+from mldebug_agents.storage.dir_sizes.inotify import Notices
+
+MAX_SKIPPED = 1000
+NO_WATCHES = "fs.inotify.max_user_watches is used up"
+TRIED_AGAIN = 60.0  # seconds after which a kernel that had no watch left is asked again
+
+
+class Shelf:
+    """Owns the folders. `notices` is None where events would not tell what happens."""
+
+    def __init__(self, root: str, facts: os.stat_result, notices: Notices | None) -> None:
+        self.device = facts.st_dev
+        self.counts = Counts()
+        self.top = Folder(facts.st_ino, root, None)
+        self.top.blocks = facts.st_blocks
+        self.counts.sum(1, facts.st_blocks, 0)
+        self._notices = notices
+        self.by_watch: dict[int, Folder] = {}
+        self.by_inode: dict[int, Folder] = {facts.st_ino: self.top}
+        self._limbo: dict[int, Folder] = {}  # seen to be gone from a place, and not yet elsewhere
+        self._skipped: set[tuple[int, str]] = set()
+        self.unread = 0
+        self.over = False  # there are more inodes than may be counted
+        self.no_watch = ""  # why some folders have none
+        self._not_before = 0.0
+
+    @property
+    def mounts(self) -> int:
+        """Other filesystems below, and second views of a folder that is counted already."""
+        return len(self._skipped)
+
+    @property
+    def unwatched(self) -> int:
+        """Folders of whose changes nothing tells."""
+        return len(self.by_inode) - len(self.by_watch)
+
+    def resize(self, folder: Folder, blocks: int) -> None:
+        """What the folder itself takes."""
+        self.counts.sum(0, blocks - folder.blocks, 0)
+        folder.blocks = blocks
+
+    def blame(self, folder: Folder, unread: int) -> None:
+        """So much of a folder could not be looked at."""
+        self.unread += unread - folder.unread
+        folder.unread = unread
+
+    def skip(self, folder: Folder, name: str) -> None:
+        """Another filesystem begins there, or a second view."""
+        if len(self._skipped) < MAX_SKIPPED:
+            self._skipped.add((folder.inode, name))
+
+    def forget_skipped(self) -> None:
+        """Before all is looked at anew."""
+        self._skipped.clear()
+
+    def watch(self, folder: Folder, fd: int) -> None:
+        """Have its changes told. Without a watch it has to be counted anew from time to time."""
+        if self._notices is None or time.monotonic() < self._not_before:
+            return
+        try:
+            folder.watch = self._notices.add(fd)
+        except OSError as error:
+            self.no_watch = error.strerror or str(error)
+            if error.errno == errno.ENOSPC:
+                self.no_watch = NO_WATCHES
+                self._not_before = time.monotonic() + TRIED_AGAIN
+            return
+        self.by_watch[folder.watch] = folder
+
+    def unwatch(self, watch: int) -> Folder | None:
+        """The kernel has taken this watch away; returns the folder that is without one now."""
+        folder = self.by_watch.pop(watch, None)
+        if folder is not None and folder.watch == watch:
+            folder.watch = 0
+            return folder
+        return None
+
+    def attach(self, parent: Folder, name: str, facts: os.stat_result) -> Folder | None:
+        """A folder was seen where none was known. None: it is counted elsewhere, in a place that is as good."""
+        known = self.by_inode.get(facts.st_ino)
+        if known is None:
+            return self._new(parent, name, facts)
+        if known is self.top or (known.inode not in self._limbo and _is_there(known)):
+            self.skip(parent, name)
+            return None
+        if known.inode not in self._limbo:
+            self.detach(known)
+        del self._limbo[known.inode]
+        known.parent, known.name = parent, name
+        parent.children[name] = known
+        known.whole, known.dirty = True, None  # it may be another one with the same inode
+        return known
+
+    def _new(self, parent: Folder, name: str, facts: os.stat_result) -> Folder:
+        folder = Folder(facts.st_ino, name, parent)
+        folder.blocks = facts.st_blocks
+        self.counts.sum(1, facts.st_blocks, 0)
+        parent.children[name] = self.by_inode[folder.inode] = folder
+        return folder
+
+    def detach(self, folder: Folder) -> None:
+        """It is not where it was. What it holds counts until it is known not to be elsewhere."""
+        if folder.parent is not None and folder.parent.children.get(folder.name) is folder:
+            del folder.parent.children[folder.name]
+        self._limbo[folder.inode] = folder
+
+    def clear_limbo(self) -> None:
+        """Who was not found elsewhere is gone, with all that is below."""
+        while self._limbo:
+            _, lost = self._limbo.popitem()
+            for folder in list(lost.below()):
+                self._drop(folder)
+
+    def _drop(self, folder: Folder) -> None:
+        folder.gone = True
+        self.blame(folder, 0)
+        self.counts.remove_all(folder.entries)
+        self.counts.lose(folder.entries.inodes)
+        self.counts.sum(-1, -folder.blocks, 0)
+        if self.by_inode.get(folder.inode) is folder:
+            del self.by_inode[folder.inode]
+        if folder.watch and self._notices and self.by_watch.pop(folder.watch, None):
+            self._notices.remove(folder.watch)
+
+
+def _is_there(folder: Folder) -> bool:
+    try:
+        return os.lstat(folder.path).st_ino == folder.inode
+    except OSError:
+        return False

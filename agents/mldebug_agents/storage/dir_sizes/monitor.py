@@ -1,0 +1,106 @@
+"""The part of the storage desk that tells the sizes of trees."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from mldebug.core.model import Gap, Job
+from mldebug.storage.dir_sizes import HOWS, STUCK, TreeState, tree_lines
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.dir_sizes.controller import TreeDesk
+from mldebug_agents.storage.dir_sizes.messages import Order
+
+INTERVAL = 2.0  # seconds between two looks at what the child has told
+
+
+class Trees:
+    """The directories of the section `trees`."""
+
+    name = "trees"
+    interval = INTERVAL
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._desk = TreeDesk(bench.spawner, ())
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Hear what the child says."""
+        trees = self._bench.config.trees
+        self._desk.obey(
+            [
+                Order(
+                    path=path,
+                    root=self._bench.host.root,
+                    rescan=trees.rescan,
+                    verify=trees.verify,
+                    max_inodes=trees.max_inodes,
+                )
+                for path in dict.fromkeys(trees.paths)
+            ]
+        )
+        self._desk.turn()
+
+    def samples(self) -> Sequence[Measure]:
+        """Bytes, inodes, and how they are known."""
+        return [one for state in self._desk.states for one in _measures(state)]
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """One row for each tree."""
+        states = self._desk.states
+        lines = tree_lines(states, time.time())
+        rows = tuple(_row(one, line) for one, (line, _) in zip(states, lines, strict=True))
+        return {"trees": rows} if rows else {}
+
+    def alarms(self) -> Sequence[Alarm]:
+        """Trees that do not answer."""
+        stuck = tuple(one for one in self._desk.states if one.how == STUCK)
+        lines = tree_lines(stuck, time.time())
+        return [
+            Alarm(kind="stuck", subject=one.path, sentence=line)
+            for one, (line, _) in zip(stuck, lines, strict=True)
+        ]
+
+    def gaps(self) -> Sequence[Gap]:
+        """Trees of which not all, or nothing, could be looked at."""
+        return [
+            Gap(what=f"the size of {one.path}", reason=_reason(one))
+            for one in self._desk.states
+            if one.lower_bound or one.how == STUCK or (one.inodes is None and one.why)
+        ]
+
+
+def _reason(one: TreeState) -> str:
+    if one.how == STUCK:
+        return "it does not answer"
+    return one.why or f"{one.unread} of its entries could not be looked at"
+
+
+def _row(one: TreeState, line: str) -> Row:
+    return {
+        "path": one.path,
+        "how": one.how,
+        "why": one.why,
+        "bytes": one.bytes,
+        "apparent_bytes": one.apparent_bytes,
+        "inodes": one.inodes,
+        "lower_bound": one.lower_bound,
+        "at": one.at,
+        "line": line,
+    }
+
+
+def _measures(one: TreeState) -> Iterator[Measure]:
+    path = (one.path,)
+    for how in HOWS:
+        yield Measure(
+            metric="mldebug_tree_state", labels=(one.path, how), value=float(how == one.how)
+        )
+    if one.inodes is None or one.bytes is None or one.apparent_bytes is None:
+        return
+    yield Measure(metric="mldebug_tree_bytes", labels=path, value=one.bytes)
+    yield Measure(metric="mldebug_tree_apparent_bytes", labels=path, value=one.apparent_bytes)
+    yield Measure(metric="mldebug_tree_inodes", labels=path, value=one.inodes)
+    yield Measure(metric="mldebug_tree_unread_entries", labels=path, value=one.unread)
+    yield Measure(metric="mldebug_tree_timestamp_seconds", labels=path, value=one.at)
+    yield Measure(metric="mldebug_tree_lost_events", labels=path, value=one.overflows)
+    yield Measure(metric="mldebug_tree_rescans", labels=path, value=one.rescans)

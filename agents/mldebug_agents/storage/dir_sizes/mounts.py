@@ -1,0 +1,82 @@
+"""On which filesystem a directory lies, and whether inotify sees all that happens there."""
+
+import contextlib
+import errno
+import os
+
+from mldebug_agents.system.child.reader_child import open_inside
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
+
+SHARED = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "beegfs_nodev",
+        "ceph",
+        "9p",
+        "virtiofs",
+        "afs",
+        "panfs",
+        "wekafs",
+        "gfs2",
+        "ocfs2",
+        "pvfs2",
+        "orangefs",
+        "coda",
+        "ncpfs",
+        "vboxsf",
+        "prl_fs",
+        "fuse",
+    ]
+)  # others may write to it unseen
+AT_ONCE = ("tmpfs", "ramfs")  # a file has its blocks when it is written, not some time later
+
+
+def open_folder(root: str, path: str) -> int:
+    """An open folder. Below a root of the node, links mean what they mean there; raises OSError."""
+    if not root:
+        return os.open(path, _FOLDER)
+    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = open_inside(top, os.fsencode(path.lstrip("/")), os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(top)
+    try:
+        return os.open(f"/proc/self/fd/{found}", _FOLDER)
+    finally:
+        os.close(found)
+
+
+def real_path(fd: int, root: str, path: str) -> str:
+    """A path of that folder by which this process finds it; raises OSError where there is none."""
+    own = os.fstat(fd)
+    for one in (os.readlink(f"/proc/self/fd/{fd}"), f"{root}{path}"):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(one), own):
+                return one
+    raise OSError(errno.ESTALE, "it is not found by its own name")
+
+
+def filesystem(fd: int) -> str:
+    """Its type, by the mount of an open file (not by the text of a path); "" where that cannot be told."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            mount = next(line.split()[1] for line in file if line.startswith("mnt_id:"))
+        with open("/proc/self/mountinfo", "rb") as file:
+            lines = file.read().split(b"\n")
+    except (OSError, StopIteration):
+        return ""
+    found = [line.split(b" - ", 1)[1] for line in lines if line.split(b" ", 1)[0] == mount.encode()]
+    return os.fsdecode(found[0].split()[0]) if found else ""
+
+
+def is_shared(kind: str) -> bool:
+    """Whether other machines, or a server of its own, change it without an event here."""
+    return kind in SHARED or kind.startswith("fuse.")

@@ -1,0 +1,262 @@
+"""One tree: counted once, then kept fresh by looking again at each name of which an event tells.
+
+An event says only *where* to look: what counts is what lies there afterwards, so lost order, renames and repeated events do no
+harm. All work is cut into pieces by generators; each piece may block in one system call at most.
+"""
+
+import errno
+import math
+import os
+import stat
+import time
+from collections.abc import Iterator
+
+from mldebug_agents.storage.dir_sizes.counts import Entries
+from mldebug_agents.storage.dir_sizes.folder import Folder
+from mldebug_agents.storage.dir_sizes.folder_index import Shelf
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
+PIECE = 512  # entries looked at between two looks at the clock
+SETTLES_AFTER = 45.0  # seconds after which a file that was written has its blocks: ext4, XFS and btrfs give them late
+LATE = 20_000  # such files remembered; of the others, their folders
+
+
+class Tree:
+    """Knows what of it has to be looked at, and looks. One thread."""
+
+    def __init__(self, shelf: Shelf, *, late: bool, most: int) -> None:
+        """`late`: blocks are given some time after a write. `most`: inodes that are counted at most."""
+        self.shelf = shelf
+        self.top = shelf.top
+        self.counts = shelf.counts
+        self._late: dict[tuple[Folder, str], float] | None = (
+            {} if late else None
+        )  # the oldest first
+        self._most = most
+        self._dirty: dict[Folder, None] = {self.top: None}
+        self._found: list[Folder] = []  # to be listed in the same round
+        self.doubts = False  # something may have escaped
+        self.problem = ""  # why the root itself cannot be looked at
+
+    # --- what has to be looked at ------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Is nothing left to look at?"""
+        return not self._dirty
+
+    def soil(self, folder: Folder, name: str = "") -> None:
+        """A name in a folder, or all of it."""
+        if folder.gone:
+            return
+        if name:
+            folder.soil(name)
+        else:
+            folder.whole, folder.dirty = True, None
+        self._dirty[folder] = None
+
+    def soil_all(self, *, unwatched: bool = False) -> None:
+        """Everything, from the top, or all that no watch tells of."""
+        if not unwatched:
+            self.shelf.forget_skipped()
+        for folder in list(self.top.below()):
+            if not (unwatched and folder.watch):
+                self.soil(folder)
+
+    def ripen(self) -> None:
+        """Look again at what was written some time ago."""
+        while (due := self.ripens) is not None and due <= time.monotonic():
+            folder, name = next(iter(self._late or ()))
+            (self._late or {}).pop((folder, name))
+            self.soil(folder, name)
+
+    @property
+    def ripens(self) -> float | None:
+        """When that is the case next (monotonic)."""
+        return next(iter(self._late.values())) if self._late else None
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    def look(self) -> Iterator[None]:
+        """Look at all that was soiled, piece by piece, and at new folders; what fails is left for the next time."""
+        todo, self._dirty = self._dirty, {}
+        for folder in todo:
+            yield from self._refresh(folder)
+            while self._found:
+                yield from self._refresh(self._found.pop())
+        self.shelf.clear_limbo()
+        self.counts.settle(folder.entries for folder in self.top.below())
+        for folder in self.counts.holders(self.top.below()):
+            self.soil(folder)
+
+    def _refresh(self, folder: Folder) -> Iterator[None]:
+        if folder.gone or not (folder.whole or folder.dirty):
+            return
+        names, whole = folder.dirty, folder.whole
+        folder.dirty, folder.whole = None, False
+        yield
+        try:
+            fd = os.open(folder.path, _OPEN)
+        except OSError as error:
+            self._failed(folder, names, error)
+            return
+        try:
+            own = os.fstat(fd)
+            if own.st_ino != folder.inode or own.st_dev != self.shelf.device:
+                self._displaced(folder, names)
+                return
+            self.shelf.resize(folder, own.st_blocks)
+            if folder.watch == 0:
+                self.shelf.watch(folder, fd)
+            if whole:
+                yield from self._list(folder, fd)
+            elif names:
+                yield from self._look_at(folder, fd, names)
+        except OSError as error:
+            self._failed(folder, names, error)
+        finally:
+            os.close(fd)
+
+    def _failed(self, folder: Folder, names: set[str] | None, error: OSError) -> None:
+        if error.errno in _GONE:
+            self._displaced(folder, names)
+            return
+        self.shelf.blame(folder, max(1, folder.unread))
+        if folder is self.top:
+            self.problem = error.strerror or str(error)
+
+    def _displaced(self, folder: Folder, names: set[str] | None) -> None:
+        """Something else stands in its place, or nothing: its parent knows more once it was looked at."""
+        if folder.parent is None:
+            self.problem = "it is not there any more"
+            return
+        self.soil(folder.parent, folder.name)
+        for name in names or ("",):
+            self.soil(folder, name)
+
+    def _list(self, folder: Folder, fd: int) -> Iterator[None]:
+        """All of a folder: the new list takes the place of the old one when it is whole."""
+        fresh, missed, fresher, children = Entries(), 0, False, set()
+        recent = time.time() - SETTLES_AFTER if self._late is not None else math.inf
+        add, append = self.counts.add, fresh.append
+        try:
+            with os.scandir(fd) as found:
+                for number, entry in enumerate(found):
+                    if number % PIECE == PIECE - 1:
+                        yield
+                    try:
+                        facts = entry.stat(follow_symlinks=False)
+                    except OSError as error:
+                        missed += error.errno not in _GONE
+                        continue
+                    if stat.S_ISDIR(facts.st_mode):
+                        children.add(entry.name)
+                        self._child(folder, entry.name, facts)
+                    elif facts.st_dev == self.shelf.device:
+                        size = _length(facts)
+                        blocks = add(facts.st_ino, facts.st_nlink, facts.st_blocks, size)
+                        append(hash(entry.name), facts.st_ino, blocks, size)
+                        fresher = fresher or facts.st_ctime > recent
+                    else:
+                        self.shelf.skip(folder, entry.name)
+        except BaseException:
+            self.counts.remove_all(fresh)
+            raise
+        self.counts.remove_all(folder.entries)
+        if self.counts.links:
+            self.counts.lose(set(folder.entries.inodes) - set(fresh.inodes))
+        folder.entries = fresh
+        self.shelf.blame(folder, missed)
+        if fresher:
+            self._remember(folder, "")
+        for name in folder.children.keys() - children:
+            self.shelf.detach(folder.children[name])
+
+    def _look_at(self, folder: Folder, fd: int, names: set[str]) -> Iterator[None]:
+        """Some names of a folder."""
+        keys = {name: hash(name) for name in names}
+        seen: dict[int, os.stat_result | None] = {}
+        recent = time.time() - SETTLES_AFTER if self._late is not None else math.inf
+        for number, (name, key) in enumerate(keys.items()):
+            if number % PIECE == PIECE - 1:
+                yield
+            facts = self._facts(folder, fd, name)
+            is_folder = facts is not None and stat.S_ISDIR(facts.st_mode)
+            known = folder.children.get(name)
+            if facts is not None and is_folder:
+                self._child(folder, name, facts)
+            elif known is not None:
+                self.shelf.detach(known)
+            here = facts is not None and not is_folder and facts.st_dev == self.shelf.device
+            seen[key] = facts if here else None
+            if here and facts is not None and facts.st_ctime > recent:
+                self._remember(folder, name)
+        self._exchange(folder.entries, seen)
+
+    def _exchange(self, entries: Entries, seen: dict[int, os.stat_result | None]) -> None:
+        """Put what was seen in the place of what was known, in one go."""
+        places = entries.places(set(seen))
+        over = []
+        for key, facts in seen.items():
+            at = places.get(key)
+            if at is not None:
+                old = (entries.inodes[at], entries.blocks[at], entries.sizes[at])
+            if facts is not None:
+                size = _length(facts)
+                blocks = self.counts.add(facts.st_ino, facts.st_nlink, facts.st_blocks, size)
+                if at is None:
+                    entries.append(key, facts.st_ino, blocks, size)
+                else:
+                    entries.inodes[at], entries.blocks[at] = facts.st_ino, blocks
+                    entries.sizes[at] = size
+            elif at is not None:
+                over.append(at)
+            else:  # it came and went unseen: if it was a second name, who knows what was written by it
+                self.doubts = True
+            if at is not None:
+                self.counts.remove(*old)
+                if facts is None or facts.st_ino != old[0]:
+                    self.counts.lose(old[:1])
+        entries.remove(over)
+
+    def _child(self, folder: Folder, name: str, facts: os.stat_result) -> None:
+        """A folder was seen at a name: it is known there, has moved there, or is new."""
+        known = folder.children.get(name)
+        if facts.st_dev != self.shelf.device:
+            self.shelf.skip(folder, name)
+            if known is not None:
+                self.shelf.detach(known)
+            return
+        if known is not None and known.inode == facts.st_ino:
+            if known.unread:  # its rights may have changed
+                self.soil(known)
+            return
+        if known is not None:
+            self.shelf.detach(known)
+        if self.counts.inodes >= self._most:
+            self.shelf.over = True
+            return
+        found = self.shelf.attach(folder, name, facts)
+        if found is not None:
+            self._found.append(found)
+
+    def _remember(self, folder: Folder, name: str) -> None:
+        """Its blocks may be given later: it is looked at once more then."""
+        if self._late is not None:
+            one = (folder, name if len(self._late) < LATE else "")
+            self._late.setdefault(one, time.monotonic() + SETTLES_AFTER)
+
+    def _facts(self, folder: Folder, fd: int, name: str) -> os.stat_result | None:
+        try:
+            return os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _GONE:
+                self.shelf.blame(folder, max(1, folder.unread))
+            return None
+
+
+def _length(facts: os.stat_result) -> int:
+    """As `du --apparent-size` has it: of files and links alone."""
+    regular = stat.S_ISREG(facts.st_mode) or stat.S_ISLNK(facts.st_mode)
+    return facts.st_size if regular else 0

@@ -1,0 +1,268 @@
+"""One tree over time: when it is opened, counted, looked at after events, counted anew, and given up."""
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+
+from mldebug.core.units import format_duration
+from mldebug.storage.dir_sizes import LOST, PARTLY, RESCANNED, WATCHED, TreeState
+from mldebug_agents.storage.dir_sizes.folder_index import Shelf
+from mldebug_agents.storage.dir_sizes.inotify import IGNORED, OVERFLOW, ROOT_GONE, Notices
+from mldebug_agents.storage.dir_sizes.messages import Order
+from mldebug_agents.storage.dir_sizes.mounts import (
+    AT_ONCE,
+    filesystem,
+    is_shared,
+    open_folder,
+    real_path,
+)
+from mldebug_agents.storage.dir_sizes.tree import Tree
+
+PAUSE = 1.0  # seconds between two looks at what events told of, or
+SHARE = 0.05  # so much of one core at most
+RESCAN_SHARE = 0.25  # of one core, while everything is counted anew
+RETRY = 10.0  # seconds after which a root that failed is tried again
+ROOT_CHECK = 60.0  # seconds between two looks whether the root is still the same directory
+DOUBTS, DOUBT_STORM = (
+    900.0,
+    300.0,
+)  # in doubt, all is counted anew after so long, or so many counts' time
+STORM = 10.0  # times as long as a count takes there is none again, however many events are lost
+
+
+class Keeper:
+    """Keeps one tree. One thread; `turn` may block for ever where the filesystem does."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._tree: Tree | None = None
+        self._notices: Notices | None = None
+        self._retry_at = 0.0  # monotonic, as all that ends in `_at` or `_until`
+        self._clear()
+
+    def _clear(self) -> None:
+        self._why = self._problem = ""
+        self._job: Iterator[None] | None = None
+        self._round = False  # the job counts all, or all that is unwatched
+        self._began = self._spent = 0.0  # of the job
+        self._asked = self._fresh = self._fresh_round = 0.0  # unix
+        self._counted = self._lost = self._mending = False
+        self._seconds = 0.0
+        self._overflows = self._rescans = 0
+        self._resume_at = self._flush_at = self._round_at = self._calm_at = self._check_at = 0.0
+        self._verify_at = 0.0
+
+    @property
+    def fd(self) -> int | None:
+        """Readable when something has happened."""
+        return self._notices.fd if self._notices else None
+
+    def due(self, now: float) -> float:
+        """Seconds until there is something to do, as far as is known; 0: now."""
+        return max(0.0, self._next() - now)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._notices is not None:
+            self._notices.close()
+        self._tree = self._notices = self._job = None
+
+    def state(self) -> TreeState:
+        """What is known."""
+        tree = self._tree
+        if tree is None or not self._counted:
+            return TreeState(path=self._order.path, why=self._problem)
+        shelf, counts = tree.shelf, tree.counts
+        return TreeState(
+            path=self._order.path,
+            how=self._how(shelf),
+            why=self._explain(shelf),
+            inodes=counts.inodes,
+            bytes=counts.blocks * 512,
+            apparent_bytes=counts.size,
+            folders=len(shelf.by_inode),
+            at=self._as_of(tree),
+            unread=shelf.unread + shelf.over,
+            mounts=shelf.mounts,
+            overflows=self._overflows,
+            rescans=self._rescans,
+            count_seconds=round(self._seconds, 3),
+        )
+
+    def _how(self, shelf: Shelf) -> str:
+        if self._lost or self._mending:
+            return LOST
+        if not shelf.unwatched:
+            return WATCHED
+        return PARTLY if shelf.by_watch else RESCANNED
+
+    def _explain(self, shelf: Shelf) -> str:
+        every = format_duration(self._order.rescan)
+        said = []
+        if shelf.over:
+            said.append(
+                f"it has more than {self._order.max_inodes} inodes, which are counted at most"
+            )
+        if shelf.unwatched and shelf.by_watch:
+            some = f"{shelf.unwatched} of its {len(shelf.by_inode)} folders"
+            said.append(f"{shelf.no_watch}: {some} are counted anew every {every}")
+        elif shelf.unwatched:
+            said.append(f"{self._why or shelf.no_watch}: it is counted anew every {every}")
+        return "; ".join(said)
+
+    def _as_of(self, tree: Tree) -> float:
+        if tree.shelf.unwatched or self._lost or self._mending:
+            return self._fresh_round
+        return time.time() if tree.idle and self._job is None else self._fresh
+
+    # --- work --------------------------------------------------------------------------------------
+
+    def turn(self, seconds: float) -> None:
+        """Work for about so long."""
+        now = time.monotonic()
+        tree = self._tree
+        if tree is None and now >= self._retry_at:
+            tree = self._tree = self._open()
+        if tree is None:
+            return
+        self._hear(tree)
+        self._check(tree, now)
+        if self._job is None:
+            self._begin(tree, now)
+        if self._job is not None and now >= self._resume_at:
+            self._work(tree, self._job, now + seconds)
+        if tree.problem:
+            self._give_up(tree.problem)
+
+    def _open(self) -> Tree | None:
+        self._clear()
+        try:
+            fd = open_folder(self._order.root, self._order.path)
+            try:
+                root = real_path(fd, self._order.root, self._order.path)
+                kind, facts = filesystem(fd), os.fstat(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+            return None
+        self._notices = self._listen(kind)
+        shelf = Shelf(root, facts, self._notices)
+        return Tree(shelf, late=kind not in AT_ONCE, most=self._order.max_inodes)
+
+    def _listen(self, kind: str) -> Notices | None:
+        if is_shared(kind):
+            self._why = f"{kind} does not tell what other machines write"
+            return None
+        try:
+            return Notices()
+        except OSError as error:
+            limit = "fs.inotify.max_user_instances is used up"
+            self._why = limit if error.errno == errno.EMFILE else f"no events: {error.strerror}"
+            return None
+
+    def _give_up(self, problem: str) -> None:
+        self.close()
+        self._problem = problem
+        self._counted = False
+        self._retry_at = time.monotonic() + RETRY
+
+    def _hear(self, tree: Tree) -> None:
+        """Take in what has happened."""
+        by_watch, top = tree.shelf.by_watch, tree.top
+        for watch, mask, name in self._notices.read() if self._notices else ():
+            folder = by_watch.get(watch)
+            if mask & OVERFLOW:
+                self._overflows += 1
+                self._lost = True
+            elif folder is None:
+                continue
+            elif mask & IGNORED:
+                tree.shelf.unwatch(watch)
+                tree.soil(folder)
+            elif name:
+                tree.soil(folder, os.fsdecode(name))
+            elif folder is top and mask & ROOT_GONE:
+                tree.problem = "it is not there any more"
+            elif folder.unread:
+                tree.soil(folder)
+
+    def _check(self, tree: Tree, now: float) -> None:
+        """Renamed somewhere above, the root is the same directory, but no longer the one of that name."""
+        if now < self._check_at:
+            return
+        self._check_at = now + ROOT_CHECK
+        try:
+            fd = open_folder(self._order.root, self._order.path)
+            try:
+                facts = os.fstat(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            tree.problem = error.strerror or str(error)
+            return
+        if (facts.st_ino, facts.st_dev) != (tree.top.inode, tree.shelf.device):
+            tree.problem = "another directory stands in its place"
+
+    def _begin(self, tree: Tree, now: float) -> None:
+        """Start the job that is due, if there is one."""
+        tree.ripen()
+        unwatched = bool(tree.shelf.unwatched) and now >= self._round_at
+        whole = now >= self._verify_at or (self._lost and now >= self._calm_at)
+        if self._counted and (whole or unwatched):
+            tree.soil_all(unwatched=not whole)
+            self._rescans += 1
+        elif tree.idle or (self._counted and now < self._flush_at):
+            return
+        self._round = not self._counted or whole or unwatched
+        if whole:
+            self._mending, self._lost = self._lost, False
+        self._job, self._asked = tree.look(), time.time()
+        self._began, self._spent, self._resume_at = now, 0.0, now
+
+    def _work(self, tree: Tree, job: Iterator[None], until: float) -> None:
+        began = time.monotonic()
+        try:
+            while time.monotonic() < until:
+                next(job)
+        except StopIteration:
+            self._job = None
+        now = time.monotonic()
+        self._spent += now - began
+        if self._job is None:
+            self._done(tree, now)
+        elif self._counted and self._round:
+            self._resume_at = now + (now - began) * (1 / RESCAN_SHARE - 1)
+
+    def _done(self, tree: Tree, now: float) -> None:
+        self._fresh = self._asked
+        self._flush_at = now + (PAUSE if self._round else max(PAUSE, self._spent / SHARE))
+        if tree.doubts and not self._round:
+            soon = now + max(DOUBTS, DOUBT_STORM * self._seconds)
+            self._verify_at, tree.doubts = min(self._verify_at, soon), False
+        if not self._round:
+            return
+        self._fresh_round, self._seconds = self._asked, self._spent
+        self._mending = False
+        self._calm_at = now + STORM * self._spent
+        self._round_at = now + max(self._order.rescan, STORM * self._spent)
+        if not self._counted or now >= self._verify_at:
+            self._verify_at = now + self._order.verify
+        self._counted = True
+
+    def _next(self) -> float:
+        """When there is something to do again, without a new event."""
+        tree = self._tree
+        if tree is None:
+            return self._retry_at
+        if self._job is not None:
+            return self._resume_at
+        if not self._counted:
+            return 0.0
+        times = [self._check_at, self._verify_at]
+        times += [self._round_at] if tree.shelf.unwatched else []
+        times += [self._calm_at] if self._lost else []
+        times += [] if tree.idle else [self._flush_at]
+        times += [tree.ripens] if tree.ripens is not None else []
+        return min(times)

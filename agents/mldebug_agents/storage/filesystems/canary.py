@@ -1,0 +1,102 @@
+"""The part of the storage desk that writes a small file to chosen folders, by the probe child. It does so only where told to."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from mldebug.core.model import Gap, Job
+from mldebug.storage.filesystems.canary import Written, sentence
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child.messages import Asked, Place, Trial
+
+SECONDS = 8.0  # for all folders; one that takes longer counts as stuck until it comes back
+
+
+class Canary:
+    """The folders of `storage.canary.paths`."""
+
+    name = "canary"
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._file = f".mldebug-canary-{os.uname().nodename}-{os.geteuid()}"
+        self._written: list[Written] = []
+        self._gaps: list[Gap] = []
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+        return self._bench.config.storage.canary.interval
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Write to all folders at once. Raises OSError where the probe child is gone."""
+        paths = self._bench.config.storage.canary.paths
+        trial = Trial(self._file, self._size)
+        root = os.fsencode(self._bench.host.root)
+        places = [Place(0, os.fsencode(path), trial, root=root) for path in paths]
+        answers = self._bench.filesystems.ask(places, SECONDS)
+        found = list(zip(paths, answers, strict=True))
+        self._written = [_written(path, one) for path, one in found if one.wrote or one.stuck]
+        self._gaps = [_gap(path, one) for path, one in found if not one.wrote and not one.stuck]
+
+    def samples(self) -> Iterator[Measure]:
+        """How long it took, and whether it went wrong."""
+        for one in self._written:
+            wrong = float(one.outcome != "ok")
+            yield _measure("failed", one.path, wrong)
+            yield _measure("seconds", one.path, one.stuck or one.seconds)
+        for gap in self._gaps:
+            yield _measure("failed", gap.what.removeprefix(_WHAT), 1.0)
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """One row for each folder."""
+        rows = tuple(self._row(one) for one in self._written)
+        return {"test_writes": rows} if rows else {}
+
+    def alarms(self) -> Iterator[Alarm]:
+        """Folders that cannot be written to."""
+        for one in self._written:
+            if one.outcome != "ok":
+                words = sentence(one, self._size)
+                yield Alarm(kind=f"canary_{one.outcome}", subject=one.path, sentence=words)
+
+    def gaps(self) -> Sequence[Gap]:
+        """Folders that could not be opened."""
+        return self._gaps
+
+    @property
+    def _size(self) -> int:
+        return self._bench.config.storage.canary.size
+
+    def _row(self, one: Written) -> Row:
+        return {
+            "path": one.path,
+            "outcome": one.outcome,
+            "seconds": one.stuck or one.seconds,
+            "line": sentence(one, self._size),
+        }
+
+
+_WHAT = "the test write to "
+
+
+def _gap(path: str, asked: Asked) -> Gap:
+    return Gap(what=f"{_WHAT}{path}", reason=asked.reason, way_out="check storage.canary.paths")
+
+
+def _written(path: str, asked: Asked) -> Written:
+    told = asked.wrote
+    if told is None:
+        return Written(path=path, stuck=asked.stuck)
+    return Written(
+        path=path,
+        errno=told.errno,
+        seconds=told.seconds,
+        available=told.available,
+        inodes=told.inodes,
+        inodes_free=told.inodes_free,
+    )
+
+
+def _measure(name: str, path: str, value: float) -> Measure:
+    return Measure(metric=f"mldebug_filesystem_canary_{name}", labels=(path,), value=value)

@@ -1,0 +1,133 @@
+"""The part of the storage desk that asks the kernel for quotas: of the users, groups and projects of the ranks, on their filesystems."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from mldebug.core.model import Gap, Job
+from mldebug.storage.filesystems.fullness import told_bytes
+from mldebug.storage.filesystems.state import Alarm, Cell, Measure, Row
+from mldebug.storage.filesystems.visibility import UIDS, uids_cell
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.child.messages import Asked, Block, Owners, Place
+from mldebug_agents.storage.filesystems.mounts import Used, used_mounts
+
+INTERVAL = 120.0  # seconds
+KEEPERS = frozenset(("ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "ocfs2", "tmpfs"))
+KINDS = ("user", "group", "project")
+MOST = 64  # owners of one filesystem that are asked for
+WAY_OUT = "run the agent as root: the kernel tells others only their own"
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """One quota that the kernel keeps; `uids`: whose it is, by the ranks that brought us to it."""
+
+    used: Used
+    block: Block
+    who: str
+    uids: tuple[int, ...]
+
+    @property
+    def shares(self) -> tuple[float | None, float | None]:
+        """Of the bytes and inodes; None without a limit."""
+        one = self.block
+        inodes = one.inodes / one.inodes_limit if one.inodes_limit else None
+        return (one.used / one.limit if one.limit else None), inodes
+
+
+class KernelQuotas:
+    """ext4, XFS and the like; others have tools of their own."""
+
+    name = "kernel_quotas"
+    interval = INTERVAL
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._kept: list[Kept] = []
+        self._gaps: list[Gap] = []
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Ask once for each filesystem. Raises OSError where the probe child is gone."""
+        ranks = {rank.pid: rank.uid for job in jobs for rank in job.ranks}
+        found = used_mounts(self._bench.host, jobs, ())
+        kept = {one.mount.device: one for one in found.values() if one.mount.fstype in KEEPERS}
+        used = [one for one in kept.values() if one.ranks]
+        places = [self._place(one, ranks) for one in used]
+        asked = [(use, one) for use, one in zip(used, places, strict=True) if one.owners and one.owners.ids]  # fmt: skip
+        answers = self._bench.filesystems.ask([place for _, place in asked])
+        told = [(use, one) for (use, _), one in zip(asked, answers, strict=True)]
+        self._kept = [one for use, asked in told for one in self._told(use, asked, ranks)]
+        self._gaps = [_gap(use, asked) for use, asked in told if asked.reason and not asked.stuck]
+
+    def samples(self) -> Iterator[Measure]:
+        """Shares of what has a limit."""
+        for one in self._kept:
+            where = (one.used.name, one.used.mount.device)
+            labels = (*where, KINDS[one.block.kind], str(one.block.id))
+            for name, share in zip(("used", "inodes_used"), one.shares, strict=True):
+                if share is not None:
+                    metric = f"mldebug_filesystem_quota_{name}_ratio"
+                    yield Measure(metric=metric, labels=labels, value=share, uids=one.uids)
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """One row for each that has a limit."""
+        rows = tuple(_row(one) for one in self._kept if one.shares != (None, None))
+        return {"quotas": rows} if rows else {}
+
+    def alarms(self) -> Iterator[Alarm]:
+        """Those that are nearly used up."""
+        limit = self._bench.config.storage.quota_limit
+        for one in self._kept:
+            if max(share or 0.0 for share in one.shares) >= limit:
+                words = f"quota {_line(one)}"
+                yield Alarm(kind="quota", subject=_name(one), sentence=words, uids=one.uids)
+
+    def gaps(self) -> Sequence[Gap]:
+        """Filesystems that may not be asked."""
+        return self._gaps
+
+    def _place(self, used: Used, ranks: dict[int, int]) -> Place:
+        """Whoever is not root may ask only for his own."""
+        host, mine = self._bench.host, os.geteuid()
+        users = {(0, ranks[pid]) for pid in used.ranks if mine in (0, ranks[pid])}
+        groups = {(1, group) for pid in used.ranks if mine == 0 for group in _groups(host.text(pid, "status"))}  # fmt: skip
+        folders = [os.fsencode(f"{host.proc}/{pid}/cwd") for pid in sorted(used.ranks)[:MOST]]
+        owners = Owners(tuple(sorted(users | groups))[:MOST], tuple(folders if mine == 0 else ()))
+        return Place(used.mount.id, used.path, owners=owners)
+
+    def _told(self, used: Used, asked: Asked, ranks: dict[int, int]) -> Iterator[Kept]:
+        uids = tuple(sorted({ranks[pid] for pid in used.ranks}))
+        for block in asked.blocks:
+            who = self._bench.host.user(block.id) if block.kind == 0 else str(block.id)
+            own = (block.id,) if block.kind == 0 else uids
+            yield Kept(used=used, block=block, who=who, uids=own)
+
+
+def _groups(status: str) -> list[int]:
+    """The group that new files get: the one of the filesystem."""
+    lines = [line.split() for line in status.splitlines() if line.startswith("Gid:")]
+    return [int(lines[0][4])] if lines and len(lines[0]) > 4 else []
+
+
+def _gap(used: Used, asked: Asked) -> Gap:
+    pid = min(used.ranks) if used.uids else None
+    return Gap(what=f"quotas of {used.title}", reason=asked.reason, way_out=WAY_OUT, pid=pid)
+
+
+def _name(one: Kept) -> str:
+    return f"{KINDS[one.block.kind]} {one.who} on {one.used.title}"
+
+
+def _line(one: Kept) -> str:
+    block, (share, inodes) = one.block, one.shares
+    told = [f"{share:.1%} used, {told_bytes(block.used)} of {told_bytes(block.limit)}"] if share is not None else []  # fmt: skip
+    told += [f"{inodes:.1%} of its inodes"] if inodes is not None else []
+    return f"of {_name(one)}: {', '.join(told)}"
+
+
+def _row(one: Kept) -> Row:
+    share, inodes = one.shares
+    row: dict[str, Cell] = {"quota": _name(one), "used_ratio": share, "inodes_used_ratio": inodes}
+    row[UIDS] = uids_cell(one.uids)
+    return {**row, "used_bytes": one.block.used, "limit_bytes": one.block.limit, "line": _line(one)}

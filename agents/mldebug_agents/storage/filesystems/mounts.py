@@ -1,0 +1,186 @@
+"""Which mounts jobs use: by the mount id of their open files; by their mount table for the folders that all need."""
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mldebug.core.model import Job, RankIdentity
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
+
+NEEDED = ("/", "/tmp", "/dev/shm")  # of every rank  # noqa: S108 - it is looked at, not written
+Key = tuple[str, str]  # of `Used`: device and folder
+MOST = 400  # mounts of one look
+_NO_SPACE = frozenset(
+    [
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "cpuset",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "selinuxfs",
+        "sysfs",
+        "tracefs",
+    ]
+)  # autofs: to touch it would mount something
+IMAGES = frozenset(("squashfs", "iso9660", "erofs", "cramfs", "udf"))  # full by nature
+
+
+class Used(msgspec.Struct, kw_only=True):
+    """One mount that is used, told by its first user; `path` is how the probe child gets there."""
+
+    mount: procfs.Mount
+    path: bytes
+    ranks: set[int] = set()  # their pids
+    owners: set[int] = set()  # their uids
+    folders: tuple[str, ...] = ()  # of the configuration, that lie there
+    public: bool = False  # it is everyone's: configured, or one that every process of the node has
+
+    @property
+    def key(self) -> Key:
+        """The same for all mounts of the same folder of one filesystem, in whichever container."""
+        return self.mount.device, self.mount.root
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """Who may see it; empty: everyone."""
+        return () if self.public else tuple(sorted(self.owners))
+
+    @property
+    def name(self) -> str:
+        """Its mount point, as text that may be shown."""
+        return shown(self.mount.point)
+
+    @property
+    def title(self) -> str:
+        """With the server or device: "/data (nfs01:/data)"."""
+        return f"{self.name} ({shown(self.mount.source) or self.mount.fstype})"
+
+
+def shown(path: str) -> str:
+    """A path as text: what is no UTF-8 is replaced."""
+    return os.fsencode(path).decode(errors="replace")
+
+
+def used_mounts(
+    host: Host,
+    jobs: Sequence[Job],
+    paths: Sequence[str],
+    before: Mapping[int, Collection[Key]] = {},
+    where: Mapping[str, int] = {},
+    places: Mapping[str, Sequence[str]] = {},
+) -> dict[Key, Used]:
+    """By filesystem and folder. Nothing here touches a filesystem but /proc.
+
+    `before`: what each pid was seen to use; that stays its own while it is mounted there. A checkpoint is open for seconds.
+    `where`: the mount ids of those `paths` of which they are known; of others their names tell.
+    `places`: by job, where it saves and logs, as its ranks see it: what is open for less than one look.
+    """
+    found: dict[Key, Used] = {}
+    tables: dict[str, tuple[procfs.Mount, ...]] = {}
+    for job in jobs:
+        for rank in job.ranks:
+            space = host.link(rank.pid, "ns/mnt") + host.link(rank.pid, "root") or str(rank.pid)
+            if space not in tables:
+                tables[space] = mount_table(host, str(rank.pid))
+            named = places.get(job.id, ())
+            for mount in _of_rank(host, rank.pid, tables[space], before.get(rank.pid, ()), named):
+                _note(found, mount, host.root_of(rank.pid), rank)
+    own = mount_table(host, "self")
+    by_id = {mount.id: mount for mount in own}
+    for path in (*NEEDED, *paths):
+        holder = by_id.get(where.get(path, 0)) or procfs.mount_of(own, f"{host.root}{path}")
+        if holder and path in paths:
+            _note(found, holder, "", None)
+        if holder and (used := found.get((holder.device, holder.root))):
+            used.public = True
+            used.folders += (path,) if path in paths else ()
+    return found
+
+
+def mount_table(host: Host, pid: str) -> tuple[procfs.Mount, ...]:
+    """All mounts that a process sees, with names that `os.fsencode` gives back byte by byte."""
+    with contextlib.suppress(OSError):
+        data = Path(f"{host.proc}/{pid}/mountinfo").read_bytes()
+        return procfs.parse_mountinfo(data.decode(errors="surrogateescape"))
+    return ()
+
+
+def used_by(found: Mapping[Key, Used]) -> dict[int, set[Key]]:
+    """What each pid uses."""
+    users: dict[int, set[Key]] = {}
+    for key, used in found.items():
+        for pid in used.ranks:
+            users.setdefault(pid, set()).add(key)
+    return users
+
+
+def unseen(host: Host, job: Job) -> list[int]:
+    """The ranks whose open files this user may not see."""
+    return [rank.pid for rank in job.ranks if _denied(f"{host.proc}/{rank.pid}/fdinfo")]
+
+
+def _denied(folder: str) -> bool:
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except PermissionError:
+        return True
+    except OSError:
+        return False  # it has ended
+    return False
+
+
+def _of_rank(
+    host: Host,
+    pid: int,
+    table: tuple[procfs.Mount, ...],
+    before: Collection[Key],
+    named: Sequence[str],
+) -> Iterator[procfs.Mount]:
+    yield from (mount for mount in table if (mount.device, mount.root) in before)
+    by_id = {mount.id: mount for mount in table}
+    for path in (*NEEDED, host.link(pid, "cwd"), *named):
+        if path.startswith("/") and (mount := procfs.mount_of(table, path)):
+            yield mount
+    for number in _open_on(host, pid):
+        if number in by_id:
+            yield by_id[number]
+
+
+def _open_on(host: Host, pid: int) -> set[int]:
+    """The mount ids of all open files."""
+    folder = f"{host.proc}/{pid}/fdinfo"
+    numbers: list[str] = []
+    with contextlib.suppress(OSError):
+        numbers = os.listdir(folder)
+    return {procfs.parse_fdinfo(host.text(pid, f"fdinfo/{fd}"))[1] for fd in numbers}
+
+
+def _note(
+    found: dict[Key, Used], mount: procfs.Mount, root: str, rank: RankIdentity | None
+) -> None:
+    if mount.fstype in _NO_SPACE or len(found) >= MOST:
+        return
+    path = os.fsencode(root + mount.point)
+    fresh = Used(mount=mount, path=path, ranks=set(), owners=set())
+    used = found.setdefault((mount.device, mount.root), fresh)
+    if rank is not None:
+        used.ranks.add(rank.pid)
+        used.owners.add(rank.uid)

@@ -1,0 +1,107 @@
+"""The part of the storage desk that asks a site's quota tools: a program each, with a deadline, in the C locale."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from mldebug.config.schema import Quota as Wanted
+from mldebug.core.model import Gap, Job
+from mldebug.core.redact import clean
+from mldebug.storage.filesystems.fullness import told_bytes
+from mldebug.storage.filesystems.quotas import Quota, QuotaError, read_quota
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.system.spawn import Completed
+
+INTERVAL = 300.0  # seconds: a quota tool asks a server
+MAX_OUTPUT = 1 << 20
+WAY_OUT = "run it by hand as the agent's user, and compare with storage.quotas"
+
+
+class Quotas:
+    """One question for each quota of the configuration."""
+
+    name = "quotas"
+    interval = INTERVAL
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        self._wanted: dict[str, Wanted] = {}
+        self._told: dict[str, Quota] = {}
+        self._failed: dict[str, str] = {}
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Ask them one after another; one that hangs costs its own timeout."""
+        self._wanted, self._told, self._failed = dict(self._bench.config.storage.quotas), {}, {}
+        for name, wanted in self._wanted.items():
+            try:
+                self._told[name] = read_quota(wanted.pattern, self._ask(wanted))
+            except QuotaError as error:
+                self._failed[name] = str(error)
+
+    def samples(self) -> Iterator[Measure]:
+        """Shares, and who could not be asked."""
+        for name in self._wanted:
+            failed = float(name in self._failed)
+            yield Measure(metric="mldebug_quota_failed", labels=(name,), value=failed)
+        for name, told in self._told.items():
+            yield Measure(metric="mldebug_quota_used_ratio", labels=(name,), value=told.share)
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """One row for each that was told."""
+        rows = tuple(_row(name, told) for name, told in self._told.items())
+        return {"quotas": rows} if rows else {}
+
+    def alarms(self) -> Iterator[Alarm]:
+        """Those that are nearly used up."""
+        for name, told in self._told.items():
+            if told.share >= self._wanted[name].limit:
+                words = f"quota {_line(name, told)}"
+                yield Alarm(kind="quota", subject=name, sentence=words)
+
+    def gaps(self) -> Iterator[Gap]:
+        """Those that could not be asked."""
+        for name, why in self._failed.items():
+            yield Gap(what=f"quota {name}", reason=why, way_out=WAY_OUT)
+
+    def _ask(self, wanted: Wanted) -> str:
+        if not wanted.command:
+            raise QuotaError("no command is configured")
+        path = os.environ.get("PATH", "/usr/bin:/bin")
+        done = self._bench.spawner.run(
+            wanted.command,
+            timeout=wanted.timeout,
+            max_output=MAX_OUTPUT,
+            env={"PATH": path, "LC_ALL": "C", "LANG": "C"},
+        )
+        if why := _failure(done):
+            raise QuotaError(why)
+        return done.stdout.decode(errors="replace")
+
+
+def _failure(done: Completed) -> str:
+    if done.timed_out:
+        return f"the tool had not answered after {done.seconds:.0f} s"
+    if done.error:
+        return f"the tool could not be run: {done.error}"
+    if done.truncated:
+        return "the tool printed too much"
+    if done.returncode:
+        said = clean(done.stderr.decode(errors="replace").strip().partition("\n")[0], 120)
+        return f"the tool failed with exit code {done.returncode}{said and f': {said}'}"
+    return ""
+
+
+def _row(name: str, told: Quota) -> Row:
+    return {
+        "quota": name,
+        "used_ratio": round(told.share, 4),
+        "used_bytes": told.used,
+        "limit_bytes": told.limit,
+        "line": _line(name, told),
+    }
+
+
+def _line(name: str, told: Quota) -> str:
+    if told.used is None or told.limit is None:
+        return f"{name}: {told.share:.1%} used"
+    return f"{name}: {told.share:.1%} used, {told_bytes(told.used)} of {told_bytes(told.limit)}"

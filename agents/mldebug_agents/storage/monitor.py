@@ -1,0 +1,188 @@
+"""The storage desk: parts that look at filesystems, checkpoints, memory and folders, each by a worker of its own.
+
+    main loop --order (time, jobs)--> worker of the part: look --PartState--> main loop --> snapshot
+
+A part may wait, for a bounded time, for a child of ours that touches what may hang; it never touches that itself.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mldebug.core.model import Gap, Job, NodeCapture
+from mldebug.core.redact import clean
+from mldebug.status.snapshot import Snapshot
+from mldebug.storage.filesystems.state import Alarm, Measure, PartState, Row, StorageState
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.state.key_value_store import Memory as Store
+from mldebug_agents.storage.dir_sizes.monitor import Trees
+from mldebug_agents.storage.filesystems.canary import Canary
+from mldebug_agents.storage.filesystems.evidence import stuck_devices, with_stuck
+from mldebug_agents.storage.filesystems.kernel_quotas import KernelQuotas
+from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.storage.filesystems.quotas import Quotas
+from mldebug_agents.storage.write_rates.monitor import Writers
+from mldebug_agents.system.workers import Result, Worker
+
+log = logging.getLogger("mldebug")
+
+MEMO = "filesystems"
+STORE_EVERY = 300.0  # seconds
+DEADLINE = 20.0  # seconds after which a part counts as stuck
+
+
+class Part(Protocol):
+    """One inhabitant of the desk. All methods are called in the worker of the part, in this order."""
+
+    name: str  # of the worker, too: "filesystems"
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks."""
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Look; `now` is unix time by a clock that nobody sets while the agent runs. What takes longer than a few seconds goes to a child."""
+
+    def samples(self) -> Iterable[Measure]:
+        """Values for metrics; what is not known is left out."""
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """Rows by heading, for `mldebug status --storage`."""
+
+    def alarms(self) -> Iterable[Alarm]:
+        """What a person should act on."""
+
+    def gaps(self) -> Iterable[Gap]:
+        """What could not be had."""
+
+
+def all_parts(bench: Workbench) -> list[Part]:
+    """Every part, ready to look. Only an agent adds the one that writes."""
+    filesystems, writers = Filesystems(bench), Writers(bench)
+    filesystems.who_fills = writers.who_fills  # of another thread: it reads one dictionary
+    return [filesystems, Quotas(bench), KernelQuotas(bench), Trees(bench), writers]
+
+
+def look_once(bench: Workbench, jobs: Sequence[Job]) -> StorageState:
+    """For a command without an agent: what one look tells, which is no forecast."""
+    order = _Order(time.time(), time.time(), tuple(jobs))
+    return StorageState(parts=tuple(_looking(part)(order) for part in all_parts(bench)))
+
+
+class _Order(NamedTuple):
+    at: float  # unix time
+    now: float  # the same, by a clock that nobody sets
+    jobs: tuple[Job, ...]
+
+
+class Storage:
+    """Holds the parts; the main loop alone calls it."""
+
+    def __init__(
+        self, parts: Sequence[Part], store: Store, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> None:
+        self._epoch = time.time() - time.monotonic()  # a slope must not see that a clock was set
+        self._store = store
+        self._recalled = False
+        self._store_due = 0.0
+        self._parts = {part.name: part for part in parts}
+        self._workers = {
+            part.name: Worker(f"storage-{part.name}", _looking(part), inbox, DEADLINE)
+            for part in parts
+        }
+        self._due = dict.fromkeys(self._parts, 0.0)
+        self._told: dict[str, PartState] = {}
+        self._alarmed: set[tuple[str, str]] = set()
+
+    @classmethod
+    def of(
+        cls, bench: Workbench, store: Store, inbox: "queue.SimpleQueue[Result | None]"
+    ) -> "Storage":
+        """The desk of this node with all its parts."""
+        return cls([*all_parts(bench), Canary(bench)], store, inbox)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names under which results come."""
+        return tuple(worker.name for worker in self._workers.values())
+
+    def turn(self, jobs: Sequence[Job], places: Mapping[str, Sequence[str]] = {}) -> None:
+        """Have those parts look that are due. Waits for nothing. `places`: by job, where it saves and logs, as its ranks see it."""
+        self._recall()
+        part = self._parts.get(Filesystems.name)
+        if isinstance(part, Filesystems) and not self._workers[part.name].busy:
+            part.places = places
+        now = time.monotonic()
+        for name, worker in self._workers.items():
+            if now >= self._due[name] and not worker.busy:
+                self._due[name] = now + self._parts[name].interval
+                worker.order(_Order(time.time(), self._epoch + now, tuple(jobs)))
+
+    def told(self, result: Result) -> None:
+        """A part has looked, or failed to."""
+        if result.error is not None:
+            error = result.error
+            log.warning("%s failed: %s: %s", result.worker, type(error).__name__, error)
+            return
+        self._told[result.value.name] = result.value
+        self._keep(result.value.name)
+        self._warn()
+
+    def _recall(self) -> None:
+        """As soon as the state dir has been read, which may take long; a part that looks is not disturbed."""
+        part = self._parts.get(Filesystems.name)
+        if self._recalled or not self._store.opened or not isinstance(part, Filesystems):
+            return
+        if not self._workers[part.name].busy:
+            self._recalled = True
+            part.recall(self._store.memo(MEMO))
+
+    def _keep(self, name: str) -> None:
+        """Now and then, when the part has just looked and waits for the next order: it may have had one before its result was seen."""
+        part, now = self._parts[name], time.monotonic()
+        if not isinstance(part, Filesystems) or self._workers[name].busy:
+            return
+        if self._recalled and now >= self._store_due:
+            self._store_due = now + STORE_EVERY
+            self._store.remember(MEMO, part.memory())
+
+    def show(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with all that the parts know."""
+        if not self._told:
+            return snapshot
+        return msgspec.structs.replace(
+            snapshot,
+            storage=StorageState(parts=tuple(self._told.values())),
+            sources=(*snapshot.sources, *(one.state() for one in self._workers.values())),
+        )
+
+    def capture(self, capture: NodeCapture) -> NodeCapture:
+        """The capture, with how long the filesystems on which its ranks wait have not answered the agent either."""
+        return with_stuck(capture, stuck_devices(self._told.get(Filesystems.name), time.time()))
+
+    def _warn(self) -> None:
+        """Log each alarm once, and again when it comes back."""
+        alarms = StorageState(parts=tuple(self._told.values())).alarms
+        for one in alarms:
+            if (one.kind, one.subject) not in self._alarmed:
+                log.warning("storage: %s", clean(one.whole, 400))
+        self._alarmed = {(one.kind, one.subject) for one in alarms}
+
+
+def _looking(part: Part) -> Callable[[_Order], PartState]:
+    def look(order: _Order) -> PartState:
+        part.look(order.now, order.jobs)
+        return PartState(
+            name=part.name,
+            at=order.at,
+            measures=tuple(part.samples()),
+            rows=part.status(),
+            alarms=tuple(part.alarms()),
+            gaps=tuple(part.gaps()),
+        )
+
+    return look

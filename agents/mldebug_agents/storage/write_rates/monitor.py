@@ -1,0 +1,106 @@
+"""The part of the storage desk that tells who writes: per rank, and by the files that grow."""
+
+from collections.abc import Iterator, Sequence
+
+from mldebug.core.model import Gap, Job
+from mldebug.storage.filesystems.state import Alarm, Measure, Row
+from mldebug.storage.filesystems.visibility import UIDS, uids_cell
+from mldebug.storage.write_rates import (
+    TOP,
+    Writer,
+    Written,
+    by_mount,
+    compare,
+    who_fills,
+    writer_line,
+)
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.write_rates.reader import Readings
+
+INTERVAL = 15.0  # seconds between two looks
+MAX_MOUNTS = 4  # of one rank that are told in metrics: the fastest
+
+
+class Writers:
+    """The ranks of this node."""
+
+    name = "writers"
+    interval = INTERVAL
+
+    def __init__(self, bench: Workbench) -> None:
+        self._readings = Readings(bench.host, bench.reader)
+        self._before: dict[tuple[str, int], Written] = {}
+        self._names: dict[str, str] = {}
+        self._uids: dict[str, tuple[int, ...]] = {}
+        self.writers: dict[tuple[str, int], Writer] = {}
+
+    def look(self, now: float, jobs: Sequence[Job]) -> None:
+        """Read all ranks and compare with the look before."""
+        read = {(one.job, one.rank): one for one in self._readings.read(jobs)}
+        known = self.writers
+        self.writers = {
+            key: compare(self._before[key], one, known[key].total if key in known else 0)
+            for key, one in read.items()
+            if key in self._before
+        }
+        self._before = read
+        self._names = {job.id: job.name for job in jobs}
+        self._uids = {job.id: tuple({job.uid, *(rank.uid for rank in job.ranks)}) for job in jobs}
+
+    def who_fills(self, device: str) -> str:
+        """Who writes most to the filesystem of that major:minor, for the sentence of an alarm; "" where nobody does."""
+        return who_fills(self.writers.values(), device, self._names)
+
+    def samples(self) -> Sequence[Measure]:
+        """Bytes of each rank, and how fast its open files grow by mount."""
+        return [
+            one
+            for writer in self.writers.values()
+            for one in _measures(writer, self._uids.get(writer.job, (0,)))
+        ]
+
+    def status(self) -> dict[str, tuple[Row, ...]]:
+        """One row for each rank that writes, the fastest first."""
+        busy = [one for one in self.writers.values() if one.rate >= 1 or one.growing]
+        busy.sort(key=lambda one: -max(one.rate, *by_mount(one).values(), 0.0))
+        rows = tuple(self._row(one) for one in busy)
+        return {"writers": rows} if rows else {}
+
+    def alarms(self) -> Sequence[Alarm]:
+        """None: who writes is no fault."""
+        return ()
+
+    def gaps(self) -> Sequence[Gap]:
+        """None: whom the agent may not look at is told where ranks are found."""
+        return ()
+
+    def _row(self, one: Writer) -> Row:
+        return _row(one, self._names.get(one.job, one.job), self._uids.get(one.job, (0,)))
+
+
+def _measures(one: Writer, uids: tuple[int, ...]) -> Iterator[Measure]:
+    labels = (one.job, str(one.rank))
+    yield Measure(metric="mldebug_rank_written_bytes", labels=labels, value=one.total, uids=uids)
+    rates = sorted(by_mount(one).items(), key=lambda item: -item[1])
+    for mount, rate in rates[:MAX_MOUNTS]:
+        yield Measure(
+            metric="mldebug_rank_file_growth_bytes_per_second",
+            labels=(*labels, mount),
+            value=rate,
+            uids=uids,
+        )
+
+
+def _row(one: Writer, name: str, uids: tuple[int, ...]) -> Row:
+    rates = by_mount(one)
+    fastest = ", ".join(file.path for file in one.growing[:TOP])
+    return {
+        "job": one.job,
+        "rank": one.rank,
+        "bytes_per_second": one.rate,
+        "growth_bytes_per_second": sum(rates.values()),
+        "mounts": ", ".join(sorted(rates)),
+        "files": fastest,
+        UIDS: uids_cell(uids),
+        "line": writer_line(one, name),
+    }

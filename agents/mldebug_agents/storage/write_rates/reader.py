@@ -1,0 +1,145 @@
+"""What ranks and their children have written, and which files they hold open for that: by /proc alone, no path is touched."""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mldebug.core.model import Job, RankIdentity
+from mldebug.storage.write_rates import Calls, OpenOutput, Process, Written
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
+from mldebug_agents.system.reader import Reader
+
+MAX_PROCESSES = 64  # of one rank: itself and its children, DataLoader workers mostly
+MAX_FILES = 256  # descriptors of one process
+RECENT = 6.0  # seconds; a child that came since then is seen the next time
+
+
+class Readings:
+    """Reads all ranks of a node. `host` gives links and processes; whatever may wait goes through the reader child."""
+
+    def __init__(self, host: Host, reader: Reader) -> None:
+        self._host = host
+        self._reader = reader
+
+    def read(self, jobs: Sequence[Job]) -> Iterator[Written]:
+        """One for each rank that can be read."""
+        if not jobs:
+            return
+        children = self._host.children(RECENT)
+        for job in jobs:
+            families = [self._family(rank, children) for rank in job.ranks]
+            told = self._counts({pid for pids in families for pid in pids})
+            for rank, pids in zip(job.ranks, families, strict=True):
+                yield self._rank(job, rank, pids, told)
+
+    def _family(self, rank: RankIdentity, children: Mapping[int, list[int]]) -> list[int]:
+        return family(rank.pid, children)[:MAX_PROCESSES] if self._lives(rank) else []
+
+    def _counts(self, pids: Iterable[int]) -> dict[int, bytes]:
+        """/proc/PID/io of all ranks of a job by one question, since each costs a way to the reader child and back."""
+        paths = {f"{self._host.proc}/{pid}/io": pid for pid in pids}
+        told = self._reader.read_many(list(paths), max_bytes=4096)
+        return {paths[path]: data for path, data in told.items() if isinstance(data, bytes)}
+
+    def _rank(
+        self, job: Job, rank: RankIdentity, pids: Sequence[int], told: Mapping[int, bytes]
+    ) -> Written:
+        at = time.monotonic()
+        sizes: dict[Process, int] = {}
+        calls: dict[Process, Calls] = {}
+        files: list[OpenOutput] = []
+        for pid in pids:
+            data = told.get(pid)
+            stat = self._host.brief(pid)
+            if stat is None or data is None:
+                continue
+            sizes[pid, stat.start_ticks] = net_bytes(data)
+            if (called := calls_of(data)) is not None:
+                calls[pid, stat.start_ticks] = called
+            files += self._files(pid, stat.start_ticks)
+        return Written(
+            job=job.id, rank=rank.rank, at=at, bytes=sizes, files=tuple(files), calls=calls
+        )
+
+    def _lives(self, rank: RankIdentity) -> bool:
+        """Is its pid not somebody else's by now?"""
+        stat = self._host.brief(rank.pid)
+        return stat is not None and rank.start_ticks in (0, stat.start_ticks)
+
+    def _files(self, pid: int, start_ticks: int) -> Iterator[OpenOutput]:
+        mounts: dict[int, tuple[str, str]] | None = None
+        for fd in self._host.descriptors(pid)[:MAX_FILES]:
+            path = self._host.link(pid, f"fd/{fd}") if self._host.writes_to(pid, fd) else ""
+            if not procfs.is_stored(path):
+                continue
+            told = self._host.text(pid, f"fdinfo/{fd}")
+            mode, mount = procfs.parse_fdinfo(told)
+            if "w" not in mode:
+                continue
+            if mounts is None:
+                mounts = mounts_of(self._host.text(pid, "mountinfo"))
+            point, device = mounts.get(mount, ("", ""))
+            yield OpenOutput(
+                pid=pid,
+                start_ticks=start_ticks,
+                fd=fd,
+                path=path,
+                position=position(told),
+                mount=point,
+                device=device,
+                appends=appends(told),
+                reads="r" in mode,
+            )
+
+
+def family(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for one in found:
+        found += [child for child in children.get(one, ()) if child not in found]
+    return found
+
+
+def net_bytes(io: bytes) -> int:
+    """Of /proc/PID/io: written, less what was cancelled before it came to a disk."""
+    values = _values(io)
+    return max(0, values.get(b"write_bytes", 0) - values.get(b"cancelled_write_bytes", 0))
+
+
+def calls_of(io: bytes) -> Calls | None:
+    """Of /proc/PID/io; None where a kernel does not count them."""
+    values = _values(io)
+    if not {b"rchar", b"wchar"} <= values.keys():
+        return None
+    return Calls(values[b"rchar"], values[b"wchar"], values.get(b"write_bytes", 0))
+
+
+def _values(io: bytes) -> dict[bytes, int]:
+    pairs = (line.partition(b":") for line in io.split(b"\n"))
+    return {key: int(value) for key, _, value in pairs if value.strip().isdigit()}
+
+
+def position(fdinfo: str) -> int:
+    """Where the next write goes, in bytes."""
+    words = fdinfo.split()
+    return int(words[1]) if len(words) > 1 and words[0] == "pos:" and words[1].isdigit() else 0
+
+
+def appends(fdinfo: str) -> bool:
+    """Was it opened with O_APPEND?"""
+    words = fdinfo.split()
+    told = words[words.index("flags:") + 1 :][:1] if "flags:" in words else []
+    return bool(told and re.fullmatch("[0-7]{1,20}", told[0]) and int(told[0], 8) & os.O_APPEND)
+
+
+def mounts_of(mountinfo: str) -> dict[int, tuple[str, str]]:
+    """Mount id -> (point, major:minor)."""
+    points = {mount.id: mount.point for mount in procfs.parse_mountinfo(mountinfo)}
+    found = {}
+    for line in mountinfo.splitlines():
+        words = line.split(" ")
+        if len(words) > 4 and words[0].isdigit() and int(words[0]) in points:
+            found[int(words[0])] = (points[int(words[0])], words[2])
+    return found

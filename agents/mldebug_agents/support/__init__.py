@@ -1,0 +1,1 @@
+"""Tools around the agent: doctor, support bundle, replay of a bundle, demo."""

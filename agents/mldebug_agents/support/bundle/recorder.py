@@ -1,0 +1,188 @@
+"""Records one node for a while into the files of a bundle: looks only, attaches to nobody, starts nothing that stays."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from mldebug import __version__
+from mldebug.config.schema import effective_yaml
+from mldebug.core.model import Job
+from mldebug.hardware.kernel_log.hands_off import hands_off
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.stacks.pyspy import find_binary
+from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.hardware.kernel_log import KernelLogSource, sees_kernel_pids
+from mldebug_agents.support.bundle import facts, layout
+from mldebug_agents.support.bundle.folder import Folder
+from mldebug_agents.support.bundle.kernel_log import HOURS, read_kernel_log
+from mldebug_agents.support.bundle.layout import Clocks, Manifest
+from mldebug_agents.support.bundle.observer import AgentEye, Observed, OwnEye
+from mldebug_agents.support.doctor.checks import World, examine
+from mldebug_agents.web.client import Inquiry, inquire
+
+OWN_PACE = 1.0  # seconds between two watch reads of our own
+SOONEST, LATEST = 0.1, 1.0  # seconds between two questions to an agent
+PER_LOOK = 4  # questions between two looks of the agent: none of its reads is missed
+WAY_OUT = "see its log; `py-spy dump --pid PID` says where it hangs"
+
+
+class Recorder:
+    """Records the node that a bench looks at. `seconds`: for how long, 0 for one look; `enough`: ends it sooner."""
+
+    def __init__(
+        self, bench: Workbench, seconds: float, enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._bench, self._seconds, self._enough = bench, seconds, enough
+        self._config = bench.config
+        self._jobs: dict[str, Job] = {}
+        self.folder = Folder()
+
+    def record(self) -> Manifest:
+        """Fill the folder; the manifest is of what is in it before it is redacted."""
+        began, memory = time.time(), self._memory()
+        self._find_jobs()
+        seen = self._observe(inquire(self._config.agent.state_dir))
+        self._find_jobs()
+        clocks = Clocks(unix=time.time(), monotonic=time.monotonic())
+        self._gather(seen, memory, clocks)
+        self.folder.gaps += seen.gaps
+        return Manifest(
+            version=__version__,
+            began_at=began,
+            ended_at=time.time(),
+            clocks=clocks,
+            kernel_pids=sees_kernel_pids(self._bench.host),
+            read_by=seen.read_by,
+            counted=seen.read_by == "agent",
+            gaps=tuple(self.folder.gaps),
+        )
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    def _memory(self) -> dict[str, msgspec.Raw]:
+        """Before anything else: what is learned from now on is in the recording."""
+        found: dict[str, msgspec.Raw] = {}
+        state_dir = self._config.agent.state_dir
+        self.folder.attempt("the agent's memory", lambda: found.update(facts.memory(state_dir)))
+        return found
+
+    def _find_jobs(self) -> None:
+        self.folder.attempt(
+            "the jobs of this node",
+            lambda: self._jobs.update({job.id: job for job in self._bench.finder.find().jobs}),
+        )
+
+    def _observe(self, asked: Inquiry) -> Observed:
+        if asked.snapshot is not None:
+            return self._ask_agent(asked)
+        if asked.outcome in ("silent", "starting"):
+            self.folder.miss("GPUs and status", asked.trouble, WAY_OUT)
+            return Observed()
+        if asked.trouble:
+            self.folder.miss("the agent's status", asked.trouble, "ask as its user, or as root")
+        return self._look_ourselves()
+
+    def _ask_agent(self, asked: Inquiry) -> Observed:
+        """As often as it looks, and more."""
+        eye, state_dir = AgentEye(), self._config.agent.state_dir
+        pace = min(LATEST, max(SOONEST, self._config.stall.interval / PER_LOOK))
+        until = time.monotonic() + self._seconds
+        silent = 0
+        while True:
+            if asked.snapshot is not None:
+                eye.take(asked.snapshot)
+            else:
+                silent += 1
+            if self._over(until, pace):
+                break
+            asked = inquire(state_dir)
+        if silent:
+            self.folder.miss("the agent's status", f"it did not answer {silent} times", WAY_OUT)
+        if asked.snapshot is not None and asked.snapshot.hidden_runs:
+            hidden = f"the agent hides {asked.snapshot.hidden_runs} runs of other users"
+            self.folder.miss("runs", hidden, "ask as root, or as a member of agent.group")
+        return eye.finish()
+
+    def _look_ourselves(self) -> Observed:
+        bench = self._bench
+        kernel = KernelLogSource(f"{bench.host.root}/dev/kmsg")
+        eye = OwnEye(
+            bench.gpus,
+            Holders(bench.host, bench.reader),
+            bench.node,
+            __version__,
+            lambda: hands_off(kernel.read().bursts, time.time()),
+        )
+        with contextlib.closing(kernel):
+            return self._look_with(eye)
+
+    def _look_with(self, eye: OwnEye) -> Observed:
+        until = time.monotonic() + self._seconds
+        while True:
+            eye.look(tuple(self._jobs.values()))
+            if self._over(until, OWN_PACE):
+                return eye.finish()
+
+    def _over(self, until: float, pace: float) -> bool:
+        """Wait for the next look; True where there is none."""
+        left = until - time.monotonic()
+        if left <= 0 or self._enough():
+            return True
+        time.sleep(min(pace, left))
+        return False
+
+    # --- gathering ---------------------------------------------------------------------------------
+
+    def _gather(self, seen: Observed, memory: dict[str, msgspec.Raw], clocks: Clocks) -> None:
+        folder, config = self.folder, self._config
+        last = seen.last
+        steps: dict[str, Callable[[], None]] = {
+            "the status": lambda: self._statuses(seen),
+            "the reads of the GPUs": lambda: self._reads(seen),
+            "the jobs": lambda: folder.add_json(layout.JOBS, tuple(self._jobs.values())),
+            "the memory": lambda: facts.add_memory(folder, memory),
+            "the config": lambda: folder.add(layout.CONFIG, effective_yaml(config).encode()),
+            "the versions": lambda: facts.versions(folder, _driver(seen)),
+            "the doctor": self._doctor,
+            "kernel log": lambda: self._kernel(clocks),
+            "reports": lambda: facts.reports(folder, config),
+            "/proc of the agent": lambda: facts.agent_proc(
+                folder, self._bench.host, last.pid if last and seen.read_by == "agent" else 0
+            ),
+        }
+        for what, gather in steps.items():
+            folder.attempt(what, gather)
+
+    def _statuses(self, seen: Observed) -> None:
+        self.folder.add_lines(layout.STATUSES, list(seen.statuses))
+        if seen.last is not None:
+            self.folder.add_json(layout.STATUS, seen.last)
+
+    def _reads(self, seen: Observed) -> None:
+        self.folder.add_lines(layout.WATCH, list(seen.watch))
+        self.folder.add_lines(layout.FULL, list(seen.full))
+        self.folder.add_lines(layout.FAILED, list(seen.failed))
+
+    def _kernel(self, clocks: Clocks) -> None:
+        path = f"{self._bench.host.root}/dev/kmsg"
+        since = clocks.monotonic - HOURS * 3600.0 - self._seconds
+        self.folder.add(layout.KERNEL, read_kernel_log(path, since))
+
+    def _doctor(self) -> None:
+        chosen = str(self._config.capture.py_spy)
+        world = World(
+            reader=self._bench.reader,
+            starter=self._bench.spawner,
+            py_spy=find_binary() if chosen == "auto" else chosen,
+            state_dir=self._config.agent.state_dir,
+            asleep=self._bench.spawner.helper_pid,
+        )
+        rows = tuple(examine(world))
+        self.folder.add_json(layout.DOCTOR, {"uid": os.geteuid(), "checks": rows})
+
+
+def _driver(seen: Observed) -> str:
+    return seen.full[-1].driver_version if seen.full else ""

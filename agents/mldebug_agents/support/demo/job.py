@@ -1,0 +1,160 @@
+"""The running job of `mldebug demo`: started through the helper, followed through the files its ranks write."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from mldebug.core.errors import ToolError
+from mldebug_agents.system.spawn import Completed, Starter
+
+SCRIPT = Path(__file__).with_name("training.py")
+LIFETIME = 600.0  # seconds after which the job is killed whatever happens
+STUCK_AFTER = 2.0  # seconds without a step that make a struck job stuck
+STRIKE_AT = 40
+CLOSING = 10.0
+JOB_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "PET_",
+)
+
+
+class Plan(NamedTuple):
+    """What happens: `fault` strikes the rank `struck` of `ranks` ranks."""
+
+    fault: str
+    ranks: int
+    struck: int
+
+
+class Step(NamedTuple):
+    """How far one rank is: 0 steps before the first."""
+
+    step: int = 0
+    loss: str = ""
+
+
+class DemoJob:
+    """A context: the job starts on entering, and on leaving nothing of it is left."""
+
+    def __init__(
+        self,
+        starter: Starter,
+        plan: Plan,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.completed: Completed | None = None
+        self._starter = starter
+        self._clock = clock
+        self._thread = threading.Thread(target=self._run, name="demo-job", daemon=True)
+        self._last: tuple[list[Step], float] = ([], clock())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill the launcher; its ranks have asked the kernel to die with it, their helper looks for it."""
+        if self.launcher_pid and self._thread.is_alive():
+            os.kill(self.launcher_pid, signal.SIGKILL)
+            self._thread.join(CLOSING)
+        deadline = self._clock() + CLOSING
+        while any(map(_lives, self._pids())) and self._clock() < deadline:
+            time.sleep(0.05)
+
+    @property
+    def launcher_pid(self) -> int:
+        """Torchrun's pid, 0 before the first rank has told it."""
+        return next((int(parent) for _, parent in self._started()), 0)
+
+    @property
+    def struck(self) -> bool:
+        """Tell whether the fault has struck."""
+        return (self.folder / f"strike.{self.plan.struck}").exists()
+
+    def pid_of(self, rank: int) -> int:
+        """The pid of a rank that has started."""
+        return int(_read(self.folder / f"started.{rank}").split()[0])
+
+    def steps(self) -> list[Step]:
+        """How far each rank is; raises `ToolError` where the job has ended before its time."""
+        if self.completed is not None:
+            raise ToolError(
+                _obituary(self.completed), "does `torchrun --help` work in this environment?"
+            )
+        return [self._step(rank) for rank in range(self.plan.ranks)]
+
+    def stuck(self, steps: list[Step]) -> bool:
+        """Tell whether the fault has struck and no rank has made a step for a while; ask often."""
+        before, since = self._last
+        if steps != before or not self.struck:
+            self._last = (steps, self._clock())
+            return False
+        return self._clock() - since >= STUCK_AFTER
+
+    def _step(self, rank: int) -> Step:
+        words = _read(self.folder / f"progress.{rank}").split()
+        return Step(int(words[0]), words[1]) if len(words) == 2 else Step()
+
+    def _started(self) -> list[list[str]]:
+        texts = (_read(self.folder / f"started.{rank}") for rank in range(self.plan.ranks))
+        return [text.split() for text in texts if text]
+
+    def _pids(self) -> list[str]:
+        helper = _read(self.folder / "helper")  # that a rank which exits leaves behind
+        return [pid for pid, _ in self._started()] + ([helper] if helper else [])
+
+    def _run(self) -> None:
+        plan = self.plan
+        torchrun = (
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(plan.ranks),
+            *("--redirects", "3", "--log-dir", str(self.folder / "logs")),
+        )
+        wanted = ("--folder", str(self.folder), "--fault", plan.fault)
+        when = ("--rank", str(plan.struck), "--after", str(STRIKE_AT))
+        self.completed = self._starter.run(
+            [sys.executable, *torchrun, str(SCRIPT), *wanted, *when],
+            timeout=LIFETIME,
+            env=job_environment(os.environ) | {"TMPDIR": str(self.folder)},
+        )
+
+
+def job_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the demo job: ours without the traces of a job that we may run in ourselves."""
+    kept = {name: value for name, value in own.items() if not name.startswith(JOB_VARIABLES)}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _lives(pid: str) -> bool:
+    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2][1:2] not in ("", "Z", "X")
+
+
+def _obituary(completed: Completed) -> str:
+    lines = completed.stderr.decode(errors="replace").strip().splitlines()
+    errors = [line for line in lines if "Error" in line] or lines
+    reason = completed.error or (errors[0].strip() if errors else f"exit {completed.returncode}")
+    return f"the demo's training job ended before the fault struck: {reason}"

@@ -1,0 +1,80 @@
+"""Live progress of the demo job: one bar a rank on a terminal, plain lines anywhere else."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from mldebug.core.errors import ToolError
+from mldebug_agents.support.demo.job import STRIKE_AT, DemoJob, Step
+
+START_TIMEOUT = (
+    240.0  # seconds until the job must be stuck; importing torch on a busy machine takes long
+)
+LOOK = 0.1
+PLAIN_EVERY = 10  # steps between two plain lines
+
+
+def show_progress(job: DemoJob, console: Console) -> None:
+    """Follow the job until it is stuck; raises `ToolError` if it ends, or never gets so far."""
+    deadline = time.monotonic() + START_TIMEOUT
+    display = Bars(job.plan.ranks, console) if console.is_terminal else Lines(console)
+    with display:
+        while not job.stuck(steps := job.steps()):
+            display.show(steps)
+            if time.monotonic() > deadline:
+                raise ToolError(
+                    f"the demo's training job did not get stuck in {START_TIMEOUT:.0f} s",
+                    "is this machine very busy? try again, or with fewer --ranks",
+                )
+            time.sleep(LOOK)
+        display.show(steps)
+
+
+class Bars:
+    """A bar for each rank; a bar that no longer grows is a rank that stands."""
+
+    def __init__(self, ranks: int, console: Console) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            TextColumn("step {task.completed:>3} {task.fields[loss]}"),
+        )
+        self._progress = Progress(*columns, console=console)
+        self._tasks: list[TaskID] = [
+            self._progress.add_task(f"rank {rank}", total=STRIKE_AT + 1, loss="")
+            for rank in range(ranks)
+        ]
+
+    def __enter__(self) -> None:
+        self._progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, steps: list[Step]) -> None:
+        """Draw how far each rank is."""
+        for task, step in zip(self._tasks, steps, strict=True):
+            loss = f"loss {step.loss}" if step.loss else "starting"
+            self._progress.update(task, completed=step.step, loss=loss)
+
+
+class Lines:
+    """A line now and then, of rank 0."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._printed = 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, steps: list[Step]) -> None:
+        """Print rank 0's step when it is due."""
+        first = steps[0]
+        if first.step >= self._printed + PLAIN_EVERY:
+            self._printed = first.step - first.step % PLAIN_EVERY
+            self._console.print(f"step {first.step} loss {first.loss}", highlight=False)

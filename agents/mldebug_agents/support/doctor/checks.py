@@ -1,0 +1,250 @@
+"""What works on this node as this user, what each missing thing costs, and how to get it: the rows of `doctor`."""
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.units import format_size
+from mldebug_agents.support.doctor import rights, rows, trials
+from mldebug_agents.support.doctor.clock import ClockState, clock_state
+from mldebug_agents.support.doctor.rows import Check
+from mldebug_agents.system.child.programs import Starter
+from mldebug_agents.system.reader import Reader, Unreadable
+
+OWN_DUMP = "stacks of own processes"
+MAX_TEXT = 1 << 20
+CANDIDATES = 16
+UNIT = "run as root, or give the agent the capability"
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the checks look at; each part can be replaced in a test."""
+
+    reader: Reader
+    starter: Starter
+    py_spy: str
+    state_dir: Path
+    asleep: int  # pid of a process of this user that sleeps in the kernel
+    proc: str = "/proc"
+    kmsg: str = "/dev/kmsg"
+    uid: int = msgspec.field(default_factory=os.geteuid)
+    clock: Callable[[], float] = time.time
+    kernel_clock: Callable[[], ClockState] = clock_state
+
+
+def examine(world: World) -> Iterator[Check]:
+    """Yield every row, the most important first; a row never raises."""
+    status = _text(world, "self/status") or ""
+    held = rights.held_capabilities(status)
+    yield py_spy(world)
+    yield own_dump(world)
+    yield native_stacks(world)
+    yield rows.yama(rights.ptrace_scope(_text(world, "sys/kernel/yama/ptrace_scope")), held)
+    yield rows.capabilities(held)
+    yield other_users(world, held)
+    yield rows.hidden_processes(
+        rights.hidepid(_text(world, "self/mountinfo") or "", world.proc), held
+    )
+    yield rows.container(_link(f"{world.proc}/self/ns/pid"))
+    yield kernel_log(world.kmsg)
+    yield kernel_stacks(world)
+    yield waiting_channel(world)
+    yield pystack(world)
+    yield rows.clock(world.clock(), world.kernel_clock())
+    yield state_dir(world)
+
+
+def py_spy(world: World) -> Check:
+    """Does the binary start?"""
+    try:
+        version = trials.pyspy_version(world.starter, world.py_spy)
+    except MldebugError as error:
+        return Check(
+            name="py-spy",
+            state="missing",
+            meaning=f"no Python stacks: {error.message}",
+            way_out=error.way_out,
+        )
+    return Check(name="py-spy", state="ok", meaning=f"version {version} at {world.py_spy}")
+
+
+def own_dump(world: World) -> Check:
+    """Does it read the stack of a process of this user, without stopping it?"""
+    dump = trials.try_dump(world.starter, world.py_spy, "--nonblocking")
+    if dump.failure:
+        way_out = dump.way_out or "check seccomp and ptrace_scope; in a container add SYS_PTRACE"
+        return Check(
+            name=OWN_DUMP,
+            state="missing",
+            meaning=f"does not work: {dump.failure}",
+            way_out=way_out,
+        )
+    return Check(name=OWN_DUMP, state="ok", meaning="the stack of a trial process was read")
+
+
+def native_stacks(world: World) -> Check:
+    """Does py-spy see C frames?"""
+    dump = trials.try_dump(world.starter, world.py_spy, "--native")
+    if not dump.failure and any(frame.native for stack in dump.stacks for frame in stack.frames):
+        return Check(
+            name="native stacks", state="ok", meaning="C frames of a trial process were read"
+        )
+    reason = dump.failure or "py-spy gave Python frames only"
+    meaning = f"waiters inside C look alike: {reason}"
+    return Check(
+        name="native stacks",
+        state="limited",
+        meaning=meaning,
+        way_out="needs ptrace, and py-spy for x86_64 or aarch64",
+    )
+
+
+def other_users(world: World, held: frozenset[str]) -> Check:
+    """Can ranks of other users be found (their environment names their rank)?"""
+    name, needed = "other users' jobs", {"CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"}
+    answers = world.reader.read_many(_strangers(world), max_bytes=64)
+    if any(isinstance(answer, bytes) and answer for answer in answers.values()):
+        return Check(
+            name=name, state="ok", meaning="their environment is readable, so their ranks are found"
+        )
+    denied = any(isinstance(answer, Unreadable) for answer in answers.values())
+    if not denied and needed <= held:
+        return Check(
+            name=name, state="ok", meaning="nobody else is here; the capabilities for it are held"
+        )
+    meaning = "their ranks are not found" if denied else "nobody else is here to try it on"
+    way_out = f"run as the job's user, as root, or with {' and '.join(sorted(needed))}"
+    return Check(name=name, state="limited", meaning=meaning, way_out=way_out)
+
+
+def kernel_log(path: str) -> Check:
+    """Can Xid and out-of-memory lines be read? Opened without blocking; /dev cannot hang."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(
+                BlockingIOError, BrokenPipeError
+            ):  # empty, or overwritten meanwhile
+                os.read(handle, 8192)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        meaning = f"GPU and out-of-memory lines are not seen: {error.strerror}"
+        return Check(
+            name="kernel log", state="limited", meaning=meaning, way_out=f"{UNIT} CAP_SYSLOG"
+        )
+    return Check(name="kernel log", state="ok", meaning=f"{path} is readable")
+
+
+def kernel_stacks(world: World) -> Check:
+    """/proc/PID/stack: where in the kernel a process in state D stands."""
+    if _text(world, "self/stack"):
+        return Check(name="kernel stacks", state="ok", meaning="/proc/PID/stack is readable")
+    meaning = "a process in state D shows its wchan only, not its kernel stack"
+    return Check(
+        name="kernel stacks", state="limited", meaning=meaning, way_out=f"{UNIT} CAP_SYS_ADMIN"
+    )
+
+
+def waiting_channel(world: World) -> Check:
+    """/proc/PID/wchan names the kernel function a process sleeps in; try on one that sleeps all the time."""
+    seen = [_text(world, f"{world.asleep}/wchan") for _ in range(5)]
+    if any(text and text != "0" for text in seen):
+        return Check(
+            name="wchan", state="ok", meaning="what a process sleeps on is named by the kernel"
+        )
+    way_out = "a kernel with CONFIG_KALLSYMS, and the right to ptrace"
+    return Check(
+        name="wchan",
+        state="limited",
+        meaning="sleeps, pipes and hung mounts look alike",
+        way_out=way_out,
+    )
+
+
+def pystack(world: World) -> Check:
+    """The second opinion, where py-spy cannot read a process."""
+    beside = Path(sys.executable).parent / "pystack"
+    binary = str(beside) if os.access(beside, os.X_OK) else shutil.which("pystack") or "pystack"
+    try:
+        version = trials.pystack_version(world.starter, binary)
+    except MldebugError as error:
+        meaning = "no second opinion where py-spy fails (optional)"
+        return Check(name="pystack", state="limited", meaning=meaning, way_out=error.way_out)
+    return Check(name="pystack", state="ok", meaning=version)
+
+
+def state_dir(world: World) -> Check:
+    """Can reports be stored?"""
+    name, way_out = "state directory", "set agent.state_dir, or make it writable for this user"
+    try:
+        found = trials.try_state_dir(world.starter, world.state_dir)
+    except MldebugError as error:
+        return Check(name=name, state="missing", meaning=error.message, way_out=error.way_out)
+    if found.obstacle:
+        meaning = f"{found.obstacle} is not a folder: reports are not kept, and no agent starts"
+        return Check(name=name, state="missing", meaning=meaning, way_out=way_out)
+    if not found.writable:
+        return Check(
+            name=name,
+            state="missing",
+            meaning=f"{found.place} is not writable: reports are not kept",
+            way_out=way_out,
+        )
+    free = format_size(found.free >> 20 << 20)
+    if found.free < trials.LOW_SPACE:
+        return Check(
+            name=name,
+            state="limited",
+            meaning=f"{world.state_dir}: only {free} free",
+            way_out="free some space",
+        )
+    made = "" if found.place == str(world.state_dir) else ", made when needed"
+    return Check(
+        name=name,
+        state="ok",
+        meaning=f"{world.state_dir} ({found.free / 2**30:.0f} GiB free{made})",
+    )
+
+
+def _strangers(world: World) -> list[str]:
+    """Environment paths of a few programs of other users; kernel threads have no command line."""
+    with contextlib.suppress(OSError):
+        pids = [name for name in os.listdir(world.proc) if name.isdigit()]
+        statuses = world.reader.read_many(
+            [f"{world.proc}/{pid}/status" for pid in pids], max_bytes=4096
+        )
+        others = [path for path, text in statuses.items() if _owner(text) not in (None, world.uid)]
+        lines = [path.replace("/status", "/cmdline") for path in others]
+        programs = [
+            path
+            for path, text in world.reader.read_many(lines, max_bytes=16).items()
+            if text and isinstance(text, bytes)
+        ]
+        return [path.replace("/cmdline", "/environ") for path in programs[:CANDIDATES]]
+    return []
+
+
+def _owner(status: bytes | Unreadable) -> int | None:
+    return rights.owner(status.decode(errors="replace")) if isinstance(status, bytes) else None
+
+
+def _text(world: World, name: str) -> str | None:
+    path = f"{world.proc}/{name}"
+    answer = world.reader.read_many([path], max_bytes=MAX_TEXT)[path]
+    return answer.decode(errors="replace").strip() if isinstance(answer, bytes) else None
+
+
+def _link(path: str) -> str:
+    """Our own /proc entry: a link that never blocks."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,149 @@
+"""Plays a recording, moment by moment, through the parts that judge a live node: counters, fingerprint, folding, health.
+
+Starts no process, attaches to nobody and opens no file: runs are as they were recorded, their GPUs are judged anew.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from mldebug import __version__
+from mldebug.config.schema import Config
+from mldebug.core.errors import EvidenceError, MldebugError
+from mldebug.core.model import Job, RankIdentity
+from mldebug.hardware.gpu.expected import ExpectedGpus
+from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
+from mldebug.stall.signals import Look, RankLook
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug_agents.hardware.gpu.monitor import EXPECTED
+from mldebug_agents.hardware.gpu.reads import GpuOrder
+from mldebug_agents.hardware.monitor import Hardware
+from mldebug_agents.support.bundle.layout import Failure
+from mldebug_agents.support.replay.clock import RecordedClock
+from mldebug_agents.support.replay.gpu_reads import RecordedReads
+from mldebug_agents.support.replay.kernel_log import RecordedKernelLog
+from mldebug_agents.support.replay.key_value_store import RecordedMemory
+from mldebug_agents.support.replay.recording import Recording
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.job_watch import JobLook
+
+Event = Snapshot | NodeGpus | NodeWatch | Failure
+ORDER = (Snapshot, NodeGpus, NodeWatch, Failure)  # of what was recorded at the same time
+
+
+class Player:
+    """One pass through a recording; make a new one for the next. `words` say what is replayed."""
+
+    def __init__(self, recording: Recording, config: Config, words: str = "a recording") -> None:
+        self._recording, self._config, self._words = recording, config, words
+        self.events = _timeline(recording)
+        if not self.events:
+            raise EvidenceError(
+                "the recording holds nothing that could be played", "see the gaps in manifest.json"
+            )
+        self.clock = RecordedClock(recording.manifest.clocks, self.events[0].at)
+        self._kernel = RecordedKernelLog(recording.kernel, self.clock)
+        self._reads = RecordedReads(
+            counted=recording.manifest.counted, view=_view(recording.memory)
+        )
+        kernel_pids = recording.manifest.kernel_pids
+        memory = RecordedMemory(recording.memory)
+        self._hardware = Hardware(
+            recording.node, memory, {}, kernel_pids=kernel_pids, now=self.clock.unix
+        )
+        began = recording.statuses[0] if recording.statuses else None
+        self._status = began or Snapshot(
+            node=recording.node, at=self.clock.at, started_at=self.clock.at
+        )
+        self._started = {rank.pid: rank.started_at for job in recording.jobs for rank in job.ranks}
+        self.records = 0  # of the kernel
+
+    def play(self, event: Event) -> None:
+        """Let one thing happen that was recorded."""
+        self.clock.at = max(self.clock.at, event.at)
+        if isinstance(event, Snapshot):
+            self._status = event
+        elif isinstance(event, NodeGpus):
+            self._tell("gpus", GpuOrder({}), self._reads.full(event, self._runs()))
+        elif isinstance(event, NodeWatch):
+            self._tell("gpus", GpuOrder(), self._reads.watch(event))
+            self._look()
+        else:
+            order = GpuOrder({} if event.read == "full" else None)
+            self._tell("gpus", order, None, MldebugError(event.error))
+        self._read_kernel()
+
+    def snapshot(self) -> Snapshot:
+        """What an agent would know now. `at` is the time in the recording."""
+        told = msgspec.structs.replace(
+            self._status,
+            at=self.clock.at,
+            replay=self._words,
+            version=self._status.version or __version__,
+        )
+        shown = self._hardware.show(told)
+        return msgspec.structs.replace(shown, gaps=tuple(dict.fromkeys(shown.gaps)))
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _runs(self) -> dict[str, RunState]:
+        return {run.id: run for run in self._status.runs}
+
+    def _tell(self, worker: str, order: object, value: object, error: Exception | None = None) -> None:  # fmt: skip
+        jobs = [self._job(run) for run in self._status.runs]
+        self._hardware.told(Result(worker, order, value, error), jobs, {}, self._config)
+
+    def _read_kernel(self) -> None:
+        news = self._kernel.drain(self._kernel.read(self._hardware.take_xids()))
+        self.records = news.counts.records
+        self._tell("kernel", (), news)
+
+    def _look(self) -> None:
+        """The fingerprint learns and tells at each look at a run."""
+        for run in self._status.runs:
+            ranks = tuple(RankLook(rank=rank) for rank in run.ranks)
+            look = Look(at=time.monotonic(), run=run.id, attempt=run.attempt, ranks=ranks)
+            self._hardware.complete(JobLook(job=self._job(run), look=look))
+
+    def _job(self, run: RunState) -> Job:
+        """The run as discovery would give it; who started when is known of those that were there at either end."""
+        ranks = tuple(
+            RankIdentity(
+                rank=rank,
+                pid=pid,
+                world_size=run.world_size,
+                started_at=self._started.get(pid, 0.0),
+            )
+            for rank, pid in sorted(run.ranks.items())
+        )
+        return Job(
+            id=run.id,
+            name=run.name,
+            launcher=run.launcher,
+            attempt=run.attempt,
+            world_size=run.world_size,
+            uid=run.uid,
+            user=run.user,
+            ranks=ranks,
+        )
+
+
+def _view(memory: Mapping[str, bytes]) -> str:
+    """What the recorded agent saw of the GPUs, as it remembered it."""
+    try:
+        return msgspec.json.decode(memory.get(EXPECTED, b"{}"), type=ExpectedGpus).view
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _timeline(recording: Recording) -> list[Event]:
+    """Everything in its order."""
+    parts: tuple[Sequence[Event], ...] = (
+        recording.statuses,
+        recording.full,
+        recording.watch,
+        recording.failed,
+    )
+    events = [one for part in parts for one in part]
+    return sorted(events, key=lambda one: (one.at, ORDER.index(type(one))))

@@ -1,0 +1,92 @@
+"""Plays a recording in its own time or faster, and serves what comes of it as an agent does."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from mldebug.config.schema import Config
+from mldebug.hardware.health.model import BAD
+from mldebug.status.snapshot import Snapshot
+from mldebug_agents.support.replay.player import Player
+from mldebug_agents.support.replay.recording import Recording
+
+log = logging.getLogger("mldebug")
+
+REPUBLISH = 1.0  # seconds
+
+
+class Replay:
+    """In place of a `Node`. `speed` 10: a minute of the recording takes six seconds; 0: as fast as it goes."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        config: Config,
+        publish: Callable[[Snapshot], None],
+        *,
+        speed: float = 1.0,
+        loop: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recording, self._config, self._publish = recording, config, publish
+        self._speed, self._loop, self._monotonic = speed, loop, monotonic
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.stopping = False
+        self.last: Snapshot | None = None
+        Player(recording, config)  # raises before anything is served where there is nothing to play
+
+    @property
+    def words(self) -> str:
+        """What is replayed, as status and metrics say it."""
+        began = datetime.fromtimestamp(self._recording.manifest.began_at, UTC)
+        return f"{self._recording.node} {began.strftime('%Y-%m-%dT%H:%M:%SZ')}"
+
+    def run(self) -> str:
+        """Play until the end, or until told to stop; returns what came of it in one line."""
+        while True:
+            told = self._once()
+            if not self._loop or self.stopping:
+                return told
+            log.info("%s; from the beginning", told)
+
+    def stop(self) -> None:
+        """Leave at the next moment; safe in a signal handler."""
+        self.stopping = True
+        self._wake.put(None)
+
+    def _once(self) -> str:
+        player = Player(self._recording, self._config, self.words)
+        began, first = self._monotonic(), player.clock.at
+        played = 0
+        for event in player.events:
+            self._wait(began, event.at - first)
+            if self.stopping:
+                break
+            player.play(event)
+            played += 1
+            self.last = player.snapshot()
+            self._publish(self.last)
+        return _summary(player, played, player.clock.at - first, self.last)
+
+    def _wait(self, began: float, offset: float) -> None:
+        """Until that moment of the recording is due."""
+        while not self.stopping and self._speed > 0:
+            left = began + offset / self._speed - self._monotonic()
+            if left <= 0:
+                return
+            try:
+                self._wake.get(timeout=min(left, REPUBLISH))
+            except queue.Empty:
+                continue
+
+
+def _summary(player: Player, played: int, seconds: float, last: Snapshot | None) -> str:
+    bad = [one for one in (last.health if last else ()) if one.state in BAD]
+    health = "; ".join(f"{one.component} {one.state}: {one.reason}" for one in bad) or "healthy"
+    of = len(player.events)
+    return (
+        f"replay ended after {played} of {of} moments, {seconds:.1f} recorded seconds and"
+        f" {player.records} kernel records: {health}"
+    )

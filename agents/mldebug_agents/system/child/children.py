@@ -1,0 +1,87 @@
+"""The children that a spawner has to answer for: those it started, those that outlived their kill, an earlier agent's."""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from mldebug_agents.system.child.leftovers import Leftover
+from mldebug_agents.system.child.pipes import Child
+
+REMEMBERED = 64  # children whose words are known at the end
+WORDS = 200  # characters that name a leftover
+
+
+class Roster:
+    """Bookkeeping only: it starts, kills and waits for nobody. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._abandoned: list[Child] = []
+        self._started: deque[Child] = deque(maxlen=REMEMBERED)
+        self._inherited: tuple[Leftover, ...] = ()
+
+    def add(self, child: Child) -> None:
+        """Count a child that was started."""
+        with self._lock:
+            self._started.append(child)
+
+    def abandon(self, child: Child) -> None:
+        """Count a child that outlived its kill, until it ends."""
+        child.note_start()
+        with self._lock:
+            self._abandoned.append(child)
+
+    def inherit(self, leftovers: Sequence[Leftover]) -> None:
+        """Count what an earlier agent could not end, as long as it is there."""
+        self._inherited = (*self._inherited, *leftovers)
+
+    @property
+    def abandoned(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+        """Who outlived the kill, as (pid, start ticks, argv); one that ends is forgiven."""
+        with self._lock:
+            for child in self._abandoned:
+                child.update()
+            for child in [child for child in self._abandoned if child.over]:
+                self._abandoned.remove(child)
+                child.close()
+            return tuple(
+                (child.pid or 0, child.start_ticks, child.argv) for child in self._abandoned
+            )
+
+    @property
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Who was abandoned, and what is left of those of an earlier agent."""
+        ours = tuple(Leftover(pid, start, told(argv)) for pid, start, argv in self.abandoned)
+        self._inherited = self.inherited()
+        return (*self._inherited, *ours)
+
+    def inherited(self) -> tuple[Leftover, ...]:
+        """What an earlier agent left behind and is there still."""
+        return tuple(one for one in self._inherited if one.lives())
+
+    def named(self, children: Sequence[Leftover]) -> list[Leftover]:
+        """With the words that they were started with; the kernel knows a short name only."""
+        words = {child.pid: told(child.argv) for child in self.known()}
+        return [
+            Leftover(one.pid, one.start_ticks, words.get(one.pid, one.words)) for one in children
+        ]
+
+    def known(self) -> list[Child]:
+        """The last `REMEMBERED` children, as their pipes tell of them now."""
+        with self._lock:
+            for child in self._started:
+                with contextlib.suppress(OSError):  # its thread has closed it just now
+                    child.update()
+            return list(self._started)
+
+    def close(self) -> None:
+        """Hear no more of those that were abandoned."""
+        with self._lock:
+            while self._abandoned:
+                self._abandoned.pop().close()
+
+
+def told(words: Sequence[str]) -> str:
+    """How a command line names a leftover."""
+    return " ".join(words)[:WORDS]

@@ -1,0 +1,154 @@
+"""What lies below a folder, for whoever asks the reader child: names, kinds, sizes, times.
+
+Links are told and never followed, another file system (an automount among them) is told and never entered, and both the
+number of entries and the time have an end. The highest numbers in names come first, so that of very many saves the
+newest are told. Wire: `HEAD` (what was left out), then for each entry `ENTRY` and its path below the folder.
+"""
+
+import errno
+import os
+import re
+import stat
+import struct
+import time
+from enum import IntFlag
+from typing import NamedTuple
+
+from mldebug_agents.system.child.refusals import Refusal, Refused
+
+HEAD = struct.Struct("<BQ")  # Left, entries that were left out
+ENTRY = struct.Struct("<HBQdQI")  # bytes of the path, kind, size, mtime, inode, uid
+KINDS = ("file", "folder", "link", "other")
+LONGEST = 1.2  # seconds, within the deadline of whoever asks
+MAX_NAMES = 200_000  # of one folder
+_NUMBERS = re.compile(rb"\d{1,18}")
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Left(IntFlag):
+    """Why something is missing."""
+
+    MANY = 1
+    TIME = 2
+    DENIED = 4
+    GONE = 8  # it was removed while it was read
+    OTHER = 16  # another file system lies there
+
+
+class Found(NamedTuple):
+    """One entry. `path` is relative, as the kernel has it."""
+
+    path: str
+    kind: str
+    size: int
+    mtime: float
+    inode: int
+    uid: int
+
+
+class Listed(NamedTuple):
+    """All of it. Without anything in `left` it is the whole folder, `depth` levels deep."""
+
+    entries: tuple[Found, ...]
+    left: Left = Left(0)
+    left_out: int = 0
+
+
+def listed(handle: int, most: int, depth: int) -> bytes:
+    """Walk below the folder that an O_PATH descriptor stands for, and close that; OSError where it cannot be opened."""
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISDIR(facts.st_mode):
+            raise Refused(Refusal.NOT_REGULAR) if not stat.S_ISLNK(facts.st_mode) else OSError(errno.ELOOP, os.strerror(errno.ELOOP))  # fmt: skip
+        folder = os.open(b"/proc/self/fd/%d" % handle, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(handle)
+    walk = _Walk(most, facts.st_dev)
+    walk.take(folder, b"", depth)
+    return HEAD.pack(walk.left, walk.left_out) + b"".join(walk.entries)
+
+
+class _Walk:
+    """One walk, within its limits."""
+
+    def __init__(self, most: int, device: int) -> None:
+        self.entries: list[bytes] = []
+        self.left = Left(0)
+        self.left_out = 0
+        self._most = most
+        self._device = device
+        self._until = time.monotonic() + LONGEST
+
+    def take(self, folder: int, above: bytes, depth: int) -> None:
+        """Take what lies in this folder, which is closed, then what lies below."""
+        try:
+            names = self._names(folder)
+            for number, name in enumerate(names):
+                if len(self.entries) >= self._most or time.monotonic() > self._until:
+                    self.left |= Left.MANY if len(self.entries) >= self._most else Left.TIME
+                    self.left_out += len(names) - number
+                    return
+                self._entry(folder, above, name, depth)
+        finally:
+            os.close(folder)
+
+    def _names(self, folder: int) -> list[bytes]:
+        names: list[bytes] = []
+        with os.scandir(folder) as found:
+            for one in found:
+                if len(names) >= MAX_NAMES or (len(names) % 512 == 511 and time.monotonic() > self._until):  # fmt: skip
+                    self.left |= Left.MANY
+                    self.left_out += 1
+                    break
+                names.append(os.fsencode(one.name))
+        return sorted(names, key=_newest_first)
+
+    def _entry(self, folder: int, above: bytes, name: bytes, depth: int) -> None:
+        try:
+            facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            self.left |= Left.GONE
+            return
+        except OSError:
+            self.left |= Left.DENIED
+            return
+        path, kind = above + name, _kind(facts.st_mode)
+        self.entries.append(ENTRY.pack(len(path), kind, facts.st_size, facts.st_mtime, facts.st_ino, facts.st_uid) + path)  # fmt: skip
+        if KINDS[kind] == "folder" and depth > 1:
+            self._below(folder, name, path, facts.st_dev, depth)
+
+    def _below(self, folder: int, name: bytes, path: bytes, device: int, depth: int) -> None:
+        if device != self._device:
+            self.left |= Left.OTHER
+            return
+        try:
+            inner = os.open(name, _OPEN, dir_fd=folder)
+        except FileNotFoundError:
+            self.left |= Left.GONE
+        except OSError:
+            self.left |= Left.DENIED
+        else:
+            self.take(inner, path + b"/", depth - 1)
+
+
+def _kind(mode: int) -> int:
+    if stat.S_ISREG(mode):
+        return 0
+    return 1 if stat.S_ISDIR(mode) else 2 if stat.S_ISLNK(mode) else 3
+
+
+def _newest_first(name: bytes) -> tuple[list[int], bytes]:
+    return [-int(one) for one in _NUMBERS.findall(name)], name
+
+
+def unpack(data: bytes) -> Listed:
+    """The other end of the wire."""
+    left, left_out = HEAD.unpack_from(data)
+    found, at = [], HEAD.size
+    while at < len(data):
+        length, kind, size, mtime, inode, uid = ENTRY.unpack_from(data, at)
+        at += ENTRY.size
+        path = os.fsdecode(data[at : at + length])
+        found.append(Found(path, KINDS[kind], size, mtime, inode, uid))
+        at += length
+    return Listed(tuple(found), Left(left), left_out)

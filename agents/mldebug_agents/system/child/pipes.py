@@ -1,0 +1,119 @@
+"""What the main process holds of a child that the helper forked: its status pipe and its output pipes.
+
+All reads are non-blocking; whoever waits does so with poll and a deadline.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Self
+
+from mldebug_agents.system.child.helper import NEWS
+
+_CHUNK = 1 << 16
+
+
+class Child:
+    """One child as its status pipe tells it: `pid` once forked, `errno` if exec failed, `wait_status` once reaped."""
+
+    def __init__(self, number: int, fd: int, argv: tuple[str, ...]) -> None:
+        self.number = number
+        self.fd = fd
+        self.argv = argv
+        self.pid: int | None = None
+        self.errno = 0
+        self.wait_status: int | None = None
+        self.over = False  # it ended, or nobody is left to say more
+        self.start_ticks = 0
+
+    @property
+    def returncode(self) -> int | None:
+        """As `subprocess` has it; None where it never ran, or is still there."""
+        if self.wait_status is None or self.errno:
+            return None
+        return os.waitstatus_to_exitcode(self.wait_status)
+
+    def update(self) -> None:
+        """Take in what the pipe holds now."""
+        while not self.over:
+            try:
+                news = os.read(self.fd, NEWS.size * 8)
+            except BlockingIOError:
+                return
+            self.over = not news
+            for kind, value in NEWS.iter_unpack(
+                news
+            ):  # records are written whole: they are shorter than PIPE_BUF
+                self._note(kind, value)
+
+    def note_start(self) -> None:
+        """Remember when it started: with its pid that names it even after the pid was reused."""
+        with contextlib.suppress(OSError, IndexError):
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+            self.start_ticks = int(stat.rpartition(")")[2].split()[19])
+
+    def close(self) -> None:
+        """Hear no more of it."""
+        self.over = True
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _note(self, kind: bytes, value: int) -> None:
+        if kind == b"P":
+            self.pid = value
+        elif kind == b"E":
+            self.errno = value
+        else:
+            self.wait_status = value
+            self.over = True
+
+
+class Stream:
+    """A pipe that a program writes to, read up to a limit (bytes)."""
+
+    def __init__(self, limit: int) -> None:
+        self.fd, self.inlet = os.pipe()
+        os.set_blocking(self.fd, False)
+        self._limit = limit
+        self.ended = False
+        self.flooded = False
+        self._data = bytearray()
+        self._told = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+        self.close_inlet()
+
+    def close_inlet(self) -> None:
+        """Drop our copy of the writing end; after that the end of the data can be seen."""
+        if self.inlet >= 0:
+            os.close(self.inlet)
+            self.inlet = -1
+
+    def read(self) -> bool:
+        """Take in one chunk; false when there is none now, or none any more."""
+        try:
+            chunk = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        self.ended = not chunk
+        room = self._limit - len(self._data)
+        self.flooded = self.flooded or len(chunk) > room
+        self._data += chunk[:room]
+        return not self.ended
+
+    def news(self) -> bytes:
+        """What has come since this was asked last."""
+        told = bytes(self._data[self._told :])
+        self._told = len(self._data)
+        return told
+
+    def drain(self) -> bytes:
+        """Take in what is left in the pipe now, and return all that came, at most `limit` bytes."""
+        while not self.flooded and self.read():
+            pass
+        return bytes(self._data)

@@ -1,0 +1,70 @@
+"""A reader without a child process, for tests: the files are a dict, and nothing ever blocks."""
+
+import errno
+from collections.abc import Mapping, Sequence
+
+from mldebug_agents.system.child.reader_child import FILE_ID, HEAD, Operation, pick_line
+from mldebug_agents.system.child.refusals import Refusal, Refused
+from mldebug_agents.system.reader import Reader
+from mldebug_agents.system.reader_answers import Answer, Unreadable, judge
+
+
+class FakeReader(Reader):
+    """A `Reader` for tests over a dict: path -> content, or the `Unreadable` to answer with."""
+
+    def __init__(self, files: Mapping[str, bytes | Unreadable]) -> None:
+        self.files = dict(files)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """The paths that answer as stuck."""
+        return tuple(
+            path for path, it in self.files.items() if isinstance(it, Unreadable) and it.stuck
+        )
+
+    def _ask(
+        self,
+        operation: Operation,
+        paths: Sequence[str],
+        *,
+        limit: int = 0,
+        line: int = 0,
+        timeout: float,
+    ) -> dict[str, Answer | Unreadable]:
+        return {path: self._answer(operation, path, limit, line) for path in paths}
+
+    def _answer(
+        self, operation: Operation, path: str, limit: int, line: int
+    ) -> Answer | Unreadable:
+        data = self.files.get(path)
+        if operation is Operation.LINK and not isinstance(data, Unreadable):
+            return Answer(b"")
+        if operation in (Operation.EXISTS, Operation.EXECUTABLE) and not isinstance(
+            data, Unreadable
+        ):
+            return Answer(b"" if data is None else b"1")
+        if data is None:
+            return judge(errno.ENOENT, Answer(b""))
+        if isinstance(data, Unreadable):
+            return data
+        try:
+            return Answer(_piece(operation, data, limit, line), len(data))
+        except Refused as refused:
+            return judge(refused.refusal, Answer(b"", len(data)))
+
+
+def _piece(operation: Operation, data: bytes, limit: int, line: int) -> bytes:
+    if operation is Operation.FILE and len(data) > limit:
+        raise Refused(Refusal.TOO_LARGE)
+    if operation is Operation.LINE:
+        return pick_line(data, line)
+    if operation is Operation.FROM:
+        return FILE_ID.pack(1, 1, 0o100644, 0, 0) + data[line : line + limit]
+    if operation is Operation.HEADS:
+        places = range(line & 0xFFFFFFFF, len(data) - HEAD + 1, line >> 32)[: limit // HEAD]
+        return b"".join(data[at : at + HEAD] for at in places)
+    start = {Operation.TAIL: max(0, len(data) - limit), Operation.MEMORY: line}.get(operation, 0)
+    return data[start : start + limit]

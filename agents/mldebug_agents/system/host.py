@@ -1,0 +1,325 @@
+"""Raw reads of this node's /proc, under one movable root. Nothing here raises because a process went away.
+
+Only files that the kernel answers from memory are read: what a job can make hang (`environ`, `cmdline`, `maps`, any
+path that a descriptor points to) goes through a `Paths`, the reader child.
+"""
+
+import contextlib
+import errno
+import math
+import os
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from mldebug.core.model import Io, OpenFile, ProcessState, ThreadState
+from mldebug_agents.system import procfs
+from mldebug_agents.system.procfs import Mount, Stat, Status
+from mldebug_agents.system.syscalls import syscall_name
+
+MAX_FILES = 4096  # descriptors looked at per process
+MAX_BYTES = 1 << 20
+JUMP = 2.0  # seconds by which the wall clock was set; less is the slewing of a time service
+_MAIN_GONE = "ZX"
+_GONE = (errno.ENOENT, errno.ESRCH, errno.ENODEV)
+
+
+class Failure(Protocol):
+    """Why a path gave nothing; `stuck`: it did not answer in time."""
+
+    @property
+    def reason(self) -> str:
+        """A phrase: "permission denied"."""
+
+    @property
+    def stuck(self) -> bool:
+        """Did the read never come back?"""
+
+    @property
+    def errno(self) -> int | None:
+        """What the kernel answered, where it did."""
+
+
+class Paths(Protocol):
+    """The part of a `Reader` that looks at /proc files which may block."""
+
+    def read_many(
+        self, paths: Sequence[str], *, max_bytes: int, timeout: float = 2.0
+    ) -> Mapping[str, bytes | Failure]:
+        """Read the first `max_bytes` of each; every path has an entry."""
+
+
+class Host:
+    """One node. `root` holds `proc` and `etc`; `clock` gives unix time, `steady` seconds that nobody sets."""
+
+    def __init__(
+        self,
+        root: str = "/",
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.root = root.rstrip("/")
+        self.clock = clock
+        self.proc = f"{self.root}/proc"
+        self._machine = os.uname().machine
+        self._steady = steady
+        self._boot_time = self._offset = -math.inf  # as if the clock had just been set
+        self._users: dict[int, str] | None = None
+        self._briefs: tuple[float, dict[int, Stat]] = (-math.inf, {})
+
+    # --- all processes -----------------------------------------------------------------------------
+
+    def pids(self) -> list[int]:
+        """Every process that is there now, in ascending order."""
+        return _numbers(self.proc)
+
+    def brief(self, pid: int) -> Stat | None:
+        """One cheap read; None once the process is gone."""
+        return procfs.parse_stat(self.text(pid, "stat"))
+
+    def briefs(self) -> dict[int, Stat]:
+        """`brief` of all processes."""
+        began = self._steady()
+        read = ((pid, self.brief(pid)) for pid in self.pids())
+        found = {pid: stat for pid, stat in read if stat is not None}
+        self._briefs = began, found  # one word for both: other threads may ask
+        return found
+
+    def recent_briefs(self, age: float) -> dict[int, Stat]:
+        """The last `briefs` of anybody where it is no older than `age` seconds: to read all of a node is the dearest habit here."""
+        began, found = self._briefs
+        return dict(found) if self._steady() - began <= age else self.briefs()
+
+    def children(self, age: float = 0.0) -> dict[int, list[int]]:
+        """Parent pid -> its children, in ascending order; as of at most `age` seconds ago."""
+        family: dict[int, list[int]] = defaultdict(list)
+        for pid, brief in self.recent_briefs(age).items():
+            family[brief.ppid].append(pid)
+        return dict(family)
+
+    # --- the node ----------------------------------------------------------------------------------
+
+    def boot_time(self) -> float:
+        """Unix time at which the kernel started, 0.0 if unknown; by the clock here, so that ages are right.
+
+        Read once, because the kernel's answer drifts, and again when the wall clock was set: then it is another one.
+        """
+        offset = self.clock() - self._steady()
+        if abs(offset - self._offset) > JUMP:
+            lines = _read(f"{self.proc}/stat").splitlines()
+            words = next((line.split() for line in lines if line.startswith("btime ")), [])
+            self._offset, self._boot_time = offset, float(words[1]) if len(words) == 2 else 0.0
+        return self._boot_time
+
+    def boot_id(self) -> str:
+        """Another one after each boot, whatever the clock said; "" where it is not told."""
+        return _read(f"{self.proc}/sys/kernel/random/boot_id").strip()
+
+    def started_at(self, start_ticks: int) -> float:
+        """Unix time of a start given in clock ticks since boot."""
+        return self.boot_time() + start_ticks / procfs.TICKS
+
+    def user(self, uid: int) -> str:
+        """The name in /etc/passwd, or the number: a directory service could keep us waiting."""
+        if self._users is None:
+            rows = [line.split(":") for line in _read(f"{self.root}/etc/passwd").splitlines()]
+            self._users = {
+                int(row[2]): row[0] for row in reversed(rows) if len(row) > 2 and row[2].isdecimal()
+            }
+        return self._users.get(uid, str(uid))
+
+    # --- one process -------------------------------------------------------------------------------
+
+    def text(self, pid: int, name: str) -> str:
+        """The text of /proc/PID/NAME, "" where it is gone or not for us."""
+        return _read(f"{self.proc}/{pid}/{name}")
+
+    def self_text(self, name: str) -> str:
+        """The same of whoever looks."""
+        return _read(f"{self.proc}/self/{name}")
+
+    def node_text(self, name: str) -> str:
+        """The text of /proc/NAME, of no process."""
+        return _read(f"{self.proc}/{name}")
+
+    def kernel_text(self, path: str) -> str:
+        """The text of a file of the kernel's below /sys, "" where it is gone or not for us."""
+        return _read(path)
+
+    def denied(self, path: str) -> str:
+        """Why such a file, though it is there, cannot be opened: "Permission denied"; else ""."""
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            return "" if error.errno in _GONE else error.strerror or str(error)
+        return ""
+
+    def link(self, pid: int, name: str) -> str:
+        """Where the link /proc/PID/NAME (exe, ns/net) points to, "" where it is gone or not for us."""
+        try:
+            return os.readlink(f"{self.proc}/{pid}/{name}")
+        except OSError:
+            return ""
+
+    def writes_to(self, pid: int, fd: int | str) -> bool:
+        """Is it open for writing? The mode of the link says so, for a third of the cost of `fdinfo`; True where nobody knows."""
+        try:
+            mode = os.lstat(f"{self.proc}/{pid}/fd/{fd}").st_mode
+        except OSError:
+            return True
+        return not stat.S_ISLNK(mode) or bool(mode & stat.S_IWUSR)
+
+    def open_names(self, pid: int) -> frozenset[str]:
+        """What the kernel calls the files it has open, as it sees them; one that has lost its name ends in ` (deleted)`."""
+        return frozenset(self.link(pid, f"fd/{fd}") for fd in _numbers(f"{self.proc}/{pid}/fd"))
+
+    def descriptors(self, pid: int) -> list[int]:
+        """The numbers of the files it has open; none where it is gone or not for us."""
+        return _numbers(f"{self.proc}/{pid}/fd")
+
+    def status(self, pid: int) -> Status:
+        """/proc/PID/status, all defaults once the process is gone."""
+        return procfs.parse_status(self.text(pid, "status"))
+
+    def root_of(self, pid: int) -> str:
+        """The folder that is `/` for this process. What lies below may hang: only for the reader child."""
+        return f"{self.proc}/{pid}/root"
+
+    def mount_of(self, pid: int, path: str) -> tuple[str, str]:
+        """(mount point, file system type) of a path as that process sees it, ("", "") if unknown."""
+        mount = self.mount_at(pid, path)
+        return (mount.point, mount.fstype) if mount else ("", "")
+
+    def mount_at(self, pid: int, path: str) -> Mount | None:
+        """The mount of a path as that process sees it, None if unknown."""
+        return procfs.mount_of(procfs.parse_mountinfo(self.text(pid, "mountinfo")), path)
+
+    def process_state(
+        self, pid: int, *, threads: bool = True, files: bool = False, kernel_stacks: bool = False
+    ) -> ProcessState | None:
+        """Rung 1 of the capture ladder; None when the process is gone. What may not be read stays at its default."""
+        stat = self.brief(pid)
+        if stat is None:
+            return None
+        status = self.status(pid)
+        its_threads = self._threads(pid, kernel_stacks) if threads else ()
+        state = ProcessState(
+            pid=pid,
+            name=stat.name,
+            state=stat.state,
+            ppid=stat.ppid,
+            start_ticks=stat.start_ticks,
+            uid=status.uid,
+            tracer_pid=status.tracer_pid,
+            tracer_name=self._name(status.tracer_pid),
+            pending_signals=status.pending_signals,
+            caught_signals=status.caught_signals,
+            rss_bytes=status.rss_bytes,
+            exit_status=exit_status(stat, status.uid),
+            io=self._io(pid),
+            threads=its_threads,
+            files=self._files(pid, its_threads) if files else (),
+        )
+        after = self.brief(pid)
+        same = after is not None and after.start_ticks == stat.start_ticks
+        return state if same else None  # else parts of it may be of a new process with that pid
+
+    def _name(self, pid: int) -> str:
+        stat = self.brief(pid) if pid else None
+        return stat.name if stat else ""
+
+    def _io(self, pid: int) -> Io | None:
+        return procfs.parse_io(self.text(pid, "io"))
+
+    # --- threads -----------------------------------------------------------------------------------
+
+    def _threads(self, pid: int, kernel_stacks: bool) -> tuple[ThreadState, ...]:
+        tids = _numbers(f"{self.proc}/{pid}/task")
+        tids.sort(key=lambda tid: (tid != pid, tid))
+        found = (self._thread(f"{self.proc}/{pid}/task/{tid}", kernel_stacks) for tid in tids)
+        return tuple(thread for thread in found if thread is not None)
+
+    def _thread(self, folder: str, kernel_stacks: bool) -> ThreadState | None:
+        stat = procfs.parse_stat(_read(f"{folder}/stat"))
+        if stat is None or stat.state in _MAIN_GONE:
+            return None
+        status = procfs.parse_status(_read(f"{folder}/status"))
+        call = procfs.parse_syscall(_read(f"{folder}/syscall"))
+        stack = _read(f"{folder}/stack") if kernel_stacks else ""
+        return ThreadState(
+            tid=stat.pid,
+            name=stat.name,
+            state=stat.state,
+            wchan=procfs.parse_wchan(_read(f"{folder}/wchan")),
+            syscall=syscall_name(call[0], self._machine) if call else "",
+            syscall_args=call[1] if call else (),
+            cpu_seconds=stat.cpu_seconds,
+            voluntary_switches=status.voluntary_switches,
+            involuntary_switches=status.involuntary_switches,
+            kernel_stack=procfs.parse_kernel_stack(stack),
+        )
+
+    # --- descriptors -------------------------------------------------------------------------------
+
+    def _files(self, pid: int, threads: tuple[ThreadState, ...]) -> tuple[OpenFile, ...]:
+        """Links are read, never followed: a FIFO with a name is known by the thread that waits in it."""
+        mounts = {mount.id: mount for mount in procfs.parse_mountinfo(self.text(pid, "mountinfo"))}
+        piped = {
+            thread.syscall_args[0]
+            for thread in threads
+            if "pipe_" in thread.wchan and thread.syscall_args
+        }
+        numbers = _numbers(f"{self.proc}/{pid}/fd")[:MAX_FILES]
+        found = (self._file(pid, fd, mounts, fd in piped) for fd in numbers)
+        return tuple(file for file in found if file is not None)
+
+    def _file(self, pid: int, fd: int, mounts: dict[int, Mount], in_pipe: bool) -> OpenFile | None:
+        target = self.link(pid, f"fd/{fd}")
+        if not target:
+            return None
+        kind = procfs.fd_kind(target)
+        mode, mount_id = procfs.parse_fdinfo(self.text(pid, f"fdinfo/{fd}"))
+        mount = mounts.get(mount_id) if kind in ("file", "deleted") else None
+        return OpenFile(
+            fd=fd,
+            target=target,
+            kind="fifo" if in_pipe and kind == "file" else kind,
+            mode=mode,
+            mount=mount.point if mount else "",
+            fstype=mount.fstype if mount else "",
+            source=mount.source if mount else "",
+            device=mount.device if mount else "",
+        )
+
+
+def exit_status(stat: Stat, uid: int) -> int | None:
+    """The wait(2) status word of a zombie; None for the living, and where the kernel may have hidden it as 0."""
+    if stat.state not in _MAIN_GONE:
+        return None
+    told = stat.exit_status != 0 or os.geteuid() in (0, uid)
+    return stat.exit_status if told else None
+
+
+def _numbers(folder: str) -> list[int]:
+    with contextlib.suppress(OSError):
+        return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+    return []
+
+
+def _read(path: str) -> str:
+    """One file of at most 1 MiB; "" where it is gone or not for us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    data = b""
+    try:
+        while len(data) < MAX_BYTES and (more := os.read(descriptor, 1 << 16)):
+            data += more
+    except OSError:
+        pass  # ESRCH: it exited between open and read; EPERM: opened, but not for us
+    finally:
+        os.close(descriptor)
+    return data.decode(errors="replace")

@@ -1,0 +1,307 @@
+"""Start programs that may never come back: nothing else in mldebug starts a process.
+
+Make the `Spawner` first, before threads exist and before anything can hang: it forks the helper (`spawning`) that
+does all the forking later. The main process only waits on pipes, always with a deadline.
+
+    main --(SOCK_SEQPACKET: request + pipe ends)--> helper --fork--> child --exec--> program
+    main <--(one status pipe per child)------------ helper and child
+"""
+
+import contextlib
+import errno
+import itertools
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
+
+import msgspec
+
+from mldebug_agents.system.child import reader_child
+from mldebug_agents.system.child.children import Roster, told
+from mldebug_agents.system.child.helper import MAX_REQUEST, Request, Workers, fork_helper
+from mldebug_agents.system.child.leftovers import Leftover, children_of, survivors
+from mldebug_agents.system.child.pipes import Child, Stream
+from mldebug_agents.system.child.programs import Completed, FakeSpawner, Starter
+from mldebug_agents.system.child.structs import learn_structs
+from mldebug_agents.system.child.worker import Worker
+
+__all__ = ["Completed", "FakeSpawner", "Hearer", "Spawner", "Starter", "Worker"]
+
+MAX_ABANDONED = 16
+GRACE = 0.5  # seconds in which a killed process should be dead
+HEARING = 0.2  # seconds at most between two calls of who hears a program
+WORKERS: Workers = {"reader": reader_child.serve}
+
+Hearer = Callable[[int | None, bytes], bool]  # pid, what stdout has brought; False: enough
+
+_HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)
+
+
+class Spawner:
+    """Runs programs through one helper process; every method may be called from many threads at once."""
+
+    def __init__(self, workers: Workers = WORKERS) -> None:
+        """Fork the helper now. `workers` are the functions that `fork_worker` knows by name."""
+        learn_structs()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
+        self.helper_pid = fork_helper(theirs, workers)
+        theirs.close()
+        self._control.settimeout(1.0)
+        self._numbers = itertools.count(1)
+        self._roster = Roster()
+        self._cleared = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def abandoned(self) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+        """Programs that outlived their kill, as (pid, start ticks, argv); one that ends is forgiven."""
+        return self._roster.abandoned
+
+    @property
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """All that is stuck in the kernel: programs of ours, and what an earlier agent left behind."""
+        return self._roster.leftovers
+
+    @property
+    def trouble(self) -> str:
+        """Why no program can be started and nothing read any more; "" while the helper is there."""
+        poll = select.poll()
+        if self._control.fileno() >= 0:
+            poll.register(self._control, 0)
+        return self._obituary() if poll.poll(0) else ""
+
+    def inherit(self, leftovers: Sequence[Leftover]) -> None:
+        """Count what an earlier agent could not end, as long as it is there."""
+        self._roster.inherit(leftovers)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float,
+        max_output: int = 16 << 20,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        hear: Hearer | None = None,
+    ) -> Completed:
+        """Run a program in a session of its own and in `/`, for at most `timeout` seconds.
+
+        When it ends, is late or floods, its whole process group is killed. `max_output` bounds stdout and stderr each
+        (bytes). `env` replaces the environment. It reads `stdin`, whole at once, or nothing. `hear` gets the pid and what
+        stdout brings, at least every 0.2 s (then b""), in this thread; False ends the program. Never raises for a
+        program that fails or cannot be started.
+        """
+        started = time.monotonic()
+        words = tuple(argv)
+        stuck = self.leftovers
+        if any(one.words == told(words) for one in stuck):
+            reason = "the same program was started before and is stuck in the kernel"
+            return Completed(argv=words, error=reason)
+        if len(stuck) >= MAX_ABANDONED:
+            reason = (
+                f"{MAX_ABANDONED} programs are stuck in the kernel already: no more are started"
+            )
+            return Completed(argv=words, error=reason)
+        try:
+            with Stream(max_output) as out, Stream(max_output) as err, _file_of(stdin) as source:
+                request = _program(next(self._numbers), words, env)
+                child = self._launch(request, (out.inlet, err.inlet, *source), words)
+                out.close_inlet()
+                err.close_inlet()
+                return self._supervise(child, (out, err), started, timeout, hear)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            return Completed(argv=words, error=reason, seconds=time.monotonic() - started)
+
+    def fork_worker(self, name: str) -> Worker:
+        """Fork a child that runs the worker function of that name; raises OSError when the helper is gone."""
+        ours, theirs = socket.socketpair()
+        try:
+            request = Request(next(self._numbers), worker=name)
+            child = self._launch(request, (theirs.fileno(),), (name,))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Worker(child, ours, self._kill)
+
+    def abandon(self, worker: Worker, words: str) -> None:
+        """Let go of a worker that does not come back: it is among the `leftovers`, by these words, until it ends."""
+        self._roster.abandon(worker.let_go(words))
+
+    def close(self) -> tuple[Leftover, ...]:
+        """End the helper, which kills every child that is left; waits at most 1.5 s. Returns who survived that."""
+        if self._control.fileno() < 0:
+            return ()
+        children = self._roster.named(children_of(self.helper_pid))
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+        self._roster.close()
+        self._bury_helper(time.monotonic() + 1.0)
+        return (*self._roster.inherited(), *survivors(children, GRACE))
+
+    def clear(self, spare: Worker | None = None) -> tuple[Leftover, ...]:
+        """Kill every child but one and start no more; waits at most half a second. Returns who survived that."""
+        self._cleared = True
+        spared = spare.pid if spare else None
+        living = self._roster.named(children_of(self.helper_pid))
+        children = [one for one in living if one.pid != spared]
+        pids = {one.pid for one in children}
+        for child in self._roster.known():
+            if child.pid in pids:
+                self._kill(child)
+        return (*self._roster.inherited(), *survivors(children, GRACE))
+
+    def _bury_helper(self, deadline: float) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.helper_pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.002)
+
+    def _launch(self, request: Request, fds: Sequence[int], words: tuple[str, ...]) -> Child:
+        if self._cleared:
+            raise ConnectionError("mldebug ends: it starts no more programs")
+        outlet, inlet = os.pipe()
+        os.set_blocking(outlet, False)
+        try:
+            socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [inlet, *fds])
+        except OSError as error:
+            os.close(outlet)
+            raise ConnectionError(self._obituary()) if error.errno in _HUNG_UP else error from None
+        finally:
+            os.close(inlet)
+        child = Child(request.number, outlet, words)
+        self._roster.add(child)
+        return child
+
+    def _supervise(
+        self,
+        child: Child,
+        streams: tuple[Stream, Stream],
+        started: float,
+        timeout: float,
+        hear: Hearer | None,
+    ) -> Completed:
+        unwanted = not self._heard(child, streams, started + timeout, hear)
+        truncated = unwanted or any(stream.flooded for stream in streams)
+        timed_out = not child.over and not truncated and time.monotonic() >= started + timeout
+        lost = child.wait_status is None and not child.errno and not timed_out and not truncated
+        if not child.over or lost:
+            self._kill(child)
+            self._follow(child, (), time.monotonic() + GRACE)
+        stdout, stderr = (stream.drain() for stream in streams)
+        completed = Completed(
+            argv=child.argv,
+            pid=child.pid,
+            returncode=child.returncode,
+            stdout=stdout,
+            stderr=stderr,
+            seconds=time.monotonic() - started,
+            timed_out=timed_out,
+            truncated=any(stream.flooded for stream in streams),
+            abandoned=not child.over and not lost,
+            error=os.strerror(child.errno) if child.errno else self._obituary() if lost else "",
+        )
+        self._part(child, completed.abandoned)
+        return completed
+
+    def _heard(
+        self,
+        child: Child,
+        streams: tuple[Stream, Stream],
+        deadline: float,
+        hear: Hearer | None,
+    ) -> bool:
+        """Follow to the end or the deadline; False where the hearer wants it to end before."""
+        if hear is None:
+            self._follow(child, streams, deadline)
+            return True
+        while not child.over and time.monotonic() < deadline and self.trouble == "":
+            self._follow(child, streams, min(deadline, time.monotonic() + HEARING), once=True)
+            if not hear(child.pid, streams[0].news()):
+                return False
+            if any(stream.flooded for stream in streams):
+                return True
+        streams[0].drain()
+        hear(child.pid, streams[0].news())
+        return True
+
+    def _follow(
+        self, child: Child, streams: Sequence[Stream], deadline: float, *, once: bool = False
+    ) -> None:
+        """Read until the child is over, a stream floods, the helper is gone, or the deadline passes; `once`: or something came."""
+        poll = select.poll()
+        poll.register(child.fd, select.POLLIN)
+        poll.register(self._control, 0)  # only to see it hang up
+        by_fd = {stream.fd: stream for stream in streams}
+        for fd, stream in by_fd.items():
+            if not stream.ended:
+                poll.register(fd, select.POLLIN)
+        while not child.over and (left := deadline - time.monotonic()) > 0:
+            ready = [fd for fd, _ in poll.poll(math.ceil(min(left, 60.0) * 1000))]
+            for stream in [by_fd[fd] for fd in ready if fd in by_fd]:
+                stream.read()
+                if stream.ended:
+                    poll.unregister(stream.fd)  # or poll would return at once for ever
+            child.update()
+            if any(stream.flooded for stream in streams) or self._control.fileno() in ready:
+                return
+            if once and ready:
+                return
+
+    def _kill(self, child: Child) -> None:
+        packet = msgspec.msgpack.encode(Request(child.number, kill=True))
+        try:
+            self._control.send(packet)
+        except OSError:  # the helper is gone: its children are ours to end
+            if child.pid and _leads_session(child.pid):
+                with contextlib.suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+
+    def _part(self, child: Child, abandoned: bool) -> None:
+        if abandoned:
+            self._roster.abandon(child)
+        else:
+            child.close()
+
+    def _obituary(self) -> str:
+        return f"the helper process that starts programs (pid {self.helper_pid}) is gone; restart mldebug"
+
+
+def _program(number: int, words: tuple[str, ...], env: Mapping[str, str] | None) -> Request:
+    if not words:
+        raise ValueError("no program was named")
+    encoded = None if env is None else {name: os.fsencode(value) for name, value in env.items()}
+    return Request(number, argv=[os.fsencode(word) for word in words], env=encoded)
+
+
+@contextlib.contextmanager
+def _file_of(stdin: bytes) -> Iterator[tuple[int, ...]]:
+    """A file in memory from which a program reads: unlike a pipe it makes nobody wait. None for no stdin."""
+    if not stdin:
+        yield ()
+        return
+    with os.fdopen(os.memfd_create("mldebug-stdin"), "wb", buffering=0) as file:
+        file.write(stdin)
+        file.seek(0)
+        yield (file.fileno(),)
+
+
+def _leads_session(pid: int) -> bool:
+    """Guard against a reused pid: every child of the helper leads its own session."""
+    try:
+        return os.getsid(pid) == pid
+    except OSError:
+        return False

@@ -1,0 +1,111 @@
+"""Activity of a rank in five cheap reads, whatever the number of its threads, and two more for each of its children."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from mldebug.core.model import Io
+from mldebug_agents.system import procfs
+from mldebug_agents.system.host import Host
+
+COMPILER = re.compile(
+    r"(?:ptxas|cicc|nvcc|nvlink|fatbinary|cudafe\+\+|ninja|cc1\w*|lto1|collect2|as"
+    r"|(?:clang|gcc|g|c|cc)(?:\+\+)?|ld|ld\.\w+|lld|triton)(?:-[\w.]+)?"
+)  # fmt: skip
+"""Names of programs, with a version or a target behind them: `gcc-12`, `ptxas-blackwell`."""
+
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d{1,19})", re.MULTILINE)
+
+
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the process started. A part that may not be read stays at its default."""
+
+    state: str = ""  # of the process
+    wchan: str = ""
+    thread_cpu_seconds: float = 0.0  # of the followed thread
+    cpu_seconds: float = 0.0  # all threads, those that ended included
+    switches: int = 0  # voluntary ones of the followed thread
+    io_bytes: int = 0
+    written_bytes: int = 0
+
+
+def read_activity(host: Host, pid: int, start_ticks: int, tid: int) -> Activity | None:
+    """Look at the process that started then and at one of its threads; None when it is gone, or another one has its pid."""
+    thread = procfs.parse_stat(host.text(pid, f"task/{tid}/stat"))
+    switches = _SWITCHES.search(host.text(pid, f"task/{tid}/status"))
+    io = procfs.parse_io(host.text(pid, "io"))
+    wchan = procfs.parse_wchan(host.text(pid, f"task/{tid}/wchan"))
+    everybody = host.brief(pid)  # read last: all of the above was of this process
+    if everybody is None or everybody.start_ticks != start_ticks:
+        return None
+    return Activity(
+        state=everybody.state,
+        wchan=wchan,
+        thread_cpu_seconds=thread.cpu_seconds if thread else 0.0,
+        cpu_seconds=everybody.cpu_seconds,
+        switches=int(switches[1]) if switches else 0,
+        io_bytes=_moved(io),
+        written_bytes=io.written_chars if io else 0,
+    )
+
+
+Key = tuple[int, int]  # pid and start of a process
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a process has done since it started."""
+
+    cpu_seconds: float = 0.0
+    io_bytes: int = 0
+
+
+class Below:
+    """The children of ranks, remembered from look to look."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._seen: dict[int, dict[Key, Work]] = {}  # pid of the rank -> its children
+
+    def work(self, rank: int, children: Iterable[int]) -> Work:
+        """What the children of this rank did since the look before; nothing at the first look."""
+        before, now = self._seen.get(rank, {}), self._read(children)
+        self._seen[rank] = now
+        return work_between(before, now)
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget all other ranks."""
+        self._seen = {rank: seen for rank, seen in self._seen.items() if rank in ranks}
+
+    def _read(self, pids: Iterable[int]) -> dict[Key, Work]:
+        found = ((self._host.brief(pid), _io_bytes(self._host, pid)) for pid in pids)
+        return {
+            (stat.pid, stat.start_ticks): Work(stat.cpu_seconds, moved)
+            for stat, moved in found
+            if stat is not None
+        }
+
+
+def work_between(before: Mapping[Key, Work], after: Mapping[Key, Work]) -> Work:
+    """What those did that were there at both looks: the start of a program is no work for its parent."""
+    pairs = [(before[key], work) for key, work in after.items() if key in before]
+    return Work(
+        sum(new.cpu_seconds - old.cpu_seconds for old, new in pairs),
+        sum(new.io_bytes - old.io_bytes for old, new in pairs),
+    )
+
+
+def rate(amount: float, span: float) -> float:
+    """So much a second; 0.0 where it shrank, or no time passed."""
+    return max(0.0, amount) / span if span > 0 else 0.0
+
+
+def _io_bytes(host: Host, pid: int) -> int:
+    return _moved(procfs.parse_io(host.text(pid, "io")))
+
+
+def _moved(io: Io | None) -> int:
+    """What it asked for and what reached a disk: only the latter grows inside one large copy call."""
+    if io is None:
+        return 0
+    return io.read_chars + io.written_chars + io.read_bytes + io.written_bytes

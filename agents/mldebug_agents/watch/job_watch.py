@@ -1,0 +1,275 @@
+"""The watch of one job: what is remembered of it from look to look, and what it does between two of them.
+
+Only where the decision asks for a sample are stacks read, and then without stopping a rank, within one deadline for all.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import msgspec
+
+from mldebug.capture.movement import Sample, movement
+from mldebug.capture.stacks import labels, last_frame, principal, python_frames
+from mldebug.core.model import (
+    Classification,
+    Gap,
+    Job,
+    LostRank,
+    ProcessCapture,
+    RankCapture,
+    RankIdentity,
+)
+from mldebug.diagnosis.classify.rank_class import classify
+from mldebug.jobs.heartbeat import Heartbeat
+from mldebug.jobs.known_issues.match import Trap
+from mldebug.jobs.logs.records import LogCounts, StepTimes
+from mldebug.stall.heartbeats import BeatProgress, last_step, scalars, shortest_timeout
+from mldebug.stall.log_progress import LogProgress
+from mldebug.stall.signals import Look, RankLook
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.capture.stacks.source_line import source_line
+from mldebug_agents.jobs.hook.records import Heartbeats
+from mldebug_agents.jobs.logs.job_logs import HungMounts, JobLogs
+from mldebug_agents.jobs.logs.locations import LogFinder
+from mldebug_agents.jobs.logs.sharing import Writers
+from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.watch.activity import COMPILER, Below, rate, read_activity
+
+SAMPLE_TIMEOUT = 3.0
+SAMPLES_DEADLINE = 6.0  # seconds for the stacks of all ranks of one job
+KEPT = 2  # samples of one rank that are compared
+Counters = tuple[float, tuple[float, float]]  # monotonic time, CPU seconds as `_cpu` takes them
+
+
+class JobLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One job at one look: what the decision needs, and what people want to see."""
+
+    job: Job
+    look: Look
+    step: int | None = None
+    loss: float | None = None
+    step_seconds: float | None = None
+    step_times: StepTimes | None = None
+    log: str = ""  # the file that is followed, or why there is none
+    log_counts: LogCounts = LogCounts()
+    beats: dict[int, Heartbeat] = {}  # by rank: what its hook says
+    classes: dict[int, Classification] = {}  # of a stack sample, by rank
+    frames: dict[int, str] = {}  # of the same: the last Python frame
+    traced: dict[int, float] = {}  # by rank: unix time of the newest record in its trace ring
+    traps: tuple[Trap, ...] = ()  # known ones that it sits in: no evidence of a stall
+    gaps: tuple[Gap, ...] = ()  # what could not be looked at
+
+
+def with_traces(one: JobLook, written: Mapping[int, float]) -> JobLook:
+    """The look with the ages of its ranks' trace rings; `written` by pid."""
+    mine = {rank.rank: written[rank.pid] for rank in one.job.ranks if rank.pid in written}
+    return msgspec.structs.replace(one, traced=mine) if mine else one
+
+
+class JobWatch:
+    """What the watch remembers of one job between two looks."""
+
+    def __init__(
+        self, bench: Workbench, hung: HungMounts, writers: Writers, heartbeats: Heartbeats
+    ) -> None:
+        self.bench = bench
+        self._heartbeats = heartbeats
+        self._beats = BeatProgress()
+        self.progress = LogProgress()
+        self.logs = JobLogs(
+            bench.host, bench.reader, hung, bench.log_parser, self.progress, writers, bench.node
+        )
+        self._counters: dict[int, Counters] = {}
+        self._below = Below(bench.host)
+        self._samples: dict[int, deque[Sample]] = {}
+        self._followed: dict[int, int] = {}  # pid -> the thread that speaks for it
+        self._turn = 0
+
+    def look(
+        self,
+        job: Job,
+        children: dict[int, tuple[Child, ...]],
+        finder: LogFinder,
+        now: float,
+        *,
+        sample: bool,
+    ) -> JobLook:
+        """Look at the processes and the logs of the job; with `sample`, at its stacks too."""
+        self.logs.look(job, finder, now)
+        self._forget(job.ranks)
+        captures, gaps = self._sample(job.ranks, now) if sample else ({}, ())
+        classes = {rank: classify(capture) for rank, capture in captures.items()}
+        beats = self._heartbeats.read(job.ranks)
+        self.progress.take_beats(beats, now)
+        ranks = tuple(
+            _in_phase(self._rank(rank, children, captures, classes, now), beats.get(rank.rank))
+            for rank in job.ranks
+        )
+        look = Look(
+            at=now,
+            run=job.id,
+            attempt=job.attempt,
+            ranks=ranks,
+            exited=tuple(lost.rank for lost in job.lost if _lived(lost)),
+            missing=tuple(lost.rank for lost in job.lost if not _lived(lost)),
+            elsewhere=job.world_size > len(job.ranks) + len(job.lost),
+            progress=(*self.progress.signals(), *self._beats.signals(beats)),
+            started=last_step(beats) is not None or self._has_started(job, now),
+            backend="nccl" if self.logs.gpu else "gloo",
+            collective_timeout=shortest_timeout(beats),
+        )
+        told = self.progress
+        return JobLook(
+            job=job,
+            look=look,
+            step=told.step if told.step is not None else last_step(beats),
+            loss=told.loss if told.loss is not None else scalars(beats).get("loss"),
+            step_seconds=told.step_seconds or told.hook_seconds,
+            step_times=told.step_times,
+            log=self.logs.sentence,
+            log_counts=self.logs.counts,
+            beats=beats,
+            classes=classes,
+            frames={
+                rank: last_frame(one.process.stacks, one.identity.pid)
+                for rank, one in captures.items()
+            },
+            gaps=(*self.logs.gaps, *gaps),
+        )
+
+    def _has_started(self, job: Job, now: float) -> bool:
+        """Was a step written since the youngest rank came? A log may begin with those of an earlier launch."""
+        written = self.progress.moved_at
+        if written is None or self.progress.step is None or not job.ranks:
+            return False
+        youngest = max(rank.started_at for rank in job.ranks)
+        return written >= now - (self.bench.host.clock() - youngest)
+
+    def _forget(self, ranks: tuple[RankIdentity, ...]) -> None:
+        pids = {rank.pid for rank in ranks}
+        self._below.keep(pids)
+        for known in (self._counters, self._samples, self._followed):
+            for pid in known.keys() - pids:
+                del known[pid]
+
+    # --- stacks ------------------------------------------------------------------------------------
+
+    def _sample(
+        self, ranks: tuple[RankIdentity, ...], now: float
+    ) -> tuple[dict[int, RankCapture], tuple[Gap, ...]]:
+        """Stacks of all ranks, non-blocking and in parallel; a rank that could not be read is left out.
+
+        Where the time is not enough for all, the next sample begins with those that are left.
+        """
+        until = time.monotonic() + SAMPLES_DEADLINE
+        turn = self._turn % len(ranks)
+        with ThreadPoolExecutor(self.bench.capturer().workers()) as pool:
+            futures = [
+                pool.submit(self._sample_one, rank, now, until)
+                for rank in (*ranks[turn:], *ranks[:turn])
+            ]
+            taken = [future.result() for future in futures]
+        found = {one.identity.rank: one for one in taken if isinstance(one, RankCapture)}
+        late = sum(one == "late" for one in taken)
+        if not late:
+            return found, ()
+        self._turn = turn + len(ranks) - late
+        what = f"stack samples of {late} of {len(ranks)} ranks"
+        reason = f"no time was left for {what} in this look"
+        return found, (Gap(what=what, reason=reason),)
+
+    def _sample_one(
+        self, rank: RankIdentity, now: float, until: float
+    ) -> RankCapture | Literal["late"] | None:
+        left = until - time.monotonic()
+        if left <= 0:
+            return "late"
+        state = self.bench.host.process_state(rank.pid, files=True)
+        if state is None or state.start_ticks != rank.start_ticks:
+            return None
+        dump = self.bench.pyspy.dump(rank.pid, timeout=min(SAMPLE_TIMEOUT, left))
+        if dump.failure:
+            return None
+        kept = self._samples.setdefault(rank.pid, deque(maxlen=KEPT))
+        kept.append(Sample(now, state, dump.stacks))
+        process = ProcessCapture(
+            pid=rank.pid,
+            state=state,
+            stacks=dump.stacks,
+            by_hook=bool(dump.instead),
+            movement=movement(rank.pid, list(kept)),
+            source_line=source_line(self.bench.host, self.bench.reader, rank.pid, dump.stacks),
+        )
+        return RankCapture(identity=rank, process=process)
+
+    # --- activity ----------------------------------------------------------------------------------
+
+    def _rank(
+        self,
+        rank: RankIdentity,
+        children: dict[int, tuple[Child, ...]],
+        captures: dict[int, RankCapture],
+        classes: dict[int, Classification],
+        now: float,
+    ) -> RankLook:
+        known, capture = classes.get(rank.rank), captures.get(rank.rank)
+        if capture is not None and known is not None:
+            self._followed[rank.pid] = _thread(capture, known)
+        tid = self._followed.get(rank.pid, rank.pid)
+        activity = read_activity(self.bench.host, rank.pid, rank.start_ticks, tid)
+        if activity is None:
+            return RankLook(rank=rank.rank)
+        family = children.get(rank.pid, ())
+        below = self._below.work(rank.pid, (child.pid for child in family))
+        used = activity.thread_cpu_seconds, activity.cpu_seconds
+        span, main, everybody = self._cpu(rank.pid, *used, now)
+        return RankLook(
+            rank=rank.rank,
+            role=known.role if known else None,
+            class_name=known.name if known else "",
+            operation=known.operation if known else "",
+            doing=known.doing if known else "",
+            frames_signature=_signature(capture, tid),
+            cpu_ratio=main,
+            process_cpu_ratio=everybody,
+            children_cpu_ratio=rate(below.cpu_seconds, span),
+            children_io_rate=rate(below.io_bytes, span),
+            switches=activity.switches,
+            io_bytes=activity.io_bytes,
+            written_bytes=activity.written_bytes,
+            state=activity.state,
+            wchan=activity.wchan,
+            compiling=any(COMPILER.fullmatch(child.name) for child in family),
+        )
+
+    def _cpu(self, pid: int, thread: float, process: float, now: float) -> tuple[float, ...]:
+        """Seconds since the look before, and the shares of a core of the followed thread and of all threads."""
+        at, before = self._counters.get(pid, (now, (thread, process)))
+        self._counters[pid] = (now, (thread, process))
+        span = now - at
+        return span, rate(thread - before[0], span), rate(process - before[1], span)
+
+
+def _in_phase(look: RankLook, beat: Heartbeat | None) -> RankLook:
+    return msgspec.structs.replace(look, phase=beat.phase) if beat and beat.phase else look
+
+
+def _lived(lost: LostRank) -> bool:
+    return lost.pid is not None or bool(lost.leftovers)
+
+
+def _thread(capture: RankCapture, known: Classification) -> int:
+    """The thread that speaks for a rank: its main thread, or the one in which it trains and waits."""
+    named = {stack.name or str(stack.tid): stack.tid for stack in capture.process.stacks}
+    return named.get(known.thread, capture.process.pid)
+
+
+def _signature(capture: RankCapture | None, tid: int) -> str | None:
+    if capture is None:
+        return None
+    stacks = capture.process.stacks
+    stack = next((one for one in stacks if one.tid == tid), None) or principal(stacks, tid)
+    return "\n".join(labels(python_frames(stack.frames))) if stack else None

@@ -1,0 +1,112 @@
+"""When NCCL RAS is asked during the watch, and what becomes of the answers: a sign of progress beside the others.
+
+| the run | asked |
+|---|---|
+| tells steps by its log or its hook | while it is quiet, every 2 s at most |
+| tells nothing of that kind | every 15 s, and while it is quiet as above |
+| has more than 16 nodes | while it is quiet, so seldom that the whole job is asked 8 times a second at most |
+| has switched RAS off, or uses no GPU | never |
+
+Each question makes every process of the job answer, so a run that is known to move is not asked. Belongs to the main
+loop's thread; the asking is a worker's.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mldebug.core.model import Job
+from mldebug.stall.collective_counts import CollectiveProgress
+from mldebug.stall.signals import STEPS, Stage
+from mldebug_agents.capture.nccl_ras.child import RasReply
+from mldebug_agents.capture.nccl_ras.client import MAX_NODES, nodes_of, switched_off
+from mldebug_agents.system.workers import Result
+from mldebug_agents.watch.job_watch import JobLook
+from mldebug_agents.watch.runs import Run
+
+HEALTHY = 15.0  # seconds between two questions to a run of which nothing else tells that it moves
+QUIET = 2.0
+AT_MOST = 8.0  # questions a second to one job, by all its nodes together
+REFUSED = 60.0  # seconds until who did not answer is asked again
+CALM = (Stage.WATCHING, Stage.RECOVERED, Stage.ENDED)
+
+
+class RunToAsk(NamedTuple):
+    """Which run is to be asked."""
+
+    job: Job
+
+
+class _Memory:
+    """What is known of one attempt of a run."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.progress = CollectiveProgress()
+        self.due = 0.0
+        self.asked = False
+
+
+class RasWatch:
+    """`put` hands an order to the worker, and is False where that takes none."""
+
+    def __init__(
+        self, put: Callable[[RunToAsk], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._put = put
+        self._clock = clock
+        self._runs: dict[str, _Memory] = {}
+
+    def turn(self, runs: Mapping[str, Run]) -> None:
+        """Ask whom it is time to ask."""
+        now = self._clock()
+        self._runs = {name: one for name, one in self._runs.items() if name in runs}
+        for name, run in runs.items():
+            memory = self._of(name, run)
+            pace = _pace(run)
+            if pace is None:
+                memory.progress.forget()
+            elif not memory.asked and now >= memory.due:
+                memory.asked = self._put(RunToAsk(run.job))
+                memory.due = now + pace
+
+    def told(self, result: Result) -> None:
+        """An answer, or why there is none."""
+        memory = self._runs.get(result.order.job.id)
+        if memory is None or memory.attempt != result.order.job.attempt:
+            return
+        memory.asked = False
+        reply = result.value if isinstance(result.value, RasReply) else RasReply()
+        if reply.told is None:
+            memory.due = self._clock() + REFUSED
+        else:
+            memory.progress.take(reply.told, self._clock())
+
+    def complete(self, one: JobLook) -> JobLook:
+        """The look with this sign of progress among the others."""
+        memory = self._runs.get(one.job.id)
+        found = memory.progress.signals(one.look) if memory else ()
+        if not found or memory is None or memory.attempt != one.job.attempt:
+            return one
+        look = msgspec.structs.replace(one.look, progress=(*one.look.progress, *found))
+        return msgspec.structs.replace(one, look=look)
+
+    def _of(self, name: str, run: Run) -> _Memory:
+        known = self._runs.get(name)
+        if known is None or known.attempt != run.job.attempt:
+            known = self._runs[name] = _Memory(run.job.attempt)
+        return known
+
+
+def _pace(run: Run) -> float | None:
+    """Seconds between two questions; None: it is not asked now."""
+    if run.decision is None or run.seen is None or run.seen.look.backend != "nccl":
+        return None
+    if run.unjudged or switched_off(run.job):
+        return None
+    if run.decision.stage not in CALM:
+        return max(QUIET, nodes_of(run.job) / AT_MOST)
+    tells = any(one.kind in STEPS for one in run.seen.look.progress)
+    return None if tells or nodes_of(run.job) > MAX_NODES else HEALTHY

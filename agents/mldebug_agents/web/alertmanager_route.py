@@ -1,0 +1,83 @@
+"""The door for Alertmanager's webhook: a token, a bounded body in bounded time, and a JSON answer."""
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mldebug.core.errors import MldebugError
+from mldebug_agents.web.control_requests import Refusal
+
+PATH = "/api/v1/alerts"
+MAX_BODY = 8 << 20  # bytes: ten thousand alerts
+MAX_TOKEN, MIN_TOKEN = 8192, 16
+PATIENCE = 10.0  # seconds for the whole body
+
+Answer = Callable[[bytes], tuple[int, bytes]]
+
+
+class AlertDoor:
+    """`answer` has it done, in a thread; None: nobody is there who could."""
+
+    def __init__(self, token_file: Path | None) -> None:
+        self._token_file = token_file
+        self.answer: Answer | None = None
+
+    async def post(self, request: Request) -> Response:
+        """One POST."""
+        refused = await run_in_threadpool(self._refusal, request.headers.get("authorization", ""))
+        if refused is not None:
+            return refused
+        try:
+            body = await asyncio.wait_for(_body(request), PATIENCE)
+        except TimeoutError:
+            return _told(408, "it was not complete in time")
+        if body is None:
+            return _told(413, f"it is larger than {MAX_BODY >> 20} MiB", "set max_alerts there")
+        if self.answer is None:
+            return _told(503, "the agent does not look yet", "ask again in a moment")
+        status, told = await run_in_threadpool(self.answer, body)
+        return Response(told, status_code=status, media_type="application/json")
+
+    def _refusal(self, shown: str) -> Response | None:
+        if self._token_file is None:
+            way_out = "agent: {token_file: /etc/mldebug/token}"
+            return _told(403, "this agent takes no alerts: it has no token", way_out)
+        try:
+            token = token_of(self._token_file)
+        except (OSError, MldebugError):  # its path is nobody's business there
+            return _told(503, "the agent's token cannot be read", "see agent.token_file")
+        if hmac.compare_digest(shown.encode(errors="replace"), f"Bearer {token}".encode()):
+            return None
+        told = _told(401, "the token is not the agent's", "authorization: {credentials_file: …}")
+        told.headers["WWW-Authenticate"] = "Bearer"
+        return told
+
+
+def token_of(path: Path) -> str:
+    """Its first line, read anew each time. MldebugError where it is too short to be one."""
+    with path.open("rb") as file:
+        lines = file.read(MAX_TOKEN).decode("utf-8", "replace").split()
+    if not lines or len(lines[0]) < MIN_TOKEN:
+        raise MldebugError(f"{path} holds no token of {MIN_TOKEN} characters", "openssl rand -hex 32")  # fmt: skip
+    return lines[0]
+
+
+async def _body(request: Request) -> bytes | None:
+    """What was sent; None where it is too large, of which nothing more is read."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            return None
+    return bytes(body)
+
+
+def _told(status: int, error: str, way_out: str = "") -> Response:
+    body = msgspec.json.encode(Refusal(error, way_out))
+    return Response(body, status_code=status, media_type="application/json")

@@ -1,0 +1,67 @@
+"""Ask the agent of this node over its Unix socket, and tell no agent from one that does not answer or may not be asked."""
+
+import http.client
+import threading
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from mldebug.status.snapshot import Snapshot
+from mldebug_agents.web.listeners import SOCKET
+from mldebug_agents.web.unix_http import TIMEOUT, OverUnix
+
+MAX_BYTES = 32 << 20
+
+
+class Inquiry(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of asking; `trouble` is a sentence, "" where all went well or no agent runs."""
+
+    outcome: Literal["answered", "none", "denied", "silent", "starting"]
+    snapshot: Snapshot | None = None
+    trouble: str = ""
+
+
+def ask_agent(state_dir: Path) -> Snapshot | None:
+    """The agent's last snapshot, or None where no agent runs here or this user may not ask it."""
+    return inquire(state_dir).snapshot
+
+
+def inquire(state_dir: Path) -> Inquiry:
+    """Ask within a deadline, also where the state dir lies on a mount that hangs."""
+    answers: list[Inquiry] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(_inquire(state_dir)), name="mldebug-ask", daemon=True
+    )
+    thread.start()
+    thread.join(2 * TIMEOUT)
+    return answers[0] if answers else _silent(state_dir)
+
+
+def _inquire(state_dir: Path) -> Inquiry:
+    link = OverUnix(state_dir)
+    try:
+        link.request("GET", "/api/v1/status")
+        answer = link.getresponse()
+        body = answer.read(MAX_BYTES)
+        if answer.status == 503:
+            trouble = "an agent runs here and has not looked yet: ask again in a moment"
+            return Inquiry(outcome="starting", trouble=trouble)
+        snapshot = msgspec.json.decode(body, type=Snapshot)
+        return Inquiry(outcome="answered", snapshot=snapshot)
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        return Inquiry(outcome="none")
+    except PermissionError:
+        trouble = (
+            f"an agent may run here, but this user may not ask it: {state_dir / SOCKET} is closed"
+        )
+        return Inquiry(outcome="denied", trouble=trouble)
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+        return _silent(state_dir)
+    finally:
+        link.close()
+
+
+def _silent(state_dir: Path) -> Inquiry:
+    trouble = f"an agent does not answer at {state_dir / SOCKET}: see its log"
+    return Inquiry(outcome="silent", trouble=trouble)

@@ -1,0 +1,108 @@
+"""A port on the loopback interface that hands a browser's GETs to the agent's socket, as the user who has opened it.
+
+Everybody on the node can connect to the port, so a browser must first show the key of a link that only this user has read.
+A link is good once: it leaves a cookie behind, and the next one is told.
+"""
+
+import hashlib
+import hmac
+import http.client
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from mldebug_agents.web.connection_limiter import BACKLOG, MOST, Door
+from mldebug_agents.web.peer_credentials import PeerProtocol
+from mldebug_agents.web.same_origin import cookie_name, misled
+from mldebug_agents.web.unix_http import OverUnix
+
+MAX_BODY = 32 << 20  # bytes
+TIMEOUT = 15.0  # seconds for an answer of the agent
+PASSED = ("if-none-match", "accept")
+DROPPED = ("connection", "content-length", "date", "keep-alive", "server", "transfer-encoding")
+
+
+class Relay:
+    """`told` hears of each new link's path: whoever has it gets in once."""
+
+    def __init__(self, state_dir: Path, told: Callable[[str], None]) -> None:
+        self._state_dir = state_dir
+        self._told = told
+        self._key = ""
+        self._inside: set[bytes] = set()
+        self._one = threading.Lock()  # two browsers with one link
+        self._renew()
+
+    def app(self) -> Starlette:
+        """All there is."""
+        return Starlette(routes=[Route("/{path:path}", self._get)])
+
+    def server(self) -> uvicorn.Server:
+        """As patient as the agent's own doors: whoever connects and asks nothing is not kept."""
+        config = uvicorn.Config(self.app(), log_level="error", access_log=False, lifespan="off", ws="none", loop="asyncio",
+                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, proxy_headers=False,
+                                timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
+        return uvicorn.Server(config)
+
+    def serve(self, door: socket.socket) -> None:
+        """Until Ctrl-C."""
+        self.server().run(sockets=[Door(door, MOST)])
+
+    def _get(self, request: Request) -> Response:
+        if why := misled(request.headers, local=True):
+            return PlainTextResponse(f"Not answered: {why}.\n", 403)
+        if _hash(request.cookies.get(cookie_name(request.headers), "")) in self._inside:
+            return self._answer(request)
+        shown = request.query_params.get("key", "").encode(errors="replace")
+        with self._one:
+            if hmac.compare_digest(shown, self._key.encode()):
+                return self._let_in(cookie_name(request.headers))
+        told = "Open the link that `mldebug web` has printed last: each is good once.\n"
+        return PlainTextResponse(told, 403)
+
+    def _let_in(self, name: str) -> Response:
+        cookie = secrets.token_urlsafe(32)
+        self._inside.add(_hash(cookie))
+        self._renew()
+        answer = RedirectResponse("/", 303, {"Referrer-Policy": "no-referrer"})
+        answer.set_cookie(name, cookie, httponly=True, samesite="strict")
+        return answer
+
+    def _renew(self) -> None:
+        self._key = secrets.token_urlsafe(24)
+        self._told(f"/?key={self._key}")
+
+    def _answer(self, request: Request) -> Response:
+        """What the agent says to this user."""
+        link = OverUnix(self._state_dir, TIMEOUT)
+        target = _asked(request)
+        headers = {name: request.headers[name] for name in PASSED if name in request.headers}
+        try:
+            link.request("GET", target, headers=headers)
+            answer = link.getresponse()
+            body = answer.read(MAX_BODY)
+        except (OSError, http.client.HTTPException):
+            return PlainTextResponse("The agent does not answer: is it running?\n", 502)
+        finally:
+            link.close()
+        passed = {name: value for name, value in answer.getheaders() if name.lower() not in DROPPED}
+        return Response(body, answer.status, passed)
+
+
+def _asked(request: Request) -> str:
+    """Path and query as they were sent, not decoded."""
+    path: bytes = request.scope["raw_path"]
+    query: bytes = request.scope["query_string"]
+    return (path + b"?" + query if query else path).decode("latin-1")
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="replace")).digest()

@@ -1,0 +1,58 @@
+"""What every page is sent with, pages that say one thing, and who looks."""
+
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from mldebug.web import frame
+from mldebug.web.incident_list import Row
+from mldebug_agents.web.peer_credentials import Peer
+
+FOREVER = "public, max-age=31536000, immutable"
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer a browser hides the origin of our own forms
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-cache, private",
+}
+LINKS = {"/runs": "All runs", "/incidents": "All incidents"}
+
+
+class Viewer(NamedTuple):
+    """Who looks; `uid` None: he may see everything."""
+
+    uid: int | None
+    leave: bool = False  # he has logged in, and may log out
+
+
+def html(text: str, policy: str = frame.POLICY, tag: str = "", status: int = 200) -> Response:
+    """A page with its policy."""
+    headers = HEADERS | {"Content-Security-Policy": policy} | ({"ETag": tag} if tag else {})
+    return HTMLResponse(text.encode(errors="replace"), status, headers)
+
+
+def same(tag: str) -> Response:
+    """Nothing has changed."""
+    return Response(status_code=304, headers=HEADERS | {"ETag": tag})
+
+
+def said(
+    status: int, sentence: str, way_out: str = "", link: str = "", reports: tuple[Row, ...] = ()
+) -> Response:
+    """A page that says one thing; `reports`: where it is told in full."""
+    shown = {"sentence": sentence, "way_out": way_out, "link": link, "link_title": LINKS.get(link)}
+    return html(frame.plain("said", sentence, **shown, reports=reports), status=status)
+
+
+def look(text: str, kind: str) -> Response:
+    """Style and script: no secret, and the same for everybody; the address changes with them."""
+    return Response(text, headers=HEADERS | {"Cache-Control": FOREVER}, media_type=kind)
+
+
+def peer_at(request: Request) -> Peer | None:
+    """Whoever is at the other end of the socket; None by TCP."""
+    peer = getattr(request.state, "peer", None)
+    return peer if isinstance(peer, Peer) else None

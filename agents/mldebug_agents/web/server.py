@@ -1,0 +1,204 @@
+"""The agent's doors: a Unix socket for people on this node, TCP for Prometheus. Both serve the last snapshot only.
+
+Each has a thread with an event loop; a scrape never touches the node. On TCP there are /metrics, /healthz and /readyz
+without credentials, and with a token a door for alerts and the web pages; everything else goes through the socket (SO_PEERCRED).
+"""
+
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from mldebug.config.schema import Agent
+from mldebug.core.plugins import create_all
+from mldebug.status.snapshot import Snapshot, encode
+from mldebug_agents.web.alertmanager_route import PATH as ALERTS
+from mldebug_agents.web.alertmanager_route import AlertDoor
+from mldebug_agents.web.connection_limiter import BACKLOG, Door
+from mldebug_agents.web.control_requests import carry_out, refused
+from mldebug_agents.web.listeners import open_tcp
+from mldebug_agents.web.page_routes import PageDoor
+from mldebug_agents.web.peer_credentials import (
+    Peer,
+    PeerProtocol,
+    group_number,
+    may_see_all,
+    view,
+)
+from mldebug_agents.web.same_origin import OwnPagesOnly
+from mldebug_agents.web.slow_poll_server import UnhurriedServer
+
+log = logging.getLogger("mldebug")
+
+PEERS_EACH, PEERS = 32, 1024  # connections of one node, and of all
+
+Verb = Callable[[Mapping[str, str]], object]
+"""Does what was asked for with these parameters and returns a struct; an MldebugError says why it cannot."""
+
+OwnVerb = Callable[[Mapping[str, str], int | None], object]
+"""The same of the runs of one user alone; None: of everybody's."""
+
+
+class Server:
+    """Holds the newest snapshot and serves it."""
+
+    def __init__(self, settings: Agent) -> None:
+        self.settings = settings
+        self.group = group_number(settings.group)
+        self.snapshot: Snapshot | None = None
+        self.verbs: dict[str, Verb] = {}  # by path: what a POST does, for who may see all
+        self.own_verbs: dict[str, OwnVerb] = {}  # the same, for everybody
+        (self._prometheus,) = create_all("tellers")
+        self._servers: list[tuple[UnhurriedServer, threading.Thread]] = []
+        self._private_server: UnhurriedServer | None = None
+        self._stopped = False
+        self.alerts = AlertDoor(settings.token_file)
+        self.published_at = time.monotonic()
+        self.pages = PageDoor(
+            settings.state_dir,
+            settings.token_file,
+            self.group,
+            told=lambda: self.snapshot,
+            age=lambda: time.monotonic() - self.published_at,
+        )
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Replace what is served; called by the main loop."""
+        self._prometheus.publish(snapshot)  # first: whoever sees a snapshot may ask for its metrics
+        self.snapshot = snapshot
+        self.published_at = time.monotonic()
+
+    def start(self) -> None:
+        """Listen on TCP; UsageError in words where the address is taken. The socket has `serve_door`."""
+        if self.settings.listen:
+            alerts = Route(ALERTS, self.alerts.post, methods=["POST"])
+            routes = [*self._public(), alerts, *self.pages.by_tcp()]
+            self._serve(Starlette(routes=routes), open_tcp(self.settings.listen))
+
+    def serve_door(self, door: socket.socket) -> None:
+        """Serve the Unix socket, which the state keeper has opened; from any thread, also too late."""
+        if self._stopped:
+            door.close()
+            return
+        before, self._private_server = self._private_server, None
+        if before is not None:
+            before.leave()  # its socket file went with the state dir
+        routes = [*self._public(), *self._private(), *self.pages.at_socket()]
+        app = Starlette(routes=routes, middleware=[Middleware(OwnPagesOnly)])
+        self._private_server = self._serve(app, door)
+
+    def serve_peers(
+        self,
+        app: Starlette,
+        door: socket.socket,
+        context: ssl.SSLContext,
+        admits: Callable[[str], bool] = lambda _: True,
+        slow: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Serve other agents: who does not show the certificate of the shared key gets no further than the handshake.
+
+        `admits`: may somebody come from this address? Who may not does not get so far. `slow`: somebody from there took too long.
+        """
+        self._serve(app, Door(door, PEERS_EACH, PEERS, admits, slow), context)
+
+    def stop(self, timeout: float = 0.5) -> None:
+        """Close the doors; waits at most `timeout` seconds for all of them."""
+        deadline = time.monotonic() + timeout
+        self._stopped = True
+        servers = list(self._servers)
+        for server, _ in servers:
+            server.leave()
+        for _, thread in servers:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _serve(
+        self, app: Starlette, door: socket.socket, context: ssl.SSLContext | None = None
+    ) -> UnhurriedServer:
+        # asyncio's own loop: another one would not ask our `Door` to accept. uvicorn warns of each request that is none, and
+        # whoever reaches the door could fill our log with that.
+        config = uvicorn.Config(app, log_level="error", log_config=None, access_log=False, lifespan="off", loop="asyncio",
+                                timeout_keep_alive=5, backlog=BACKLOG, http=PeerProtocol, ws="none", proxy_headers=False,
+                                timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384)  # fmt: skip
+        config.load()
+        config.ssl = context  # uvicorn itself reads certificates from files alone
+        server = UnhurriedServer(config)
+        thread = threading.Thread(
+            target=server.run,
+            kwargs={"sockets": [door if isinstance(door, Door) else Door(door)]},
+            name="mldebug-server",
+            daemon=True,
+        )
+        thread.start()
+        self._servers = [one for one in self._servers if one[1].is_alive()]
+        self._servers.append((server, thread))
+        return server
+
+    def _public(self) -> list[Route]:
+        return [
+            Route("/metrics", self._metrics),
+            Route("/healthz", lambda _: PlainTextResponse("ok\n")),
+            Route("/readyz", self._ready),
+        ]
+
+    def _private(self) -> list[Route]:
+        verbs = [
+            Route(path, partial(self._told, verb), methods=["POST"])
+            for path, verb in self.verbs.items()
+        ]
+        verbs += [
+            Route(path, partial(self._told_of_own, verb), methods=["POST"])
+            for path, verb in self.own_verbs.items()
+        ]
+        return [Route("/api/v1/status", self._status), *verbs]
+
+    def _told(self, verb: Verb, request: Request) -> Response:
+        """Somebody asks for something to be done: root, the agent's user, or a member of its group."""
+        allowed = may_see_all(_peer(request), self.group)
+        status, body = carry_out(verb, request.query_params) if allowed else refused()
+        return Response(body, status_code=status, media_type="application/json")
+
+    def _told_of_own(self, verb: OwnVerb, request: Request) -> Response:
+        """Everybody may have it done to his own runs."""
+        peer = _peer(request)
+        if peer is None:
+            return self._told(lambda _: None, request)
+        whose = None if may_see_all(peer, self.group) else peer.uid
+        status, body = carry_out(lambda asked: verb(asked, whose), request.query_params)
+        return Response(body, status_code=status, media_type="application/json")
+
+    def _metrics(self, request: Request) -> Response:
+        peer, accept = _peer(request), request.headers.get("accept", "")
+        if self.snapshot is None:
+            return PlainTextResponse("not ready\n", status_code=503)
+        if peer is None:  # by TCP they are public
+            body, kind = self._prometheus.scrape(accept)
+        else:
+            body, kind = self._prometheus.render(view(self.snapshot, peer, self.group), accept)
+        return Response(body, media_type=kind)
+
+    def _ready(self, request: Request) -> Response:
+        ready = self.snapshot is not None
+        return PlainTextResponse(
+            "ready\n" if ready else "starting\n", status_code=200 if ready else 503
+        )
+
+    def _status(self, request: Request) -> Response:
+        if self.snapshot is None:
+            return Response(b"{}", status_code=503, media_type="application/json")
+        seen = view(self.snapshot, _peer(request), self.group)
+        return Response(encode(seen), media_type="application/json")
+
+
+def _peer(request: Request) -> Peer | None:
+    peer = getattr(request.state, "peer", None)
+    return peer if isinstance(peer, Peer) else None

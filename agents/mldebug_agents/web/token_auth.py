@@ -1,0 +1,144 @@
+"""The way in by TCP: the agent's token, in a header or in the login form, which opens a session."""
+
+import asyncio
+import hmac
+import platform
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from mldebug.core.errors import MldebugError
+from mldebug.web import frame
+from mldebug_agents.web.alertmanager_route import token_of
+from mldebug_agents.web.responses import HEADERS, Viewer, html, said
+from mldebug_agents.web.same_origin import cookie_name, forged, is_loopback, misled
+from mldebug_agents.web.sessions import LIFE, Sessions
+
+MAX_FORM = 16_384  # bytes
+PATIENCE = 10.0  # seconds for all of it
+LOGIN = "/login"
+NO_PAGES = "By TCP there are pages only with agent.token_file. At the agent's socket they need no setting: `mldebug web` says how."
+
+
+class Gate:
+    """Whoever has the token sees all."""
+
+    def __init__(self, token_file: Path | None) -> None:
+        self._token_file = token_file
+        self._sessions = Sessions()
+
+    def routes(self) -> list[Route]:
+        """Login and logout."""
+        return [
+            Route(LOGIN, self._show_form),
+            Route(LOGIN, self._post, methods=["POST"]),
+            Route("/logout", self._leave, methods=["POST"]),
+        ]
+
+    def viewer(self, request: Request) -> Viewer | Response:
+        """By the header or by the cookie; else how to get in."""
+        token = self._token_for(request)
+        if isinstance(token, Response):
+            return token
+        if shown := request.headers.get("authorization", ""):
+            right = _same(shown, f"Bearer {token}")
+            return self._tried(request, right) or Viewer(None)
+        if self._sessions.holds(request.cookies.get(cookie_name(request.headers), ""), token):
+            return Viewer(None, leave=True)
+        return RedirectResponse(LOGIN, 303, HEADERS)
+
+    def _token_for(self, request: Request) -> str | Response:
+        """Read anew each time: who changes the file ends all sessions."""
+        if self._token_file is None:
+            return PlainTextResponse(f"{NO_PAGES}\n", 403, HEADERS)
+        if why := misled(request.headers, local=False, node=platform.node()):
+            return said(421, f"Not answered: {why}.", "Open it by this node's name or address.")
+        try:
+            return token_of(self._token_file)
+        except (OSError, MldebugError):  # its path is nobody's business there
+            return said(503, "The agent's token cannot be read.", "See agent.token_file.")
+
+    def _tried(self, request: Request, right: bool) -> Response | None:
+        """None for who may come in."""
+        allowed = self._sessions.tries(_address(request), right=right)
+        if allowed and right:
+            return None
+        if allowed:
+            answer = said(401, "That is not the agent's token.")
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        answer = said(429, "Too many wrong tokens.", "Wait a minute, then try again.")
+        answer.headers["Retry-After"] = "60"
+        return answer
+
+    def _show_form(self, request: Request) -> Response:
+        viewer = self.viewer(request)
+        if isinstance(viewer, Viewer):
+            return RedirectResponse("/runs", 303, HEADERS)
+        return _form(request) if viewer.status_code == 303 else viewer
+
+    async def _post(self, request: Request) -> Response:
+        """The token comes as a form; a right one opens a session."""
+        if forged(request.headers):
+            return said(403, "Another site's page has sent this.")
+        try:
+            body = await asyncio.wait_for(_body(request), PATIENCE)
+        except TimeoutError:
+            return said(408, "It was not complete in time.")
+        if body is None:
+            return said(413, "That is no token.")
+        return await run_in_threadpool(self._log_in, request, body)
+
+    def _log_in(self, request: Request, body: str) -> Response:
+        token = self._token_for(request)
+        if isinstance(token, Response):
+            return token
+        right = _same(parse_qs(body).get("token", [""])[0].strip(), token)
+        refused = self._tried(request, right)
+        if refused is not None:
+            wrong = refused.status_code == 401
+            return _form(request, "That is not the agent's token.", 401) if wrong else refused
+        answer = RedirectResponse("/runs", 303, HEADERS)
+        cookie = cookie_name(request.headers)
+        opened = self._sessions.open(token)
+        secure = request.headers.get("origin", "").startswith("https:")  # to a proxy before us
+        answer.set_cookie(
+            cookie, opened, max_age=int(LIFE), httponly=True, samesite="strict", secure=secure
+        )
+        return answer
+
+    def _leave(self, request: Request) -> Response:
+        if forged(request.headers):
+            return said(403, "Another site's page has sent this.")
+        cookie = cookie_name(request.headers)
+        self._sessions.close(request.cookies.get(cookie, ""))
+        answer = RedirectResponse(LOGIN, 303, HEADERS)
+        answer.delete_cookie(cookie, httponly=True, samesite="strict")
+        return answer
+
+
+def _form(request: Request, trouble: str = "", status: int = 200) -> Response:
+    clear = request.url.scheme != "https" and not is_loopback(_address(request))
+    return html(frame.plain("login", "Log in", trouble=trouble, clear=clear), status=status)
+
+
+async def _body(request: Request) -> str | None:
+    """None where it is too large, of which nothing more is read."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM:
+            return None
+    return body.decode(errors="replace")
+
+
+def _same(shown: str, wanted: str) -> bool:
+    return hmac.compare_digest(shown.encode(errors="replace"), wanted.encode())
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""

@@ -1,0 +1,38 @@
+"""HTTP over the agent's Unix socket."""
+
+import http.client
+import socket
+import time
+from pathlib import Path
+
+from mldebug_agents.web.listeners import reachable
+
+TIMEOUT = 2.0
+BUSY = 0.02  # seconds until the next try, where others wait at the door
+
+
+class OverUnix(http.client.HTTPConnection):
+    """A connection to the agent's socket; `timeout` in seconds for each step."""
+
+    def __init__(self, state_dir: Path, timeout: float = TIMEOUT) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._state_dir = state_dir
+
+    def connect(self) -> None:
+        """Connect to the socket file in place of a host."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        deadline = time.monotonic() + TIMEOUT
+        with reachable(self._state_dir) as path:
+            while not self._entered(path, deadline):
+                time.sleep(BUSY)
+
+    def _entered(self, path: str, deadline: float) -> bool:
+        """Whether it is connected. Many wait at the door: the kernel says so at once, whatever the socket's timeout."""
+        try:
+            self.sock.connect(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            return False
+        return True
