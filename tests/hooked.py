@@ -12,7 +12,7 @@ from mldebug_agents.jobs.job_start import environment, hook_folder
 
 RANK = """
     import os, sys, threading, time
-    from mldebug_training.process import own
+    from mldebug_training.hook.process import own
     record = own.record
     def background():
         time.sleep(1000)

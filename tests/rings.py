@@ -1,4 +1,4 @@
-"""Trace rings made by hand, byte by byte as the docstring of `mldebug_training.ring` says, by none of its code."""
+"""Trace rings made by hand, byte by byte as the docstring of `mldebug_training.tracing.ring` says, by none of its code."""
 
 import struct
 from collections.abc import Sequence

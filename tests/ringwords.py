@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mldebug_training import ring
+from mldebug_training.tracing import ring
 
 KINDS = ("", "call", "return", "line", "unwind", "yield", "resume", "step")
 

@@ -6,22 +6,22 @@ itself are imported when it asks for them.
 
 from __future__ import annotations
 
-from mldebug_training.interrupted import pass_on
+from mldebug_training.common.interrupted import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from mldebug_training.deadline import TimeLimit
-    from mldebug_training.findings import BatchReachedError, OverflowFoundError
-    from mldebug_training.first import MainProcessError, main_process_first
-    from mldebug_training.memory import MemoryGuard
-    from mldebug_training.overflow import OverflowDetector, detect_overflow
-    from mldebug_training.phases import Phase
-    from mldebug_training.printing import rank_print
-    from mldebug_training.silent import Silence
-    from mldebug_training.switches import Switches
-    from mldebug_training.weights import dump_weights
+    from mldebug_training.helpers.deadline import TimeLimit
+    from mldebug_training.helpers.first import MainProcessError, main_process_first
+    from mldebug_training.helpers.memory import MemoryGuard
+    from mldebug_training.helpers.overflow.detector import OverflowDetector, detect_overflow
+    from mldebug_training.helpers.overflow.findings import BatchReachedError, OverflowFoundError
+    from mldebug_training.helpers.rank_print import rank_print
+    from mldebug_training.helpers.switches.switches import Switches
+    from mldebug_training.helpers.weights import dump_weights
+    from mldebug_training.hook.phases import Phase
+    from mldebug_training.hook.silent import Silence
 
 __all__ = [
     "BatchReachedError",
@@ -40,17 +40,17 @@ __all__ = [
 ]
 
 _HELPERS = {
-    "BatchReachedError": "findings",
-    "MainProcessError": "first",
-    "MemoryGuard": "memory",
-    "OverflowDetector": "overflow",
-    "OverflowFoundError": "findings",
-    "Switches": "switches",
-    "TimeLimit": "deadline",
-    "detect_overflow": "overflow",
-    "dump_weights": "weights",
-    "main_process_first": "first",
-    "rank_print": "printing",
+    "BatchReachedError": "helpers.overflow.findings",
+    "MainProcessError": "helpers.first",
+    "MemoryGuard": "helpers.memory",
+    "OverflowDetector": "helpers.overflow.detector",
+    "OverflowFoundError": "helpers.overflow.findings",
+    "Switches": "helpers.switches.switches",
+    "TimeLimit": "helpers.deadline",
+    "detect_overflow": "helpers.overflow.detector",
+    "dump_weights": "helpers.weights",
+    "main_process_first": "helpers.first",
+    "rank_print": "helpers.rank_print",
 }
 
 
@@ -65,12 +65,12 @@ def __getattr__(name: str) -> Any:
 def phase(name: str) -> Phase | Silence:
     """`with phase("evaluate"):` What is inside is told as such; phases may be nested. Also a decorator."""
     try:
-        from mldebug_training.phases import Phase
+        from mldebug_training.hook.phases import Phase
 
         return Phase(name)
     except Exception as error:  # another system than Linux, a Python that lacks what it takes
         pass_on(error)
-        from mldebug_training.silent import Silence
+        from mldebug_training.hook.silent import Silence
 
         return Silence()
 
@@ -82,8 +82,8 @@ def heartbeat(step: int, **scalars: float) -> None:
     scalars of NumPy; what is none is left out. So are tensors: to read one of a GPU would wait for the GPU.
     """
     try:
-        from mldebug_training.process import own
-        from mldebug_training.values import of_scalars, of_step
+        from mldebug_training.hook.process import own
+        from mldebug_training.hook.values import of_scalars, of_step
 
         number = of_step(step)
         own.explicit = True

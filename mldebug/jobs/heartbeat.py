@@ -1,5 +1,5 @@
 """What a training process says of itself, read from its record in shared memory. The layout stands in
-`mldebug_training.record`; a job may have written anything into it, so nothing is taken for true.
+`mldebug_training.hook.record`; a job may have written anything into it, so nothing is taken for true.
 """
 
 import binascii
@@ -42,7 +42,7 @@ class Heartbeat(Noun, frozen=True, kw_only=True):
     rank: int | None = None
     world_size: int | None = None
     signal: int | None = (
-        None  # asks for all stacks, the one below forces them; see mldebug_training.stacks
+        None  # asks for all stacks, the one below forces them; see mldebug_training.hook.stacks
     )
     stacks_fd: int | None = None
     main_thread: int = 0  # as the stacks call it

@@ -1,5 +1,5 @@
 """The switches of a job: what lies in their folder, and what to say of it. Pure; the layout stands in
-`mldebug_training.switchfiles`. A job may have written anything there, so nothing is taken for true.
+`mldebug_training.helpers.switches.files`. A job may have written anything there, so nothing is taken for true.
 """
 
 import json

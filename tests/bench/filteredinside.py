@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mldebug_training.trace import trace
+from mldebug_training.tracing.trace import trace
 
 WARM = 30  # steps
 SETTLE = 3  # steps after a switch

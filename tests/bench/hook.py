@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from bench.table import Row, show
 from mldebug_agents.jobs.job_start import environment, hook_folder
-from mldebug_training.process import Process
+from mldebug_training.hook.process import Process
 from processes.torchlike import write_torch
 
 ROUNDS = int(os.environ.get("MLDEBUG_BENCH_ROUNDS", "15"))

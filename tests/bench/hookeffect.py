@@ -58,7 +58,7 @@ for _ in range(50):
     step()
 reader, hooks = dataloader._BaseDataLoaderIter, optim._global_optimizer_post_hooks
 wrapped, kept = reader.__next__, dict(hooks)
-assert kept and sys.modules["mldebug_training.process"].own.record.step == 50
+assert kept and sys.modules["mldebug_training.hook.process"].own.record.step == 50
 
 def switch(on):
     hooks.clear()

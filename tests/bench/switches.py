@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 from bench.table import Row, show
 from mldebug_training import Switches
-from mldebug_training.exchange import Exchange, Place
+from mldebug_training.helpers.switches.exchange import Exchange, Place
 
 RANKS, STEPS, STEP = 4, 400, 0.008
 POLL, EXCHANGE = 20.0, 500.0  # microseconds

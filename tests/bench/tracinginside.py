@@ -116,7 +116,7 @@ def viztracer(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def ours(path: Path, *include: str, **more: Any) -> Iterator[None]:
     """The ring."""
-    from mldebug_training.trace import trace
+    from mldebug_training.tracing.trace import trace
 
     with trace(*include, ring=str(path), size=64 << 20, **more) as tracer:
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 import mldebug_training
-from mldebug_training import first as first_module
+from mldebug_training.helpers import first as first_module
 
 
 def main(events: Path, how: str) -> None:

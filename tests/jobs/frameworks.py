@@ -68,7 +68,7 @@ def adam(model: torch.nn.Module, **more: Any) -> torch.optim.Optimizer:
 @contextmanager
 def watched() -> Iterator[None]:
     """Note what the record says whenever it is written."""
-    record = sys.modules.get("mldebug_training.record")
+    record = sys.modules.get("mldebug_training.hook.record")
     if record is None:
         yield
         return

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from leaving import leave
 
 import mldebug_training
-from mldebug_training import agreement, exchange, meeting
+from mldebug_training.helpers.switches import agreement, exchange, meeting
 
 EVENTS, HOW = Path(sys.argv[1]), sys.argv[2]
 RANK = int(os.environ["RANK"])

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "agents"))
-from mldebug_training.process import own
+from mldebug_training.hook.process import own
 
 SECRET = ctypes.create_string_buffer(b"MLDEBUG!", 8)
 

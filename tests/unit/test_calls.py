@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mldebug_training.calls import Call, LateError
+from mldebug_training.common.calls import Call, LateError
 
 
 def test_a_call_that_is_late_goes_on_and_is_heard_later() -> None:

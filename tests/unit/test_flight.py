@@ -22,10 +22,10 @@ from mldebug.capture.flight_recorder.hook_file import (
 )
 from mldebug.capture.flight_recorder.votes import collective_words
 from mldebug.jobs.heartbeat import parse_record
-from mldebug_training import flight as written
-from mldebug_training.record import Record
-from mldebug_training.recording import NEW, OLD, record_collectives
-from mldebug_training.sharedfiles import start_ticks
+from mldebug_training.common.shared_files import start_ticks
+from mldebug_training.hook import flight_recorder as written
+from mldebug_training.hook.nccl_recording import NEW, OLD, record_collectives
+from mldebug_training.hook.record import Record
 
 H200 = Path(__file__).parents[1] / "fixtures" / "h200"
 
@@ -439,7 +439,7 @@ def test_a_pytorch_without_handlers_tells_nothing_of_nccl2(
 
 REAL = """
 import json, sys, torch, torch.distributed as dist
-from mldebug_training.handlers import only_of, recorded_by
+from mldebug_training.hook.fr_handler import only_of, recorded_by
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
 dist.all_reduce(torch.zeros(3))
 dump = json.loads(recorded_by("gloo"))

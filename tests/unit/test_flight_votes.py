@@ -322,7 +322,7 @@ UNRECORDED = {
     "monitored_barrier": "monitored_barrier (torch/distributed/distributed_c10d.py:9)",
     "new_group": "new_group (torch/distributed/distributed_c10d.py:9)",
     "the store": "get_all (torch/distributed/elastic/utils/store.py:9)",
-    "first": "_wait (mldebug_training/first.py:9)",
+    "first": "_wait (mldebug_training/helpers/first.py:9)",
     "an unrecorded backend": "all_reduce (torch/distributed/distributed_c10d.py:9)",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.cli.main import main
-from mldebug_training.followed import Code, Followed, folders
+from mldebug_training.tracing.filters import Code, Followed, folders
 from ringwords import Words
 from unit.test_tracer import AGENTS, run
 
@@ -30,7 +30,7 @@ FROZEN = Code(compile("0", "<frozen importlib._bootstrap>", "exec"), {"__name__"
 GENERATED = Code(
     compile("0", "<string>", "exec"), {"__name__": "train", "__file__": "/data/train.py"}
 )
-OURS = code("mldebug_training.steps", f"{AGENTS}/mldebug_training/steps.py")
+OURS = code("mldebug_training.hook.steps", f"{AGENTS}/mldebug_training/steps.py")
 EVERY = [TORCH, PIL, JSON, MINE, EDITABLE, FROZEN, GENERATED]
 
 

@@ -22,8 +22,8 @@ from mldebug.stall.heartbeats import BeatProgress, last_step, shortest_timeout
 from mldebug_agents.jobs.hook.records import Heartbeats, read_said
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader_answers import Piece, Unreadable
-from mldebug_training import record as written
-from mldebug_training import sharedfiles
+from mldebug_training.common import shared_files
+from mldebug_training.hook import record as written
 
 PID = os.getpid()
 NOW = 1e9  # of the monotonic clock: later than whatever is written here
@@ -41,7 +41,7 @@ def data_of(record: written.Record) -> bytes:
 
 
 def read(record: written.Record, now: float = NOW):  # type: ignore[no-untyped-def]
-    return parse_record(data_of(record), PID, sharedfiles.start_ticks(), now)
+    return parse_record(data_of(record), PID, shared_files.start_ticks(), now)
 
 
 # --- both sides of one layout --------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_new_record_says_nothing_yet(record: written.Record) -> None:
     assert (found.phase, found.scalars, found.beats) == ("", {}, 0)
     assert found.collective_timeout is None
     assert stat.S_IMODE(os.stat(record.path).st_mode) == 0o600
-    assert os.path.basename(record.path) == record_name(PID, sharedfiles.start_ticks())
+    assert os.path.basename(record.path) == record_name(PID, shared_files.start_ticks())
 
 
 def test_scalars_are_bounded_and_their_names_cut_between_characters(record: written.Record) -> None:
@@ -117,20 +117,20 @@ def test_a_record_of_somebody_else_is_refused(
     record: written.Record, at: int, what: bytes, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
-        parse_record(damaged(record, at, what), PID, sharedfiles.start_ticks(), NOW)
+        parse_record(damaged(record, at, what), PID, shared_files.start_ticks(), NOW)
 
 
 @pytest.mark.parametrize("size", [0, 1, 128, SIZE - 1, SIZE + 1])
 def test_a_record_of_another_length_is_refused(record: written.Record, size: int) -> None:
     data = (data_of(record) * 2)[:size]
     with pytest.raises(ValueError, match="bytes and not 4096"):
-        parse_record(data, PID, sharedfiles.start_ticks(), NOW)
+        parse_record(data, PID, shared_files.start_ticks(), NOW)
 
 
 def test_a_record_that_is_being_written_is_read_again(record: written.Record) -> None:
     torn = damaged(record, SIZE - 8, struct.pack("<Q", 99))
     with pytest.raises(TornError):
-        parse_record(torn, PID, sharedfiles.start_ticks(), NOW)
+        parse_record(torn, PID, shared_files.start_ticks(), NOW)
 
 
 def test_a_record_whose_checksum_is_another_one_is_read_again(record: written.Record) -> None:
@@ -138,9 +138,9 @@ def test_a_record_whose_checksum_is_another_one_is_read_again(record: written.Re
     record.beat(4)
     torn = damaged(record, 40, struct.pack("<q", 5))
     with pytest.raises(TornError, match="checksum"):
-        parse_record(torn, PID, sharedfiles.start_ticks(), NOW)
+        parse_record(torn, PID, shared_files.start_ticks(), NOW)
     without = torn[:660] + bytes(4) + torn[664:]
-    assert parse_record(without, PID, sharedfiles.start_ticks(), NOW).step == 5
+    assert parse_record(without, PID, shared_files.start_ticks(), NOW).step == 5
 
 
 def test_absurd_numbers_are_unknown_and_no_time_lies_ahead(record: written.Record) -> None:
@@ -150,7 +150,7 @@ def test_absurd_numbers_are_unknown_and_no_time_lies_ahead(record: written.Recor
     )  # fmt: skip
     data = damaged(record, 32, state)
     data = data[:660] + bytes(4) + data[664:]
-    found = parse_record(data, PID, sharedfiles.start_ticks(), 77.0)
+    found = parse_record(data, PID, shared_files.start_ticks(), 77.0)
     assert (found.step, found.rank, found.world_size) == (None, None, None)
     assert (found.signal, found.stacks_fd) == (None, None)
     assert found.written_at == found.phase_since == 77.0
@@ -185,7 +185,7 @@ class OneFile:
 
 def rank(**more: object) -> RankIdentity:
     told = {
-        "rank": 2, "world_size": 4, "pid": 900, "start_ticks": sharedfiles.start_ticks(), "uid": 1000,
+        "rank": 2, "world_size": 4, "pid": 900, "start_ticks": shared_files.start_ticks(), "uid": 1000,
         "node": "n", "started_at": 0.0, "namespace_pid": PID,
     }  # fmt: skip
     return RankIdentity(**{**told, **more})  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def test_the_record_is_looked_for_by_what_the_process_sees(record: written.Recor
     record.beat(5)
     reader = OneFile(piece(record))
     assert source(reader).read([rank()])[2].step == 5
-    name = record_name(PID, sharedfiles.start_ticks())
+    name = record_name(PID, shared_files.start_ticks())
     assert reader.asked == [f"/proc/900/root/dev/shm/{name}"]
 
 
@@ -271,7 +271,7 @@ def test_a_record_that_stays_torn_says_so(record: written.Record, pid: int, why:
 
 WRITER = """
     import ctypes, sys, time
-    from mldebug_training.record import Record
+    from mldebug_training.hook.record import Record
     record = Record(sys.argv[1])
     memory = record._memory
     class InPieces(ctypes.c_char * 4096):
@@ -364,7 +364,7 @@ def test_what_a_killed_process_left_is_swept_away_and_what_lives_is_not(tmp_path
     for name in ("mldebug-1-1", "mldebug-1-1.stacks", "other"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "mldebug-9-9").symlink_to(tmp_path / "other")
-    sharedfiles.sweep(str(tmp_path))
+    shared_files.sweep(str(tmp_path))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([os.path.basename(living.path), "mldebug-9-9", "other"])
     living.close()
@@ -372,7 +372,7 @@ def test_what_a_killed_process_left_is_swept_away_and_what_lives_is_not(tmp_path
 
 
 def test_a_name_that_is_taken_is_not_written_to(tmp_path: Path) -> None:
-    theirs = tmp_path / record_name(PID, sharedfiles.start_ticks())
+    theirs = tmp_path / record_name(PID, shared_files.start_ticks())
     theirs.write_bytes(b"mine")
     with pytest.raises(FileExistsError):
         written.Record(str(tmp_path))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mldebug_training.values import of_scalars, of_step
+from mldebug_training.hook.values import of_scalars, of_step
 from unit.test_training_hook import TELL, run, site, variables
 
 __all__ = ["site"]
@@ -59,8 +59,8 @@ def test_a_step_is_a_number_that_a_training_can_reach() -> None:
 def test_a_step_that_is_none_costs_neither_the_record_nor_what_comes_after(site: Path) -> None:
     code = """
         import torch, mldebug_training
-        from mldebug_training.process import own
-        from mldebug_training.steps import steps
+        from mldebug_training.hook.process import own
+        from mldebug_training.hook.steps import steps
         mldebug_training.heartbeat(3, loss=1.0)
         for wrong in (2**64, -1, 10**400, "x"):
             mldebug_training.heartbeat(wrong)
@@ -81,7 +81,7 @@ def test_a_step_that_is_none_costs_neither_the_record_nor_what_comes_after(site:
 def test_optimizers_are_counted_until_a_step_is_told(site: Path) -> None:
     code = """
         import torch, mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         optimizer = torch.optim.Optimizer()
         for wrong in ("x", 2**64, None):
             mldebug_training.heartbeat(wrong)
@@ -98,7 +98,7 @@ def test_optimizers_are_counted_until_a_step_is_told(site: Path) -> None:
 def test_a_record_that_cannot_be_written_any_more_is_taken_away_in_silence(site: Path) -> None:
     code = """
         import torch
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         def broken():
             raise OSError("broken")
         own.record.write = broken
@@ -117,7 +117,7 @@ def test_where_nobody_can_be_asked_steps_are_told_all_the_same(site: Path) -> No
         with mldebug_training.phase("evaluate"):
             pass
         mldebug_training.heartbeat(7)
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         left = glob.glob(own.record.path + ".*")
         same = before == signal.pthread_sigmask(signal.SIG_BLOCK, ())
         tell(step=own.record.step, rank=own.record.rank, asked=own.record.signal, left=left, same=same)
@@ -176,7 +176,7 @@ def test_nothing_is_imported_in_the_middle_of_a_training(site: Path) -> None:
 COMPILED = """
     import warnings, torch, mldebug_training
     from torch._dynamo.utils import counters
-    from mldebug_training.process import Process, own
+    from mldebug_training.hook.process import Process, own
     warnings.filterwarnings("error", message=".*does not know how to trace.*")
     told, show = set(), Process._show
     Process._show = lambda self, phase: (told.add(phase[0].decode()), show(self, phase))[1]
@@ -230,7 +230,7 @@ def test_the_printed_line_brings_the_hook_into_a_job_of_the_shell(site: Path) ->
     """As a Slurm script or a pod has it; what was on the path stays there."""
     code = (
         TELL
-        + "import torch\ntell(there=bool(sys.modules['mldebug_training.process'].own.record))\n"
+        + "import torch\ntell(there=bool(sys.modules['mldebug_training.hook.process'].own.record))\n"
     )
     script = (
         f'eval "$({sys.executable} -m mldebug run --print-env)"; exec {sys.executable} -c "$CODE"'

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from mldebug.jobs.heartbeat import TornError, parse_record
-from mldebug_training import record as written
-from mldebug_training import sharedfiles
+from mldebug_training.common import shared_files
+from mldebug_training.hook import record as written
 from unit.test_training_hook import run, site
 
 __all__ = ["site"]
 CLOSES = """
     import torch
-    from mldebug_training.process import own
+    from mldebug_training.hook.process import own
     optimizer, record = torch.optim.Optimizer(), own.record
     told, ask = record.signal, record.signal
     os.closerange(3, 256)
@@ -78,17 +78,17 @@ def test_what_a_job_has_not_flushed_survives_the_end_of_the_hook(site: Path) -> 
 def test_a_living_process_keeps_its_record_without_its_lock(tmp_path: Path) -> None:
     record = written.Record(str(tmp_path))
     os.close(record._file.fd)  # as the job may
-    sharedfiles.sweep(str(tmp_path))
+    shared_files.sweep(str(tmp_path))
     assert Path(record.path).exists()
     record.close()
 
 
 @pytest.mark.parametrize("suffix", ["", ".stacks"])
 def test_an_earlier_process_of_this_pid_is_swept(tmp_path: Path, suffix: str) -> None:
-    start = sharedfiles.start_ticks() + 1
-    left = tmp_path / f"{sharedfiles.PREFIX}{os.getpid()}-{start}{suffix}"
+    start = shared_files.start_ticks() + 1
+    left = tmp_path / f"{shared_files.PREFIX}{os.getpid()}-{start}{suffix}"
     left.touch()
-    sharedfiles.sweep(str(tmp_path))
+    shared_files.sweep(str(tmp_path))
     assert not left.exists()
 
 
@@ -109,7 +109,7 @@ def test_a_file_swept_before_its_lock_is_made_again(
 ) -> None:
     path = tmp_path / "mldebug-1-1"
     before_the_lock(monkeypatch, path.unlink)
-    fd = sharedfiles.reserve(str(path), 64)
+    fd = shared_files.reserve(str(path), 64)
     assert path.stat().st_ino == os.fstat(fd).st_ino
     os.close(fd)
 
@@ -129,8 +129,8 @@ def test_a_file_whose_lock_a_neighbour_has_is_left_to_it_and_made_again(
             path.unlink()
 
     before_the_lock(monkeypatch, lock)
-    monkeypatch.setattr(sharedfiles.time, "sleep", sleep)
-    fd = sharedfiles.reserve(str(path), 64)
+    monkeypatch.setattr(shared_files.time, "sleep", sleep)
+    fd = shared_files.reserve(str(path), 64)
     assert len(slept) == 2
     assert path.stat().st_ino == os.fstat(fd).st_ino
     os.close(fd)
@@ -148,7 +148,9 @@ def record(tmp_path: Path) -> Iterator[written.Record]:
 
 
 def read(record: written.Record) -> Any:
-    return parse_record(Path(record.path).read_bytes(), os.getpid(), sharedfiles.start_ticks(), 1e9)
+    return parse_record(
+        Path(record.path).read_bytes(), os.getpid(), shared_files.start_ticks(), 1e9
+    )
 
 
 class Between:

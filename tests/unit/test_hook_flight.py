@@ -205,8 +205,8 @@ def test_a_killed_rank_leaves_an_answer_that_the_next_one_sweeps_away(asking: Ho
 GLOO = """
 import datetime, sys
 import torch, torch.distributed as dist
-from mldebug_training.flight import collective_timeout
-from mldebug_training.process import Process
+from mldebug_training.hook.flight_recorder import collective_timeout
+from mldebug_training.hook.process import Process
 
 before = collective_timeout()
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1, timeout=datetime.timedelta(seconds=77))

@@ -14,8 +14,8 @@ import pytest
 
 import mldebug_training
 from clocks import Clock
-from mldebug_training.cgroups import limits, meminfo
-from mldebug_training.memory import MemoryGuard
+from mldebug_training.helpers.cgroups import limits, meminfo
+from mldebug_training.helpers.memory import MemoryGuard
 
 GIB = 2**30
 MEMORY = Path("/sys/fs/cgroup")
@@ -167,7 +167,7 @@ def test_a_real_control_group_that_fills_up(small_group: Path) -> None:
     code = f"""
         import os
         open("{small_group}/cgroup.procs", "w").write(str(os.getpid()))
-        from mldebug_training.memory import MemoryGuard
+        from mldebug_training.helpers.memory import MemoryGuard
         told = []
         for size in (0, 40 << 20):
             kept = b"x" * size

@@ -21,11 +21,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mldebug_training
-from mldebug_training import findings
-from mldebug_training.measuring import Measures, _as_it_is, leaves
-from mldebug_training.modules import named
-from mldebug_training.overflow import OverflowDetector, detect_overflow
-from mldebug_training.weights import dump_weights
+from mldebug_training.helpers.overflow import findings
+from mldebug_training.helpers.overflow.detector import OverflowDetector, detect_overflow
+from mldebug_training.helpers.overflow.measuring import Measures, _as_it_is, leaves
+from mldebug_training.helpers.overflow.modules import named
+from mldebug_training.helpers.weights import dump_weights
 
 HALF_MAX = 65504.0
 
@@ -419,7 +419,7 @@ def test_a_forward_that_fails_is_still_told() -> None:
 
 def test_a_model_whose_own_forward_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(1e39)
-    monkeypatch.setattr("mldebug_training.overflow.MAX_WAITING", 100)
+    monkeypatch.setattr("mldebug_training.helpers.overflow.detector.MAX_WAITING", 100)
     with OverflowDetector(model, on_found="report") as detector:
         for _ in range(30):
             model.blocks[0](data())

@@ -24,7 +24,14 @@ from typing import Any
 import pytest
 
 import mldebug_training
-from mldebug_training.printing import PIECE, _Lines, dropped_lines, pieces, rank_print, write_lines
+from mldebug_training.helpers.rank_print import (
+    PIECE,
+    _Lines,
+    dropped_lines,
+    pieces,
+    rank_print,
+    write_lines,
+)
 
 ROOT = str(Path(mldebug_training.__file__).parents[1])
 DEADLINE = 60.0
@@ -34,7 +41,7 @@ DEADLINE = 60.0
 def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("mldebug_training.printing._lines", _Lines())
+    monkeypatch.setattr("mldebug_training.helpers.rank_print._lines", _Lines())
 
 
 @pytest.fixture
@@ -169,7 +176,7 @@ def test_a_stopped_rank_that_holds_what_it_can_hold_stops_nobody(
     """It is stopped in the middle of printing, with locks on the pipe, the module's file and its folder."""
     hold = f"""
         import fcntl, os
-        import mldebug_training.printing as module
+        import mldebug_training.helpers.rank_print as module
         files = [open(module.__file__), open({str(tmp_path / "out")!r}, "a")]
         for one in (*files, os.open(os.path.dirname(module.__file__), os.O_RDONLY)):
             fcntl.flock(one, fcntl.LOCK_EX)
@@ -194,7 +201,10 @@ def test_a_stopped_rank_that_holds_what_it_can_hold_stops_nobody(
             time.sleep(0.01)
         stopped.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
-        with open(mldebug_training.printing.__file__) as file, pytest.raises(BlockingIOError):  # type: ignore[attr-defined]
+        with (
+            open(mldebug_training.helpers.rank_print.__file__) as file,
+            pytest.raises(BlockingIOError),
+        ):  # type: ignore[attr-defined]
             fcntl.flock(
                 file, fcntl.LOCK_EX | fcntl.LOCK_NB
             )  # the seeds' lock: they would wait here
@@ -261,7 +271,7 @@ def test_a_pipe_that_nobody_has_open_ends_no_training(
     pipe[0].close()
     code = f"""
         import signal, sys
-        from mldebug_training.printing import dropped_lines
+        from mldebug_training.helpers.rank_print import dropped_lines
         signal.signal(signal.SIGPIPE, signal.{action})
         told = [rank_print("x"), rank_print("y"), dropped_lines()]
         assert signal.getsignal(signal.SIGPIPE) == signal.{action}
@@ -355,7 +365,7 @@ def test_the_helpers_work_in_every_python(version: str) -> None:
         pytest.skip(f"there is no Python {version} here")
     code = """
         import mldebug_training, sys
-        assert not {"mldebug_training.printing", "signal", "threading"} & set(sys.modules)
+        assert not {"mldebug_training.helpers.rank_print", "signal", "threading"} & set(sys.modules)
         for name in mldebug_training.__all__:
             getattr(mldebug_training, name)
         try:

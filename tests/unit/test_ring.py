@@ -29,7 +29,7 @@ from mldebug.capture.trace.spans import edges
 from mldebug.capture.trace.speedscope import speedscope
 from mldebug.capture.trace.stream import Read
 from mldebug.cli.main import main
-from mldebug_training import ring as written
+from mldebug_training.tracing import ring as written
 from rings import LINE, RETURN, Chunk, Rec, function_id
 
 EVENTED = {
@@ -529,7 +529,7 @@ def test_the_script_itself_is_called_by_its_file() -> None:
 
 TRACED = """
 import os, sys, time
-from mldebug_training.trace import trace
+from mldebug_training.tracing.trace import trace
 
 def load(n):
     if n == 3:

@@ -27,12 +27,13 @@ from mldebug.jobs.switches import parse_announcement, parse_polled, parse_switch
 from mldebug_agents.jobs.hook import switch_child
 from mldebug_agents.jobs.hook.switch_child import Order, Owner, ask, carry_out
 from mldebug_agents.system.spawn import Spawner
-from mldebug_training import agreement, meeting, switchfiles, switchwatch
-from mldebug_training.asked import Asked
-from mldebug_training.deadline import TimeLimit, seconds, slurm_end
-from mldebug_training.meeting import LateError
-from mldebug_training.switches import Switches
-from mldebug_training.switchfiles import Seen, choose, look, take, write
+from mldebug_training.helpers.deadline import TimeLimit, seconds, slurm_end
+from mldebug_training.helpers.switches import agreement, files, meeting
+from mldebug_training.helpers.switches import watch as switchwatch
+from mldebug_training.helpers.switches.files import Seen, choose, look, take, write
+from mldebug_training.helpers.switches.meeting import LateError
+from mldebug_training.helpers.switches.stop_signal import Asked
+from mldebug_training.helpers.switches.switches import Switches
 from unit.test_training_hook import PYTHONS, interpreters
 
 NOW = 1_800_000_000.0
@@ -49,7 +50,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_JOB_ID", switchfiles.VARIABLE):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_JOB_ID", files.VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -146,8 +147,8 @@ def test_the_folder_of_a_job_is_the_same_for_all_its_ranks(
     )
     generic["MASTER_ADDR"] = "node7"
     assert choose(None, generic) == (f"{tmp_path}/.mldebug-switch/node7-29500", True)
-    assert choose(None, {switchfiles.VARIABLE: "/shared"}) == ("/shared", False)
-    assert choose("here", {switchfiles.VARIABLE: "/shared"}) == (f"{tmp_path}/here", False)
+    assert choose(None, {files.VARIABLE: "/shared"}) == ("/shared", False)
+    assert choose("here", {files.VARIABLE: "/shared"}) == (f"{tmp_path}/here", False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to somebody else")
@@ -155,7 +156,7 @@ def test_the_default_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None
     folder = tmp_path / "mine"
     folder.mkdir()
     os.chown(folder, NOBODY, NOBODY)
-    assert "belongs to user" in switchfiles.make(str(folder))
+    assert "belongs to user" in files.make(str(folder))
 
 
 # --- one rank ------------------------------------------------------------------------------------
@@ -518,7 +519,7 @@ def test_who_waits_for_all_to_obey_gives_up_before_the_collectives_of_the_job_do
 GROUPS = """
 import datetime, sys
 import torch, torch.distributed as dist
-from mldebug_training.agreement import Agreement
+from mldebug_training.helpers.switches.agreement import Agreement
 
 def seconds(count): return {"timeout": datetime.timedelta(seconds=count)}
 
@@ -550,7 +551,7 @@ def test_of_all_groups_of_the_job_the_shortest_timeout_counts() -> None:
 IN_A_FILE = """
 import sys
 import torch.distributed as dist
-from mldebug_training.agreement import Agreement
+from mldebug_training.helpers.switches.agreement import Agreement
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
 one = Agreement()
 one.size = lambda: 2
@@ -802,7 +803,7 @@ def test_a_read_only_folder_is_told_and_counts_once(place: Path, monkeypatch: An
         raise OSError(30, "Read-only file system")
 
     (place / "save").touch()
-    monkeypatch.setattr(switchfiles.os, "unlink", refuse)
+    monkeypatch.setattr(files.os, "unlink", refuse)
     watch = switchwatch.Watch(str(place), ours=False, interval=0.01)
     watch.start()
     watch.obeyed(watch.first_look().save)
@@ -930,10 +931,22 @@ def test_root_acts_with_the_rights_of_the_jobs_user(tmp_path: Path, spawner: Spa
 @pytest.mark.parametrize(
     "waits",
     [
-        ("finish (mldebug_training/agreement.py:60)", "poll (mldebug_training/switches.py:99)"),
-        ("hear (mldebug_training/meeting.py:70)", "_meet (mldebug_training/agreement.py:130)"),
-        ("wait (mldebug_training/calls.py:50)", "finish (mldebug_training/agreement.py:140)"),
-        ("_wait (mldebug_training/first.py:99)", "__enter__ (mldebug_training/first.py:60)"),
+        (
+            "finish (mldebug_training/helpers/switches/agreement.py:60)",
+            "poll (mldebug_training/helpers/switches/switches.py:99)",
+        ),
+        (
+            "hear (mldebug_training/helpers/switches/meeting.py:70)",
+            "_meet (mldebug_training/helpers/switches/agreement.py:130)",
+        ),
+        (
+            "wait (mldebug_training/common/calls.py:50)",
+            "finish (mldebug_training/helpers/switches/agreement.py:140)",
+        ),
+        (
+            "_wait (mldebug_training/helpers/first.py:99)",
+            "__enter__ (mldebug_training/helpers/first.py:60)",
+        ),
     ],
 )
 @pytest.mark.parametrize("wchan", ["hrtimer_nanosleep", "futex_do_wait"])
@@ -975,7 +988,7 @@ def test_the_command_line(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv(switchfiles.VARIABLE, str(place))
+    monkeypatch.setenv(files.VARIABLE, str(place))
     code, out, _ = run(capsys, "status")
     assert (code, "kill    not set" in out, "by nobody" in out) == (0, True, True)
     code, out, _ = run(capsys, "kill")

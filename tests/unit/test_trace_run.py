@@ -12,7 +12,7 @@ import pytest
 from mldebug.cli.main import main
 from mldebug.core.errors import UsageError
 from mldebug_agents.jobs.trace_start import Wanted, make_way, variables
-from mldebug_training import ringfile
+from mldebug_training.tracing import ring_file
 from ringwords import Words
 
 JOB = """
@@ -251,6 +251,6 @@ def test_rings_of_the_dead_go_after_a_day(tmp_path: Path) -> None:
         moment = path.stat().st_mtime - age * 3600 * 2
         os.utime(path, (moment, moment))
     (tmp_path / "other").touch()
-    ringfile.sweep(str(tmp_path))
+    ring_file.sweep(str(tmp_path))
     left = sorted(one.name for one in tmp_path.iterdir())
     assert left == sorted(["other", *(path.name for path in paths[:12])])

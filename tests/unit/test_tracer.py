@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mldebug_agents.jobs.job_start import hook_folder
-from mldebug_training import ring
-from mldebug_training.ringfile import KEEP_RINGS, sweep
+from mldebug_training.tracing import ring
+from mldebug_training.tracing.ring_file import KEEP_RINGS, sweep
 from natives import native_folder
 from ringwords import Words
 from unit.test_training_hook import interpreters
@@ -38,7 +38,7 @@ def run(
     paths = [AGENTS, str(folder)]
     if writer == "native":
         paths.insert(0, str(native_folder(interpreter)))
-    told = f"NATIVE = {writer == 'native'}\nfrom mldebug_training.trace import *\n"
+    told = f"NATIVE = {writer == 'native'}\nfrom mldebug_training.tracing.trace import *\n"
     (folder / "job.py").write_text(told + textwrap.dedent(code))
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": ":".join(paths), **more}
     return subprocess.run(

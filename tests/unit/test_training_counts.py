@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from mldebug_training import frameworks, hook, phases, process, steps
-from mldebug_training.process import Process
-from mldebug_training.steps import Steps
+from mldebug_training import arm
+from mldebug_training.hook import frameworks, phases, process, steps
+from mldebug_training.hook.process import Process
+from mldebug_training.hook.steps import Steps
 from unit.test_training_hook import python, run, site, variables
 
 __all__ = ["site"]
@@ -286,7 +287,7 @@ def test_what_the_job_tells_itself_stands(counted: Steps, told: Told) -> None:
 
 
 def test_every_framework_that_is_waited_for_is_known() -> None:
-    for full in hook.FRAMEWORKS:
+    for full in arm.FRAMEWORKS:
         name = full.removeprefix("lightning.pytorch.").removeprefix("pytorch_lightning.")
         assert name in frameworks.JOIN
         with suppress(AttributeError):  # which nobody sees, see test_training_inert
@@ -374,7 +375,7 @@ def test_a_forked_worker_loads_in_silence(site: Path) -> None:
     (site / "torch/serialization.py").write_text("def load(): pass\nsave = load\n")
     code = """
         import torch, torch.serialization
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         mine = own.record.path
         read, write = os.pipe()
         if os.fork() == 0:
@@ -432,7 +433,7 @@ WORK = """
 import os, sys, torch
 
 def work(queue):
-    own = sys.modules["mldebug_training.process"].own
+    own = sys.modules["mldebug_training.hook.process"].own
     before = own._record is not None
     torch.optim.Optimizer().step()
     queue.put((before, own.record.step, own.record.pid == os.getpid(), own.record.signal > 0))

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from mldebug_training import agreement, calls, exchange, first, meeting, natives, visits
-from mldebug_training.calls import Call, LateError
-from mldebug_training.exchange import Exchange, Place
-from mldebug_training.meeting import Meeting
+from mldebug_training.common import calls, natives
+from mldebug_training.common.calls import Call, LateError
+from mldebug_training.helpers import first
+from mldebug_training.helpers.switches import agreement, exchange, meeting, visits
+from mldebug_training.helpers.switches.exchange import Exchange, Place
+from mldebug_training.helpers.switches.meeting import Meeting
 
 dist = pytest.importorskip("torch.distributed")
 SIZE = 6

@@ -29,7 +29,7 @@ MORE = "MLDEBUG_TEST_PYTHONS"  # names further ones, as PATH would
 TELL = """
 import json, os, sys
 def tell(**more):
-    own = sys.modules.get("mldebug_training.process")
+    own = sys.modules.get("mldebug_training.hook.process")
     record = own and own.own._record
     print(json.dumps({"hook": "mldebug_training" in sys.modules, "record": record and record.path, **more}), flush=True)
 """
@@ -87,7 +87,7 @@ STEP = """
     optimizer = torch.optim.Optimizer()
     for _ in range(5):
         optimizer.step()
-    from mldebug_training.process import own
+    from mldebug_training.hook.process import own
     tell(step=own.record.step, rank=own.record.rank, size=own.record.world_size, signal=own.record.signal)
 """
 
@@ -105,7 +105,7 @@ def test_a_rank_tells_its_steps_in_every_python(site: Path, version: str) -> Non
 def test_the_stacks_come_by_signal(site: Path, version: str, forced: int) -> None:
     code = f"""
         import os, threading, time, torch
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         path = own.record.path + ".stacks"
         threading.Thread(target=time.sleep, args=(1000,), name="other", daemon=True).start()
         def waits_here():
@@ -181,7 +181,7 @@ def test_nothing_of_ours_shadows_a_package_of_the_job(site: Path) -> None:
 def test_a_forked_worker_says_nothing_and_leaves_the_record_alone(site: Path) -> None:
     code = """
         import torch
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         own.beat(7)
         pid = os.fork()
         if pid == 0:
@@ -196,7 +196,7 @@ def test_a_forked_worker_says_nothing_and_leaves_the_record_alone(site: Path) ->
 def test_a_forked_rank_has_a_record_of_its_own(site: Path) -> None:
     code = """
         import torch
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         mine = own.record.path
         read, write = os.pipe()
         if os.fork() == 0:
@@ -213,7 +213,7 @@ def test_a_forked_rank_has_a_record_of_its_own(site: Path) -> None:
 def test_a_forked_child_begins_anew_and_keeps_no_file_of_its_parent(site: Path) -> None:
     code = """
         import torch, mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         first, second = torch.optim.Optimizer(), torch.optim.Optimizer()
         for _ in range(7):
             first.step()
@@ -250,7 +250,7 @@ def test_a_rank_that_executes_itself_anew_tells_its_new_steps(site: Path) -> Non
     code = """
         import sys
         import mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         again = "again" in sys.argv
         mldebug_training.heartbeat(5 if again else 1000)
         if not again:
@@ -269,7 +269,7 @@ def test_phases_of_many_threads_raise_nothing_and_leave_nothing(site: Path) -> N
         import threading, time
         sys.setswitchinterval(1e-6)
         from mldebug_training import phase
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         own.start()
         ends, wrong = time.monotonic() + 3, []
         def work(number):
@@ -291,7 +291,7 @@ def test_a_spawned_worker_has_none_until_it_steps(site: Path) -> None:
     (site / "work.py").write_text(
         "import sys, torch\n"
         "def work(queue):\n"
-        "    own = sys.modules['mldebug_training.process'].own\n"
+        "    own = sys.modules['mldebug_training.hook.process'].own\n"
         "    before = own._record is not None\n"
         "    torch.optim.Optimizer().step()\n"
         "    queue.put((before, own.record.step))\n"
@@ -330,7 +330,7 @@ def test_a_launcher_is_no_rank(site: Path) -> None:
 def test_of_several_optimizers_the_busiest_counts(site: Path) -> None:
     code = """
         import torch
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         many = [torch.optim.Optimizer() for _ in range(50)]
         for _ in range(3):
             for one in many:
@@ -345,7 +345,7 @@ def test_of_several_optimizers_the_busiest_counts(site: Path) -> None:
 def test_a_job_may_tell_its_steps_itself(site: Path) -> None:
     code = """
         import torch, mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         optimizer = torch.optim.Optimizer()
         optimizer.step()
         mldebug_training.heartbeat(1200, loss=0.5, note="no number", lr=1)
@@ -383,7 +383,7 @@ FIRST = ("pass", "with mldebug_training.phase('evaluate'): pass", "mldebug_train
 def test_training_goes_on_whatever_is_broken(site: Path, how: str, first: str) -> None:
     code = f"""
         import os
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         {BREAK[how]}
         import mldebug_training
         {first}

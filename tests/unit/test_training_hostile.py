@@ -30,7 +30,7 @@ WAITS = """
 THREADS = {
     "the hook": "import signal, torch",
     "the switches": """import signal
-    from mldebug_training.switchwatch import Watch
+    from mldebug_training.helpers.switches.watch import Watch
     watch = Watch(os.getcwd(), ours=False)
     watch.start()
     watch.first_look()""",
@@ -53,7 +53,7 @@ def test_a_signal_that_the_job_waits_for_reaches_it_and_no_thread_of_ours(
 def test_what_a_threads_own_fault_raises_stays_open_in_ours(site: Path) -> None:
     code = """
         import signal, threading
-        from mldebug_training.signals import closed
+        from mldebug_training.common.signals import closed
         seen = []
         one = threading.Thread(target=lambda: seen.extend(signal.pthread_sigmask(0, ())))
         closed(one.start)
@@ -104,7 +104,7 @@ def test_a_limit_of_the_size_of_files_ends_nobody(site: Path) -> None:
 def test_a_limit_that_comes_later_ends_nobody_who_is_asked(site: Path) -> None:
     code = """
         import resource, signal, time, torch
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         for number in (own.record.signal, own.record.signal - 2):
@@ -183,7 +183,7 @@ def test_what_a_handler_raises_at_any_line_leaves_no_signal_blocked(
 
 CUT = """
     import signal, time, torch, mldebug_training
-    from mldebug_training.process import own
+    from mldebug_training.hook.process import own
     {before}
     os.truncate(own.record.path, 0)
     {then}
@@ -211,7 +211,7 @@ def test_a_record_that_somebody_cuts_short_ends_nobody(site: Path, before: str, 
 def test_a_job_that_closes_what_it_does_not_know_is_heard_all_the_same(site: Path) -> None:
     code = """
         import torch, mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         os.close(own.record._file.fd)
         mldebug_training.heartbeat(7)
         with open(own.record.path, "rb") as file:
@@ -235,7 +235,7 @@ def test_a_library_that_puts_others_in_the_place_of_threads_does_not_hang_the_jo
         _thread.start_new_thread = _thread.start_new = at_once
         _thread.get_ident = lambda: 7
         import torch, mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         mldebug_training.heartbeat(3)
         os.kill(os.getpid(), own.record.signal)
         until = __import__("time").monotonic() + 20
@@ -255,7 +255,7 @@ def test_where_threads_were_replaced_before_us_nothing_is_armed(site: Path) -> N
         real, _thread.start_new_thread = _thread.start_new_thread, lambda *_: 1
         import mldebug_training
         mldebug_training.heartbeat(3)
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         tell(step=own.record.step, ask=own.record.signal)
     """
     found = run(site, code, MLDEBUG_HOOK="0")
@@ -280,7 +280,7 @@ def test_a_phase_that_was_never_left_ends_with_the_next_step(site: Path) -> None
     """What a handler raises between two lines of ours can keep it from ending; one of the job's own goes on."""
     code = """
         import torch, mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         def now(): return own.record.phase.decode()
         mldebug_training.heartbeat(1)
         own.enter("warmup")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mldebug_agents.jobs.job_start import environment, hook_folder
-from mldebug_training import ranks
+from mldebug_training.hook import ranks
 from unit.test_training_hook import STEP, TELL, run, site, variables
 
 __all__ = ["site"]
@@ -226,7 +226,7 @@ def test_two_installations_count_a_step_once(site: Path, order: str) -> None:
 
 def test_armed_twice_it_counts_a_step_once(site: Path) -> None:
     """As by another sitecustomize that runs all that it finds."""
-    code = "from mldebug_training.hook import arm; arm()\n" + textwrap.dedent(STEP)
+    code = "from mldebug_training.arm import arm; arm()\n" + textwrap.dedent(STEP)
     assert run(site, code + "tell(beats=own.record.beats)")["beats"] == 5
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from mldebug_training import interrupted, signals
-from mldebug_training.interrupted import pass_on
+from mldebug_training.common import interrupted, signals
+from mldebug_training.common.interrupted import pass_on
 from unit.test_training_hook import PYTHONS, TELL, python, run, site, variables
 
 __all__ = ["site"]
@@ -59,8 +59,8 @@ CALLS = {
 }
 INTERRUPTED = """
     import builtins, signal, torch, mldebug_training
-    from mldebug_training.process import own
-    from mldebug_training.sharedfiles import sweep
+    from mldebug_training.hook.process import own
+    from mldebug_training.common.shared_files import sweep
     class Late(TimeoutError): pass
     {handler}
     signal.signal(signal.SIGALRM, handler)
@@ -110,7 +110,7 @@ def test_a_rank_that_is_interrupted_while_it_is_armed_tells_its_steps_and_blocks
 ) -> None:
     code = """
         import faulthandler, signal, mldebug_training
-        from mldebug_training.process import own
+        from mldebug_training.hook.process import own
         def handler(number, frame): raise TimeoutError
         signal.signal(signal.SIGALRM, handler)
         faulthandler.register = lambda *_, **__: signal.raise_signal(signal.SIGALRM)

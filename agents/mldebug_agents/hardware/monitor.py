@@ -48,8 +48,8 @@ from mldebug_agents.hardware.kernel_log import (
     gpu_names,
     sees_kernel_pids,
 )
-from mldebug_agents.state.key_value_store import Memory
 from mldebug_agents.jobs.ranks.discovery import Child
+from mldebug_agents.state.key_value_store import Memory
 from mldebug_agents.system.workers import Result, Worker
 from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.runs import Run

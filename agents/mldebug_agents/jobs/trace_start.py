@@ -1,6 +1,6 @@
 """`mldebug trace run`: starts a program whose calls are kept in a ring, and what `mldebug run --trace` shares with it.
 
-What is wanted travels to every Python below by one variable, `MLDEBUG_TRACE`, which the hook reads (`mldebug_training.tracestart`).
+What is wanted travels to every Python below by one variable, `MLDEBUG_TRACE`, which the hook reads (`mldebug_training.tracing.start`).
 """
 
 import fcntl

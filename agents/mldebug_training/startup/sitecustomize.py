@@ -23,7 +23,7 @@ if sys.version_info >= (3, 9) and os.environ.get("MLDEBUG_HOOK") != "0":
             _module = sys.modules["_frozen_importlib"].module_from_spec(_spec)
             sys.modules["mldebug_training"] = _module
             _spec.loader.exec_module(_module)
-        from mldebug_training.hook import arm
+        from mldebug_training.arm import arm
 
         arm()
     except Exception:

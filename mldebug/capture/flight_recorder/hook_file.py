@@ -1,4 +1,4 @@
-"""One rank's Flight Recorder, read from the file that its hook writes (layout: `mldebug_training.flight`)."""
+"""One rank's Flight Recorder, read from the file that its hook writes (layout: `mldebug_training.hook.flight_recorder`)."""
 
 import msgspec
 

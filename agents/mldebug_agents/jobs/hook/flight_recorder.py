@@ -1,6 +1,6 @@
 """Flight Recorders on demand: all ranks that have the hook are asked at once, and write what they know beside their record.
 
-Who may be asked, and how: `mldebug_agents.jobs.hook.signals`; what they write: `mldebug_training.flight`. A file is believed only
+Who may be asked, and how: `mldebug_agents.jobs.hook.signals`; what they write: `mldebug_training.hook.flight_recorder`. A file is believed only
 where it belongs to the user of the rank, nobody else may write it, and it has the expected shape.
 """
 

@@ -1,4 +1,4 @@
-"""Stacks without ptrace: the hook in the process writes them itself when its signal comes (see `mldebug_training.stacks`).
+"""Stacks without ptrace: the hook in the process writes them itself when its signal comes (see `mldebug_training.hook.stacks`).
 
 Who may be asked, and how: `mldebug_agents.jobs.hook.signals`. The second signal has C code walk the frames without the interpreter
 lock, which may end a process whose Python runs. So it is sent only where the first was taken and not answered, and no thread

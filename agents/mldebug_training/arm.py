@@ -1,0 +1,90 @@
+"""Arms a process that has just started: what is imported later is watched. In anything but training it does nothing.
+
+Runs in every interpreter below `mldebug run`, so what costs time to import waits until PyTorch is imported, too.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mldebug_training.common.imports import after_import
+from mldebug_training.hook.ranks import command_line, is_rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+PHASES = (
+    *("torch.serialization", "torch.utils.data.dataloader", "torch._dynamo.callback"),
+    *(f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader")),
+    "safetensors.torch",
+)
+FRAMEWORKS = (
+    *("torch.amp.grad_scaler", "deepspeed.runtime.engine", "megatron.core.optimizer.optimizer"),
+    *("transformers.trainer_callback", "transformers.trainer"),
+    *(
+        f"{package}.{name}"
+        for package in ("lightning.pytorch", "pytorch_lightning")
+        for name in ("loops.training_epoch_loop", "loops.evaluation_loop", "trainer.trainer")
+    ),
+)
+TRACE = "MLDEBUG_TRACE"  # what is to be traced, as `mldebug trace run` tells it
+
+_armed: list[bool] = []
+
+
+def arm() -> None:
+    """Watch for PyTorch. A rank has its record as soon as torch is there; any other process if it makes a step.
+
+    Once only: two installations may be on the path, one job under `mldebug run` inside the other.
+    """
+    if _armed:
+        return
+    _armed.append(True)
+    if os.environ.get(TRACE):
+        from mldebug_training.tracing.start import start
+
+        start(os.environ[TRACE])
+    after_import("torch.optim.optimizer", _count_steps)
+    for name in PHASES:
+        after_import(name, _watch)
+    for name in FRAMEWORKS:
+        after_import(name, _join)
+    if is_rank():
+        from mldebug_training.common.signals import block
+
+        block()
+        after_import("torch", _start)
+    elif (
+        "--multiprocessing-fork" in command_line()
+    ):  # it may come to step, with threads of C code by then
+        from mldebug_training.common.signals import block
+
+        block()
+
+
+def _count_steps(module: ModuleType) -> None:
+    from mldebug_training.hook.steps import count_steps
+
+    count_steps(module)
+
+
+def _watch(module: ModuleType) -> None:
+    from mldebug_training.hook.phases import watch
+
+    watch(module)
+
+
+def _join(module: ModuleType) -> None:
+    from mldebug_training.hook.frameworks import join
+
+    join(module)
+
+
+def _start(torch: ModuleType) -> None:
+    from mldebug_training.hook import phases, values  # noqa: F401 - or a heartbeat would import them
+    from mldebug_training.hook.nccl_recording import record_collectives
+    from mldebug_training.hook.process import own
+
+    record_collectives(str(getattr(torch, "__version__", "")))
+    own.start()

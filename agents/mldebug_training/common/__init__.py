@@ -1,0 +1,1 @@
+"""What hook, tracer and helpers share."""

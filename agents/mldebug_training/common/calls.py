@@ -1,0 +1,97 @@
+"""A call that may never come back, or must not be broken off: a thread makes it, and whoever asked waits until a deadline.
+
+No handler of the job runs in that thread, so nothing is left half made by an exception of one. A call that is late goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+from mldebug_training.common import natives
+from mldebug_training.common.signals import closed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+ANSWERING = 10.0  # seconds that the job's store has for a call
+FOR_EVER = 1e8  # seconds; a lock takes no infinity
+GOODBYE = 10.0  # seconds that the end of the process waits for all calls that have not come back
+_running: set[Call] = set()
+
+
+class LateError(RuntimeError):
+    """Who was waited for did not answer in time, or has said that it never will."""
+
+
+class Call:
+    """One call, which begins with `start`."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function: Callable[[], Any] | None = (
+            function  # none once it was made: it may keep what others wait to go
+        )
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._claimed, self._over = natives.allocate_lock(), natives.allocate_lock()
+        self._over.acquire()
+
+    @property
+    def begun(self) -> bool:
+        """Has a thread begun to make it?"""
+        return self._claimed.locked()
+
+    def start(self) -> Call:
+        """Returns itself. Whoever was interrupted in it may start it again: it is made once. Raises RuntimeError without a thread."""
+        if not self.begun:
+            # before: the end of the process is not to miss a thread that has not come so far
+            _running.add(self)
+            try:
+                closed(natives.start_new_thread, self.make, ())
+            except RuntimeError:
+                _running.discard(self)
+                raise
+        return self
+
+    def make(self) -> None:
+        """Make it in this thread, where no other one has begun to."""
+        function = self._function
+        if function is None or not self._claimed.acquire(blocking=False):
+            return
+        try:
+            self._result = function()
+        except BaseException as error:
+            self._error = error
+        self._function, self._is_over = None, True
+        self._over.release()
+        _running.discard(self)
+
+    def wait(self, timeout: float) -> bool:
+        """Until it has come back, and no longer. Returns whether it has."""
+        waits = not self._is_over  # a lock alone would stay taken where this is interrupted
+        if waits and self._over.acquire(timeout=min(max(0.0, timeout), FOR_EVER)):
+            self._over.release()  # others may wait, too
+        return self._is_over
+
+    def result(self, timeout: float) -> Any:
+        """What it came to. Raises LateError after so many seconds, and else what it raised."""
+        if not self.wait(timeout):
+            raise LateError(f"no answer after {timeout:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def _end() -> None:
+    """A thread that is in a call of C++ when the interpreter goes would end the process by SIGABRT as it comes back."""
+    deadline = time.monotonic() + GOODBYE
+    for one in list(_running):
+        one.wait(deadline - time.monotonic())
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_running.clear)

@@ -1,0 +1,76 @@
+"""An open file of ours inside a process that is not: a job may close what it does not know, and get our number for a file of its own.
+
+So a number alone is never believed: before each use fstat says whether the file behind it is still the one that we opened.
+Between that word and the use lie microseconds in which another thread of the job may close and open; nothing closes that gap,
+so nothing else happens in it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mldebug_training.common.interrupted import pass_on
+
+
+class OwnFile:
+    """A file known by its device and inode; the number is forgotten, never used or closed, once another file is behind it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd  # -1: none, or no longer ours
+        self._which, _ = _about(fd)
+
+    def mine(self) -> bool:
+        """Is it still open, under its number?"""
+        return self.size() >= 0
+
+    def size(self) -> int:
+        """Its bytes; -1 where it is no longer open under its number."""
+        if self.fd < 0:
+            return -1
+        which, size = _about(self.fd)
+        if which != self._which:
+            self.fd = size = -1
+        return size
+
+    def write(self, data: bytes) -> None:
+        """Write all of it, where the file stands. Raises OSError; a file that is gone takes nothing."""
+        left = memoryview(data)
+        while len(left) and self.mine():
+            left = left[os.write(self.fd, left) :]
+
+    def close(self) -> None:
+        """Close it, unless the job has."""
+        if self.mine():
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+def shared(fd: int, size: int) -> memoryview:
+    """The file in memory, as long as the process lives. Raises OSError.
+
+    Not by the module mmap: it keeps a second number of its own, which it closes unseen, whosever that is by then.
+    """
+    import ctypes  # PyTorch has brought it
+
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t),
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    )
+    read_write, map_shared = 1 | 2, 1
+    at = call(None, size, read_write, map_shared, fd, 0)
+    if at in (None, ctypes.c_void_p(-1).value):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return memoryview((ctypes.c_char * size).from_address(at)).cast("B")
+
+
+def _about(fd: int) -> tuple[tuple[int, int] | None, int]:
+    """Which file it is, and its size; None and -1 where the number is free."""
+    try:
+        found = os.fstat(fd)
+    except OSError as error:
+        pass_on(error)
+        return None, -1
+    return (found.st_dev, found.st_ino), found.st_size

@@ -1,0 +1,129 @@
+"""Files of ours in shared memory: each made with its lock and all of its room, and swept when its process is gone.
+
+Their names begin with `mldebug-PID-START`, as `mldebug_training.hook.record` has it. Who gets the lock of one (flock(2)), and finds no
+such process, knows it for abandoned.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import fcntl
+import os
+import time
+
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.common.signals import shielded
+
+FOLDER = "/dev/shm"  # noqa: S108 - created exclusively, never followed
+PREFIX = "mldebug-"
+MAX_STALE = 1024  # files of dead processes that are looked at
+PAUSES = (0.001, 0.01, 0.1)  # seconds, for a neighbour that sweeps to be done
+
+
+def reserve(path: str, size: int) -> int:
+    """Create a file that nobody else has, with room for all of it: a full /dev/shm says so here, not by SIGBUS later."""
+    fd = _locked(path)
+    try:
+        shielded(
+            _signal.SIGXFSZ, os.posix_fallocate, fd, 0, size
+        )  # the job's limit of a file's size
+    except OSError:
+        remove(path)
+        os.close(fd)
+        raise
+    return fd
+
+
+def sweep(folder: str = FOLDER) -> None:
+    """Remove what processes of this user have left that were killed; never raises."""
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(PREFIX)][:MAX_STALE]
+    except OSError as error:
+        pass_on(error)
+        return
+    for name in names:
+        _sweep(os.path.join(folder, name))
+
+
+def start_ticks() -> int:
+    """When this process started, as /proc tells it."""
+    return int(_stat("self")[19])
+
+
+def _locked(path: str) -> int:
+    """A new file with its lock. A neighbour that sweeps may have had the lock first, and takes the file away."""
+    for pause in PAUSES:
+        try:
+            return _locked_at_once(path)
+        except (FileExistsError, BlockingIOError):
+            time.sleep(pause)
+    return _locked_at_once(path)
+
+
+def _locked_at_once(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(fd).st_nlink:
+            raise BlockingIOError(f"{path} was swept away")
+    except (
+        BlockingIOError
+    ):  # who has the lock removes the file, nobody else: the name may be a newer one's by then
+        os.close(fd)
+        raise
+    except OSError:
+        remove(path)
+        os.close(fd)
+        raise
+    return fd
+
+
+def _sweep(path: str) -> None:
+    if _lives(os.path.basename(path)):  # it may have no lock: not yet, or no longer
+        return
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:  # another user's
+        pass_on(error)
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(fd)
+        if found.st_uid == os.getuid() and found.st_nlink:  # without a name it is swept already
+            remove(path)
+    except OSError as error:  # it lives, where /proc does not show it
+        pass_on(error)
+    finally:
+        os.close(fd)
+
+
+def _lives(name: str) -> bool:
+    """Is there another process of this pid and start here? One of another pid namespace is not seen.
+
+    What has our own name and is not ours is of before an exec, which keeps pid and start.
+    """
+    pid, _, rest = name[len(PREFIX) :].partition("-")
+    if not pid.isdigit() or pid == str(os.getpid()):
+        return False
+    try:
+        fields = _stat(pid)
+        return fields[0] not in (b"Z", b"X") and fields[19] == rest.partition(".")[0].encode()
+    except (FileNotFoundError, ProcessLookupError, IndexError):  # the most usual: it is gone
+        return False
+    except OSError as error:
+        pass_on(error)
+        return False
+
+
+def _stat(pid: str) -> list[bytes]:
+    """/proc/PID/stat from the third field on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def remove(path: str) -> None:
+    """Take a file away that may be gone already; never raises OSError."""
+    try:
+        os.unlink(path)
+    except OSError as error:
+        pass_on(error)

@@ -1,0 +1,182 @@
+"""The three signals of the hook: which they are, and that the threads of the job do not take them.
+
+`ask` all stacks, one below it `force` them, and one below that: tell the Flight Recorder. From the middle of the real-time
+signals: the lowest are glibc's and Go's, the highest valgrind's and Java's, and batch systems send these to jobs.
+
+By the C module itself: `signal` brings `enum`, which costs every interpreter some milliseconds.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import os
+
+from mldebug_training.common.interrupted import pass_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+_HIGHEST = 15  # above SIGRTMIN: the first that is tried
+_CANDIDATES = 9
+_THREADS = "/proc/self/task"
+_TRIES = 5
+_OURS = (
+    _signal.SIG_DFL,
+    _signal.SIG_IGN,
+)  # in Python's own table, where faulthandler writes nothing
+
+_FAULTS = frozenset(
+    getattr(_signal, f"SIG{name}") for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP")
+)  # a thread's own
+
+_blocked: list[int] = []  # `ask` of the family that is blocked
+
+
+def closed(call: Callable[..., T], *args: Any) -> T:
+    """Call it. A thread that is started by that takes no signal which is meant for the job.
+
+    A job that waits for one (`sigwait`, signalfd) blocks it in the threads that it knows: the kernel would hand it to ours,
+    where its default action ends the process.
+    """
+    return _masked(_signal.valid_signals() - _FAULTS, call, args)
+
+
+def shielded(number: int, call: Callable[..., T], *args: Any) -> T:
+    """Call it. Where the job has given the signal its default action, which ends the process, this thread does not get it."""
+    if _signal.getsignal(number) != _signal.SIG_DFL or number in _signal.sigpending():
+        return call(*args)
+    return _masked((number,), call, args, (number,))
+
+
+def _masked(
+    numbers: Iterable[int], call: Callable[..., T], args: Any, dropped: tuple[int, ...] = ()
+) -> T:
+    """Call it with these signals blocked. What a handler of the job raises, at whatever line, leaves the mask as it was.
+
+    Restored twice: the second time for what interrupts the first. A class with `__exit__` has no second time.
+    """
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    try:
+        try:
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, numbers)
+            return call(*args)
+        finally:
+            _restore(before, dropped)
+    finally:
+        _restore(before, dropped)
+
+
+def _restore(mask: Iterable[int], dropped: tuple[int, ...]) -> None:
+    if dropped:
+        _signal.sigtimedwait(dropped, 0)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+
+def free_signal() -> int:
+    """`ask`: the highest of three neighbours that nobody handles, in Python or in C; 0 where there are none."""
+    taken = _taken()
+    for ask in range(_signal.SIGRTMIN + _HIGHEST, _signal.SIGRTMIN + _HIGHEST - _CANDIDATES, -1):
+        if not any(taken >> (one - 1) & 1 or not is_ours(one) for one in family(ask)):
+            return int(ask)
+    return 0
+
+
+def family(ask: int) -> tuple[int, int, int]:
+    """`ask`, `force` and the one of the Flight Recorder."""
+    return ask, ask - 1, ask - 2
+
+
+def is_ours(number: int) -> bool:
+    """Has no Python code a handler for it?"""
+    return _signal.getsignal(number) in _OURS
+
+
+def block() -> None:
+    """Close this thread, and those that it will start, to all three: the earlier, the fewer can be interrupted."""
+    ask = free_signal()
+    if ask:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, family(ask))
+        at_fork(ask)
+
+
+def reopen(ask: int) -> None:
+    """Give the job back what was closed at the start and is not of the family that was chosen since; 0: all of it.
+
+    It has taken one of them for itself meanwhile.
+    """
+    early = family(_blocked[0]) if _blocked else ()
+    unused = [number for number in early if not ask or number not in family(ask)]
+    if unused:
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, unused)
+
+
+def at_fork(ask: int) -> None:
+    """From now on a forked child, which nobody may ask, finds this family as if there were no hook."""
+    if not _blocked:
+        os.register_at_fork(after_in_child=_give_back)
+    _blocked[:] = [ask]
+
+
+def all_closed(ask: int) -> bool:
+    """Has every thread of this process the family blocked? A signal to a process goes to any thread that has not.
+
+    Raises OSError or ValueError where the kernel does not say. Whom a closed thread starts is closed, too.
+    """
+    for _ in range(_TRIES):
+        before = os.listdir(_THREADS)
+        if not all(_is_closed(tid, ask) for tid in before):
+            return False
+        if os.listdir(_THREADS) == before:  # else one that has ended may have started another
+            return True
+    return False
+
+
+def _is_closed(tid: str, ask: int) -> bool:
+    try:
+        blocked = _mask(f"{_THREADS}/{tid}/status", b"SigBlk")
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return True
+    return all(blocked >> (one - 1) & 1 for one in family(ask))
+
+
+def _mask(path: str, *names: bytes) -> int:
+    """The signals of these lines of a status file."""
+    with open(path, "rb") as file:
+        lines = (line.split() for line in file if line.startswith(b"Sig"))
+        found = {
+            words[0].rstrip(b":"): int(words[1], 16) for words in lines if words[0] != b"SigQ:"
+        }
+    if not all(name in found for name in names):
+        raise ValueError(path)
+    return sum(found[name] for name in names)  # nothing is caught and ignored at once
+
+
+def taken(number: int) -> bool:
+    """Does this process catch or ignore it, by Python or by C code?"""
+    return bool(_taken() >> (number - 1) & 1)
+
+
+def _taken() -> int:
+    try:
+        return _mask("/proc/self/status", b"SigCgt", b"SigIgn")
+    except (OSError, ValueError) as error:
+        pass_on(error)
+        return 0
+
+
+def _give_back() -> None:
+    ask = _blocked[0]
+    try:
+        import faulthandler
+
+        for number in family(ask):
+            faulthandler.unregister(number)
+            if is_ours(number):
+                _signal.signal(number, _signal.SIG_DFL)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, family(ask))
+    except Exception:
+        pass

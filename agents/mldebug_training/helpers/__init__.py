@@ -1,0 +1,1 @@
+"""Helpers that a training script may call itself."""

@@ -1,0 +1,207 @@
+"""One rank does something first (download, tokenise, build), the others after it: never a barrier.
+
+The others wait at the job's store, with a deadline of their own, and learn at once when the first one failed. Nobody waits
+for the others, so that what is inside may take longer than any collective's timeout. Threads ask the store, because no call of
+it has a deadline, and one to a host that is stopped never comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from mldebug_training.common.calls import ANSWERING, FOR_EVER, Call, LateError
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.helpers.switches.opening import ask, new_token, tell
+from mldebug_training.helpers.switches.visits import Visits
+from mldebug_training.hook import ranks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+TIMEOUT = 3600.0
+SCOPES = ("job", "node")
+MAX_ERROR = 2000
+
+_LOCAL = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_NODE = ("GROUP_RANK", "SLURM_NODEID")
+_turns: dict[str, int] = {}
+
+
+class MainProcessError(RuntimeError):
+    """The rank that goes first failed, or did not get ready in time."""
+
+
+class MainProcessFirst:
+    """What `main_process_first` gives."""
+
+    def __init__(self, timeout: float = TIMEOUT, scope: str = "job") -> None:
+        if scope not in SCOPES:
+            raise ValueError(f"scope={scope!r}: it is one of {', '.join(SCOPES)}")
+        if not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: it is a number of seconds")
+        self._timeout, self._scope = timeout, scope
+        self._first = True
+        self._store: Any = None
+        self._size = 1
+        self._key = ""  # of all launches
+        self._place = ""  # of this one, below it
+
+    def __enter__(self) -> bool:
+        """Whether this rank goes first; the others come here when it is done."""
+        dist = _distributed()
+        if dist is None:
+            return True
+        self._store = dist.distributed_c10d._get_default_store()
+        self._size = int(dist.get_world_size())
+        node = _node(os.environ)
+        place = f"{self._scope}/{node if self._scope == 'node' else ''}"
+        turn = _turns[place] = _turns.get(place, 0) + 1
+        self._key = f"mldebug/first/{place}/{turn}"
+        self._first = self._goes_first(dist)
+        if self._first:
+            self._lead(f"rank {dist.get_rank()}")
+        else:
+            visits = Visits(self._store, self._size)
+            self._wait(lambda: self._follow(visits, node), visits, self._timeout)
+        return self._first
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if self._store is not None and self._first:
+            try:
+                self._tell("done", _words(kind, error) if kind else "done")
+            except Exception as gone:  # the store, and so the job; what was raised inside says more
+                pass_on(gone)
+                if kind is None:
+                    raise
+        self._store = None
+
+    def _goes_first(self, dist: Any) -> bool:
+        if self._scope == "job":
+            return bool(dist.get_rank() == 0)
+        local = _told(_LOCAL)
+        if not local:  # whoever comes first
+            visits = Visits(self._store, self._size)
+            taken = lambda: visits.ask("add", f"{self._key}/tickets", 1)
+            return bool(self._wait(taken, visits, 0.0) == 1)
+        return local == "0"
+
+    def _lead(self, name: str) -> None:
+        """Say that it came. A thread tells the others, as they come, where this launch says what it does."""
+        self._place = f"{self._key}/{new_token()}"
+        self._tell("came", name)
+        others = self._size if self._scope == "job" else int(_told(_LOCAL_SIZE) or self._size)
+        visits, key, place = Visits(self._store, self._size), self._key, self._place
+
+        def lead() -> None:
+            with visits:
+                heard = lambda: visits.ask("add", f"{place}/heard", 0) >= others - 1
+                tell(visits, key, place, heard, FOR_EVER)
+
+        try:
+            Call(lead).start()
+        except RuntimeError as error:  # this thread would wait for the others
+            pass_on(error)
+            raise MainProcessError(
+                f"main_process_first has no thread to tell the others with: {error}"
+            ) from None
+
+    def _tell(self, word: str, text: str) -> None:
+        """A store that has not heard it by then hears it when it goes on: nobody is kept here for it."""
+        store, key = self._store, f"{self._place}/{word}"
+        call = _begun(Call(lambda: store.set(key, text)))
+        if call.wait(ANSWERING):
+            call.result(0.0)
+
+    def _wait(self, asks: Callable[[], Any], visits: Visits, timeout: float) -> Any:
+        """What the store says, which is asked for so long, and has some seconds to answer."""
+        most = timeout + ANSWERING
+        try:
+            return _begun(Call(asks)).result(most)
+        except LateError:
+            raise MainProcessError(
+                f"the job's store did not answer in main_process_first: waited {most:g} s for it"
+            ) from None
+        finally:
+            visits.end()
+
+    def _follow(self, visits: Visits, node: str) -> None:
+        """Ask until it is done; a question to the store, and not a wait there, blocks nobody else who uses it."""
+        who = "rank 0" if self._scope == "job" else f"local rank 0 of node {node}"
+        span, deadline = f"{self._timeout:g} s", time.monotonic() + self._timeout
+        with visits:
+            try:
+                place = ask(visits, self._key, self._timeout)
+            except LateError:
+                raise MainProcessError(
+                    f"{who} never came to main_process_first: waited {span} for it"
+                ) from None
+            visits.ask("add", f"{place}/heard", 1)
+            who = visits.values([f"{place}/came"])[0].decode("utf-8", "replace")
+            done = f"{place}/done"
+            try:
+                visits.until(lambda: visits.ask("check", [done]), deadline - time.monotonic())
+            except LateError:
+                raise MainProcessError(f"{who} went first and is not done after {span}") from None
+            told = visits.values([done])[0].decode("utf-8", "replace")
+        if told.startswith("!"):
+            raise MainProcessError(f"{who} failed in main_process_first: {told[1:]}")
+
+
+def main_process_first(timeout: float = TIMEOUT, scope: str = "job") -> MainProcessFirst:
+    """`with main_process_first():` Rank 0 goes through the block first, the others when it is done.
+
+    `scope="node"`: one of each node first. Raises MainProcessError in the others where the first one failed, and where it
+    is not done after `timeout` seconds. All ranks come here equally often.
+    """
+    return MainProcessFirst(timeout, scope)
+
+
+def _begun(call: Call) -> Call:
+    """By a thread; where the process may have no more of them, by this one, and without a deadline."""
+    try:
+        return call.start()
+    except RuntimeError as error:
+        pass_on(error)
+        call.make()
+        return call
+
+
+def _words(kind: type[BaseException], error: BaseException | None) -> str:
+    """What was raised, as the store takes it: of an exception that cannot tell itself its type."""
+    try:
+        told = str(error)
+    except Exception as silent:  # its __str__ is the job's
+        pass_on(silent)
+        told = ""
+    text = f"!{kind.__name__}: {told}"[:MAX_ERROR]
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _node(environ: Mapping[str, str]) -> str:
+    """The same for all ranks that one launcher started on one node."""
+    return _told(_NODE, environ) or socket.gethostname()
+
+
+def _told(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """By the first of these variables that is set; "" by none."""
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def _distributed() -> Any:
+    """torch.distributed, None in a job of one process; raises where the ranks cannot reach each other yet."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist and dist.is_available() and dist.is_initialized():
+        return dist if dist.get_world_size() > 1 else None
+    if ranks.rank_and_size()[1] > 1:
+        raise MainProcessError(
+            "main_process_first needs torch.distributed: call init_process_group"
+        )
+    return None

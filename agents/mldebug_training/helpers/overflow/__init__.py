@@ -1,0 +1,1 @@
+"""Finds the first module whose numbers overflow."""

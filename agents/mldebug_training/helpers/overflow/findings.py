@@ -1,0 +1,131 @@
+"""What the detector does about the frames of a batch: looks for the first bad one, reports it, and ends the run or not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.helpers.overflow.frames import fault_of, render, sentence, underflow_of
+from mldebug_training.helpers.rank_print import own_rank, write_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Iterable
+
+    from mldebug_training.helpers.overflow.frames import Fault, Frame
+
+WAYS = ("raise", "report", "exit", "ignore")
+EXIT_CODE = 70  # EX_SOFTWARE
+MAX_REPORTS = 10  # of one detector: a run that goes on with nan would write for ever
+
+
+class OverflowFoundError(ArithmeticError):
+    """A number turned inf or nan; `fault` says where."""
+
+    def __init__(self, text: str, fault: Fault) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+class BatchReachedError(RuntimeError):
+    """The batch after which the run was to stop is over."""
+
+
+class Findings:
+    """Judges batches by the options of `OverflowDetector`. Raises ValueError where an option is none."""
+
+    def __init__(
+        self,
+        on_found: str,
+        trace_batches: Iterable[int | tuple[int, int]],
+        stop_after: int | None,
+        underflow: bool,
+        folder: str | None,
+    ) -> None:
+        if on_found not in WAYS:
+            raise ValueError(f"on_found is one of {', '.join(WAYS)}, not {on_found!r}")
+        pairs = [one if isinstance(one, (tuple, list)) else (one, one) for one in trace_batches]
+        self._traced = [(int(first), int(last)) for first, last in pairs]
+        self.on_found, self._stop_after = on_found, stop_after
+        self._underflow, self._folder = underflow, folder
+        self._bad = -9  # the last batch that was
+        self.found: list[Fault] = []
+
+    def wants(self, batch: int) -> bool:
+        """Is there a reason to measure this batch?"""
+        return self.on_found != "ignore" or self._is_traced(batch)
+
+    def judge(self, batch: int, frames: list[Frame], last: deque[Frame]) -> None:
+        """Go through the frames of a batch, whose numbers are there; `last` keeps those before the first bad one.
+
+        Raises OverflowFoundError, or ends the process, where that is wanted.
+        """
+        try:
+            fault = self._look(batch, frames, last)
+        except Exception as error:
+            pass_on(error)
+            return
+        if fault is not None and self.on_found == "raise":
+            raise OverflowFoundError(f"batch {batch}: {sentence(fault)}", fault)
+        if fault is not None and self.on_found == "exit":
+            _exit()
+
+    def stop(self, batch: int) -> None:
+        """Raises BatchReachedError where this was to be the last one."""
+        if self._stop_after is not None and batch >= self._stop_after:
+            raise BatchReachedError(f"batch {batch} is over, and stop_after is {self._stop_after}")
+
+    def _look(self, batch: int, frames: list[Frame], last: deque[Frame]) -> Fault | None:
+        if frames and self._is_traced(batch):
+            self._write(f"mldebug: batch {batch}", render(frames))
+        for frame in frames:
+            last.append(frame)
+            fault = self._fault(frame)
+            if fault is not None:
+                if batch > self._bad + 1 and len(self.found) < MAX_REPORTS:
+                    self.found.append(fault)
+                    heading = f"mldebug: batch {batch}: {sentence(fault)}"
+                    self._write(heading, f"the last {len(last)} calls:\n{render(last)}")
+                self._bad = batch
+                return fault
+        return None
+
+    def _fault(self, frame: Frame) -> Fault | None:
+        if self.on_found == "ignore":
+            return None
+        return fault_of(frame) or (underflow_of(frame) if self._underflow else None)
+
+    def _is_traced(self, batch: int) -> bool:
+        return any(first <= batch <= last for first, last in self._traced)
+
+    def _write(self, heading: str, table: str) -> None:
+        rank = own_rank()
+        path = self._path(rank)
+        if path and write_lines(f"{heading}\n{table}", rank=rank, file=path):
+            write_lines(f"{heading}\nmore in {path}", rank=rank, file=sys.stderr)
+        else:
+            write_lines(f"{heading}\n{table}", rank=rank, file=sys.stderr)
+
+    def _path(self, rank: int | None) -> str:
+        """Of this rank's file; empty where there is to be none, or can be none."""
+        if self._folder is None:
+            return ""
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+        except OSError as error:
+            pass_on(error)
+            return ""
+        who = "" if rank is None else f"rank{rank}-"
+        return os.path.join(self._folder, f"overflow-{who}{socket.gethostname()}-{os.getpid()}.txt")
+
+
+def _exit() -> None:
+    """At once: what a job does at its end may wait for the other ranks. What was printed gets a second."""
+    thread = threading.Thread(target=lambda: (sys.stdout.flush(), sys.stderr.flush()), daemon=True)
+    thread.start()
+    thread.join(1.0)
+    os._exit(EXIT_CODE)

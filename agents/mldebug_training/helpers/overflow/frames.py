@@ -1,0 +1,153 @@
+"""One call of one module as numbers, what is wrong with it, and how a report of several is written."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from mldebug_training.helpers.overflow.measuring import Extremes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+UNDERFLOW = "underflow"
+
+
+class Row(NamedTuple):
+    """One tensor of a frame, or what stands in its place."""
+
+    role: str  # weight, buffer, input, output or gradient
+    label: str
+    numbers: Extremes
+
+
+class Frame(NamedTuple):
+    """One call of one module. Its rows stand in the order in which a fault spreads: weights, inputs, outputs."""
+
+    name: str
+    kind: str  # class of the module
+    call: int  # of this module in this batch, from 1
+    rows: Sequence[Row]
+    backward: bool = False
+
+    @property
+    def title(self) -> str:
+        """As a report calls it."""
+        again = f", call {self.call}" if self.call > 1 else ""
+        return f"{self.name} ({self.kind}{again}{', backward' if self.backward else ''})"
+
+
+class Fault(NamedTuple):
+    """What is wrong first in a frame: `what` is nan, inf, -inf or underflow."""
+
+    frame: Frame
+    row: Row
+    what: str
+
+
+def fault_of(frame: Frame) -> Fault | None:
+    """What turned inf or nan here. Minus infinity is how attention is masked: where it comes in, it may go out again."""
+    masked = False
+    for row in frame.rows:
+        what = row.numbers.fault
+        if what == "-inf" and (
+            row.role in ("input", "buffer") or (row.role == "output" and masked)
+        ):
+            masked = True
+        elif what:
+            return Fault(frame, row, what)
+    return None
+
+
+def underflow_of(frame: Frame) -> Fault | None:
+    """What is too small for the type that this call computes in: all its numbers but zeros are subnormal there, or lost.
+
+    That type is the narrowest of its tensors, as autocast keeps weights of 32 bits and computes with 16. Types of 8 bits
+    have scales beside them, so their range says nothing.
+    """
+    wide = [row for row in frame.rows if _tiny(row.numbers.dtype)]
+    if not wide:
+        return None
+    tiny = max(_tiny(row.numbers.dtype) for row in wide)
+    for row in wide:
+        if row.role != "buffer" and 0 < _most(row) < tiny:
+            return Fault(frame, row, UNDERFLOW)
+    return _lost(frame, wide) if tiny > 1e-6 else None
+
+
+def _lost(frame: Frame, wide: list[Row]) -> Fault | None:
+    """Numbers went in, no weight is zero altogether, and nothing but zeros came out."""
+    ins = [row for row in wide if row.role in ("weight", "input")]
+    outs = [row for row in wide if row.role == "output"]
+    weighed = {row.role for row in ins} == {"weight", "input"} and all(
+        _most(row) > 0 for row in ins
+    )
+    if weighed and outs and all(row.numbers.most == 0 for row in outs):
+        return Fault(frame, outs[0], UNDERFLOW)
+    return None
+
+
+def sentence(fault: Fault) -> str:
+    """Where it began and what that means."""
+    return f"{fault.what} first in {fault.row.label} of {fault.frame.title}: {_meaning(fault)}"
+
+
+def render(frames: Iterable[Frame]) -> str:
+    """The frames as a table, one row per tensor."""
+    lines = ["abs min  abs max"]
+    for frame in frames:
+        small = underflow_of(frame)
+        lines.append(f"                  {frame.title}")
+        lines.extend(_line(row, small is not None and small.row is row) for row in frame.rows)
+    return "\n".join(lines)
+
+
+def _line(row: Row, small: bool) -> str:
+    numbers = row.numbers
+    if numbers.dtype is None:
+        return f"{'-':>17} {row.label}: {numbers.note}"
+    about = f"{row.label}  {str(numbers.dtype).replace('torch.', '')} {list(numbers.shape)}"
+    if numbers.most is None or numbers.least is None:
+        return f"{'-':>17} {about} {numbers.note}"
+    mark = numbers.fault or (UNDERFLOW if small else "")
+    return f"{numbers.least:8.2e} {numbers.most:8.2e} {about} {mark}".rstrip()
+
+
+def _meaning(fault: Fault) -> str:
+    if fault.what == UNDERFLOW:
+        return "what is in it is too small for the type that this module computes in"
+    if fault.row.role == "gradient":
+        return "it came back so; with a scaled loss that is how the scale is found"
+    if fault.row.role in ("weight", "buffer"):
+        return "it was so before this call: by the last optimizer step, or as it was loaded"
+    if fault.row.role == "input":
+        return "it came in so: from the data, or from a calculation outside all modules"
+    return _made_inside(fault)
+
+
+def _made_inside(fault: Fault) -> str:
+    ins = [row for row in fault.frame.rows if row.role == "input"]
+    if any(row.numbers.fault for row in ins):
+        return "an input holds -inf, as masks do; where all of a row is masked, softmax gives nan"
+    ends = sys.modules["torch"].finfo(fault.row.numbers.dtype).max
+    most = max(map(_most, ins), default=0.0)
+    return f"weights and inputs were finite, inputs up to {most:.2e}; {_name(fault)} ends at {ends:.2e}"
+
+
+def _name(fault: Fault) -> str:
+    return str(fault.row.numbers.dtype).replace("torch.", "")
+
+
+def _most(row: Row) -> float:
+    return row.numbers.most or 0.0
+
+
+def _tiny(dtype: Any) -> float:
+    """The smallest normal number of a floating type of 16 bits and more; 0 for others."""
+    try:
+        about = sys.modules["torch"].finfo(dtype)
+        return float(about.tiny) if about.bits >= 16 else 0.0
+    except TypeError:
+        return 0.0

@@ -1,0 +1,98 @@
+"""The modules of a model: their names as a person knows them, and hooks on them that no copy of the model takes along."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+
+from mldebug_training.common.imports import after_import
+from mldebug_training.common.interrupted import pass_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+    from typing import Any
+
+_WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_PARALLEL = (
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+    "DeepSpeedEngine",
+)
+
+
+def named(model: Any, skip: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Each module once, with its name without those of wrappers. The model itself is called by its class."""
+    parallel = type(model).__name__ in _PARALLEL
+    for path, module in model.named_modules():
+        name = f"{path}."
+        for one in _WRAPPED:
+            name = name.replace(one, "")
+        if parallel:
+            name = name.removeprefix("module.")
+        name = name.removesuffix(".") or type(module).__name__
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+            yield name, module
+
+
+def refuse_compiled(model: Any) -> None:
+    """Raises ValueError where the modules are pieces of one program and call no hooks."""
+    for name, module in model.named_modules():
+        way_out = _way_out(module)
+        if way_out:
+            raise ValueError(f"{name or 'the model'} was compiled and calls no hooks: {way_out}")
+
+
+def _way_out(module: Any) -> str:
+    """Of one that is compiled; empty for others."""
+    if isinstance(module, sys.modules["torch"].jit.ScriptModule):
+        return "watch the model that the TorchScript was made from"
+    compiled = type(module).__name__ == "OptimizedModule"
+    if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+        return "make the detector before torch.compile (slower, but right), or set TORCH_COMPILE_DISABLE=1"
+    return ""
+
+
+class Hook:
+    """Calls a function of ours for one module; a copy of the model, saved or not, gets one that does nothing."""
+
+    def __init__(self, call: Callable[..., None], *first: str) -> None:
+        self._call, self._first = call, first
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*self._first, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _NoHook, ()
+
+
+class _NoHook:
+    """What a copy has in its place."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+def in_backward() -> bool:
+    """Is this a forward that the autograd engine runs again, for a checkpoint of activations?"""
+    try:
+        return int(sys.modules["torch"]._C._current_graph_task_id()) != -1
+    except Exception as error:
+        pass_on(error)
+        return False
+
+
+def in_capture() -> bool:
+    """Is a CUDA graph being recorded? Then nothing may be asked of the GPU."""
+    cuda = sys.modules["torch"].cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+def _leave_alone(dynamo: ModuleType) -> None:
+    """The compiler does not look into hooks: a break of the graph, and not a wrong one."""
+    setattr(Hook, "__call__", dynamo.disable(Hook.__call__))  # noqa: B010 - a method may not be assigned to
+
+
+after_import("torch._dynamo", _leave_alone)

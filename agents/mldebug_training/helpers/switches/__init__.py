@@ -1,0 +1,1 @@
+"""Stops and checkpoints that all ranks agree on."""

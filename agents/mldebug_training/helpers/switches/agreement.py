@@ -1,0 +1,208 @@
+"""What all ranks agree on: the element-wise maximum of a few small numbers, asked at one step and known at the next.
+
+Through the job's store, so that a rank that asks more or less often than the others spoils no collective of the job; and a
+step late, so that nobody waits for the network: the answer has come while the step ran. What follows from an answer waits
+until all ranks have met there.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.helpers.switches.exchange import Exchange, Place
+from mldebug_training.helpers.switches.meeting import Meeting, longest_nap
+from mldebug_training.hook import ranks
+from mldebug_training.hook.flight_recorder import collective_timeout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+
+STEADY = 2  # times that the clocks of all ranks showed the same, after which they have to
+_made: dict[str, int] = {}  # agreements of this process, by the ranks that agree
+
+
+class Agreement:
+    """Begin and finish in turns; all ranks of the job or of a group, equally often."""
+
+    def __init__(self, group: Any = None, timeout: float = 5.0) -> None:
+        """`group`: a process group, whose ranks agree; None: all. `timeout`: seconds that a rank waits for the others."""
+        self._group = group
+        self._timeout = timeout
+        self._name = _name(group)
+        self._store: Any = lambda: (
+            None
+        )  # refers to the one of the last exchange, and does not keep it
+        self._last: Exchange | None = None  # at that store
+        self._work: Exchange | None = None  # whose answer is to come
+        self._meeting: Meeting | None = None  # after the last exchange
+        self._alone: tuple[int, ...] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Is an answer to be waited for?"""
+        return self._work is not None or self._alone is not None
+
+    def size(self) -> int:
+        """How many ranks have to agree; 0: several, and no way to reach them yet; -1: this rank is not one of them."""
+        dist = _initialized()
+        return int(dist.get_world_size(self._group)) if dist else size()
+
+    def begin(self, numbers: Sequence[int]) -> None:
+        """Tell the others; returns at once. Raises RuntimeError where the job's store cannot be used."""
+        if self.size() == 1:
+            self._alone = tuple(numbers)
+            return
+        self._last = self._work = self._next(numbers)
+        self._meeting = None
+        self._work.start()
+
+    def finish(self, timeout: float | None = None) -> tuple[int, ...]:
+        """The highest of all ranks, number by number. Raises LateError after the timeout; what was begun goes on."""
+        alone, self._alone = self._alone, None
+        work, self._work = self._work, None
+        if work is None:
+            return alone or ()
+        return work.result(self._timeout if timeout is None else timeout)
+
+    def meet(self, timeout: float) -> None:
+        """Wait until all ranks have come here, too: all of them learn that, or none does. Raises LateError.
+
+        Whoever was interrupted in it asks again, and hears what came of it.
+        """
+        if self.size() > 1:
+            self._meet(timeout)
+
+    def stay_away(self, why: str) -> None:
+        """Tell the others, where they wait for this rank now; returns at once."""
+        if self.size() < 2:
+            return
+        last = self._last
+        if last is None:  # nobody is waited for so far
+            return
+        last.stay_away(why)
+        if last.key:
+            self._meeting = self._meeting or self._new_meeting(last)
+            self._meeting.stay_away(why)
+
+    def give_up(self, numbers: Sequence[int], why: str) -> None:
+        """Tell the others that this rank takes part no more, where they wait for it now and where they would; returns at once."""
+        if self._last is not None:
+            self._last.start()  # it may have been interrupted before
+        self.stay_away(why)
+        if self.size() > 1:
+            self.begin(numbers)
+
+    def shortest_timeout(self) -> float:
+        """Seconds after which the first collective of the job's groups is ended in this rank; 0 where that is not known."""
+        try:
+            groups = list(sys.modules["torch.distributed.distributed_c10d"]._world.pg_map)
+        except Exception as error:  # no torch, another PyTorch than those we know
+            pass_on(error)
+            groups = []
+        told = [collective_timeout(one) for one in groups]
+        return min((one for one in told if one), default=0.0)
+
+    def _meet(self, timeout: float) -> None:
+        meeting = self._meeting
+        if meeting is None:
+            last = self._last
+            if last is None:
+                return
+            meeting = self._meeting = self._new_meeting(last)
+            meeting.come(timeout, longest_nap(self.size()))
+        else:
+            meeting.hear()
+        meeting.leave()
+
+    def _next(self, numbers: Sequence[int]) -> Exchange:
+        """The first one at a store that is not the last one's: the job has left its groups, and made them anew."""
+        place = self._place()
+        if self._store() is not place.store:
+            self._last, self._store = None, weakref.ref(place.store)
+        return Exchange(place, numbers, self._last)
+
+    def _new_meeting(self, last: Exchange) -> Meeting:
+        return self._place().meeting(f"{last.key}/{last.turn}")
+
+    def _place(self) -> Place:
+        dist = sys.modules["torch.distributed"]
+        store, size = dist.distributed_c10d._get_default_store(), self.size()
+        if _is_a_file(store):
+            raise RuntimeError("the job's store is a file, which each poll would make longer")
+        return Place(store, f"{self._name}/{size}", int(dist.get_rank(self._group)), size)
+
+
+def _name(group: Any) -> str:
+    """The same in all ranks, if each of them makes its agreements of these ranks in the same order."""
+    members = "all"
+    if group is not None:
+        try:
+            told = sys.modules["torch.distributed"].get_process_group_ranks(group)
+            members = f"{told[0]}-{zlib.crc32(repr(list(told)).encode()):08x}"
+        except Exception as error:  # this rank is not in it
+            pass_on(error)
+            members = "others"
+    _made[members] = _made.get(members, 0) + 1
+    return f"mldebug/jobs/switches/{members}/{_made[members]}"
+
+
+def _is_a_file(store: Any) -> bool:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return type(store).__name__ == "FileStore"
+
+
+def clock() -> int:
+    """How many collectives the job has made in its main group: the same in all ranks at one step. 0: unknown.
+
+    By NCCL, which counts nothing else: gloo counts what two ranks send each other, too.
+    """
+    dist = _initialized()
+    try:
+        counts = dist and "nccl" in str(dist.get_backend())
+        return int(dist.group.WORLD._get_sequence_number_for_group()) if counts else 0
+    except Exception as error:  # a backend that does not count
+        pass_on(error)
+        return 0
+
+
+class Clocks:
+    """What the clocks of all ranks have shown, from one agreement to the next."""
+
+    def __init__(self) -> None:
+        self._most = self._steady = self._parted = 0
+
+    def have_parted(self, most: int, apart: int) -> bool:
+        """Do they differ for good, where they were the same in all ranks? Once may be an accident."""
+        self._parted = self._parted + 1 if apart else 0
+        if self._parted and self._steady >= STEADY:
+            return self._parted > 1
+        self._steady = 0 if apart else self._steady + (most > self._most)
+        self._most = most
+        return False
+
+
+def rank() -> int:
+    """This rank; 0 where nobody knows."""
+    dist = _initialized()
+    return int(dist.get_rank()) if dist else max(0, ranks.rank_and_size()[0])
+
+
+def size() -> int:
+    """How many ranks the job has; 0: several, and no way to reach them yet."""
+    dist = _initialized()
+    if dist:
+        return int(dist.get_world_size())
+    return 0 if ranks.rank_and_size()[1] > 1 else 1
+
+
+def _initialized() -> Any:
+    """torch.distributed where it runs; nothing is imported for it."""
+    dist: Any = sys.modules.get("torch.distributed")
+    return dist if dist and dist.is_available() and dist.is_initialized() else None

@@ -1,0 +1,108 @@
+"""Numbers that all ranks put down at the job's store, and the highest of them, which all read there.
+
+No process group: it would open a port in each rank, where whoever knocks as the job runs out of files ends it, and would stand
+among the collectives of the job. A thread asks the store, whose calls have no deadline. What is there stands below `KEY/`: `came`,
+`answer`, `said/RANK`; the same for all exchanges, as a rank puts its numbers down when the exchange before is answered. A store serves
+one call of a process at a time: while the job waits there itself (`new_group`), an exchange waits, too.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mldebug_training.common.calls import Call, LateError
+from mldebug_training.helpers.switches.meeting import SILENT, Meeting
+from mldebug_training.helpers.switches.opening import ask, new_token, tell
+from mldebug_training.helpers.switches.visits import LATE, LONGEST, Visits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+QUICK = 1.0  # seconds in which a store answers that is not silent
+LAUNCHERS = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank keeps the store
+
+
+class Place:
+    """Where the ranks agree, and which of them this is. `name`: the same in all of them."""
+
+    def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
+        self.store, self.name, self.rank, self.size = store, name, rank, size
+
+    def meeting(self, key: str) -> Meeting:
+        """Of all of them, below this key."""
+        keeps = self.rank == 0 and os.environ.get(LAUNCHERS) != "True"
+        return Meeting(self.store, key, self.size, is_host=keeps)
+
+
+class Exchange:
+    """One of one rank, which begins with `start`. `before`: the last one at this place."""
+
+    def __init__(self, place: Place, numbers: Sequence[int], before: Exchange | None) -> None:
+        self.turn: int = before.turn + 1 if before else 1
+        self.key = ""  # what no earlier launch has had; known once this one has begun
+        self._numbers, self._why = tuple(numbers), ""
+        self._visits = Visits(place.store, place.size)
+        self._call = Call(lambda: self._run(place, before))
+
+    def start(self) -> None:
+        """Returns at once; may be called again."""
+        self._call.start()
+
+    def result(self, timeout: float) -> tuple[int, ...]:
+        """The highest of all ranks, number by number. Raises LateError after so many seconds, and what the store does."""
+        self._visits.hurry()
+        if not self._call.wait(timeout):
+            raise LateError(SILENT if self._visits.silent > QUICK else LATE)
+        told: tuple[int, ...] = self._call.result(0.0)
+        return told
+
+    def stay_away(self, why: str) -> None:
+        """This rank obeys nothing that follows from it; the others learn that where they would. Returns at once."""
+        self._why = why
+
+    def _run(self, place: Place, before: Exchange | None) -> tuple[int, ...]:
+        with self._visits:
+            self.key = self._begun(place, before)
+            told = self._exchanged(place)
+            if self._why:
+                place.meeting(f"{self.key}/{self.turn}").say(self._why)
+            return told
+
+    def _begun(self, place: Place, before: Exchange | None) -> str:
+        """The key, as soon as this one may begin."""
+        if before is None and place.rank:
+            return f"{place.name}/{ask(self._visits, place.name, LONGEST)}"
+        if before is None:
+            token = new_token()
+            Call(lambda: self._tell(place, token)).start()
+            return f"{place.name}/{token}"
+        self._visits.until(lambda: before._call.wait(0.0))
+        before._call.result(0.0)
+        return before.key
+
+    def _tell(self, place: Place, token: str) -> None:
+        visits = Visits(place.store, place.size)
+        with visits:
+            tell(visits, place.name, token, lambda: self._call.wait(0.0), LONGEST)
+
+    def _exchanged(self, place: Place) -> tuple[int, ...]:
+        visits, words = self._visits, " ".join(map(str, (self.turn, *self._numbers)))
+        visits.ask("set", f"{self.key}/said/{place.rank}", words)
+        if visits.ask("add", f"{self.key}/came", 1) < self.turn * place.size:
+            return visits.until(self._told)[1:]
+        said = visits.values([f"{self.key}/said/{one}" for one in range(place.size)])
+        highest = tuple(map(max, *map(_parsed, said)))
+        visits.ask("set", f"{self.key}/answer", " ".join(map(str, highest)))
+        return highest[1:]
+
+    def _told(self) -> tuple[int, ...]:
+        """By whoever came last; the turn is the first of them."""
+        key = f"{self.key}/answer"
+        told = _parsed(self._visits.ask("get", key)) if self._visits.ask("check", [key]) else (0,)
+        return told if told[0] == self.turn else ()
+
+
+def _parsed(words: bytes) -> tuple[int, ...]:
+    return tuple(int(one) for one in words.split())

@@ -1,0 +1,189 @@
+"""The folder of the switches, read and tidied. This docstring is the layout; `mldebug.switches` reads the same.
+
+    FOLDER/kill     set: stop. `touch` is enough; JSON in it may say {"until": unix time, "by": "who"}
+    FOLDER/save     set: save once, and go on; taken away when it was obeyed
+    FOLDER/polled   JSON, written by the job: who asks for the switches, and when it did so last
+
+Whoever may write the folder may stop the job, so one that everybody may write is not obeyed. A switch is a regular file:
+anything else of that name (a link, a FIFO, a folder) is none. No more than 4 KiB of it is read. Every call may take as
+long as a hung mount: only the thread of `switchwatch` makes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+
+from mldebug_training.common.interrupted import pass_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+KILL, SAVE, POLLED = "kill", "save", "polled"
+VARIABLE = "MLDEBUG_SWITCH_DIR"
+DEFAULT = ".mldebug-switch"
+MAX_BYTES = 4096
+
+_IDS = ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+_LOOPBACK = ("", "localhost", "127.0.0.1", "::1")
+_GENERIC = ("", "none", "default", "static", "0")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Seen:
+    """What one look found. `kill` and `save` tell one setting of a switch from the next; 0: not set."""
+
+    def __init__(self, kill: int = 0, save: int = 0, by: str = "", trouble: str = "") -> None:
+        self.kill, self.save, self.by, self.trouble = kill, save, by, trouble
+
+
+def choose(told: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """The folder of this job, and whether it is the one that nobody named."""
+    named = told or environ.get(VARIABLE, "")
+    try:
+        if named:
+            return os.path.abspath(named), False
+        return os.path.join(os.getcwd(), DEFAULT, job_name(environ)), True
+    except OSError as error:  # the working directory is gone
+        pass_on(error)
+        return os.path.join("/", named or DEFAULT), False
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """One word for all ranks of a job, and for all jobs of an array: a switch burns through those still queued."""
+    ids = (environ.get(name, "") for name in _IDS)
+    name = next((one for one in ids if one.lower() not in _GENERIC), "")
+    name = name or _meeting(environ)
+    safe = "".join(one if one.isascii() and (one.isalnum() or one in "-_") else "_" for one in name)
+    return safe[:64]
+
+
+def _meeting(environ: Mapping[str, str]) -> str:
+    """Where the ranks meet: no two jobs can have the same address and port at one time."""
+    place = environ.get("MASTER_ADDR", "").lower()
+    if place in _LOOPBACK:
+        place = os.uname().nodename
+    return f"{place[:40]}-{environ.get('MASTER_PORT') or 'none'}"
+
+
+def make(folder: str) -> str:
+    """Create the folder that nobody named. Returns why it cannot be used, or ""."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        owner = os.stat(folder).st_uid
+    except OSError as error:
+        return f"{folder} cannot be made: {error.strerror or error}; set {VARIABLE}"
+    return "" if owner == os.geteuid() else f"{folder} belongs to user {owner}; set {VARIABLE}"
+
+
+def look(folder: str, now: float) -> Seen:
+    """Which switches are set; `now` is unix time. Never raises; a folder that is not there has none."""
+    try:
+        handle = os.open(folder, _FOLDER)
+    except OSError as error:
+        why = error.strerror or str(error)
+        return Seen() if error.errno in _ABSENT else Seen(trouble=f"{folder}: {why}")
+    try:
+        if os.fstat(handle).st_mode & stat.S_IWOTH:
+            return Seen(trouble=f"{folder} is not obeyed: everybody may write it (chmod o-w)")
+        return _look(handle, folder, now)
+    except OSError as error:
+        return Seen(trouble=f"{folder}: {error.strerror or error}")
+    finally:
+        os.close(handle)
+
+
+def take(folder: str, name: str, token: int) -> str:
+    """Take a switch away that was obeyed, unless it was set again since. Returns why that failed, or ""."""
+    try:
+        handle = os.open(folder, _FOLDER)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        if _token(os.stat(name, dir_fd=handle, follow_symlinks=False)) == token:
+            os.unlink(name, dir_fd=handle)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        os.close(handle)
+    return ""
+
+
+def write(folder: str, name: str, told: Mapping[str, Any]) -> None:
+    """Write a file whole, or not at all; raises OSError."""
+    handle = os.open(folder, _FOLDER)
+    fresh = f".{name}-{os.uname().nodename[:64]}-{os.getpid()}"
+    try:
+        _unlink(fresh, handle)
+        file = os.open(fresh, _NEW, 0o644, dir_fd=handle)
+        try:
+            os.write(file, json.dumps(told).encode())
+        finally:
+            os.close(file)
+        os.rename(fresh, name, src_dir_fd=handle, dst_dir_fd=handle)
+    finally:
+        os.close(handle)
+
+
+def clear_up(folder: str) -> None:
+    """Leave nothing of ours behind in the folder that nobody named."""
+    for step in (os.path.join(folder, POLLED), folder, os.path.dirname(folder)):
+        try:
+            (os.unlink if step.endswith(POLLED) else os.rmdir)(step)
+        except OSError:
+            pass
+
+
+def _look(handle: int, folder: str, now: float) -> Seen:
+    kill, told, odd = _switch(handle, KILL)
+    until = told.get("until")
+    if isinstance(until, (int, float)) and until <= now:
+        kill = 0
+    save, _, odd_too = _switch(handle, SAVE)
+    by = "".join(one for one in str(told.get("by", "")) if one.isprintable())[:40]
+    trouble = odd or odd_too
+    return Seen(kill, save, by, f"{folder}/{trouble}" if trouble else "")
+
+
+def _switch(handle: int, name: str) -> tuple[int, dict[str, Any], str]:
+    """(token, what stands in it, what is odd); who may not read it still sees that it is there."""
+    try:
+        found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0, {}, ""
+    if not stat.S_ISREG(found.st_mode):
+        return 0, {}, f"{name} is no regular file, and no switch"
+    return _token(found), _told(handle, name), ""
+
+
+def _told(handle: int, name: str) -> dict[str, Any]:
+    try:
+        file = os.open(name, _FILE, dir_fd=handle)
+        try:
+            told = json.loads(os.read(file, MAX_BYTES))
+        finally:
+            os.close(file)
+    except Exception:  # empty, no JSON, nested without end, not for us, gone
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _token(found: os.stat_result) -> int:
+    """The same on all nodes that see this file, however late; 0 stands for none."""
+    return min(max(found.st_mtime_ns, 1), 2**62)
+
+
+def _unlink(name: str, handle: int) -> None:
+    try:
+        os.unlink(name, dir_fd=handle)
+    except FileNotFoundError:
+        pass

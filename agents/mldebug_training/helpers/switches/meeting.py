@@ -1,0 +1,164 @@
+"""All ranks of a job at one place: at the job's store, where each learns that all have come there, or that they never will.
+
+No call of a store has a deadline, and one to a host that is stopped never comes back. So a thread makes them, and nobody waits for
+a thread that has heard nothing for long. What the store is told of a meeting stands below `KEY/`: `came`, `answer`, `left`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+from mldebug_training.common import natives
+from mldebug_training.common.calls import ANSWERING, GOODBYE, Call, LateError
+from mldebug_training.common.interrupted import pass_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NAP = 0.1  # seconds, the longest between two looks
+MOST_LOOKS = 1e4  # a second, of all ranks: one process answers them all
+LATE = "another rank did not come to this poll in time"
+SILENT = "the job's store does not answer"
+LOOK = 1.0  # seconds between two looks whether it has answered a call
+_ALL = "all "  # and a number, drawn by whoever came last
+_running: set[Meeting] = set()
+_silent: list[Any] = []  # stores that have not answered; never asked again
+
+
+class Meeting:
+    """One rank at one such place. `size`: how many have to come; `is_host`: the store may end with this rank."""
+
+    def __init__(self, store: Any, key: str, size: int, *, is_host: bool = False) -> None:
+        self._store, self._key, self._size, self._is_host = store, key, size, is_host
+        self._answer = self._why = ""  # what all have learned; why this rank does not come
+        self._until, self._nap = 0.0, NAP
+        self._is_there = False  # the others may have counted it
+        self._heard = time.monotonic()  # when the store has last answered
+        self._woken, self._answered = natives.allocate_lock(), natives.allocate_lock()
+        for lock in (self._woken, self._answered):
+            lock.acquire()
+        self._call = Call(self._run)
+
+    @property
+    def agreed(self) -> bool:
+        """Have all ranks come here, as far as is known by now?"""
+        return self._answer.startswith(_ALL)
+
+    def come(self, timeout: float, nap: float) -> str:
+        """Wait until all are here: all ranks learn that, or none does. Returns what no other meeting has. Raises LateError."""
+        self._heard = time.monotonic()
+        self._until, self._nap = self._heard + timeout, nap
+        self._start()
+        return self.hear()
+
+    def hear(self) -> str:
+        """What came of it, for one that was interrupted as well.
+
+        Whoever was counted goes as the others go, and so leaves a store that is silent only when the time is over.
+        """
+        store, silent = self._store, 0.0
+        while not self._answer:
+            heard = self._heard
+            self._answered.acquire(timeout=LOOK)
+            # not by a clock: it goes on while this process is stopped
+            silent = silent + LOOK if heard == self._heard else 0.0
+            bound = self._is_there and time.monotonic() < self._until
+            if not self._answer and silent > ANSWERING and not bound:
+                _silent.append(store)
+                raise LateError(SILENT)
+        if not self.agreed:
+            raise LateError(self._answer)
+        return self._answer[len(_ALL) :]
+
+    def leave(self) -> None:
+        """Rank 0, which keeps the store where no launcher does, may end the job only when all have read there that it ends."""
+        self.wait(max(0.0, self._until - time.monotonic()) + ANSWERING)
+
+    def stay_away(self, why: str) -> None:
+        """This rank comes no more, and all others shall know; returns at once. Too late where all have come already."""
+        self._why = self._why or why
+        if self._woken.locked():
+            self._woken.release()
+        if not self._call.begun:
+            self._start()
+
+    def say(self, word: str) -> str:
+        """What all are to learn, where nobody has said it yet; in this thread. Returns what they do learn."""
+        answer = f"{self._key}/answer"
+        return str(self._store.compare_set(answer, "", word).decode("utf-8", "replace"))
+
+    def wait(self, timeout: float) -> None:
+        """Until no call is made any more."""
+        self._call.wait(timeout)
+
+    def _start(self) -> None:
+        if self._store is not None and any(one is self._store for one in _silent):
+            raise LateError(SILENT)
+        _running.add(self)
+        try:
+            self._call.start()
+        except RuntimeError as error:  # this thread tells the others, then, and waits for none
+            pass_on(error)
+            _running.discard(self)
+            self._answer = self.say(self._why or f"a rank has no thread left: {error}")
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._answered_there()
+            self._answered.release()
+            if self.agreed:
+                self._last_one_out()
+        except Exception as error:  # it is gone
+            self._answer = self._answer or f"{SILENT}: {type(error).__name__}"
+        if self._answered.locked():
+            self._answered.release()
+        self._store = None  # it may be the last to keep it
+        _running.discard(self)
+
+    def _answered_there(self) -> str:
+        store, answer = self._store, f"{self._key}/answer"
+        store.check([answer])  # does it answer at all?
+        self._is_there = not self._why
+        everyone = self._is_there and store.add(f"{self._key}/came", 1) == self._size
+        pause = 0.0001
+        while not (everyone or self._why or store.check([answer])):
+            if time.monotonic() > self._until:
+                break
+            self._woken.acquire(timeout=pause)
+            self._heard = time.monotonic()
+            pause = min(2 * pause, self._nap)
+        return self.say(self._why or (f"{_ALL}{os.urandom(8).hex()}" if everyone else LATE))
+
+    def _last_one_out(self) -> None:
+        """Whoever keeps the store cleans up, too: the next launch may find the same one."""
+        store, left = self._store, f"{self._key}/left"
+        if store.add(left, 1) < self._size and self._is_host:
+            pause = 0.001
+            while store.add(left, 0) < self._size:
+                if time.monotonic() > self._until:
+                    return
+                self._woken.acquire(timeout=pause)
+                pause = min(2 * pause, NAP)
+        if self._is_host:
+            for one in ("came", "answer", "left"):
+                store.delete_key(f"{self._key}/{one}")
+
+
+def longest_nap(size: int) -> float:
+    """Seconds between two looks of one of so many ranks."""
+    return max(NAP, size / MOST_LOOKS)
+
+
+def _end() -> None:
+    """A thread that is in a call of C++ when the interpreter goes would end the process by SIGABRT as it comes back."""
+    deadline = time.monotonic() + GOODBYE
+    for one in list(_running):
+        one.stay_away("this rank ends")
+        one.wait(max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_running.clear)

@@ -1,0 +1,56 @@
+"""How ranks at the job's store know what one of them has put down there for this launch, and not for an earlier one.
+
+Nothing that all ranks of a launch know is their own: torchrun counts restarts on each node for itself, and may keep the store. So the
+rank that leads has a token; whoever needs it puts down a word of its own, which nobody else knows, and gets it back with the token.
+Below `NAME/`: `asked` (how often, in all launches), `ask/NUMBER`, `told/NUMBER`.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mldebug_training.helpers.switches.visits import Visits
+
+
+def new_token() -> str:
+    """What no launch has had."""
+    return os.urandom(8).hex()
+
+
+def tell(visits: Visits, name: str, token: str, enough: Callable[[], bool], longest: float) -> None:
+    """Tell all who ask until there is enough of it. Raises what the store does, and LateError after so many seconds."""
+    open_: set[int] = set()
+    known = 0
+
+    def told_all() -> bool:
+        nonlocal known
+        if enough():  # who asks now is of a later launch
+            return True
+        count = visits.ask("add", f"{name}/asked", 0)
+        open_.update(range(known + 1, count + 1))
+        known = count
+        for number in [one for one in open_ if visits.ask("check", [f"{name}/ask/{one}"])]:
+            word = visits.ask("get", f"{name}/ask/{number}").decode("utf-8", "replace")
+            visits.ask("set", f"{name}/told/{number}", f"{word} {token}")
+            open_.discard(number)
+        return False
+
+    visits.until(told_all, longest)
+
+
+def ask(visits: Visits, name: str, longest: float) -> str:
+    """The token of this launch. Raises what the store does, and LateError where nobody has told it after so many seconds."""
+    word = new_token()
+    number = visits.ask("add", f"{name}/asked", 1)
+    visits.ask("set", f"{name}/ask/{number}", word)
+
+    def told() -> str:
+        key = f"{name}/told/{number}"
+        words = visits.ask("get", key).split() if visits.ask("check", [key]) else []
+        return str(words[1].decode()) if words and words[0] == word.encode() else ""
+
+    return visits.until(told, longest)

@@ -1,0 +1,245 @@
+"""Stops and saves agreed by all ranks: at the same step, whoever asked for it and on whichever node.
+
+Asked by a switch (a file), a signal, the end of the job's time, or a word of the job itself; one rank that sees it is
+enough. What is asked at one step is agreed while that step runs and obeyed at the next.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from mldebug_training.common.calls import LateError
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.helpers.rank_print import write_lines
+from mldebug_training.helpers.switches import agreement
+from mldebug_training.helpers.switches.agreement import Agreement
+from mldebug_training.helpers.switches.files import KILL, SAVE, choose
+from mldebug_training.helpers.switches.pace import Pace, Saving
+from mldebug_training.helpers.switches.reasons import NOTHING, OFF, SAVE_SWITCH, WORDS, Reasons
+from mldebug_training.helpers.switches.watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from mldebug_training.helpers.deadline import TimeLimit
+
+REMEMBERED = 64  # sentences that were said
+_RANKS = 2**32
+_FAR = (
+    2**62
+)  # more than any count; what is left of it is the lowest count, as the highest is agreed
+PATIENCE = 600.0  # seconds that `at_start`, and whoever saves or ends, waits for the others at most
+
+
+class Switches:
+    """Make one in every rank, and call `poll` after every step, equally often in all of them.
+
+    `folder`: where the switches lie; else $MLDEBUG_SWITCH_DIR, else `.mldebug-switch/JOB` in the working directory.
+    `limit`: when to stop by itself. `reason`: asked at every agreement why to stop, None for no reason. `signal`: the one
+    that asks to stop; None for none. `every`: steps from one agreement to the next; None: so that there are four a second
+    at most. `group`: a process group, whose ranks agree (a rank outside has no switches); None: all ranks. `timeout`: seconds that a rank waits in a poll for the others; after it the switches are off. Raises ValueError
+    for arguments that cannot be; later nothing of ours is raised.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        limit: TimeLimit | None = None,
+        reason: Callable[[], str | None] | None = None,
+        signal: str | None = "USR1",
+        every: int | None = None,
+        group: Any = None,
+        timeout: float = 5.0,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"every={every!r}: it is a number of steps, 1 or more")
+        path, ours = choose(os.fspath(folder) if folder else None, environ)
+        self.folder = path
+        self.reason = ""  # why to stop or save, once that was agreed
+        self._reasons = Reasons(path, limit, reason, signal)
+        self._agreement = Agreement(group, timeout)
+        self._watch = Watch(path, ours=ours)
+        self._said: set[str] = set()
+        self._ended = self._off = False
+        self._verdict: tuple[int, int, int] | None = None  # kind, rank, token: what all are to obey
+        self._agreed: str | None = None  # in this poll
+        self._owed: str | None = None  # that, where the poll did not come to its end
+        self._polls = 0
+        self._pace = Pace(limit, every)
+        self._clocks = agreement.Clocks()
+        self._own: tuple[int, str] = (NOTHING, "")
+
+    def at_start(self) -> str | None:
+        """ "kill" if the job is to end before it has begun; several ranks agree, after init_process_group."""
+        if self._ended or self._off:
+            return KILL if self._ended else None
+        try:
+            return self._at_start() if self._verdict is None else self._obey()
+        except BaseException as error:
+            self._give_up(error)
+            pass_on(error)
+            return None
+
+    def poll(self) -> str | None:
+        """None, "save" (save and go on) or "kill" (save and end): the same in all ranks. Once "kill", always "kill"."""
+        if self._ended or self._off:
+            return KILL if self._ended else self._last_word()
+        try:
+            return self._poll()
+        except BaseException as error:
+            self._owed = self._agreed
+            self._give_up(error)
+            pass_on(error)
+            return self._last_word()
+
+    def saving(self) -> Saving:
+        """`with switches.saving():` around a save: how long it takes decides how early the end of the time is heeded."""
+        return Saving(self._pace.saved)
+
+    def close(self) -> None:
+        """Look no more. The end of the process does it, too."""
+        self._watch.close()
+
+    def _at_start(self) -> str | None:
+        self._watch.start()
+        self._watch.first_look()
+        if not self._can_agree():
+            return None
+        self._begin(saves=False)
+        return self._finish(self._patience())
+
+    def _last_word(self) -> str | None:
+        """What all obey, and this rank was not told: it was interrupted on the way."""
+        owed, self._owed = self._owed, None
+        return owed
+
+    def _poll(self) -> str | None:
+        self._agreed = None
+        if self._verdict is None:
+            self._polls += 1
+            action = self._finish() if self._agreement.begun else None
+        else:
+            action = self._obey()  # this poll was interrupted before
+        waits = not self._off and action != KILL and self._polls >= self._pace.due
+        if waits and self._can_agree():
+            self._begin()
+            if self._agreement.size() == 1:
+                action = self._finish() or action
+        return action
+
+    def _can_agree(self) -> bool:
+        size = self._agreement.size()
+        if size < 0:
+            self._turn_off("this rank is not in their group")
+        elif size == 0:
+            self._say(
+                "the switches are off until torch.distributed is initialised: the ranks cannot agree"
+            )
+        return size > 0
+
+    def _begin(self, *, saves: bool = True) -> None:
+        self._watch.start()
+        pace = self._pace.measure(self._polls, self._agreement.size())
+        seen = self._watch.seen
+        self._own = self._reasons.wanted(seen)
+        for one in (*self._reasons.troubles(seen), self._watch.trouble):
+            self._say(one)
+        kind = self._own[0]
+        if kind == SAVE_SWITCH and not saves:
+            kind = NOTHING
+        token = seen.save if seen and kind == SAVE_SWITCH else 0
+        urgent, count = kind * _RANKS + agreement.rank(), agreement.clock()
+        self._agreement.begin((urgent, token, pace, count, _FAR - count))
+        self._leave_word()
+
+    def _finish(self, timeout: float | None = None) -> str | None:
+        urgent, token, pace, most, left = self._agreement.finish(timeout)
+        kind, rank = divmod(urgent, _RANKS)
+        if kind == OFF:
+            self._turn_off(f"rank {rank} asks no more")
+            return None
+        apart = most - (_FAR - left)
+        if kind == NOTHING and self._clocks.have_parted(most, apart):
+            self._turn_off(
+                f"not all ranks polled after each step: their counts of collectives are {apart} apart"
+            )
+            return None
+        self._pace.agreed(pace)
+        if kind == NOTHING:
+            return None
+        self._verdict = kind, rank, token
+        return self._obey()
+
+    def _obey(self) -> str:
+        """Once all ranks have met: what they have agreed on. Interrupted, it is called again by the next poll."""
+        kind, rank, token = self._verdict or (NOTHING, 0, 0)
+        self._agreement.meet(self._patience())
+        mine = rank == agreement.rank()
+        self.reason = f"rank {rank}: {self._own[1] if mine else WORDS[kind]}"
+        if kind == SAVE_SWITCH:
+            self._reasons.obeyed(token)
+        if mine:
+            todo = "saves, and goes on" if kind == SAVE_SWITCH else "stops at this step"
+            self._say(f"{self.reason}: every rank {todo}", again=True)
+            if kind == SAVE_SWITCH:
+                self._watch.obeyed(token)
+        self._ended = kind != SAVE_SWITCH
+        self._agreed = KILL if self._ended else SAVE
+        self._verdict = None
+        return self._agreed
+
+    def _patience(self) -> float:
+        """Seconds that what was agreed waits until all ranks are at this poll, where one saves or evaluates alone before it.
+
+        One that has missed it would go on alone, and hang: it waits in the job's own collectives then, which have to outlive that.
+        """
+        return min(PATIENCE, self._agreement.shortest_timeout() / 2 or PATIENCE)
+
+    def _leave_word(self) -> None:
+        rank, size = agreement.rank(), agreement.size()
+        word = {"at": time.time(), "polls": self._polls, "rank": rank, "world_size": size}
+        self._watch.tell({**word, "node": socket.gethostname(), "pid": os.getpid()})
+
+    def _give_up(self, error: BaseException) -> None:
+        """Nothing that is broken here may harm the job; the others learn it at once, and wait for nobody.
+
+        Raises an interruption (KeyboardInterrupt, SystemExit) again: it is the job's own.
+        """
+        if isinstance(error, LateError):
+            self._verdict = None
+        self._off = self._verdict is None  # else all may be there, and obey: the next poll hears it
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        try:
+            self._tell(agreement.rank(), why)
+        except Exception as failed:
+            pass_on(failed)
+        if self._off:
+            self._turn_off(why)
+        if not isinstance(error, Exception):
+            raise error
+
+    def _tell(self, me: int, why: str) -> None:
+        text = f"rank {me} gave up: {why}"
+        if self._off:
+            self._agreement.give_up((OFF * _RANKS + me, 0, 1, 0, _FAR), text)
+        else:
+            self._agreement.stay_away(text)
+
+    def _turn_off(self, why: str) -> None:
+        self._off = True
+        self._say(f"the switches are off, the training goes on: {why}")
+
+    def _say(self, text: str, *, again: bool = False) -> None:
+        """One line on stderr; each sentence once."""
+        if not text or (text in self._said and not again) or len(self._said) > REMEMBERED:
+            return
+        self._said.add(text)
+        if sys.stderr is not None:  # a job without one
+            write_lines(f"mldebug: {text}", rank=None, file=sys.stderr)

@@ -1,0 +1,93 @@
+"""What one thread asks the job's store: again and again until it is so, sooner where somebody waits, no more where the rank ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+from mldebug_training.common import natives
+from mldebug_training.common.calls import LateError
+from mldebug_training.helpers.switches.meeting import longest_nap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+LONGEST = 600.0  # seconds: ranks come to a step at different times
+LATE = "another rank did not poll in time"
+FIRST_NAP = 0.0005  # seconds
+_running: set[Visits] = set()
+
+
+class Visits:
+    """To a store that so many ranks ask."""
+
+    def __init__(self, store: Any, size: int) -> None:
+        self.store = store
+        self._nap = longest_nap(size)
+        self._ends = False
+        self._asked = 0.0  # since when there is no answer
+        self._woken = natives.allocate_lock()
+        self._woken.acquire()
+
+    def __enter__(self) -> None:
+        _running.add(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.store = None  # it goes with the last one who keeps it
+        _running.discard(self)
+
+    @property
+    def silent(self) -> float:
+        """Seconds that the store has not answered."""
+        asked = self._asked
+        return time.monotonic() - asked if asked else 0.0
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """Call this method of the store. Raises what it does, and LateError where the rank ends."""
+        if self._ends:
+            raise LateError("this rank ends")
+        self._asked = time.monotonic()
+        told = getattr(self.store, name)(*args)
+        self._asked = 0.0
+        return told
+
+    def values(self, keys: list[str]) -> list[bytes]:
+        """What stands under these keys, all of which are there."""
+        if hasattr(self.store, "multi_get") and self.store.has_extended_api():
+            return list(self.ask("multi_get", keys))
+        return [self.ask("get", one) for one in keys]
+
+    def until(self, told: Callable[[], T], longest: float = LONGEST) -> T:
+        """Ask until there is something. Raises LateError where there is nothing after so many seconds."""
+        deadline, pause = time.monotonic() + longest, FIRST_NAP
+        while time.monotonic() < deadline:
+            found = told()
+            if found:
+                return found
+            pause = FIRST_NAP if self._woken.acquire(timeout=pause) else min(2 * pause, self._nap)
+        raise LateError(LATE)
+
+    def hurry(self) -> None:
+        """Somebody waits now."""
+        if self._woken.locked():
+            self._woken.release()
+
+    def end(self) -> None:
+        """Ask no more."""
+        self._ends = True
+        self.hurry()
+
+
+def _end() -> None:
+    """Before the process waits for what it has asked the store."""
+    for one in list(_running):
+        one.end()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_running.clear)

@@ -1,0 +1,93 @@
+"""What frameworks say of themselves: the number of their step, which goes on after a resume, and what they do besides.
+
+Each is told by a function of its own that does nothing else. One that is not there, in another version, is left out: then
+the steps of the optimizers count as anywhere.
+"""
+
+from __future__ import annotations
+
+from mldebug_training.hook.phases import tell
+from mldebug_training.hook.steps import counts_if_left_out, counts_itself, tells_afterwards
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")  # one package, two names
+
+
+def join(module: ModuleType) -> None:
+    """Listen to one of the modules that `hook` waits for, and that has just been imported."""
+    name = module.__name__
+    for package in LIGHTNING:
+        name = name.removeprefix(package)
+    if name in JOIN:
+        JOIN[name](module)
+
+
+def _grad_scaler(module: Any) -> None:
+    _replace(module.GradScaler, "step", counts_if_left_out)
+
+
+def _deepspeed(module: Any) -> None:
+    engine = module.DeepSpeedEngine
+    _replace(engine, "_take_model_step", counts_itself)
+    tell(engine, save_checkpoint="checkpoint_save", load_checkpoint="checkpoint_load")
+
+
+def _megatron(module: Any) -> None:
+    for name in ("MixedPrecisionOptimizer", "ChainedOptimizer"):
+        _replace(getattr(module, name, None), "step", counts_if_left_out)
+
+
+def _trainer_callback(module: Any) -> None:
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        return tells_afterwards(function, lambda handler, args, state, *_, **__: state.global_step)
+
+    _replace(module.CallbackHandler, "on_step_end", wrap)
+
+
+def _trainer(module: Any) -> None:
+    tell(
+        module.Trainer,
+        evaluation_loop="evaluate",
+        _save_checkpoint="checkpoint_save",
+        _load_from_checkpoint="checkpoint_load",
+    )
+
+
+def _lightning_training(module: Any) -> None:
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        return tells_afterwards(function, lambda loop, *_, **__: loop.global_step)
+
+    _replace(module._TrainingEpochLoop, "advance", wrap)
+
+
+def _lightning_evaluation(module: Any) -> None:
+    tell(module._EvaluationLoop, run="evaluate")
+
+
+def _lightning_trainer(module: Any) -> None:
+    tell(module.Trainer, save_checkpoint="checkpoint_save")
+
+
+def _replace(owner: Any, name: str, wrap: Wrap) -> None:
+    function = getattr(owner, name, None)
+    if function is not None:
+        setattr(owner, name, wrap(function))
+
+
+JOIN = {
+    "torch.amp.grad_scaler": _grad_scaler,
+    "deepspeed.runtime.engine": _deepspeed,
+    "megatron.core.optimizer.optimizer": _megatron,
+    "transformers.trainer_callback": _trainer_callback,
+    "transformers.trainer": _trainer,
+    "loops.training_epoch_loop": _lightning_training,
+    "loops.evaluation_loop": _lightning_evaluation,
+    "trainer.trainer": _lightning_trainer,
+}

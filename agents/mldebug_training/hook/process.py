@@ -1,0 +1,204 @@
+"""What this process says of itself: its one record, made when it is first needed, and given up in a forked child.
+
+Nothing here raises: whatever is broken around the record, the training goes on without it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.common.natives import get_ident
+from mldebug_training.common.own_file import OwnFile
+from mldebug_training.common.shared_files import FOLDER, remove, sweep
+from mldebug_training.hook import ranks, stacks
+from mldebug_training.hook.flight_recorder import Flight, collective_timeout
+from mldebug_training.hook.record import Record, short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Tuple
+
+    Phase = Tuple[bytes, int]  # its name, and when it began: CLOCK_MONOTONIC, ns
+_NONE = (b"", 0)
+WITHOUT_STEPS = frozenset(
+    {b"evaluate", b"checkpoint_save", b"checkpoint_load", b"data_wait", b"compile"}
+)
+LOOK_EVERY = 64  # steps
+
+
+class Process:
+    """The record of the process that asks, and of no other: a fork has none until it speaks for itself."""
+
+    def __init__(self, folder: str = FOLDER) -> None:
+        self._folder = folder
+        self._record: Record | None = None
+        self._flight: Flight | None = None
+        self._stacks = OwnFile(-1)
+        self._ask = 0  # the signal that asks for stacks, told or not
+        self._tried = False
+        self._phases: list[Phase] = []  # that have begun, the last one is told
+        self._thread = 0  # that steps; 0: not known yet
+        self.explicit = False  # the job tells its steps itself
+        self.after_beat: Callable[[int], None] | None = None  # the tracer's
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.close)
+
+    @property
+    def record(self) -> Record | None:
+        """It, made at the first question; None where it cannot be had."""
+        if self._record is None and not self._tried:
+            self._tried = True
+            self._record = self._made()
+        return self._record
+
+    def start(self) -> None:
+        """Make the record now, so that a rank that hangs before its first step can be asked for its stacks."""
+        _ = self.record
+
+    def reached(self) -> tuple[int, int]:
+        """The step told last and when, CLOCK_MONOTONIC in ns; -1: none. Makes no record."""
+        return (self._record.step, self._record.stepped_ns) if self._record else (-1, 0)
+
+    def beat(self, step: int) -> None:
+        """Say that a step was reached. The thread that says it is the one whose phases are told."""
+        record = self.record
+        if record is not None:
+            self._thread = get_ident()
+            if self._phases and step != record.step:
+                self._end_phases(record)
+            record.beat(step)
+            if self.after_beat is not None:
+                self.after_beat(step)
+            if record.beats % LOOK_EVERY == 1:
+                self._look(record)
+
+    def _end_phases(self, record: Record) -> None:
+        """No step is made in these: an exception of the job's signal handler has kept us from ending them."""
+        self._phases = [one for one in self._phases if one[0] not in WITHOUT_STEPS]
+        record.phase, record.phase_ns = self._phases[-1] if self._phases else _NONE
+
+    def _look(self, record: Record) -> None:
+        """Now and then: what does not need to be looked at in each step."""
+        if record.signal and not self._stacks.mine():
+            self._deaf(record)
+        seconds = collective_timeout()
+        if seconds:
+            record.write_timeout(seconds)
+
+    def _deaf(self, record: Record) -> None:
+        """The job has closed our file of stacks: say that nobody can ask any more."""
+        record.signal, record.stacks_fd = 0, -1
+        record.write()
+
+    def correct(self, step: int) -> None:
+        """Say that the step reached last has this number; no movement of its own."""
+        if self._record is not None and self._record.step >= 0:
+            self._record.correct(step)
+
+    @property
+    def is_told(self) -> bool:
+        """Is there a record? A worker that reads a sample by `torch.load` has none, and shall not make one."""
+        return self._record is not None
+
+    def concerns(self) -> bool:
+        """Is what the calling thread does of interest? Another one than that which steps may save or fetch meanwhile."""
+        return self._record is not None and self._thread in (0, get_ident())
+
+    def enter(self, phase: str) -> Phase:
+        """Say what the process does from now on. Returns what `leave` wants back."""
+        now = (_name(phase), time.monotonic_ns())
+        if self.record is not None:
+            try:
+                self._phases.append(now)
+                self._show(now)
+            except (
+                BaseException
+            ):  # a handler of the job: what is inside never begins, and nobody leaves it
+                self.leave(now)
+                raise
+        return now
+
+    def leave(self, phase: Phase) -> None:
+        """Go back to what is left: the phase around it, or the one of another thread."""
+        try:
+            self._phases.remove(phase)  # by identity, and no other thread comes between
+        except ValueError as error:
+            pass_on(error)
+            return
+        last = self._phases[-1:]
+        self._show(last[0] if last else _NONE)
+
+    def _show(self, phase: Phase) -> None:
+        record = self._record
+        if record is None:
+            return
+        try:
+            record.phase, record.phase_ns = phase
+            record.write()
+        except Exception as error:  # closed meanwhile, by the end of the process
+            pass_on(error)
+
+    def close(self) -> None:
+        """Take the record away; what the agent has read it keeps."""
+        record, self._record = self._record, None
+        flight, self._flight = self._flight, None
+        self._tried = True
+        if record is not None:
+            _quietly(stacks.disarm, record, self._ask)
+            _quietly(remove, record.path + stacks.SUFFIX)
+            _quietly(record.close)
+        if flight is not None:
+            _quietly(flight.close)
+
+    def _made(self) -> Record | None:
+        try:
+            sweep(self._folder)
+            record = self._record = Record(self._folder)
+        except Exception as error:  # no /dev/shm, a full one, no /proc
+            pass_on(error)
+            return None
+        _quietly(self._arm, record)
+        _quietly(record.write)
+        return record
+
+    def _arm(self, record: Record) -> None:
+        """Say who it is, and how it can be asked. Where that fails it cannot be asked, and tells its steps."""
+        record.rank, record.world_size = ranks.rank_and_size()
+        self._flight = flight = Flight(record)
+        record.signal, record.stacks_fd = stacks.arm(record.path, flight.tell)
+        self._stacks, self._ask = OwnFile(record.stacks_fd), record.signal
+        flight.armed(record.signal)
+
+    def _forget(self) -> None:
+        record, self._record, self._tried = self._record, None, False
+        flight, self._flight = self._flight, None
+        stacks_file, self._stacks, self._ask = self._stacks, OwnFile(-1), 0
+        self._phases, self._thread, self.explicit = [], 0, False
+        _quietly(stacks_file.close)
+        if record is not None:
+            _quietly(record.close, unlink=False)
+        if flight is not None:
+            _quietly(flight.close, unlink=False)
+
+
+def _quietly(does: Callable[..., None], *args: object, **more: object) -> None:
+    """Do it; whatever is broken, the process goes on, or ends, as without us."""
+    try:
+        does(*args, **more)
+    except Exception as error:
+        pass_on(error)
+
+
+def _name(phase: object) -> bytes:
+    try:
+        return short(str(phase), 32)
+    except Exception as error:  # a class of the job
+        pass_on(error)
+        return b""
+
+
+own = Process()

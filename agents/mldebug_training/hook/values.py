@@ -1,0 +1,41 @@
+"""Which values of a job are numbers that can be read at once: int, float, and the scalars of NumPy, which is not imported.
+
+Nothing else is asked for its `__float__`: that of a tensor on a GPU waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.hook.record import possible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NUMPY = ("floating", "integer")
+
+
+def of_step(value: Any) -> int:
+    """A step. Raises ValueError or OverflowError where it can be none."""
+    if not is_number(value):
+        raise ValueError("a step is a number")
+    return possible(int(value))
+
+
+def of_scalars(values: dict[str, Any]) -> dict[str, float]:
+    """Those that are numbers; one that no float can hold is left out."""
+    found = {}
+    for name, value in values.items():
+        try:
+            if is_number(value):
+                found[name] = float(value)
+        except Exception as error:  # 10**400, or a class of the job
+            pass_on(error)
+    return found
+
+
+def is_number(value: object) -> bool:
+    """Is it one of those that are read?"""
+    return isinstance(value, (int, float)) or any(
+        kind.__module__ == "numpy" and kind.__name__ in _NUMPY for kind in type(value).__mro__
+    )

@@ -1,0 +1,1 @@
+"""The call tracer: engines, filters, and the ring that it writes."""

@@ -1,0 +1,156 @@
+"""Writes into a trace ring from Python: the table of names, the chunks of threads, the records in them.
+
+No lock is held while a record is written: each thread has a chunk of its own. The native engine takes the names from here
+and writes chunks and records itself, in the same way.
+"""
+
+from __future__ import annotations
+
+import threading
+from _thread import RLock
+from time import monotonic_ns
+
+from mldebug_training.common.natives import get_ident
+from mldebug_training.tracing import ring
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from mldebug_training.tracing.ring_file import RingFile
+
+_MAX_DEPTH, _MAX_STEP = 65535, 2**53
+_pack, _word = ring.RECORD.pack_into, ring.WORD
+
+
+class Names:
+    """Files and functions, each once. What the table has no room for is "?"."""
+
+    def __init__(self, file: RingFile) -> None:
+        self._mapping = file.mapping
+        self._at, self._end = ring.HEADER_SIZE, ring.HEADER_SIZE + file.names
+        self._ids: dict[tuple[int, int, bytes], int] = {}
+        self._lock = RLock()
+        self.full = False
+        self._entry(ring.NO_FILE, 0, b"?\0")
+        self._entry(0, 0, b"?")
+
+    def function(self, path: str, module: str, name: str, line: int) -> int:
+        """The id of a function; 1 where there is no room."""
+        with self._lock:
+            where = f"{path}\0{module}".encode("utf-8", "replace")
+            file = self._entry(ring.NO_FILE, 0, where)
+            told = self._entry(max(file, 0), line, name.encode("utf-8", "replace"))
+            return told if told >= 0 else 1
+
+    def _entry(self, file: int, line: int, text: bytes) -> int:
+        text = text[:4096]
+        known = self._ids.get((file, line, text))
+        if known is not None:
+            return known
+        size = (ring.NAME.size + len(text) + 7) // 8 * 8
+        if self._at + size > self._end:
+            self.full = True
+            return -1
+        return self._written(file, line, text, size)
+
+    def _written(self, file: int, line: int, text: bytes, size: int) -> int:
+        view, at, told = self._mapping.view, self._at, len(self._ids)
+        view[at + 16 : at + 16 + len(text)] = text
+        ring.NAME.pack_into(view, at, 0, line & 0xFFFFFFFF, file, len(text))
+        _word.pack_into(view, at, told + 1)
+        ring.LOST.pack_into(view, 184, told + 1)
+        self._ids[(file, line, text)] = told
+        self._at += size
+        return told
+
+
+class Thread:
+    """Where one thread writes. Its chunk is kept from others while this object lives."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.number, self.ident = threading.get_native_id(), get_ident()
+        main = threading.main_thread()
+        known = getattr(threading, "_active", {}).get(self.ident)
+        self.main = self.ident == main.ident
+        self.name = str(getattr(known, "name", ""))
+        self.depth = self.at = self.end = self.sequence = 0
+        self.chunk = -1
+        self._writer = writer
+
+    def __del__(self) -> None:
+        try:
+            self._writer.taken.pop(self.chunk, None)
+        except Exception:  # at the end of the interpreter
+            pass
+
+
+class Writer:
+    """Records of all threads of this process."""
+
+    def __init__(self, file: RingFile) -> None:
+        self.file, self.names = file, Names(file)
+        self.mapping = file.mapping
+        self.taken: dict[int, int] = {}  # chunk: thread that it is the last one of
+        self._sequence, self._next = 0, 0
+        self._lock = RLock()
+        self._local = threading.local()
+        self.on = True
+
+    def thread(self) -> Thread:
+        """Where the calling thread writes."""
+        try:
+            own: Thread = self._local.thread
+        except AttributeError:
+            own = self._local.thread = Thread(self)
+        return own
+
+    def put(self, own: Thread, name: int, line: int, kind: int) -> None:
+        """Write one record."""
+        at = own.at
+        if at >= own.end:
+            at = self._chunk(own)
+        own.at = at + 24
+        depth = own.depth
+        _pack(
+            *(self.mapping.view, at, monotonic_ns(), name, line or 0),
+            *(depth if 0 <= depth < _MAX_DEPTH else _MAX_DEPTH, kind, own.sequence),
+        )
+
+    def step(self, number: int) -> None:
+        """Write that a step was reached."""
+        self.file.step(number)
+        if 0 <= number <= _MAX_STEP:
+            own = self.thread()
+            self.put(own, number & 0xFFFFFFFF, number >> 32, ring.STEP_KIND)
+
+    def _chunk(self, own: Thread) -> int:
+        """Give the thread its next chunk; where it may write then."""
+        file, view = self.file, self.mapping.view
+        with self._lock:
+            place = self._free()
+            self._sequence = self._sequence + 1 & 0xFFFFFFFF or 1
+            before, sequence = own.sequence, self._sequence
+            self.taken.pop(own.chunk, None)
+            self.taken[place] = own.number
+            own.chunk = place
+        at = file.chunks + place * file.chunk_size
+        _word.pack_into(view, at, 0)
+        step, _ = ring.STEP.unpack_from(view, 144)
+        told = ring.CHUNK.pack(
+            *(0, own.number, own.ident, step, monotonic_ns(), before, own.main),
+            own.name.encode("utf-8", "replace")[:24],
+        )
+        view[at + 4 : at + ring.CHUNK_HEAD_SIZE] = told[4:]
+        _word.pack_into(view, at, sequence)
+        own.sequence, own.at = sequence, at + ring.CHUNK_HEAD_SIZE
+        own.end = own.at + (file.chunk_size - ring.CHUNK_HEAD_SIZE) // 24 * 24
+        return own.at
+
+    def _free(self) -> int:
+        """The oldest chunk that is no living thread's last one; any, where there are more threads than chunks."""
+        count = self.file.count
+        for _ in range(count):
+            place, self._next = self._next, (self._next + 1) % count
+            if place not in self.taken:
+                return place
+        place, self._next = self._next, (self._next + 1) % count
+        return place

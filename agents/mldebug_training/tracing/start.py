@@ -1,0 +1,36 @@
+"""Begins a trace at the start of an interpreter, as `mldebug trace run` and `mldebug run --trace` have told it in the environment.
+
+`MLDEBUG_TRACE` is a JSON object with the arguments of `mldebug_training.tracing.trace.trace`: `include` and `exclude` (lists), `start`, `calls`,
+`stop`, `lines`, `ring`, `size`. A launcher is not traced; what it starts is. `MLDEBUG_TRACE_PID` is the program that was started: it alone
+says so where it has called nothing that is followed, for then there is no ring.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.hook.ranks import is_launcher
+from mldebug_training.tracing.trace import say, trace
+
+
+def start(told: str) -> None:
+    """Begin, and go on until the process ends; what is wrong is said on stderr. Never raises."""
+    try:
+        if not is_launcher():
+            words = json.loads(told)
+            tracer = trace(*words.pop("include", ()), **words)
+            tracer.begin()
+            if os.environ.get("MLDEBUG_TRACE_PID") == str(os.getpid()):
+                atexit.register(_say_nothing_called, tracer)
+    except Exception as error:
+        pass_on(error)
+        say(f"mldebug: tracing is off: {error}\n")
+
+
+def _say_nothing_called(tracer: trace) -> None:
+    """A misspelt name shows itself in no other way."""
+    if tracer.path is None and not tracer.why:
+        say(f"mldebug: there is no ring: nothing was called of {tracer.followed}\n")

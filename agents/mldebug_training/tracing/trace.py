@@ -1,0 +1,427 @@
+"""What this process does, call by call, in a ring of fixed size that outlives it: `with trace("mypkg"): train()`.
+
+The ring is made when the first function is called that is followed, so a process that calls none has none. `mldebug trace show`
+reads it, while the process runs or after it was killed. What the ring is, `mldebug_training.tracing.ring` says; what can be followed,
+`mldebug_training.tracing.filters`. Only wrong arguments raise: where there is no room or no right, or the job uses what tracing
+needs, tracing is off and says so once on stderr.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from _thread import RLock
+
+from mldebug_training.common.child_end import at_end, is_worker
+from mldebug_training.common.interrupted import pass_on
+from mldebug_training.common.signals import closed
+from mldebug_training.common.writing import write_all
+from mldebug_training.hook.process import own
+from mldebug_training.tracing import ring as layout
+from mldebug_training.tracing.engines import UNTRACED, engine_for, native_module
+from mldebug_training.tracing.filters import UNINSTALLED, Code, Followed, globals_of, is_called
+from mldebug_training.tracing.moments import on_signal, signal_of, step_of
+from mldebug_training.tracing.ring_file import RingFile, leave_behind
+from mldebug_training.tracing.ring_writer import Writer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import CodeType
+    from typing import Any, Callable
+
+DEFAULT_SIZE = 64 << 20  # bytes
+OF_CHILDREN = 8  # a forked child gets that part of it: there may be many
+SMALLEST_OF_CHILDREN = 1 << 20
+SAYS_WITHIN = 1.0  # seconds for a line on stderr, which may be a pipe that nobody reads
+
+__all__ = ["DEFAULT_SIZE", "NicerTrace", "trace"]
+
+
+class trace:  # noqa: N801 - it is used as a function
+    """`with trace("mypkg", "torch.nn", exclude=[...], start="train_step"):`, or `begin()` and `end()`.
+
+    Without a word everything is followed that is not installed. `start` and `stop`: a function that is called, `step:118`, or
+    `signal:USR2`. `ring`: the file, kept afterwards; `{pid}`, `{rank}` and `{host}` in it are filled in; without it the ring lies in /dev/shm,
+    and goes when the process ends well. `size` in bytes. One trace at a time: a second one inside of the first does nothing.
+    Raises ValueError for what cannot be meant.
+    """
+
+    def __init__(
+        self,
+        *include: str,
+        exclude: Sequence[str] = (),
+        start: str = "",
+        stop: str = "",
+        calls: bool = True,
+        lines: bool = False,
+        ring: str | None = None,
+        size: int = DEFAULT_SIZE,
+        native: bool = True,
+    ) -> None:
+        if not (calls or lines):
+            raise ValueError("neither calls nor lines are to be traced")
+        self._followed = Followed(include or (UNINSTALLED,), exclude, start)
+        self._first, self._last = step_of(start), step_of(stop)
+        self._signals = tuple({one for one in map(signal_of, (start, stop)) if one is not None})
+        self._start, self._stop = start, stop
+        self._over = self._ended = False
+        self._place = ring
+        self._size, self._waits = size, bool(start)
+        self._child = False
+        self._mode = (layout.CALLS if calls else 0) | (layout.LINES if lines else 0)
+        self._native = native
+        self._off = True
+        self._why = ""
+        self._making = RLock()
+        self._file: RingFile | None = None
+        self._writer: Writer | None = None
+        self._engine: Any = None
+        layout.division(size)
+
+    @property
+    def path(self) -> str | None:
+        """Where its ring lies; None: there is none, for nothing was called yet, or there is no room."""
+        return self._file.path if self._file is not None else None
+
+    @property
+    def why(self) -> str:
+        """Why it is off, or not all is traced; empty: nothing to say."""
+        return self._why
+
+    @property
+    def followed(self) -> str:
+        """What is to be followed, in words."""
+        return self._followed.told
+
+    @property
+    def engine(self) -> str:
+        """Which one runs: "monitoring, native" or the like; empty: none."""
+        return str(self._engine.name) if self._engine is not None else ""
+
+    def __enter__(self) -> trace:  # noqa: PYI034 - Python 3.9 knows no Self
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def also(self, told: str) -> None:
+        """Something for whoever shows the ring, beside what is followed."""
+        self._followed.told += f" {told}"
+
+    def begin(self) -> None:
+        """Trace from now on, all threads."""
+        if _running:
+            return
+        _running.append(self)
+        own.after_beat = stepped
+        closed(leave_behind)
+        self._off = self._over = self._ended = False
+        native = native_module() if self._native else None
+        self._engine = engine_for(self.decide, self._aside, self._mode, native)
+        try:
+            why = self._wait() or self._engine.begin()
+        except Exception as error:
+            pass_on(error)
+            why = f"it cannot begin: {error}"
+        if why:
+            _running.clear()
+            self._refuse(why)
+
+    def end(self, keep: bool = True) -> None:
+        """No more. `keep` False: the ring goes as well, if it lies in the default place or is a child's."""
+        if self not in _running:
+            return
+        _running.clear()
+        self._off = True
+        self._end_engine()
+        if self._file is not None:
+            self._file.tell(layout.ENDED, self._why)
+            self._file.close(keep or not (self._file.default or self._child))
+            self._writer = None
+
+    def step(self, number: int) -> None:
+        """Say that this step was reached; the hook does so by itself."""
+        try:
+            if self._last is not None and number >= self._last:
+                self._finish()
+            if self._over:
+                self._end_engine()
+                return
+            if self._first is not None and number >= self._first:
+                self._go()
+            self._engine.step(number)
+        except Exception as error:
+            pass_on(error)
+
+    def decide(self, code: CodeType, known: dict[str, Any] | None = None) -> int:
+        """The id of a function that is followed, else UNTRACED. Called by the engine, once for each code object.
+
+        `known`: the globals of the frame that runs it, where that is not the one that asks.
+        """
+        try:
+            if self._off:
+                return UNTRACED
+            return self._decide(code, Code(code, known or globals_of(code)))
+        except RecursionError:
+            raise  # nothing can be called here; the engine asks again
+        except Exception as error:
+            pass_on(error)
+            return UNTRACED
+
+    def _wait(self) -> str:
+        """For its signals. Returns why it cannot, or nothing."""
+        whys = [on_signal(one, lambda one=one: self._signalled(one)) for one in self._signals]  # type: ignore[misc]
+        return next(filter(None, whys), "")
+
+    def _signalled(self, number: int) -> None:
+        if self not in _running:
+            return
+        if self._waits and signal_of(self._start) == number:
+            self._go()
+        elif signal_of(self._stop) == number:
+            self._finish()
+
+    def _go(self) -> None:
+        """Where it waited to begin: now."""
+        if self._waits:
+            self._waits = False
+            self._engine.again()
+
+    def _finish(self) -> None:
+        """Write nothing more. The ring stays this process's, so that it tells it when the rank dies later."""
+        if self._over or self._off:
+            return
+        self._over = self._off = True
+        self._engine.pause(True)
+        self._why = self._why or f"{self._stop} was reached"
+        if self._file is not None:
+            self._file.tell(layout.ENDED, self._why)
+
+    def _end_engine(self) -> None:
+        """Once; never while it asks about code."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self._engine.end()
+        except Exception as error:
+            pass_on(error)
+
+    def _decide(self, code: CodeType, known: Code) -> int:
+        if self._stop and not self._waits and is_called(self._stop, known):
+            self._finish()
+            return UNTRACED
+        begins = self._waits and self._followed.begins(known)
+        if self._waits and not begins:
+            return UNTRACED
+        if not begins and not self._followed.follows(known):
+            return UNTRACED
+        if begins:
+            self._go()
+        with self._making:
+            if self._writer is None:
+                closed(self._make)
+        if self._writer is None:
+            return UNTRACED
+        told = self._writer.names.function(known.path, known.module, known.name, known.line)
+        self._engine.follow(code)
+        return told
+
+    def _make(self) -> None:
+        """Make the ring, undisturbed by signals; where that fails tracing is off."""
+        try:
+            place = self._place and _filled(self._place)
+            file = self._new_file(place)
+        except OSError as error:
+            pass_on(error)
+            self._off = True
+            place = self._place or "/dev/shm"  # noqa: S108 - only named
+            self._refuse(f"{place}: {(error.strerror or str(error)).lower()}")
+            return
+        step, then = own.reached()
+        if step >= 0:  # steps were told before anything was called that is followed
+            file.step(step, then)
+        self._file = file
+        self._writer = self._engine.use(file)
+        at_end(self.end)
+        file.tell(layout.ASIDE if self._why else layout.TRACING, self._why)
+
+    def _new_file(self, place: str | None) -> RingFile:
+        if not self._child and is_worker():
+            self._become_child()
+        if place and self._child and "{pid}" not in (self._place or ""):
+            place += f".{os.getpid()}"  # the name alone is the parent's, whoever comes first
+        told = self._followed.told
+        return RingFile(place, self._size, self._engine.name, self._mode, told, self._child)
+
+    def _become_child(self) -> None:
+        self._size = max(self._size // OF_CHILDREN, min(SMALLEST_OF_CHILDREN, self._size))
+        self._child = True
+
+    def _aside(self, why: str) -> None:
+        """The engine says that the job uses what tracing needs, or by "" that it no longer does."""
+        self._why = why
+        if self._file is not None:
+            self._file.tell(layout.ASIDE if why else layout.TRACING, why)
+
+    def _refuse(self, why: str) -> None:
+        self._why = why
+        say(f"mldebug: tracing is off: {why}\n")
+
+    def pause(self, paused: bool) -> None:
+        """Around a fork."""
+        if not self._off:
+            self._engine.pause(paused)
+
+    def forked(self) -> None:
+        """In the child: a ring of its own, smaller, when it calls something that is followed."""
+        file, self._file, self._writer = self._file, None, None
+        self._making = RLock()
+        if file is not None:
+            file.forget()
+        self._engine.forked()
+        self._become_child()
+        self._engine.again()
+        self._engine.pause(self._over)
+
+
+class NicerTrace:
+    """The seeds' NicerTrace with its arguments meaning what they say, and a ring in place of gigabytes of text.
+
+    `packages_to_include`: None: everything; "uninstalled": what is neither of Python itself nor below a site-packages (what
+    `pip install -e` has put into place is followed); a list: these packages besides what is not installed. `ignoredirs` and
+    `ignoremods` leave out more; `ignoredirs` together with `packages_to_include` is refused. `trace=0`: calls alone.
+    `log_pids`: the rings of forked workers have their pid in the name, and each line shown begins with it.
+    The ring is `trace-HOST-LOCALRANK-PID.ring` in the current folder, or `ring`.
+    """
+
+    def __init__(
+        self,
+        count: int = 1,
+        trace: int = 1,
+        countfuncs: int = 0,
+        countcallers: int = 0,
+        ignoremods: Sequence[str] = (),
+        ignoredirs: Sequence[str] | None = (),
+        infile: str | None = None,
+        outfile: str | None = None,
+        timing: bool = False,
+        *,
+        packages_to_include: Sequence[str] | str | None = None,
+        log_pids: bool = False,
+        ring: str | None = None,
+        size: int = DEFAULT_SIZE,
+        start: str = "",
+        stop: str = "",
+    ) -> None:
+        if countfuncs or countcallers or infile:
+            raise ValueError("nothing is counted here; use trace.Trace of the standard library")
+        if ignoredirs and packages_to_include is not None:
+            raise ValueError("can't have both ignoredirs and packages_to_include not None")
+        exclude = [*ignoremods, *(os.path.join(one, "") for one in ignoredirs or ())]
+        place = ring or outfile or _usual_name()
+        self.trace = _trace(
+            *_packages(packages_to_include), exclude=exclude, start=start, stop=stop,
+            lines=bool(trace), ring=place, size=size,
+        )  # fmt: skip
+
+        if log_pids:
+            self.trace.also("log_pids=1")
+
+    @property
+    def path(self) -> str | None:
+        """Where its ring lies; None: nothing was called yet."""
+        return self.trace.path
+
+    def run(self, cmd: str) -> None:
+        """Run a string, as exec() does, in `__main__`."""
+        import __main__
+
+        self.runctx(cmd, vars(__main__), vars(__main__))
+
+    def runctx(self, cmd: str, globals: Any = None, locals: Any = None) -> None:
+        """Run a string with these names."""
+        known = {} if globals is None else globals
+        with self.trace:
+            exec(cmd, known, {} if locals is None else locals)  # noqa: S102 - it is what was asked for
+
+    def runfunc(self, func: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+        """Call it."""
+        with self.trace:
+            return func(*args, **kw)
+
+    def __enter__(self) -> NicerTrace:  # noqa: PYI034
+        self.trace.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.trace.end()
+
+
+_trace = trace
+_running: list[trace] = []
+
+
+def stepped(number: int) -> None:
+    """A step was reached: the ring in use says so."""
+    for one in _running:
+        one.step(number)
+
+
+def _packages(told: Sequence[str] | str | None) -> Sequence[str]:
+    if told is None:
+        return ("everything",)
+    if isinstance(told, str):
+        return (UNINSTALLED,) if told == UNINSTALLED else (told, UNINSTALLED)
+    return (*told, UNINSTALLED)
+
+
+def _usual_name() -> str:
+    rank = os.environ.get("LOCAL_RANK", "0")
+    return os.path.abspath(f"trace-{os.uname().nodename}-{rank}-{{pid}}.ring")
+
+
+def _filled(place: str) -> str:
+    rank = os.environ.get("RANK", "0")
+    known = {"{pid}": str(os.getpid()), "{rank}": rank, "{host}": os.uname().nodename}
+    for word, value in known.items():
+        place = place.replace(word, value)
+    return place
+
+
+def say(text: str) -> None:
+    """One line on stderr, if somebody reads it."""
+    try:
+        write_all(2, (text.encode("utf-8", "replace"),), time.monotonic() + SAYS_WITHIN)
+    except Exception as error:  # stderr is closed
+        pass_on(error)
+
+
+def _pause() -> None:
+    for one in _running:
+        one.pause(True)
+
+
+def _resume() -> None:
+    for one in _running:
+        one.pause(False)
+
+
+def _forked() -> None:
+    for one in _running:
+        one.forked()
+
+
+def _end() -> None:
+    """The process ends well, or by an exception that was shown: only then somebody asks what it did."""
+    failed = hasattr(sys, "last_value") or hasattr(sys, "last_exc")
+    for one in tuple(_running):
+        one.end(keep=failed)
+
+
+os.register_at_fork(before=_pause, after_in_parent=_resume, after_in_child=_forked)
+atexit.register(_end)
