@@ -9,7 +9,7 @@ from mldebug.cli.main import cli
 HEAD = """# Commands
 
 <!-- Made from the commands' own help by
-     pytest tests/unit/test_site_pages.py --update-golden
+     pytest tests/docs/test_site_pages.py --update-golden
      Do not edit. -->
 
 `mldebug COMMAND --help` prints the same. Errors go to stderr in a sentence with the way out; `--json` is there wherever somebody might script.

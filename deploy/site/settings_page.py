@@ -18,7 +18,7 @@ from mldebug.hardware.health.thresholds import FILE, Thresholds
 HEAD = """# Settings
 
 <!-- Made from mldebug/config/schema.py and the plugins' own settings by
-     pytest tests/unit/test_site_pages.py --update-golden
+     pytest tests/docs/test_site_pages.py --update-golden
      Do not edit. -->
 
 One YAML file, `mldebug agent --config FILE`; the [example](../deploy/mldebug.yaml) names what is usually changed, and an empty file is a good

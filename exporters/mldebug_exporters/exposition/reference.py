@@ -9,7 +9,7 @@ HEAD = """\
 # Metrics
 
 <!-- Made from the declarations in exporters/mldebug_exporters/metrics/ by
-     pytest tests/unit/test_metrics_page.py --update-golden
+     pytest tests/docs/test_metrics_page.py --update-golden
      Do not edit. -->
 
 `GET /metrics` at `agent: {listen: …}` serves what the agent saw at its last look (`stall: {interval: 5s}`): a scrape never

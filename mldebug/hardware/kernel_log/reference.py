@@ -12,7 +12,7 @@ HEAD = """\
 # What the kernel's log tells
 
 <!-- Made from mldebug/hardware/kernel_log/ by
-     pytest tests/unit/test_xids_page.py --update-golden
+     pytest tests/docs/test_xids_page.py --update-golden
      Do not edit. -->
 
 The agent reads `/dev/kmsg`: the last hours of it when it starts, then what comes. It needs `CAP_SYSLOG` where

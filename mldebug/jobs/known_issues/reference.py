@@ -10,7 +10,7 @@ HEAD = """\
 # Known traps
 
 <!-- Made from the rules in mldebug/jobs/known_issues/ by
-     pytest tests/unit/test_traps_page.py --update-golden
+     pytest tests/docs/test_known_issues_page.py --update-golden
      Do not edit. -->
 
 Versions, settings and log lines that are known to hang a training, or to mislead whoever looks for why. `mldebug status`

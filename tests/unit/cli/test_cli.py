@@ -1,0 +1,581 @@
+"""One command line, one exit code, one sentence: the shell around every verb."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import click
+import msgspec
+import pytest
+
+import samples
+from mldebug.cli import main as cli
+from mldebug.config import schema as config_module
+from mldebug.core import files
+from mldebug.core.errors import (
+    AccessError,
+    ConfigError,
+    EvidenceError,
+    MldebugError,
+    ToolError,
+    UsageError,
+)
+from mldebug.core.plugins import names
+from mldebug.incidents import report_dirs
+from mldebug.incidents.report_store import Archive
+
+Golden = Callable[[str, str], None]
+VERBS = [name.replace("_", "-") for name in names("commands")]
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("MLDEBUG_DEBUG", raising=False)
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Make `mldebug try-me` call a function."""
+
+    def install(function: Callable[[], object]) -> None:
+        command = click.Command("try-me", callback=function)
+        monkeypatch.setattr(cli.Verbs, "list_commands", lambda *_: ["try-me"])
+        monkeypatch.setattr(cli.Verbs, "get_command", lambda *_: command)
+
+    return install
+
+
+def raiser(error: BaseException) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+def test_without_arguments_it_explains_itself(
+    capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert cli.main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n  {verb} " in printed for verb in VERBS)
+    assert max(map(len, printed.splitlines())) <= 80
+    golden("help.txt", printed)
+
+
+def test_the_room_is_full() -> None:
+    assert {"check-config", "diagnose", "doctor", "dump", "reports", "status"} <= set(VERBS)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_explains_itself_in_eighty_columns(
+    name: str, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert cli.main([name, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"Usage: mldebug {name} ")
+    assert max(map(len, printed.splitlines())) <= 80
+    golden(f"help-{name}.txt", printed)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("mldebug 0.")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MldebugError("it broke", "mend it"), 1),
+        (UsageError("it broke", "mend it"), 2),
+        (EvidenceError("it broke", "mend it"), 2),
+        (AccessError("it broke", "mend it"), 3),
+        (ToolError("it broke", "mend it"), 3),
+    ],
+)
+def test_an_error_is_a_sentence_with_the_way_out_and_its_code(
+    error: MldebugError, code: int, verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(raiser(error))
+    assert cli.main(["try-me"]) == code
+    shown = capsys.readouterr()
+    assert shown.err == "mldebug: it broke\n  way out: mend it\n"
+    assert shown.out == ""
+
+
+def test_every_problem_of_a_config_has_its_own_line(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(raiser(ConfigError(["c.yaml:1: a", "c.yaml:2: b"])))
+    assert cli.main(["try-me"]) == 2
+    assert capsys.readouterr().err == "mldebug: c.yaml:1: a\nmldebug: c.yaml:2: b\n"
+
+
+def test_an_error_text_cannot_write_to_the_terminal(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(raiser(UsageError("no job '\x1b]0;owned\x07\x1b[31m\u202e'", "\x1b[2J")))
+    assert cli.main(["try-me"]) == 2
+    assert capsys.readouterr().err == "mldebug: no job ''\n  way out: \n"
+
+
+def test_a_bug_is_one_sentence_and_a_traceback_only_on_request(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb(raiser(ValueError("oh\x1b[31m no")))
+    assert cli.main(["try-me"]) == 1
+    assert capsys.readouterr().err.splitlines()[0] == "mldebug: internal error: ValueError: oh no"
+    assert cli.main(["--debug", "try-me"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    monkeypatch.setenv("MLDEBUG_DEBUG", "1")
+    assert cli.main(["try-me"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        (lambda: None, 0),
+        (lambda: 1, 1),
+        (lambda: sys.exit(3), 3),
+        (lambda: sys.exit(), 0),
+        (lambda: click.get_current_context().exit(2), 2),
+        (raiser(KeyboardInterrupt()), 130),
+        (raiser(click.Abort()), 130),
+    ],
+)
+def test_the_exit_code_is_the_command_s(
+    function: Callable[[], object], code: int, verb: Callable[..., None]
+) -> None:
+    verb(function)
+    assert cli.main(["try-me"]) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "way_out"),
+    [
+        (["dmup"], "there is no command 'dmup'", "did you mean 'dump'?"),
+        (["check_config"], "there is no command 'check_config'", "did you mean 'check-config'?"),
+        (["xyzzy\x1b[2J"], "there is no command 'xyzzy'", "choose from: "),
+        (["--nope"], "No such option", "mldebug --help"),
+        (["doctor", "--nope"], "No such option", "mldebug doctor --help"),
+        (["check-config"], "name a FILE", "mldebug check-config --help"),
+        (["dump", "--ssh"], "--ssh needs to know where", "add --hosts"),
+        (["dump", "--hosts", "a1"], "--hosts needs a way there", "add --ssh"),
+        (["dump", "--hosts", "a1", "--ssh", "--slurm-job", "7"], "two ways", "choose one"),
+        (["dump", "--slurm-job", "7", "--pid", "1"], "--pid is of one node", "name the job"),
+        (["dump", "--hosts", "a[1-", "--ssh"], "is not a list of nodes", "node[1-40,42]"),
+        (["dump", "--hosts", "-oProxyCommand=x", "--ssh"], "no name of a host", "node[1-40,42]"),
+        (["dump", "--slurm-job", "7; reboot"], "is no job id of Slurm", "squeue --me"),
+        (["dump", "--slurm-job", "7", "--wait", "0s"], "it may be 1s to 30m", "write it like 60s"),
+    ],
+)
+def test_wrong_usage_says_what_is_right(
+    arguments: list[str], sentence: str, way_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert sentence in first
+    assert way_out in second
+
+
+@pytest.mark.parametrize("verb", ["trace", "switch", "probe"])
+def test_a_verb_of_verbs_alone_shows_its_help_as_it_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    code = cli.main([verb])
+    told = capsys.readouterr()
+    shown = told.err or told.out
+    assert code == (2 if told.err else 0)
+    assert shown.startswith(f"Usage: mldebug {verb} ")
+    assert not [line for line in shown.splitlines() if line.startswith("mldebug:")]
+
+
+def test_on_a_terminal_an_error_goes_on_between_words_and_a_command_stays_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"mldebug reports list --config /{'long/' * 12}file.yaml"
+    message = f"{'many words ' * 12}and the {'x' * 90} that is long"
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    cli._say(message, f"give the folder of a report; this says where they are: {command}")
+    lines = capsys.readouterr().err.splitlines()
+    assert f"    {command}" in lines
+    assert [line for line in lines if len(line) > 80] == [f"    {'x' * 90}", f"    {command}"]
+    assert " ".join(" ".join(lines).split()).startswith(f"mldebug: {message} way out: give")
+
+
+def test_a_broken_plugin_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = cli.summary
+    monkeypatch.setattr(
+        cli, "summary", lambda room, name: real(room, name) if name != "dump" else 1 / 0
+    )
+    assert cli.main([]) == 0
+    printed = capsys.readouterr().out
+    assert "(cannot be loaded: ZeroDivisionError" in printed
+    assert "check-config" in printed
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mldebug", *arguments], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"COLUMNS": "80"} | environ, check=False,
+    )  # fmt: skip
+
+
+def test_gpus_alone_lists_them() -> None:
+    alone, listed = run("gpus"), run("gpus", "list")
+    assert alone.returncode == listed.returncode != 2
+    assert alone.stderr == listed.stderr
+
+
+def test_a_reader_that_went_away_is_no_error() -> None:
+    outlet, inlet = os.pipe()
+    os.close(outlet)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mldebug", "--help"],
+            stdout=inlet,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(inlet)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/ü}}")
+    done = run("reports", "--config", str(file), "list", PYTHONIOENCODING="ascii:strict")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "/\\xfc/reports" in done.stdout
+
+
+def test_only_the_verb_that_is_asked_for_gets_imported() -> None:
+    code = "import sys; from mldebug.cli import main; main(['check-config', '--print']); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = done.stdout.split()
+    assert "mldebug.cli.commands.check_config" in loaded
+    assert not [
+        name
+        for name in loaded
+        if name.startswith(("mldebug_agents.", "mldebug.cli.commands.r", "torch", "psutil"))
+    ]
+
+
+# --- check-config --------------------------------------------------------------------------------
+
+
+def test_check_config_accepts_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check-config", "--print"]) == 0
+    file = tmp_path / "c.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert cli.main(["check-config", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file} is good\n"
+
+
+def test_check_config_names_each_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("agent: {state_dri: /x}\ncapture: {deadline: 3}\n")
+    assert cli.main(["check-config", str(file)]) == 2
+    first, second, way_out = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"mldebug: {file}:1: agent.state_dri: ")
+    assert second.startswith(f"mldebug: {file}:2: capture.deadline: ")
+    assert "check-config --print" in way_out
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config whose state directory holds two reports and a broken one."""
+    archive = Archive(tmp_path / "state")
+    archive.save(samples.report(samples.sleeping()), "<html>", {})
+    hostile = samples.report(samples.hostile())
+    archive.save(msgspec.structs.replace(hostile, id="20200101T000001Z-hostile"), "<html>", {})
+    broken = archive.folder / "20200101T000000Z-broken"
+    broken.mkdir()
+    (broken / "report.json").write_text("{")
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
+    return file
+
+
+def reports(config: Path, *arguments: str) -> int:
+    return cli.main(["reports", "--config", str(config), *arguments])
+
+
+def test_reports_list_names_each_with_its_sentence(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reports(config, "list") == 0
+    printed = capsys.readouterr().out
+    report = samples.report(samples.sleeping())
+    assert report.id in printed
+    assert report.diagnosis.summary in printed
+    assert "broken  cannot be read" in printed
+    assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize(("kind", "told"), [("manual", "asked for"), ("stall", "open")])
+def test_a_dump_by_hand_is_not_open_for_ever(
+    kind: Literal["manual", "stall"], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = msgspec.structs.replace(samples.report(samples.sleeping()), kind=kind, state="open")
+    Archive(tmp_path / "state").save(made, "<html>", {})
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}/state}}")
+    assert reports(file, "list") == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith(f"  {told}")
+
+
+def test_reports_list_json_is_an_array(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reports(config, "list", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert samples.report(samples.sleeping()).id in [one["id"] for one in listed]
+
+
+def test_no_reports_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}}}")
+    assert reports(file, "list") == 0
+    assert "mldebug dump" in capsys.readouterr().out
+    assert reports(file, "show") == 2
+    assert "way out: " in capsys.readouterr().err
+
+
+def test_reports_show_prints_text_and_json(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = samples.report(samples.sleeping())
+    assert reports(config, "show", report.id) == 0
+    printed = capsys.readouterr().out
+    assert "rank" in printed
+    assert f"{report.id}/report.html" in printed
+    assert reports(config, "show", report.id, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == report.id
+
+
+@pytest.mark.parametrize("suffix", [".json", ".html", ".txt"])
+def test_reports_export_writes_one_file_and_never_over_another(
+    config: Path, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, file = samples.report(samples.sleeping()), tmp_path / f"out{suffix}"
+    assert reports(config, "export", report.id, str(file)) == 0
+    assert report.diagnosis.summary.split()[0] in file.read_text()
+    assert reports(config, "export", report.id, str(file)) == 2
+    assert "--force" in capsys.readouterr().err
+    assert reports(config, "export", report.id, str(file), "--force") == 0
+
+
+def test_reports_export_packs_everything(config: Path, tmp_path: Path) -> None:
+    report, file = samples.report(samples.sleeping()), tmp_path / "out.tar.gz"
+    assert reports(config, "export", report.id, str(file)) == 0
+    with tarfile.open(file) as packed:
+        assert {f"{report.id}/report.{form}" for form in ("json", "html", "txt")} <= set(
+            packed.getnames()
+        )
+
+
+def test_reports_export_refuses_an_unknown_form_and_an_unwritable_place(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reports(config, "export", "latest", str(tmp_path / "out.pdf")) == 2
+    assert ".html" in capsys.readouterr().err
+    assert reports(config, "export", "latest", str(tmp_path / "no" / "out.json")) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reports", "list", "--config", "F"],
+        ["reports", "--config", "F", "list"],
+        ["reports", "--config", "F"],
+        ["reports", "show", "latest", "--config", "F"],
+        ["reports", "show", "--config", "F", "latest"],
+        ["reports", "show", "--config", "F"],
+        ["reports", "--config", "F", "show", "latest"],
+        ["reports", "--config", "/nonexistent", "show", "--config", "F"],
+    ],
+)
+def test_the_config_may_stand_anywhere(
+    config: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([str(config) if word == "F" else word for word in words]) == 0
+    assert samples.report(samples.sleeping()).id in capsys.readouterr().out
+
+
+def test_what_is_suggested_is_typed_with_the_config(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reports(config, "show", "1999") == 2
+    told = capsys.readouterr().err.splitlines()[1].partition("with: mldebug ")[2]
+    assert cli.main(shlex.split(told)) == 0
+    listed = capsys.readouterr().out.splitlines()[-1].strip()
+    assert cli.main(shlex.split(listed.removeprefix("mldebug "))) == 0
+
+
+def test_an_empty_archive_suggests_a_dump_with_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my config.yaml"
+    file.write_text(f"agent: {{state_dir: {tmp_path}}}")
+    assert reports(file, "list") == 0
+    assert capsys.readouterr().out.rstrip().endswith(f"mldebug dump --config '{file}'")
+    assert reports(file, "show") == 2
+    assert f"mldebug dump --config '{file}'" in capsys.readouterr().err
+
+
+def test_without_a_config_the_reports_of_the_service_are_found_too(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(report_dirs, "SYSTEM_STATE_DIR", tmp_path / "state")
+    monkeypatch.setattr(config_module, "SYSTEM_STATE_DIR", tmp_path / "own")
+    report = samples.report(samples.sleeping())
+    assert cli.main(["reports", "show", report.id]) == 0
+    assert str(tmp_path / "state") in capsys.readouterr().out
+    assert cli.main(["reports", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert f"There is no report in {tmp_path}/own" in printed
+    assert report.id in printed
+
+
+def test_an_exported_end_can_be_judged_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Path(__file__).parents[2] / "fixtures" / "endings" / "reports" / "sigkill"
+    (tmp_path / "reports").mkdir()
+    report = json.loads((recorded / "report.json").read_text())
+    shutil.copytree(recorded, tmp_path / "reports" / report["id"])
+    file, packed = tmp_path / "c.yaml", tmp_path / "out.tar.gz"
+    file.write_text(f"agent: {{state_dir: {tmp_path}}}")
+    assert reports(file, "export", "latest", str(packed)) == 0
+    with tarfile.open(packed) as opened:
+        opened.extractall(tmp_path, filter="data")
+    capsys.readouterr()
+    assert cli.main(["diagnose", str(tmp_path / report["id"]), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["diagnosis"] == report["diagnosis"]
+
+
+@pytest.mark.parametrize("words", [["reports", "list"], ["reports", "show"]])
+def test_a_reader_that_leaves_is_no_stall(config: Path, words: list[str]) -> None:
+    outlet, inlet = os.pipe()
+    os.close(outlet)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mldebug", *words, "--config", str(config)],
+            stdout=inlet, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(inlet)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+# --- diagnose ------------------------------------------------------------------------------------
+
+
+def diagnosed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    """The exit code, and what stands on stderr: a sentence and the way out, no control characters."""
+    code = cli.main(["diagnose", *arguments])
+    told = capsys.readouterr().err.splitlines()
+    assert all(line.isprintable() for line in told)
+    return code, told
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rank0.txt", b"\x00\xff\x1b[2J garbage", "rank0.txt holds no py-spy dump"),
+        ("rank0.json", b"[{]", "rank0.json: this is not py-spy JSON"),
+        ("rank0.txt", b"", "rank0.txt holds no py-spy dump"),
+        ("notes.txt", b"x", "holds nothing to judge: no capture-*.json, ending-*.json"),
+        ("capture-n.json", b"\x00\xff garbage", "capture-n.json is malformed"),
+        ("capture-n.json", b'{"node": "n", "taken_at"', "capture-n.json is malformed"),
+        ("capture-n17.json", b"garbage", "capture-n17.json is malformed"),
+        ("ending-n.json", b"", "ending-n.json is malformed"),
+        ("capture-n.json", b'{"node":"n","taken_at":1.0,"job":{"id":"j","name":"x","launcher":"x"}}', "shows no rank"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_judged_says_why_and_the_way_out(
+    name: str, content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    code, (first, second) = diagnosed(capsys, str(tmp_path))
+    assert code == 2
+    assert said in first
+    assert second.startswith("  way out: ")
+
+
+def test_what_is_no_folder_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "report.json"
+    file.write_text("{}")
+    code, (first, second) = diagnosed(capsys, str(file))
+    assert (code, first) == (2, f"mldebug: {file} is not a folder")
+    assert second.endswith(f"the folder that it lies in: {tmp_path}")
+    code, (first, second) = diagnosed(capsys, str(tmp_path / "no\x1b[2Jsuch"))
+    assert (code, first) == (2, f"mldebug: {tmp_path}/nosuch does not exist")
+    assert second.endswith("mldebug reports list")
+
+
+def test_a_file_that_is_far_too_large_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "capture-n.json").open("wb") as file:
+        file.truncate(files.MAX_FILE_BYTES + 1)
+    code, (first, _) = diagnosed(capsys, str(tmp_path))
+    assert code == 2
+    assert "more than 67,108,864" in first
+
+
+def test_evidence_that_this_user_may_not_read_is_a_missing_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    really = os.listdir
+
+    def closed(path: Path | str = ".") -> list[str]:
+        if Path(path).is_relative_to(tmp_path):
+            raise PermissionError(13, "Permission denied")
+        return really(path)
+
+    monkeypatch.setattr(os, "listdir", closed)
+    code, (first, second) = diagnosed(capsys, str(tmp_path))
+    assert code == 3
+    assert first == f"mldebug: this user may not read {tmp_path}/evidence"
+    assert second == "  way out: ask as the owner of the job, or as root"
+
+
+def test_one_bad_dump_of_many_is_a_gap_and_its_rank_is_not_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dumps = Path(__file__).parents[2] / "fixtures" / "h200" / "hang-sleep"
+    for rank in (0, 1):
+        copy = dumps / f"pyspy-sleep-r{rank}.txt"
+        (tmp_path / f"rank{rank}.txt").write_bytes(copy.read_bytes())
+    (tmp_path / "rank2.txt").write_text("Error: Permission denied\n")
+    assert cli.main(["diagnose", "--json", str(tmp_path)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [one["rank"] for one in report["diagnosis"]["culprits"]] == [1]
+    assert [(gap["rank"], gap["what"]) for gap in report["gaps"]] == [(2, "the py-spy dump")]
+    assert "rank2.txt holds no py-spy dump" in report["gaps"][0]["reason"]
+    assert report["ranks"][2]["class"] == "unclear"

@@ -1,0 +1,376 @@
+"""What lines of the kernel tell: every kind of event, Xids in all spellings, and forgeries that are none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
+from mldebug.hardware.kernel_log.nvidia_lines import gpu_named
+from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
+from mldebug.hardware.kernel_log.records import parse_record
+
+FIXTURES = Path(__file__).parents[2] / "fixtures/kernellog"
+K = Kind
+
+EXPECTED: dict[int, tuple[Kind, dict[str, Any]]] = {
+    2: (K.GPU_LOST, {"device": "0000:3b:00.0", "xid": 79}),
+    3: (K.GPU_LOST, {"device": "0000:86:00.0", "xid": 79}),
+    4: (K.GPU_LOST, {"device": "0000:04:00.0", "xid": 79}),
+    5: (K.SXID, {"device": "0000:c1:00.0", "xid": 28006, "severity": "nonfatal", "link": 46}),
+    7: (K.SXID, {"device": "0000:a9:00.0", "xid": 24007, "severity": "fatal", "link": 44}),
+    8: (K.OOM_KILL, {"pid": 16601, "process": "python3", "scope": "cgroup", "rss_bytes": (67072 + 6348 + 4) * 1024}),
+    9: (K.OOM_KILL, {"pid": 16602, "process": "pt_data_worker", "scope": "cgroup", "group": "/slurm/uid_1000/job_77"}),
+    10: (K.OOM_KILL, {"pid": 16603, "process": "python", "scope": "node", "group": ""}),
+    11: (K.OOM_KILL, {"pid": 4711, "process": "python", "scope": "node", "rss_bytes": None}),
+    12: (K.OOM_KILL, {"pid": 16604, "process": "a, b) c", "scope": "node", "rss_bytes": 4096}),
+    13: (K.CRASH, {"pid": 10346, "process": "sf"}),
+    14: (K.CRASH, {"pid": 12, "process": "python"}),
+    15: (K.CRASH, {"pid": 4242, "process": "python"}),
+    16: (K.HUNG_TASK, {"pid": 12345, "process": "python3", "seconds": 120}),
+    17: (K.HUNG_TASK, {"pid": 917, "process": "kworker/u8:2", "seconds": 245}),
+    18: (K.LOCKUP, {"pid": 1234, "process": "python", "seconds": 22, "device": "CPU 3"}),
+    19: (K.LOCKUP, {"pid": None, "seconds": None, "device": "CPU 7"}),
+    20: (K.LINK_DOWN, {"device": "ens1f0np0"}),
+    21: (K.LINK_UP, {"device": "ens1f0np0"}),
+    22: (K.PORT_FAULT, {"device": "0000:1a:00.0"}),
+    24: (K.PORT_FAULT, {"device": "0000:1b:00.0"}),
+    25: (K.LINK_DOWN, {"device": "eno1"}),
+    26: (K.LINK_UP, {"device": "eno2"}),
+    27: (K.LINK_DOWN, {"device": "0000:5e:00.1"}),
+    28: (K.LINK_DOWN, {"device": "ens1f1"}),
+    29: (K.LINK_UP, {"device": "ib0"}),
+    30: (K.PCIE_LINK_DOWN, {"device": "0000:5d:02.0"}),
+    31: (K.NFS_NOT_RESPONDING, {"device": "10.20.0.5"}),
+    32: (K.NFS_OK, {"device": "10.20.0.5"}),
+    33: (K.LUSTRE_LOST, {"device": "scratch-OST0007"}),
+    34: (K.LUSTRE_RESTORED, {"device": "scratch-OST0007"}),
+    35: (K.LUSTRE_EVICTED, {"device": "scratch-OST0002"}),
+    36: (K.LUSTRE_ERROR, {"device": "scratch-OST0002"}),
+    37: (K.FILESYSTEM_ERROR, {"device": "nvme0n1p1"}),
+    38: (K.FILESYSTEM_READ_ONLY, {"device": "nvme0n1p1"}),
+    40: (K.FILESYSTEM_SHUTDOWN, {"device": "sdb1"}),
+    41: (K.FILESYSTEM_ERROR, {"device": "sdb1"}),
+    42: (K.DISK_ERROR, {"device": "sda"}),
+    43: (K.DISK_ERROR, {"device": "nvme2n1"}),
+    44: (K.DISK_ERROR, {"device": "nvme1"}),
+    45: (K.MACHINE_CHECK, {}),
+    46: (K.MACHINE_CHECK_CORRECTED, {}),
+    47: (K.MACHINE_CHECK_UNCORRECTED, {}),
+    48: (K.MACHINE_CHECK_UNCORRECTED, {}),
+    49: (K.MEMORY_CORRECTED, {"device": "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "number": 3}),
+    50: (K.MEMORY_UNCORRECTED, {"device": "CPU_SrcID#1_MC#1_Chan#0_DIMM#1", "number": 1}),
+    52: (K.PCIE_CORRECTED, {"device": "0000:3b:00.0", "process": "nvidia"}),
+    53: (K.PCIE_NONFATAL, {"device": "0000:3b:00.0"}),
+    54: (K.PCIE_FATAL, {"device": "0000:1a:00.0", "process": "mlx5_core"}),
+    55: (K.NFS_NOT_RESPONDING, {"device": "nas-1"}),
+    58: (K.GPU_INIT_FAILED, {"device": "0000:4f:00.0", "xid": None}),
+    60: (K.GPU_INIT_FAILED, {"device": ""}),
+    61: (K.PCIE_CONTAINED, {"device": "0000:30:03.0"}),
+    63: (K.PCIE_CONTAINED, {"device": "0000:00:01.0"}),
+    64: (K.NIC_FATAL, {"device": "0000:1a:00.0"}),
+    65: (K.NIC_FATAL, {"device": "0000:1a:00.1"}),
+}  # fmt: skip
+"""By the sequence number of the line; lines that stand for no event of their own are not here."""
+
+
+def events(name: str) -> dict[int, KernelEvent]:
+    found = (parse_line(line) for line in (FIXTURES / name).read_text().splitlines())
+    return {one.sequence: one for one in found if one is not None}
+
+
+def xid(text: str) -> KernelEvent:
+    found = parse_line(f"4,7,5000000,-;{text}", boot_time=1000.0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("sequence", sorted(EXPECTED))
+def test_each_kind_of_line(sequence: int) -> None:
+    kind, fields = EXPECTED[sequence]
+    event = events("events.kmsg")[sequence]
+
+    assert event.kind is kind
+    assert {name: getattr(event, name) for name in fields} == fields
+
+
+def test_lines_that_repeat_another_or_tell_of_nothing_are_no_events() -> None:
+    assert set(events("events.kmsg")) == set(EXPECTED)
+
+
+def test_every_kind_is_reached() -> None:
+    assert {kind for kind, _ in EXPECTED.values()} | {K.XID} == set(Kind)
+
+
+def test_every_sign_is_needed() -> None:
+    """Each word stands in a line that tells of an event."""
+    lines = [
+        *(FIXTURES / "events.kmsg").read_text().splitlines(),
+        (FIXTURES / "xids.kmsg").read_text().partition("\n")[0],
+    ]
+    for sign in SIGNS:
+        assert any(sign.word in line and parse_line(line) for line in lines), sign.word
+
+
+def test_an_xid_with_everything() -> None:
+    event = xid(
+        "NVRM: Xid (PCI:0000:1a:00): 45, pid='20411', name=python, Ch 0000000b, errorString CTX SWITCH TIMEOUT"
+    )
+
+    assert event == KernelEvent(
+        kind=K.XID,
+        at=1005.0,
+        text="NVRM: Xid (PCI:0000:1a:00): 45, pid='20411', name=python, Ch 0000000b, errorString CTX SWITCH TIMEOUT",
+        sequence=7,
+        device="0000:1a:00.0",
+        xid=45,
+        pid=20411,
+        process="python",
+        channel="0000000b",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("NVRM: Xid (0000:03:00): 14, Channel 00000001", ("0000:03:00.0", 14, None, "", "00000001")),
+        ("NVRM: Xid (0002:00): 13, 0003 00000000 00008297", ("0000:02:00.0", 13, None, "", "")),
+        ("NVRM: Xid: 8, Channel 0000001e", ("", 8, None, "", "0000001e")),
+        ("NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.", ("0000:05:00.0", 79, None, "", "")),
+        ("NVRM: Xid (PCI:0000:05:00): 79, pid=12, GPU has fallen off the bus.", ("0000:05:00.0", 79, 12, "", "")),
+        ("NVRM: Xid (PCI:0000:3B:00): 43, pid=20411, name=python, Ch 00000008", ("0000:3b:00.0", 43, 20411, "python", "00000008")),
+        ("NVRM: Xid (PCI:0000:05:00): 63, pid='<unknown>', name=<unknown>, Row", ("0000:05:00.0", 63, None, "", "")),
+        ("NVRM: Xid (PCI:0000:47:00 GPU-I:05): 94, pid=7, name=a b, Contained", ("0000:47:00.0", 94, 7, "a b", "")),
+        ("NVRM: Xid (PCI:0018:01:00.0): 121, pid=7, name=ray::Worker", ("0018:01:00.0", 121, 7, "ray::Worker", "")),
+        ("NVRM: Xid (PCI:0000:05:00): 62", ("0000:05:00.0", 62, None, "", "")),
+        ("nvidia 0000:05:00.0: NVRM: Xid (PCI:0000:05:00): 62, x", ("0000:05:00.0", 62, None, "", "")),
+        ("NVRM: Xid (SOC): 31, pid=7, name=x, Ch 1", ("", 31, 7, "x", "1")),
+    ],
+)  # fmt: skip
+def test_spellings_of_an_xid(text: str, fields: tuple[object, ...]) -> None:
+    event = xid(text)
+
+    assert event.kind is K.XID
+    assert (event.device, event.xid, event.pid, event.process, event.channel) == fields
+
+
+def test_what_only_some_xids_tell() -> None:
+    found = {one.xid: one for one in events("xids.kmsg").values()}
+
+    assert (found[74].link, found[149].link, found[145].link) == (5, 0, 9)
+    assert (found[149].severity, found[145].severity, found[74].severity) == (
+        "fatal",
+        "nonfatal",
+        "",
+    )
+    assert found[154].recovery == "GPU Reset Required"
+    assert found[119].process == "nvc:[driver]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid: 79,x[123]: segfault at 0 ip 0 sp 0 error 4",
+        "NVRM: Xid: 7,  [123]: segfault at 0 ip 0 sp 0 error 4",
+        "traps: NVRM: Xid: 79[12] general protection",
+        "INFO: task NVRM: Xid: 79,:77 blocked for more than 120 seconds.",
+        "Out of memory: Killed process 5 (NVRM: Xid: 79,) total-vm:1kB",
+        "audit: text=NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.",
+    ],
+)
+def test_the_name_of_a_process_forges_no_xid(text: str) -> None:
+    event = parse_line(f"6,1,1,-;{text}")
+
+    assert event is None or event.kind is not K.XID
+
+
+FORGED = (
+    "NVRM: Xid: 79[",
+    "NVRM: Xid: 79]",
+    "NVRM: Xid: 48, ",
+    "NVRM: Xid: 8, C",
+    "NVRM: GPU 00:00",
+    "EDAC x: 1 UE",
+    "EDAC MC0: 1 UE ",
+    "EDAC x: 1 UE on",
+    "eth0: Link down",
+    "I/O error, dev ",
+    "I/O error, dev",
+    "LustreError: x",
+    "XFS (sda): ",
+    "Kill process 12",
+    "INFO: task a:1",
+)
+"""What a user may call a program."""
+SAID = (
+    "[1234]: segfault at 0 ip 000055a37cdf8132 sp 00007fffa99a14b0 error 4 in {}[400000+1000]",
+    "[1234] bad frame in rt_sigreturn frame:00000000d3e1a2b4 ip:4005d0 sp:7ffe0 orax:ffffffffffffffff in {}[400000+1000]",
+    " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    ": page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), nodemask=(null),cpuset={},mems_allowed=0",
+    " (1234): drop_caches: 3",
+    " (1234) used greatest stack depth: 10000 bytes left",
+    " uses obsolete (PF_INET,SOCK_PACKET)",
+)
+"""What the kernel says behind the name; `{}` is what the user called a file or a cgroup."""
+FILES = (
+    "fallen off the bus",
+    "Corruption of in-memory data detected. Shutting down",
+    ":4711 blocked for more than 120 seconds.",
+    "x[4711]: segfault at 0",
+    "hard LOCKUP on cpu 3",
+)
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("name", FORGED)
+def test_what_a_program_is_called_is_never_the_kernels_word(name: str, said: str) -> None:
+    assert len(name) <= 15
+    for file in FILES:
+        event = parse_line(f"6,1,1,-;{name}{said.format(file)}")
+
+        assert event is None or (event.kind, event.pid, event.process) == (K.CRASH, 1234, name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "traps: x[4711] y[999] trap divide error ip:4 sp:4 error:0 in x[400000+1000]",
+        "traps: x[4711] [999] bad frame in rt_sigreturn frame:0 ip:4 sp:4 orax:0 in x[400000+1000]",
+        "x[4711]: y[999]: segfault at 0 ip 0 sp 0 error 4 in x[400000+1000]",
+        "MCE: Killing x:4711 due:999 due to hardware memory corruption fault at 7f00",
+        "Memory failure: 0x1d: Killing x:4711 due to :999 due to hardware memory corruption",
+        "overlayfs: failed to resolve 'MCE: Killing x:4711 due to hardware memory corruption': -2",
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),global_oom,task_memcg=/a,task=b,pid=4711,task=x,pid=4711,uid=1,pid=999,uid=1",
+        "Out of memory: Killed process 999 (x) total-vm:,1) total-vm:8kB, anon-rss:4kB",
+    ],
+)  # fmt: skip
+def test_no_process_lends_its_end_to_another(text: str) -> None:
+    event = parse_line(f"3,1,1,-;{text}")
+
+    assert event is None or event.pid == 999
+
+
+def test_a_cgroup_s_name_does_not_say_how_wide_the_lack_was() -> None:
+    text = "oom-kill:constraint={},nodemask=(null),cpuset={},mems_allowed=0,{},task_memcg=/a,task=x,pid=9,uid=1"
+    node = parse_line("6,1,1,-;" + text.format("CONSTRAINT_NONE", "x,oom_memcg=/b,task_memcg=/c", "global_oom"))  # fmt: skip
+    cgroup = parse_line("6,1,1,-;" + text.format("CONSTRAINT_MEMCG", "global_oom,task_memcg=", "oom_memcg=/b"))  # fmt: skip
+
+    assert node is not None
+    assert (node.scope, node.group) == ("node", "")
+    assert cgroup is not None
+    assert cgroup.scope == "cgroup"
+
+
+def test_a_name_with_commas_does_not_say_how_bad_an_xid_is() -> None:
+    link = xid(
+        "NVRM: Xid (PCI:0018:01:00): 149, pid=7, name=a, fatal link 7, NETIR_LINK_EVT Non Fatal XC0 i0 Link 03 (0x0)"
+    )
+    action = xid(
+        "NVRM: Xid (PCI:0018:01:00): 154, pid=7, name=, to 0x0 (None), GPU recovery action changed from 0x0 (None)"
+        " to 0x2 (Node Reboot Required)"
+    )
+
+    assert (link.severity, link.link) == ("nonfatal", 3)
+    assert action.recovery == "Node Reboot Required"
+
+
+def test_the_number_of_an_xid_is_read_whole() -> None:
+    assert xid("NVRM: Xid (PCI:0000:05:00): 4294967295, pid=7, name=x").xid == 4294967295
+    assert parse_line("4,7,1,-;NVRM: Xid (PCI:0000:05:00): 42949672951234, pid=7, name=x") is None
+
+
+def test_behind_the_name_of_a_program_syslog_holds_what_the_program_likes() -> None:
+    text = "kernel: NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
+
+    assert parse_line(f"Nov 21 20:54:51 gpu-7 {text}") is not None
+    assert parse_line(f"Nov 21 20:54:51 gpu-7 my: {text}") is None
+
+
+def test_what_a_program_wrote_into_the_log_is_marked() -> None:
+    assert xid("NVRM: Xid (PCI:0000:05:00): 62").origin is Origin.KERNEL
+    drill = parse_line("12,1,1,-;NVRM: Xid (PCI:0000:05:00): 62")
+    assert drill is not None
+    assert drill.origin is Origin.USER_SPACE
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "device"),
+    [
+        ("e1000e: eth7 NIC Link is Down", K.LINK_DOWN, "eth7"),
+        ("ixgbe 0000:01:00.0 eth2: NIC Link is Up 10 Gbps, Flow Control: RX/TX", K.LINK_UP, "eth2"),
+        ("tg3 0000:02:00.0 eno3: Link is down", K.LINK_DOWN, "eno3"),
+        ("r8169 0000:03:00.0 enp3s0: Link is Down", K.LINK_DOWN, "enp3s0"),
+        ("bnxt_en 0000:65:00.0 eth0: NIC Link is Down", K.LINK_DOWN, "eth0"),
+        ("mlx5_0: Port: 1 Link DOWN", K.LINK_DOWN, "mlx5_0"),
+        ("mlx5_0: Port: 1 Link ACTIVE", K.LINK_UP, "mlx5_0"),
+        ("bonding: bond0: link status definitely down for interface eno1, disabling it", K.LINK_DOWN, "eno1"),
+        ("ens5: Link is up at 25000 Mbps, full duplex", K.LINK_UP, "ens5"),
+        ("i40e 0000:3b:00.0 eth4: NIC Link is Up, 25 Gbps Full Duplex", K.LINK_UP, "eth4"),
+        ("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx", K.LINK_UP, "enp3s0"),
+    ],
+)  # fmt: skip
+def test_links_of_other_drivers(text: str, kind: Kind, device: str) -> None:
+    event = parse_line(f"6,1,1,-;{text}")
+
+    assert event is not None
+    assert (event.kind, event.device) == (kind, device)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ata3: SATA link down (SStatus 0 SControl 300)",
+        "ata3: SATA link up 6.0 Gbps (SStatus 133 SControl 300)",
+        "IPv6: ADDRCONF(NETDEV_CHANGE): veth1a2b: link becomes ready",
+        "EXT4-fs (sda1): re-mounted. Quota mode: none.",
+        "XFS (sda1): Ending clean mount",
+        "nvme nvme0: 16/0/0 default/read/poll queues",
+        "mlx5_core 0000:1a:00.0: firmware version: 28.39.2048",
+        "Lustre: Mounted scratch-client",
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.159.04",
+        "mce: CPU0: Thermal monitoring enabled (TM1)",
+        "watchdog: Delayed init of the lockup detector failed: -19",
+        "EDAC MC: Ver: 3.0.0",
+        "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+        "Freezing user space processes completed (elapsed 0.001 seconds)",
+    ],
+)
+def test_ordinary_lines_are_no_events(text: str) -> None:
+    assert parse_line(f"6,1,1,-;{text}") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("PCI:0000:3B:00", "0000:3b:00.0"),
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0000:3b:00.1", "0000:3b:00.1"),
+        ("3b:00.0", "0000:3b:00.0"),
+        ("10000:01:00.0", "10000:01:00.0"),
+        ("0002:00", "0000:02:00.0"),
+        ("PCI:0000:47:00 GPU-I:05", "0000:47:00.0"),
+        ("", ""),
+        ("x", ""),
+        ("0000:3b:20.0", ""),
+        ("0300:00", ""),
+    ],
+)
+def test_one_spelling_of_a_pci_address(text: str, address: str) -> None:
+    assert bus_id(text) == address
+
+
+def test_the_driver_names_a_gpu_before_its_first_xid() -> None:
+    line = (FIXTURES / "events.kmsg").read_text().splitlines()[0]
+    record = parse_record(line)
+
+    assert record is not None
+    assert gpu_named(record.text) == ("0000:3b:00.0", "GPU-0f3d2a11-5c7e-4a6b-9d21-1b2c3d4e5f60")
+    assert gpu_named("NVRM: loading NVIDIA UNIX x86_64 Kernel Module") is None
+
+
+def test_without_a_boot_time_an_event_has_the_seconds_of_the_kernel() -> None:
+    record = parse_record("4,1,2500000,-;NVRM: Xid (PCI:0000:05:00): 62")
+
+    assert record is not None
+    assert [one.at for one in (parse_event(record), parse_event(record, 9.0)) if one] == [2.5, 9.0]

@@ -1,0 +1,137 @@
+"""The house rules that no linter knows."""
+
+import ast
+import importlib.util
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mldebug.core.plugins import ROOMS, load, names
+
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "docs/plugins.md"
+PACKAGES = (
+    "mldebug",
+    "agents/mldebug_agents",
+    "agents/mldebug_training",
+    "exporters/mldebug_exporters",
+)
+INHABITANTS = [(room, name) for room in ROOMS for name in names(room)]
+
+
+@pytest.mark.parametrize("folder", ["agents", "exporters", "tests", "deploy"])
+def test_a_source_root_is_no_package(folder: str) -> None:
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_typed_and_says_what_it_is(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+    assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
+
+
+@pytest.mark.parametrize(("room", "name"), INHABITANTS)
+def test_a_plugin_file_has_a_docstring_options_and_create(room: str, name: str) -> None:
+    module = load(room, name)
+    first = (module.__doc__ or "").strip().splitlines()[0]
+    assert 10 <= len(first) <= 120
+    assert first.endswith(".")
+    assert module.create(module.Options()) is not None
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "mldebug").rglob("*.py")) + sorted((ROOT / "agents").rglob("*.py")),
+    ids=str,
+)
+def test_every_file_says_what_it_is_for(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree) or not tree.body
+
+
+def test_every_direct_dependency_is_pinned_and_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    groups = project["dependency-groups"]
+    lines = [
+        *project["project"]["dependencies"],
+        *itertools.chain.from_iterable(extras.values()),
+        *groups["test"],
+        *groups["lint"],
+        *groups["docs"],
+    ]
+    wanted = {re.split(r"[<>=!~\[; ]", line)[0].lower() for line in lines}
+    pinned = {
+        line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    explained = (ROOT / "docs/dependencies.md").read_text().lower()
+    assert wanted <= pinned
+    assert not [name for name in wanted if f"`{name}`" not in explained]
+
+
+def test_torch_is_the_exact_version_that_comes_as_a_cpu_build() -> None:
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_every_room_stands_in_the_guide_to_plugins() -> None:
+    text = GUIDE.read_text()
+    assert not [room for room in ROOMS if f"`{room}/`" not in text]
+
+
+def examples() -> list[str]:
+    text = GUIDE.read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(examples())))
+def test_every_example_in_the_guide_is_a_plugin(number: int) -> None:
+    module: dict[str, Any] = {"__name__": "example"}
+    exec(compile(examples()[number], f"{GUIDE} example {number}", "exec"), module)
+    assert module["create"](module["Options"]()) is not None
+
+
+def test_make_lists_its_targets_and_ci_is_a_script() -> None:
+    listed = subprocess.run(
+        ["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True
+    )
+    words = listed.stdout.split()
+    assert {"demo", "test", "test-all", "check", "bench"} <= set(words)
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    subprocess.run(["bash", "-n", str(ROOT / ".ci/run")], check=True)
+    told = (ROOT / ".ci/run").read_text()
+    assert re.search(
+        r"^export (?:\S+ )*CI=true\b", told, re.MULTILINE
+    )  # the long floods, and no skips
+
+
+def test_the_wheel_holds_the_packages_their_data_and_nothing_else(tmp_path: Path) -> None:
+    offline = importlib.util.find_spec("hatchling") is not None
+    flags = ["--no-build-isolation"] if offline else []
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *flags, "--wheel-dir", str(tmp_path), str(ROOT)],
+        check=True, timeout=170,
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("mldebug-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    expected = {
+        path.relative_to(ROOT / package.rpartition("/")[0]).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in held if ".dist-info/" not in name} == expected
+    assert {
+        "mldebug/py.typed",
+        "mldebug_training/py.typed",
+        "mldebug/report/templates/report.html.j2",
+    } <= held
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)

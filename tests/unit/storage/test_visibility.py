@@ -1,0 +1,112 @@
+"""What one user sees of the storage desk: never the mounts and figures of another's job."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unit.test_filesystems import mounted
+
+from mldebug.config.schema import Config, Storage
+from mldebug.core.model import Gap, Job, RankIdentity
+from mldebug.status.snapshot import RunState, Snapshot
+from mldebug.status.storage_lines import NOTHING, storage_lines
+from mldebug.storage.filesystems.state import Alarm, Measure, PartState, StorageState
+from mldebug.storage.filesystems.visibility import of_user
+from mldebug_agents.agent.workbench import Workbench
+from mldebug_agents.storage.filesystems.monitor import Filesystems
+from mldebug_agents.web.peer_credentials import Peer, view
+
+ALICE, BOB = 1001, 1002
+TOLD = StorageState(
+    parts=(
+        PartState(
+            name="filesystems",
+            at=1.0,
+            measures=(
+                Measure(metric="m", labels=("/home/bob/x",), value=1, uids=(BOB,)),
+                Measure(metric="m", labels=("/",), value=1),
+            ),
+            rows={
+                "filesystems": (
+                    {"line": "/home/bob/x (nfs01:/secret)", "uids": f"{BOB} 0"},
+                    {"line": "/shared", "uids": f"{ALICE} {BOB}"},
+                    {"line": "/"},
+                )
+            },
+            alarms=(
+                Alarm(kind="stuck", subject="/home/bob/x", sentence="it hangs", uids=(BOB,)),
+                Alarm(kind="too_full", subject="/", sentence="it is full", aside="bob's job does"),
+            ),
+            gaps=(Gap(what="filesystem /home/bob/x", reason="no", pid=7), Gap(what="/", reason="x")),
+        ),
+    )
+)  # fmt: skip
+
+
+def lines(told: StorageState) -> list[object]:
+    return [row["line"] for row in told.rows["filesystems"]]
+
+
+def test_others_mounts_are_hidden_and_what_is_everyones_stays() -> None:
+    hers = of_user(TOLD, ALICE, ())
+    assert lines(hers) == ["/shared", "/"]
+    assert [one.whole for one in hers.alarms] == ["it is full"]
+    assert [one.labels for one in hers.measures] == [("/",)]
+    assert [one.what for one in hers.gaps] == ["/"]
+    assert len(lines(of_user(TOLD, BOB, ()))) == 3
+    assert TOLD.alarms[1].whole == "it is full; bob's job does"
+
+
+def test_the_socket_hides_them_from_a_plain_user_and_from_nobody_known() -> None:
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, storage=TOLD)
+    for peer in (Peer(pid=1, uid=ALICE, groups=frozenset()), None):
+        seen = view(snapshot, peer, None).storage
+        assert seen is not None
+        assert "/home/bob/x (nfs01:/secret)" not in lines(seen)
+    assert view(snapshot, Peer(pid=1, uid=0, groups=frozenset()), None).storage == TOLD
+
+
+def test_the_owner_of_a_job_is_told_what_could_not_be_seen_of_it() -> None:
+    run = RunState(id="j", name="gpt", launcher="single", uid=BOB, ranks={0: 7})
+    snapshot = Snapshot(node="n", at=1.0, started_at=0.0, runs=(run,), storage=TOLD)
+    for uid, wanted in ((BOB, ["filesystem /home/bob/x", "/"]), (ALICE, ["/"])):
+        seen = view(snapshot, Peer(pid=1, uid=uid, groups=frozenset()), None).storage
+        assert seen is not None
+        assert [one.what for one in seen.gaps] == wanted
+
+
+@pytest.fixture
+def bench() -> Iterator[Workbench]:
+    with Workbench(Config()) as one:
+        yield one
+
+
+def test_a_real_mount_is_its_users_until_it_is_configured(bench: Workbench, tmp_path: Path) -> None:
+    rank = RankIdentity(rank=0, world_size=1, pid=os.getpid(), uid=BOB)
+    job = Job(id="j", name="train", launcher="environment", ranks=(rank,), uid=BOB)
+    with mounted(tmp_path / "data", "size=1m") as folder, (folder / "open").open("wb") as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        desk = Filesystems(bench)
+        desk.look(1.0, [job])
+        rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
+        assert rows[str(folder)]["uids"] == str(BOB)
+        assert rows["/dev/shm"]["uids"] == ""
+        assert [one.uids for one in desk.alarms() if one.kind == "too_full" and str(folder) in one.subject] == [(BOB,)]  # fmt: skip
+        bench.config = Config(storage=Storage(paths=(str(folder),)))
+        desk.look(2.0, [job])
+        rows = {str(row["mount"]): row for row in desk.status()["filesystems"]}
+        assert rows[str(folder)]["uids"] == ""
+
+
+def test_whoever_sees_no_job_is_told_so_and_why() -> None:
+    unseen = PartState(name="jobs", at=1.0, gaps=(Gap(what="1 Python process", reason="denied"),))
+    told = StorageState(
+        parts=(PartState(name="filesystems", at=1.0, rows={"filesystems": ()}), unseen)
+    )
+    assert [one.text for one in storage_lines(told)] == [
+        NOTHING,
+        "Not seen:",
+        "  1 Python process: denied",
+    ]
