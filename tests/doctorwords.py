@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 AGENTS = Path(__file__).parents[1] / "agents/mldebug_agents"
-CHECKS = ("doctor/checks.py", "doctor/rows.py", "doctor/gpus.py")
-TRIALS = ("doctor/trials.py", "capturing/pyspy.py")
+CHECKS = ("support/doctor/checks.py", "support/doctor/rows.py", "support/doctor/gpus.py")
+TRIALS = ("support/doctor/trials.py", "capture/stacks/pyspy.py")
 HOLE = "…"  # what is only known when it runs
 
 Names = Mapping[str, list[ast.expr]]

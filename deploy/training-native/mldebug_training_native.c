@@ -1,4 +1,4 @@
-/* The writer of trace rings in C, for mldebug_training.trace. The layout of a ring stands in mldebug_training/ring.py.
+/* The writer of trace rings in C, for mldebug_training.trace. The layout of a ring stands in mldebug_training/tracing/ring.py.
  *
  * Python decides what is followed, makes the ring and interns names; here are only the events, the chunks and the records.
  * Before Python 3.12 the events come by PyEval_SetProfile (calls) or PyEval_SetTrace (lines), from 3.12 on by sys.monitoring.

@@ -259,7 +259,11 @@ def named_in_code() -> set[str]:
 
 
 def test_the_reasons_for_unknown_are_those_of_the_code() -> None:
-    files = ("judging/nobody.py", "judging/nodes.py", "endings/outcomes.py")
+    files = (
+        "diagnosis/classify/unknown.py",
+        "diagnosis/classify/nodes.py",
+        "diagnosis/exits/outcome.py",
+    )
     code = "".join((ROOT / "mldebug" / file).read_text() for file in files)
     rows = PAGE.split("| it says | because |")[1].split("\n\n")[0].splitlines()[2:]
     reasons = [row.split("|")[1].strip() for row in rows]

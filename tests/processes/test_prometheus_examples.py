@@ -13,7 +13,7 @@ from processes.test_metrics import Prometheus
 from processes.test_prometheus_rules import FOLDER, Labels, alertmanager, ask, serving, web
 from series import load
 from snapshots import snapshot
-from unit.test_alerts import ONE, Stand
+from unit.alerts.test_alertmanager_requests import ONE, Stand
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(120)]
 

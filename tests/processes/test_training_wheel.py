@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mldebug
-from unit.test_training_hook import STEP, TELL, interpreters, site
+from unit.training.test_hook import STEP, TELL, interpreters, site
 
 __all__ = ["site"]
 pytestmark = [pytest.mark.scenario, pytest.mark.host, pytest.mark.timeout(400)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from system.machine import base_files, need
-from unit.test_training_hook import MORE
+from unit.training.test_hook import MORE
 
 pytestmark = [pytest.mark.scenario, pytest.mark.system, pytest.mark.timeout(900)]
 SUITE, NEW = "sid", ("3.14", "3.15")

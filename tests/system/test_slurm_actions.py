@@ -21,7 +21,7 @@ from processes.watching import RunningAgent, settings, watching
 from system.launching import SIZE, Launch, LaunchedJob, launched
 from system.slurm import Slurm
 from system.test_schedulers import both_nodes, cluster, submit
-from unit.test_actions import Stand
+from unit.alerts.test_actions import Stand
 
 pytestmark = [pytest.mark.scenario, pytest.mark.host, pytest.mark.timeout(300)]
 __all__ = ["both_nodes", "cluster"]  # fixtures

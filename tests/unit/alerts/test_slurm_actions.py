@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.test_actions import rank, work
 
 from mldebug.alerts.action_model import UnfitError
 from mldebug.core.model import Culprit
@@ -17,6 +16,7 @@ from mldebug_agents.alerts.action_runner.model import ProgramError, Work
 from mldebug_agents.alerts.actions import drain, scancel
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Spawner
+from unit.alerts.test_actions import rank, work
 
 PROGRAM = """#!/usr/bin/env python3
 import json, os, pathlib, sys

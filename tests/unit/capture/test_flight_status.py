@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.test_flight_servers import BODY, LIST, listening
 
 from dumps import Dump, as_json, calls, dump, late, made, odd_size, stuck, transfer
 from mldebug.capture.flight_recorder.analysis import Analysis
@@ -22,6 +21,7 @@ from mldebug.core.model import FlightRecord
 from mldebug_agents.capture.flight_recorder.worker_servers import SECONDS, ask_servers
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner
+from unit.capture.test_flight_servers import BODY, LIST, listening
 
 HANDLERS = LIST.replace(b"fr_trace_json", b"dump_nccl_trace_json").replace(b"17", b"24")
 

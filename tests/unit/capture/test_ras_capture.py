@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from unit.test_ranks_live import job_when, started
 
 from hung import wait_until
 from mldebug.config.schema import Agent, Config
@@ -26,6 +25,7 @@ from mldebug_agents.watch.job_watch import JobLook
 from mldebug_agents.watch.watch import NodeLook
 from monitored import library
 from rasserver import HOLDS, RasServer, after_handshake, answer, drips, half, says, serving
+from unit.jobs.test_ranks_live import job_when, started
 
 SLEEP = "import time; time.sleep(600)"
 SPEAKS = f"{HOLDS}\n{SLEEP}"

@@ -261,7 +261,7 @@ def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
 
 
 def test_only_the_verb_that_is_asked_for_gets_imported() -> None:
-    code = "import sys; from mldebug.cli import main; main(['check-config', '--print']); print(*sys.modules)"
+    code = "import sys; from mldebug.cli.main import main; main(['check-config', '--print']); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

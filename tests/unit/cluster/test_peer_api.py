@@ -19,7 +19,6 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from unit.test_members import key_file
 
 from mldebug.cluster.coordinator import Coordinator
 from mldebug.cluster.messages import Announcement, CaptureOrder, DumpOrder, Welcome
@@ -31,6 +30,7 @@ from mldebug_agents.cluster.peers.remote_orders import Taken
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.web.server import Server
 from nodes import run
+from unit.cluster.test_peers import key_file
 
 CHECKS = [
     not_a_server_error,

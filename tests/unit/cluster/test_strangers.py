@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.test_members import KEY, OTHER, Loop, key_file
 
 from mldebug.cluster.messages import MAX_MESSAGE, Announcement, Welcome, read
 from mldebug.config.schema import Agent
@@ -25,6 +24,7 @@ from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.web.server import Server
 from processes.harness import wait_for
+from unit.cluster.test_peers import KEY, OTHER, Loop, key_file
 
 NAME = b"node-of-many-letters"  # two letters stand in any random bytes now and then
 TOLD = msgspec.json.encode(Announcement(node=NAME.decode(), agent="x", port=1))

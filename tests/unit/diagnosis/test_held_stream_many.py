@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from unit.test_held import recorded
 
 from mldebug.capture.nccl_ras.communicators import communicator
 from mldebug.core.model import NcclRank, NcclRas, NodeCapture, RankCapture, RankDevice
 from mldebug.diagnosis.diagnose import diagnose
+from unit.diagnosis.test_held_stream import recorded
 
 SPINS, HELD = 0, 1
 TEMPLATE = recorded("figures-frozen")

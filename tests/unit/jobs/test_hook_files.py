@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.test_training_hook import run, site
 
 from mldebug.jobs.heartbeat import TornError, parse_record
 from mldebug_training.common import shared_files
 from mldebug_training.hook import record as written
+from unit.training.test_hook import run, site
 
 __all__ = ["site"]
 CLOSES = """

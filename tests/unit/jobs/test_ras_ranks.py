@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from unit.test_ranks_live import started
 
 from hung import wait_until
 from mldebug.capture.nccl_ras.answer import parse
@@ -40,6 +39,7 @@ from rasserver import (
     serving,
     silent,
 )
+from unit.jobs.test_ranks_live import started
 
 GONE = {"unresponsive": True}
 SPAWN = ("python3", "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork")

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.test_training_hook import PYTHONS, interpreters
 
 import mldebug_training
 from builders import capture, process, rank, still
@@ -35,6 +34,7 @@ from mldebug_training.helpers.switches.files import Seen, choose, look, take, wr
 from mldebug_training.helpers.switches.meeting import LateError
 from mldebug_training.helpers.switches.stop_signal import Asked
 from mldebug_training.helpers.switches.switches import Switches
+from unit.training.test_hook import PYTHONS, interpreters
 
 NOW = 1_800_000_000.0
 NOBODY = 65534

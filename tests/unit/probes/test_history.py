@@ -273,7 +273,7 @@ import resource, signal
 from pathlib import Path
 from mldebug.core.errors import EvidenceError
 from mldebug.alerts.probe_events import of_probes
-from unit.test_probe_history import keep, measured
+from unit.probes.test_history import keep, measured
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 try:

@@ -12,7 +12,6 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from unit.test_rules import promtool
 
 import mldebug
 from manifests import (
@@ -33,6 +32,7 @@ from manifests import (
 )
 from mldebug.config.schema import load_config
 from mldebug.jobs.schedulers.kubernetes import KINDS
+from unit.hardware.test_health_rules import promtool
 
 SCHEMAS = ROOT / "tests/fixtures/kubernetes"
 VERSIONS = (

@@ -132,6 +132,6 @@ def test_the_wheel_holds_the_packages_their_data_and_nothing_else(tmp_path: Path
     assert {
         "mldebug/py.typed",
         "mldebug_training/py.typed",
-        "mldebug/report/templates/report.html.j2",
+        "mldebug/incidents/report/templates/report.html.j2",
     } <= held
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)

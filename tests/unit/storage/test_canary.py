@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from unit.test_filesystems import mount, mounted
 
 from mldebug.config.schema import Canary as Wanted
 from mldebug.config.schema import Config, Storage
@@ -15,6 +14,7 @@ from mldebug.storage.filesystems.canary import Written, sentence
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.storage.filesystems.canary import Canary
 from mldebug_agents.storage.monitor import all_parts
+from unit.storage.test_filesystems import mount, mounted
 
 
 @pytest.fixture

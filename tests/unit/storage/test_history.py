@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.test_filesystems import MIB, job, kinds, mounted, part, row
 
 from mldebug.config.schema import Checkpoints, Config
 from mldebug.storage.filesystems.forecast import forecast
@@ -18,6 +17,7 @@ from mldebug_agents.state.key_value_store import Memory
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.storage.monitor import MEMO, Storage
 from mldebug_agents.system.workers import Result
+from unit.storage.test_filesystems import MIB, job, kinds, mounted, part, row
 
 KEY = ("8:1", "/")
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.test_filesystems import mounted
 
 from mldebug.config.schema import Config, Storage
 from mldebug.core.model import Gap, Job, RankIdentity
@@ -16,6 +15,7 @@ from mldebug.storage.filesystems.visibility import of_user
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.storage.filesystems.monitor import Filesystems
 from mldebug_agents.web.peer_credentials import Peer, view
+from unit.storage.test_filesystems import mounted
 
 ALICE, BOB = 1001, 1002
 TOLD = StorageState(

@@ -493,7 +493,7 @@ LATE = """
 import msgspec
 import mldebug_agents.cli.commands.agent
 import mldebug_agents.cli.commands.dump
-from mldebug.config import Config
+from mldebug.config.schema import Config
 from mldebug_agents.system.child.structs import struct_classes
 from mldebug_agents.agent.workbench import Workbench
 before = set(struct_classes(msgspec.Struct))

@@ -12,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from unit.test_training_hook import python, run, site, variables
 
 from mldebug_training import arm
 from mldebug_training.hook import frameworks, phases, process, steps
 from mldebug_training.hook.process import Process
 from mldebug_training.hook.steps import Steps
+from unit.training.test_hook import python, run, site, variables
 
 __all__ = ["site"]
 

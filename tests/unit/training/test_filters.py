@@ -5,11 +5,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from unit.test_tracer import AGENTS, run
 
 from mldebug.cli.main import main
 from mldebug_training.tracing.filters import Code, Followed, folders
 from ringwords import Words
+from unit.training.test_tracer import AGENTS, run
 
 
 def code(module: str, path: str, function: str = "function") -> Code:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.test_training_hook import TELL, run, site, variables
 
 from mldebug_training.hook.values import of_scalars, of_step
+from unit.training.test_hook import TELL, run, site, variables
 
 __all__ = ["site"]
 

@@ -8,9 +8,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from unit.test_training_hook import PYTHONS, python, run, site
 
 import mldebug_training
+from unit.training.test_hook import PYTHONS, python, run, site
 
 __all__ = ["site"]
 

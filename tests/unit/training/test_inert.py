@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.test_training_hook import STEP, TELL, run, site, variables
 
 from mldebug_agents.jobs.job_start import environment, hook_folder
 from mldebug_training.hook import ranks
+from unit.training.test_hook import STEP, TELL, run, site, variables
 
 __all__ = ["site"]
 PROGRAM = TELL + "import torch\ntell()\n"

@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from unit.test_training_hook import PYTHONS, TELL, python, run, site, variables
 
 from mldebug_training.common import interrupted, signals
 from mldebug_training.common.interrupted import pass_on
+from unit.training.test_hook import PYTHONS, TELL, python, run, site, variables
 
 __all__ = ["site"]
 HANDLERS = {

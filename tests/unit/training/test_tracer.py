@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from unit.test_training_hook import interpreters
 
 from mldebug_agents.jobs.job_start import hook_folder
 from mldebug_training.tracing import ring
 from mldebug_training.tracing.ring_file import KEEP_RINGS, sweep
 from natives import native_folder
 from ringwords import Words
+from unit.training.test_hook import interpreters
 
 
 def modern(version: str) -> bool:

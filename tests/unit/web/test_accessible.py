@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Browser, Page
-from unit.test_page_browser import whole
 
 import pagedata
 import samples
 from browser import CHROMIUM, chromium, relayed, tab
 from mldebug.incidents.report.html import render_html
 from mldebug.status.snapshot import Snapshot
+from unit.web.test_page_in_browser import whole
 from webpages import hanging, hostile, pages, shown, store, training
 
 pytestmark = pytest.mark.skipif(
