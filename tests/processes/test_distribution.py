@@ -152,7 +152,7 @@ def test_the_wheel_says_what_pip_and_people_need(release: dict[str, Path]) -> No
     assert {plain(need) for need in data.requires_dist or () if need.marker is None} == wanted
     assert data.description_content_type == "text/markdown"
     assert data.description == (REPOSITORY / "README.md").read_text()
-    assert scripts == "[console_scripts]\nmldebug = mldebug.cli:main\n"
+    assert scripts == "[console_scripts]\nmldebug = mldebug.cli.main:main\n"
 
 
 def plain(need: Requirement) -> tuple[str, str]:

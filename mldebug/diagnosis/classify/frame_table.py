@@ -141,14 +141,14 @@ PYTHON: tuple[Calls, ...] = (
         "collective",
         W,
         "waits for the others to ask for the switches, in {site}",
-        r"mldebug_training/helpers/switches/agreement\.py",
+        r"mldebug_training/(helpers/switches/)?agreement\.py",
         r"finish|_meet",
     ),
     _calls(
         "store",
         W,
         "waits for the rank that goes first, in {site}",
-        r"mldebug_training/helpers/first\.py",
+        r"mldebug_training/(helpers/)?first\.py",
         r"_wait",
     ),
     _calls(

@@ -30,7 +30,7 @@ FROZEN = Code(compile("0", "<frozen importlib._bootstrap>", "exec"), {"__name__"
 GENERATED = Code(
     compile("0", "<string>", "exec"), {"__name__": "train", "__file__": "/data/train.py"}
 )
-OURS = code("mldebug_training.hook.steps", f"{AGENTS}/mldebug_training/steps.py")
+OURS = code("mldebug_training.hook.steps", f"{AGENTS}/mldebug_training/hook/steps.py")
 EVERY = [TORCH, PIL, JSON, MINE, EDITABLE, FROZEN, GENERATED]
 
 

@@ -530,9 +530,9 @@ def test_an_error_of_its_own_never_reaches_the_training(monkeypatch: pytest.Monk
     def broken(*_: Any) -> Any:
         raise RuntimeError("broken")
 
-    for name in ("overflow.leaves", "measuring._version", "findings.fault_of", "measuring._fetch"):
+    for name in ("detector.leaves", "measuring._version", "findings.fault_of", "measuring._fetch"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"mldebug_training.{name}", broken)
+            patch.setattr(f"mldebug_training.helpers.overflow.{name}", broken)
             assert train(Model(1), gradients=True, trace_batches=[0]) == train(Model(1)), name
 
 

@@ -14,16 +14,22 @@ NARROW = {  # nobody ends what takes too long by one of these
 }  # fmt: skip
 ELSEWHERE = {  # functions that never run where handlers do, the main thread of a job
     "__main__.py": {"main", "_callers"},  # a program of ours
-    "calls.py": {"make"},  # for whoever asks for the result, and is given it
-    "flight.py": {"tell", "_count", "_counter"},  # the hook's thread
-    "meeting.py": {"_run"},  # a thread of its own
-    "signals.py": {"_give_back"},  # at a fork: Python drops what is raised there
-    "ringwriter.py": {"__del__"},  # Python drops what is raised in a finalizer
-    "stacks.py": {"_listen"},  # the hook's thread
+    "common/calls.py": {"make"},  # for whoever asks for the result, and is given it
+    "hook/flight_recorder.py": {"tell", "_count", "_counter"},  # the hook's thread
+    "helpers/switches/meeting.py": {"_run"},  # a thread of its own
+    "common/signals.py": {"_give_back"},  # at a fork: Python drops what is raised there
+    "tracing/ring_writer.py": {"__del__"},  # Python drops what is raised in a finalizer
+    "hook/stacks.py": {"_listen"},  # the hook's thread
     "startup/sitecustomize.py": {""},  # the job has not begun
-    "traceengines.py": {"__del__"},  # the same
-    "switchfiles.py": {"make", "look", "take", "clear_up", "_told"},  # the thread of switchwatch
-    "switchwatch.py": {"_quietly"},  # that thread
+    "tracing/engines.py": {"__del__"},  # the same
+    "helpers/switches/files.py": {
+        "make",
+        "look",
+        "take",
+        "clear_up",
+        "_told",
+    },  # the thread of watch.py
+    "helpers/switches/watch.py": {"_quietly"},  # that thread
 }
 HOME = Path(mldebug_training.__file__).parent
 

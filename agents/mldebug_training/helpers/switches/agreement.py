@@ -149,7 +149,7 @@ def _name(group: Any) -> str:
             pass_on(error)
             members = "others"
     _made[members] = _made.get(members, 0) + 1
-    return f"mldebug/jobs/switches/{members}/{_made[members]}"
+    return f"mldebug/switches/{members}/{_made[members]}"
 
 
 def _is_a_file(store: Any) -> bool:
