@@ -162,7 +162,7 @@ AFTER = (
     RANK
     + TORCH
     + """
-    from mldebug_training import flight
+    from mldebug_training.hook import flight_recorder as flight
     path = record.path + ".flight"
     def write(self, data):
         WRITE

@@ -120,7 +120,7 @@ def test_a_limit_that_comes_later_ends_nobody_who_is_asked(site: Path) -> None:
 # Strikes at one opcode after the other, at every line's first as well, until a call gets through.
 STRIKES = """
     import os, signal, sys
-    from mldebug_training import signals
+    from mldebug_training.common import signals
     numbers = {signal.SIGPIPE, signal.SIGUSR1}
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     readable, broken = os.pipe()
