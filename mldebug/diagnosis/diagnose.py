@@ -26,7 +26,6 @@ from mldebug.core.ranksets import MAX_RANK, all_of, fold_ranks, shorten_ranks
 from mldebug.diagnosis.classify.combined import join
 from mldebug.diagnosis.classify.evidence import Case, ranks_text
 from mldebug.diagnosis.classify.flight_recorder import Flights
-from mldebug.diagnosis.classify.groups import grouped
 from mldebug.diagnosis.classify.held_stream import all_spin, held
 from mldebug.diagnosis.classify.nccl_ras import (
     OUT_OF_STEP,
@@ -37,7 +36,7 @@ from mldebug.diagnosis.classify.nccl_ras import (
     ras_voices,
 )
 from mldebug.diagnosis.classify.nodes import missing_ranks, node_evidence, where_to_type
-from mldebug.diagnosis.classify.rank_states import classified, stand
+from mldebug.diagnosis.classify.rank_states import classified, grouped, stand
 from mldebug.diagnosis.classify.unknown import unknown
 
 

@@ -12,7 +12,7 @@ from mldebug.core.model import (
     Role,
     Verdict,
 )
-from mldebug.diagnosis.classify.groups import make_group
+from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.incidents.report.build import State
 
 WHAT = "a capture of all ranks"

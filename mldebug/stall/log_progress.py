@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from mldebug.jobs.heartbeat import Heartbeat
 from mldebug.jobs.logs.records import LogRecord, StepTimes
 from mldebug.stall.heartbeats import HOOK, HookSteps
-from mldebug.stall.main_loop import Loop
-from mldebug.stall.novelty import ECHO, Sayings
+from mldebug.stall.log_filters import ECHO, Loop, Sayings
 from mldebug.stall.signals import Progress, ProgressKind
 from mldebug.stall.step_times import StepTimer
 

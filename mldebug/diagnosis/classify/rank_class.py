@@ -30,8 +30,7 @@ from mldebug.diagnosis.classify.kernel_state import (
     tracer_words,
     wait_channel,
 )
-from mldebug.diagnosis.classify.native_text import native_words
-from mldebug.diagnosis.classify.process_facts import Subject, activity
+from mldebug.diagnosis.classify.process_facts import Subject, activity, native_words
 
 OF_ITS_OWN = frozenset(
     ("sleep", "fifo", "terminal", "flock", "file_lock", "child_wait", "debugger", "pipe_write")

@@ -28,7 +28,7 @@ from mldebug.core.model import (
     Verdict,
 )
 from mldebug.core.redact import clean
-from mldebug.diagnosis.classify.groups import make_group
+from mldebug.diagnosis.classify.rank_states import make_group
 from mldebug.diagnosis.diagnose import diagnose
 from mldebug.diagnosis.exits.model import Ending, words_of_status
 from mldebug.diagnosis.exits.outcome import Outcome

@@ -3,17 +3,19 @@
 torch marks the lines of an uncaught exception with `[rank3]:`, `torchrun --tee` marks lines with `[default3]:` (the local
 rank), `srun -l` with `3: ` and `mpirun --tag-output` with `[1,3]<stdout>:` (the task). All other lines belong to nobody in
 particular, unless the log is one rank's own.
+
+torch's exception about NCCL gives no reason on its first line: newer ones go on with `Last error:` and `Cuda failure 2 'out of
+memory'`; with `NCCL_DEBUG=WARN` the same stands in the log before it: `… NCCL WARN Cuda failure 'out of memory'`.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from mldebug.core.redact import safe_line
 from mldebug.diagnosis.exits.cuda_memory import device_memory
 from mldebug.diagnosis.exits.model import RankError
-from mldebug.diagnosis.exits.nccl_errors import with_cause
 from mldebug.diagnosis.exits.tracebacks import MAX_AFTER, Traceback, find_tracebacks, went_on
 
 _MARK = re.compile(r"\[(?P<role>rank|[A-Za-z_]\w{0,30}?)(?P<number>\d{1,7})\]: ?")
@@ -205,3 +207,32 @@ def lost_worker(error: str) -> int | None:
     """The pid of the DataLoader worker whose death the error tells of."""
     match = _WORKER.search(error)
     return int(match["pid"]) if match else None
+
+
+_UNHANDLED = re.compile(r"unhandled (?:cuda|hip) error", re.IGNORECASE)
+
+
+_FAILURE = re.compile(r"\b(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d{1,4} )?'[^'\n]{1,100}'")
+
+
+_WARNED = "NCCL WARN "
+
+
+BEFORE = 40  # lines before its exception in which NCCL says so
+
+
+AFTER = 4
+
+
+def with_cause(error: str, lines: Sequence[str], at: int) -> str:
+    """The error, which stands in that line, and what NCCL says of it beside; as it is for all other errors."""
+    if not _UNHANDLED.search(error) or _FAILURE.search(error):
+        return error
+    after = _failures(lines[at + 1 : at + 1 + AFTER])
+    before = _failures(line for line in lines[max(0, at - BEFORE) : at] if _WARNED in line)
+    told = after[:1] or list(dict.fromkeys(before))
+    return f"{error[:200]} … {told[0]}" if len(told) == 1 else error
+
+
+def _failures(lines: Iterable[str]) -> list[str]:
+    return [match[0] for line in lines if (match := _FAILURE.search(line))]

@@ -1,11 +1,25 @@
-"""What a job wrote into its logs, and whose each line is: a rank's own, where only it writes there or a mark says so. Pure."""
+"""What a job wrote into its logs and error files, and which rank wrote it. Pure.
+
+A line is a rank's own where only that rank writes to the log, or where a mark names it. An error file
+(TORCHELASTIC_ERROR_FILE) is the JSON that torch's `@record` writes when the main function of a rank raises:
+`{"message": {"message": "ValueError: …", "extraInfo": {"py_callstack": "Traceback …", "timestamp": "1763716000"}}}`
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from mldebug.core.model import Job, RankIdentity
-from mldebug.diagnosis.exits.last_words import Words, before_launcher, last_error
+from mldebug.core.redact import safe_line
+from mldebug.diagnosis.exits.cuda_memory import device_memory
+from mldebug.diagnosis.exits.last_words import (
+    MAX_LINES,
+    Words,
+    before_launcher,
+    blames_peer,
+    last_error,
+    with_cause,
+)
 from mldebug.diagnosis.exits.model import RankError
 
 TASKED = ("slurm", "openmpi", "mpich")  # launchers whose tasks are the ranks
@@ -65,3 +79,29 @@ def ranks_of_tasks(job: Job, identities: Sequence[RankIdentity]) -> Collection[i
     """The ranks, where each is a task of its own of srun or mpirun; none where a task starts the ranks of a node."""
     whole = job.launcher == "environment" and len(identities) == job.world_size
     return [one.rank for one in identities] if whole or job.launcher in TASKED else ()
+
+
+def parse_error_file(data: bytes) -> RankError | None:
+    """Return None for a file that is no such JSON."""
+    try:
+        told = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    message = told.get("message") if isinstance(told, dict) else None
+    text, stack = message, ""
+    if isinstance(message, dict):
+        text = message.get("message")
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack", "") if isinstance(extra, dict) else ""
+    if not isinstance(text, str) or not text.strip():
+        return None
+    lines = stack.splitlines() if isinstance(stack, str) else []
+    said = text.strip().splitlines()
+    error = with_cause(safe_line(said[0], 300), said, 0)
+    return RankError(
+        error=error,
+        lines=tuple(safe_line(line, 400) for line in lines[-MAX_LINES:] if line.strip()),
+        source="its error file",
+        blames_peer=blames_peer(text),
+        memory=device_memory(text),
+    )

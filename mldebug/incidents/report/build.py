@@ -29,8 +29,7 @@ from mldebug.core.report_model import (
     TimelineEvent,
 )
 from mldebug.core.text import rfc3339
-from mldebug.incidents.report.gpus import gpu_views
-from mldebug.incidents.report.hardware import hardware_lines, xid_catalogue
+from mldebug.incidents.report.hardware import gpu_views, hardware_lines, xid_catalogue
 from mldebug.incidents.report.ranks import rank_views, shorten_stack
 from mldebug.incidents.report.sanitize import tidy_report
 from mldebug.jobs.heartbeat import RECORD

@@ -1,10 +1,15 @@
-"""The report as one HTML file: readable from disk, on a phone, on paper and without JavaScript."""
+"""The report as one HTML file: readable from disk, on a phone, on paper and without JavaScript.
+
+The rank table is also embedded as compact columns, some 40 bytes a rank, which JavaScript sorts, filters and shows.
+"""
 
 import base64
 import hashlib
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +23,15 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.report_model import GapView, RankView, Report
 from mldebug.incidents.report import (
     changes,
-    columns,
     exit_story,
-    gpus,
+    hardware,
+    hook_lines,
     rank_map,
     stack_tree,
-    steps,
-    traces,
     wording,
 )
+from mldebug.incidents.report.hook_lines import step_words
+from mldebug.incidents.report.rank_map import NODE_GAP, PITCH, Kind, kind_indices
 from mldebug.incidents.report.sanitize import tidy_report
 
 FOLDER = Path(__file__).with_name("templates")
@@ -106,8 +111,8 @@ def _template() -> Template:
     world.filters |= {
         "plural": text.plural,
         "moment": text.moment,
-        "steps": steps.step_words,
-        "trace_title": traces.trace_title,
+        "steps": hook_lines.step_words,
+        "trace_title": hook_lines.trace_title,
     }
     world.globals |= {"W": wording, "SHOWN_FRAMES": SHOWN_FRAMES}
     return world.get_template("report.html.j2")
@@ -148,15 +153,15 @@ def _view(report: Report) -> dict[str, Any]:
         "story": exit_story.story(report) if exit_story.is_end(report) else None,
         "mapped": not over or len(legend) > 1 or len({one.node for one in report.ranks}) > 1,
         "groups_title": "How the ranks ended" if over else "Who stands where",
-        "steps_of_job": steps.job_words(report.job),
-        "steps": steps.step_lines(report.ranks),
-        "traced": traces.trace_lines(report.ranks),
+        "steps_of_job": hook_lines.job_words(report.job),
+        "steps": hook_lines.step_lines(report.ranks),
+        "traced": hook_lines.trace_lines(report.ranks),
         "moved": changes.change_lines(report.comparison) if report.comparison else (),
         "moved_title": changes.later_words(report.comparison) if report.comparison else "",
-        "gpus": gpus.gpu_lines(report.gpus),
+        "gpus": hardware.gpu_lines(report.gpus),
         "gaps": _gap_rows(report.gaps),
         "nodes": report.nodes[:TABLE_ROWS],
-        "data": embed(columns.data(report.ranks, legend)),
+        "data": embed(rank_columns(report.ranks, legend)),
     }
 
 
@@ -193,7 +198,7 @@ def _bare_columns(ranks: tuple[RankView, ...], alike: bool) -> str:
     empty = {
         "no-state": not any(one.state for one in ranks),
         "no-cpu": all(one.cpu_ratio is None for one in ranks),
-        "no-step": not any(steps.step_words(one) for one in ranks),
+        "no-step": not any(hook_lines.step_words(one) for one in ranks),
         "no-collective": not any(one.last_collective for one in ranks),
         "no-kind": alike,
         "no-node": not any(one.node for one in ranks),
@@ -224,3 +229,39 @@ def _where(gaps: list[GapView]) -> str:
     if ranks:
         return f"{'rank' if len(ranks) == 1 else 'ranks'} {shorten_ranks(fold_ranks(ranks), 60)}"
     return f"pid {gaps[0].pid}" if gaps[0].pid is not None else ""
+
+
+def rank_columns(ranks: Sequence[RankView], legend: Sequence[Kind]) -> dict[str, Any]:
+    """Return plain data; words are stored once and columns of them as `[index, times, …]`."""
+    words: dict[str, int] = {}
+    return {
+        "pitch": PITCH,
+        "gap": NODE_GAP,
+        "kinds": [[kind.name, kind.role, kind.letter, kind.css] for kind in legend],
+        "rank": _or_range([one.rank for one in ranks]),
+        "count": len(ranks),
+        "pid": [one.pid or 0 for one in ranks],
+        "cpu": [-1 if one.cpu_ratio is None else round(one.cpu_ratio * 100) for one in ranks],
+        "kind": _runs(kind_indices(ranks, legend)),
+        "group": _runs(-1 if one.group is None else one.group for one in ranks),
+        "culprits": [index for index, one in enumerate(ranks) if one.culprit],
+        "node": _words((one.node for one in ranks), words),
+        "state": _words((one.state for one in ranks), words),
+        "step": _words((step_words(one) for one in ranks), words),
+        "collective": _words((one.last_collective for one in ranks), words),
+        "doing": _words((one.doing for one in ranks), words),
+        "words": list(words),
+    }
+
+
+def _or_range(numbers: list[int]) -> list[int] | None:
+    """None stands for 0, 1, 2 …"""
+    return None if numbers == list(range(len(numbers))) else numbers
+
+
+def _words(column: Iterable[str], words: dict[str, int]) -> list[int]:
+    return _runs(words.setdefault(text, len(words)) for text in column)
+
+
+def _runs(column: Iterable[int]) -> list[int]:
+    return [number for value, run in groupby(column) for number in (value, sum(1 for _ in run))]

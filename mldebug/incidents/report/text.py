@@ -22,10 +22,15 @@ from mldebug.incidents.report.exit_story import (
     story,
     words_title,
 )
-from mldebug.incidents.report.gpus import gpu_lines
+from mldebug.incidents.report.hardware import gpu_lines
+from mldebug.incidents.report.hook_lines import (
+    job_words,
+    step_lines,
+    trace_lines,
+    trace_title,
+    traced_culprit,
+)
 from mldebug.incidents.report.sanitize import tidy
-from mldebug.incidents.report.steps import job_words, step_lines
-from mldebug.incidents.report.traces import trace_lines, trace_title, traced_culprit
 from mldebug.incidents.report.wording import ROLES, culprit_name, culprit_place, ending, title
 
 MAX_CULPRITS = 8

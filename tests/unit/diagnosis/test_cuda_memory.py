@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from mldebug.core.model import Confidence, Finding, Job, RankIdentity, Verdict
 from mldebug.diagnosis.exits.cuda_memory import Cause, DeviceMemory, Holder, device_memory
-from mldebug.diagnosis.exits.error_file import parse_error_file
 from mldebug.diagnosis.exits.judge import judge_ending
 from mldebug.diagnosis.exits.last_words import is_out_of_memory, last_error
 from mldebug.diagnosis.exits.memory_text import memory_sentence, memory_steps
 from mldebug.diagnosis.exits.model import Ending, RankError, RankExit, status_of_code
+from mldebug.diagnosis.exits.output import parse_error_file
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mldebug.diagnosis.exits.error_file import parse_error_file
 from mldebug.diagnosis.exits.kernel_lines import kernel_deaths
 from mldebug.diagnosis.exits.last_words import (
     blames_peer,
@@ -16,7 +15,14 @@ from mldebug.diagnosis.exits.last_words import (
     told_to_stop,
 )
 from mldebug.diagnosis.exits.launcher_lines import launcher_words
-from mldebug.diagnosis.exits.output import Output, own_errors, own_lines, paths, shared_lines
+from mldebug.diagnosis.exits.output import (
+    Output,
+    own_errors,
+    own_lines,
+    parse_error_file,
+    paths,
+    shared_lines,
+)
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "endings"
 

@@ -8,7 +8,7 @@ import pytest
 from builders import capture, rank
 from mldebug.capture.stacks import parse_pyspy_json, parse_pyspy_text
 from mldebug.core.model import Frame, ProcessCapture
-from mldebug.diagnosis.classify.native_text import native_words
+from mldebug.diagnosis.classify.process_facts import native_words
 from mldebug.diagnosis.diagnose import diagnose
 
 H200 = Path(__file__).parents[2] / "fixtures/h200"

@@ -23,7 +23,7 @@ from mldebug.hardware.gpu.readings import (
     NodeWatch,
 )
 from mldebug.incidents.report.build import build_report
-from mldebug.incidents.report.gpus import MAX_LINES, gpu_lines, gpu_views
+from mldebug.incidents.report.hardware import MAX_LINES, gpu_lines, gpu_views
 from mldebug.incidents.report.html import render_html
 from mldebug.incidents.report.text import report_lines
 

@@ -10,7 +10,6 @@ import msgspec
 
 from mldebug.core.model import FlightRecord, Job, LogTail, RankIdentity
 from mldebug.core.redact import safe_line
-from mldebug.diagnosis.exits.error_file import parse_error_file
 from mldebug.diagnosis.exits.last_words import (
     before_launcher,
     last_error,
@@ -25,6 +24,7 @@ from mldebug.diagnosis.exits.output import (
     Output,
     own_errors,
     own_lines,
+    parse_error_file,
     paths,
     ranks_of_tasks,
     shared_lines,

@@ -5,7 +5,7 @@ number, or nothing more to say. Lines of loaders, workers, downloads and heartbe
 
 No list of words knows every thread that counts something. So a record here tells the shape of its line (the words up to
 the count) and whether it is bare: a count that no loss, other metric, total or epoch vouches for. Whether that is the
-loop's own is decided where the rhythm of the run is known, in `mldebug.stall.main_loop`. The step of an evaluation
+loop's own is decided where the rhythm of the run is known, in `mldebug.stall.log_filters`. The step of an evaluation
 ("eval step 3/100") is progress without a step, as in the other formats.
 """
 

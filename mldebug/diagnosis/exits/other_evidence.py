@@ -1,7 +1,10 @@
-"""The end of an attempt beside what its GPUs said: a rank that died of a broken GPU is told as that. Pure.
+"""The exits of an attempt beside other evidence: faults of its GPUs, and the Flight Recorder dumps of its ranks. Pure.
 
-A broken GPU also kills ranks that only lost it as a peer, so the fault may name a rank where the exits name nobody. What a
-GPU says after its rank has ended is no cause of that end: a remark.
+A broken GPU also kills ranks that only lost it as a peer, so a fault may name a rank where the exits name nobody. What a
+GPU reports after its rank has ended is no cause of that end: it becomes a remark.
+
+PyTorch dumps a Flight Recorder when a collective has taken too long, and then ends the process: evidence, which names
+nobody by itself.
 """
 
 import math
@@ -9,7 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mldebug.capture.flight_recorder.analysis import Analysis
+from mldebug.capture.flight_recorder.waits_for import Claim
 from mldebug.core.model import Confidence, Culprit, Fault, Finding, Verdict
+from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.diagnosis.classify.gpu_faults import ONE_MOMENT, Fit, fitting
 from mldebug.diagnosis.exits.model import Ending
 from mldebug.diagnosis.exits.outcome import Outcome
@@ -94,3 +100,50 @@ def _told(finding: Finding, fault: Fault, culprit: Culprit, confidence: Confiden
         evidence=(fault.words, *finding.evidence),
         next_steps=(*advice, "dmesg -T | grep -E 'NVRM|Xid' | tail -40", *finding.next_steps),
     )
+
+
+MAX_LINES = 4
+
+
+RECENT = 120.0  # seconds
+
+
+SOURCE = "Flight Recorder, dumped before the end"
+
+
+def with_flights(outcome: Outcome, ending: Ending) -> Outcome:
+    """The outcome, with who waited for whom as further evidence: never a name, and nothing of an earlier hang."""
+    found = Analysis(ending.flights).claims[:MAX_LINES] if _of_this_end(ending) else ()
+    if outcome.finding is None or not found:
+        return outcome
+    words = tuple(f"{SOURCE}: {_claim_words(wait)}" for wait in found)
+    told = msgspec.structs.replace(outcome.finding, evidence=(*outcome.finding.evidence, *words))
+    return msgspec.structs.replace(outcome, finding=told)
+
+
+def _of_this_end(ending: Ending) -> bool:
+    """Had a call of these dumps taken too long, and that at most two minutes before the first rank ended?
+
+    PyTorch ends a process when it has dumped. A dump of before, which the job survived, or of a neighbour with the same path says
+    nothing of this end. Where nobody saw when the ranks ended, the limit alone counts.
+    """
+    ended = min((one.at for one in ending.exits if one.at > 0), default=0.0)
+    limits = [
+        call.created_at + call.timeout
+        for record in ending.flights.values()
+        for group in record.groups
+        for call in group.calls
+        if not call.done and call.timeout > 0 and call.created_at > 0
+    ]
+    return any(not ended or 0 <= ended - limit <= RECENT for limit in limits)
+
+
+def _claim_words(claim: Claim) -> str:
+    """`ranks 0,2 waited in all_reduce 6 of group 0, which rank 1 had not called`."""
+    head = f"{_ranks(claim.waiting)} waited in {claim.what} of {claim.view.title}"
+    met = "met" if claim.transfer else "called"
+    return f"{head}, which {_ranks(claim.late)} had not {met}" if claim.late else head
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {shorten_ranks(fold_ranks(ranks))}"

@@ -1,9 +1,11 @@
-"""How far the ranks say that they are, in words: what the hook in their processes tells, and whether there is one."""
+"""Lines of a report from what the hook in the ranks' processes wrote: their steps and phases, and the last calls that its
+tracer recorded. Ranks of which the same is known share one line.
+"""
 
 from collections.abc import Iterable
 
 from mldebug.core.ranksets import all_of, fold_ranks, shorten_ranks
-from mldebug.core.report_model import JobView, RankView
+from mldebug.core.report_model import JobView, RankView, Report
 from mldebug.core.text import plural
 from mldebug.jobs.heartbeat import phase_words, span
 
@@ -31,13 +33,13 @@ def step_lines(ranks: Iterable[RankView]) -> tuple[str, ...]:
     for one in ranks:
         if one.step is not None or one.phase:
             alike.setdefault((-1 if one.step is None else one.step, one.phase), []).append(one)
-    lines = [_line(mine) for _, mine in sorted(alike.items())]
+    lines = [_step_line(mine) for _, mine in sorted(alike.items())]
     if len(lines) <= MAX_LINES:
         return tuple(lines)
     return (*lines[:MAX_LINES], f"{plural(len(lines) - MAX_LINES, 'more group')} in report.json")
 
 
-def _line(alike: list[RankView]) -> str:
+def _step_line(alike: list[RankView]) -> str:
     """Of the ages the longest: since then nobody of them has moved."""
     first = alike[0]
     who = shorten_ranks(fold_ranks(one.rank for one in alike), 60)
@@ -56,3 +58,43 @@ def _hook(job: JobView) -> str:
     if job.hooked == job.world_size > 1:
         return f"hook in {all_of(job.world_size)} ranks"
     return f"hook in {job.hooked} of {plural(job.world_size, 'rank')}"
+
+
+def traced_culprit(report: Report) -> RankView | None:
+    """The first culprit that has a ring."""
+    named = {one.rank: place for place, one in enumerate(report.diagnosis.culprits)}
+    told = [one for one in report.ranks if one.culprit and one.trace]
+    return min(told, key=lambda one: named.get(one.rank, len(named)), default=None)
+
+
+def trace_title(one: RankView) -> str:
+    """`Last calls of rank 2, from its trace ring, which was last written 35 s before`."""
+    age = (
+        ""
+        if one.last_call_age is None
+        else f", last written {span(one.last_call_age)} before it was read"
+    )
+    return f"Last calls of rank {one.rank}, from its trace ring{age}"
+
+
+def trace_lines(ranks: Iterable[RankView]) -> tuple[str, ...]:
+    """`ranks 0-1,3: line 80 of train:70 train_step, 36 s ago`: of the ages the shortest."""
+    alike: dict[str, list[RankView]] = {}
+    for one in ranks:
+        if one.last_call:
+            alike.setdefault(one.last_call, []).append(one)
+    groups = sorted(alike.values(), key=lambda some: (-_age(some), some[0].rank))
+    lines = [_trace_line(some) for some in groups]
+    if len(lines) <= MAX_LINES:
+        return tuple(lines)
+    return (*lines[:MAX_LINES], f"{plural(len(lines) - MAX_LINES, 'more group')} in report.json")
+
+
+def _age(some: Iterable[RankView]) -> float:
+    return min(one.last_call_age or 0.0 for one in some)
+
+
+def _trace_line(some: list[RankView]) -> str:
+    who = shorten_ranks(fold_ranks(one.rank for one in some), 60)
+    rank = "rank" if len(some) == 1 else "ranks"
+    return f"{rank} {who}: {some[0].last_call}, {span(_age(some))} ago"

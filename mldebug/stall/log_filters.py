@@ -1,0 +1,167 @@
+"""Which log records are progress of the training loop: those of the main loop's own lines that report something new.
+
+**Whose line.** A thread that polls, waits or measures counts as well, and goes on while the loop hangs. Words do not tell the
+two apart, but the rhythm of the run does: once the loop has shown its records, a bare count (no loss, no other metric, no
+total, no epoch) in a line of an unfamiliar shape is another thread's, for as long as these processes live. It is the loop's
+where it
+
+- is of a known format, or has a loss, a metric, a total or an epoch: a phase of its own (an evaluation, another log
+  format) reports how far it is of how much, or how well it does;
+- came while there was no rhythm: lines that alternate from the start, or a job that has nothing else;
+- goes on where the run's step is: the same loop in other words;
+- stands for itself, without a word before its count, beside a rhythm that never had a loss: bars of a start-up.
+
+A line of an unknown shape that is the loop's own moves the step only where it goes on from it, or after `TAKES_OVER` of
+them in a row.
+
+**What is new.** A monitor thread repeats its own step, several ranks print the same one, a bar is redrawn: numbers that came
+before are no progress, in whatever order they come back. A loop that starts again from its beginning repeats numbers, too:
+that is progress where its count had climbed before. A loop of less than `RISES` + 1 lines that are always the same shows no
+progress. Pure.
+"""
+
+from itertools import pairwise
+
+from mldebug.jobs.logs.records import LogRecord
+
+RHYTHM = 3  # records with a loss after which the loop is known
+WEAK_RHYTHM = 8  # records of one shape, without a loss
+TAKES_OVER = 8  # records in a row of a new shape, after which they tell the run's step
+NEAR = 8  # steps by which a count may be ahead and still go on from the run's
+MAX_SHAPES = 64
+
+Shape = tuple[str, str, bool]  # format, words, bare
+
+
+class Loop:
+    """What the lines of one run look like."""
+
+    def __init__(self) -> None:
+        self._own: dict[Shape, int] = {}  # how often
+        self._others: set[Shape] = set()
+        self._leading: set[Shape] = set()  # that have told the run's step
+        self._in_a_row: tuple[Shape, int] | None = None
+        self._losses = 0
+        self._stride = 1
+
+    def owns(self, record: LogRecord, step: int | None) -> bool:
+        """Say whether the loop wrote it, with the run at this step."""
+        shape = _shape_of(record)
+        if shape in self._own:
+            return True
+        if shape in self._others or self._is_foreign(record, step):
+            if len(self._others) < MAX_SHAPES:
+                self._others.add(shape)
+            return False
+        if len(self._own) < MAX_SHAPES:
+            self._own[shape] = 0
+        return True
+
+    def note(self, record: LogRecord) -> None:
+        """Take a record of the loop's own that told something new: rhythm is made of these."""
+        shape = _shape_of(record)
+        if shape in self._own:
+            self._own[shape] += 1
+        self._losses += record.loss is not None
+
+    def leads(self, record: LogRecord, step: int | None) -> bool:
+        """Say whether the step of the loop's own record is that of the run, and note that it is."""
+        shape = _shape_of(record)
+        if not (shape in self._leading or self._goes_on(record, step) or not self._known):
+            before = self._in_a_row
+            times = before[1] + 1 if before is not None and before[0] == shape else 1
+            self._in_a_row = shape, times
+            if times < TAKES_OVER:
+                return False
+        if step is not None and record.step is not None and step < record.step:
+            self._stride = record.step - step
+        self._in_a_row = None
+        if len(self._leading) < MAX_SHAPES:
+            self._leading.add(shape)
+        return True
+
+    @property
+    def _known(self) -> bool:
+        return self._losses >= RHYTHM or max(self._own.values(), default=0) >= WEAK_RHYTHM
+
+    def _is_foreign(self, record: LogRecord, step: int | None) -> bool:
+        """Whether a shape that was not seen before is another thread's."""
+        if not (record.bare and self._known) or self._goes_on(record, step):
+            return False
+        return self._losses >= RHYTHM or " " in record.shape
+
+    def _goes_on(self, record: LogRecord, step: int | None) -> bool:
+        if step is None or record.step is None:
+            return False
+        return 0 <= record.step - step <= max(NEAR, self._stride)
+
+
+def _shape_of(record: LogRecord) -> Shape:
+    return record.format, record.shape, record.bare
+
+
+KEPT = 32  # different things said last; a hang has fewer, by however many threads
+
+
+RISES = 3  # steps that a count must have climbed before it may start again
+
+
+ECHO = 8  # steps by which one rank may be behind another
+
+
+Count = tuple[str, int | None]  # format, total
+
+
+Said = tuple[str, int | None, int | None, str, str, int]  # count, step, loss, place, mark
+
+
+class Sayings:
+    """What was said last, the oldest first."""
+
+    def __init__(self) -> None:
+        self._said: dict[Said, None] = {}
+        self._lone: Said | None = None  # nothing but a loss or a duration: rounded, they come back
+        self._aside: dict[Said, None] = {}  # without step and loss: how far an evaluation is
+
+    def is_news(self, record: LogRecord) -> bool:
+        """Take one record; say whether it tells anything that was not known."""
+        said = _content_of(record)
+        if record.step is None and not record.place:
+            before, self._lone = self._lone, said
+            return said != before
+        if record.step is None and record.loss is None:
+            return _add_new(said, self._aside)
+        if said in self._said and self._starts_again(record):
+            self._forget((record.format, record.total))
+        news = _add_new(said, self._said)
+        if news and self._aside:
+            self._aside = {}  # the next evaluation counts like the last
+        return news
+
+    def _starts_again(self, record: LogRecord) -> bool:
+        """Whether its count climbed, and fell to its beginning or by more than ranks are apart."""
+        count, step = (record.format, record.total), record.step
+        steps = [it[2] for it in self._said if it[:2] == count and it[2] is not None]
+        if step is None or not steps or step >= steps[-1]:
+            return False
+        rises = sum(later > earlier for earlier, later in pairwise(steps))
+        return rises >= RISES and (step <= 1 or steps[-1] - step > ECHO)
+
+    def _forget(self, count: Count) -> None:
+        self._said = {said: None for said in self._said if said[:2] != count}
+
+
+def _add_new(said: Said, known: dict[Said, None]) -> bool:
+    if said in known:
+        return False
+    known[said] = None
+    if len(known) > KEPT:
+        del known[next(iter(known))]
+    return True
+
+
+def _content_of(record: LogRecord) -> Said:
+    """Losses are compared as text: no nan equals another. A duration counts where a line tells nothing else."""
+    lone = record.step is None and record.loss is None
+    told = record.step_seconds if lone else record.loss
+    return record.format, record.total, record.step, str(told), record.place, record.mark
