@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mldebug.core.units import format_duration
 from mldebug.hardware.health.sentences import MAX_LINES, GpuName, complaints, headline
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.status.gpu_view import names_of
 from mldebug.status.snapshot import RunState, Snapshot
 

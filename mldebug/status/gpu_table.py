@@ -9,7 +9,7 @@ from mldebug.core.ranksets import fold_ranks, shorten_ranks
 from mldebug.core.redact import clean
 from mldebug.hardware.gpu.readings import GpuReading, GpuWatch, LostGpu
 from mldebug.hardware.health.sentences import state_of_gpu
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.status.gpu_view import Glance, GpuUser
 
 HEADINGS = ("GPU", "BUS ID", "BUSY", "MEMORY", "POWER", "TEMP", "USED BY", "HEALTH")

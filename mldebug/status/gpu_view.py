@@ -12,7 +12,7 @@ from mldebug.hardware.health.faults import fault_of_missing, faults_of_events, g
 from mldebug.hardware.health.model import Health
 from mldebug.hardware.health.sentences import GpuName
 from mldebug.hardware.kernel_log.attribution import RankEvent
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.status.snapshot import RunState, Snapshot
 
 FRESH = 15.0  # seconds that a read of the agent's may be old to say what a GPU does now

@@ -9,7 +9,7 @@ from mldebug.core.units import format_duration
 from mldebug.hardware.gpu.readings import ErrorType, GpuReading, GpuWatch, ecc_count
 from mldebug.hardware.health.heat_rules import HOT_EVENTS
 from mldebug.hardware.health.model import ACTION_WORDS, BAD, Action, Health, State
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.status.gpu_lines import Said
 from mldebug.status.gpu_table import Row, busy_of, missing, power_of, rows
 from mldebug.status.gpu_view import Glance

@@ -10,8 +10,8 @@ import msgspec
 
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.nvml import fields
-from mldebug_agents.hardware.gpu.nvml.energy import KEPT, Energy
 from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.nvml.watch_read import KEPT, Energy
 from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 WARM = 2  # reads that are not counted

@@ -17,13 +17,16 @@ from mldebug.core.model import Gap
 from mldebug.diagnosis.exits.kernel_lines import kernel_death
 from mldebug.diagnosis.exits.model import KernelDeath
 from mldebug.hardware.kernel_log.bursts import Burst, Folding
-from mldebug.hardware.kernel_log.clock import KernelClock
-from mldebug.hardware.kernel_log.counts import Counts, GpuName, KernelCounts
-from mldebug.hardware.kernel_log.losses import Losses
+from mldebug.hardware.kernel_log.counts import Counts, GpuName, KernelCounts, Losses
+from mldebug.hardware.kernel_log.lines.nvidia import gpu_named
 from mldebug.hardware.kernel_log.model import KernelEvent
-from mldebug.hardware.kernel_log.nvidia_lines import gpu_named
 from mldebug.hardware.kernel_log.parse import parse_event
-from mldebug.hardware.kernel_log.records import KERNEL_FACILITY, KernelRecord, parse_record
+from mldebug.hardware.kernel_log.records import (
+    KERNEL_FACILITY,
+    KernelClock,
+    KernelRecord,
+    parse_record,
+)
 from mldebug_agents.system.host import Host
 
 PATH = "/dev/kmsg"

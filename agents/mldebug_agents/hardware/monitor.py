@@ -17,21 +17,19 @@ import msgspec
 from mldebug.config.schema import Config
 from mldebug.core.model import Fault, Gap, Job, NodeCapture, RankDevice
 from mldebug.diagnosis.exits.model import Ending
-from mldebug.hardware.gpu.hands_off import HandsOff
+from mldebug.hardware.gpu.hands_off import HandsOff, wants_release
 from mldebug.hardware.gpu.hands_off import gaps as gaps_of
 from mldebug.hardware.gpu.rank_gpus import rank_devices
 from mldebug.hardware.gpu.readings import NodeGpus
-from mldebug.hardware.gpu.release import wants_release
 from mldebug.hardware.health.faults import faults_of_events, gpus_by_address
 from mldebug.hardware.health.model import BAD, Health
 from mldebug.hardware.health.node_rules import node_health
-from mldebug.hardware.kernel_log.attribution import RankEvent, join
+from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.counts import GpuName, KernelCounts, named
 from mldebug.hardware.kernel_log.hands_off import hands_off
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent
-from mldebug.hardware.kernel_log.nvml_xids import xid_of_nvml
-from mldebug.hardware.kernel_log.owners import gpu_owners, process_owners
+from mldebug.hardware.kernel_log.xids import xid_of_nvml
 from mldebug.status.gpu_lines import rank_sentences
 from mldebug.status.snapshot import RunState, Snapshot
 from mldebug_agents.agent.workbench import Workbench
@@ -40,8 +38,7 @@ from mldebug_agents.hardware.gpu.controller import BY_ITSELF, GpuDesk
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import Levels
 from mldebug_agents.hardware.gpu.monitor import GpuBoard
-from mldebug_agents.hardware.gpu.pci_slots import gpu_slots
-from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, GpuSource
+from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, GpuSource, gpu_slots
 from mldebug_agents.hardware.kernel_log import (
     KernelLogSource,
     KernelNews,

@@ -22,9 +22,8 @@ from mldebug.hardware.health.faults import gpus_by_address
 from mldebug.hardware.health.gpu_rules import gpu_health
 from mldebug.hardware.health.model import Health
 from mldebug.hardware.health.node_rules import node_health
-from mldebug.hardware.kernel_log.attribution import RankEvent, join
+from mldebug.hardware.kernel_log.attribution import RankEvent, gpu_owners, join, process_owners
 from mldebug.hardware.kernel_log.hands_off import hands_off
-from mldebug.hardware.kernel_log.owners import gpu_owners, process_owners
 from mldebug.status.gpu_view import Glance, GpuUser, fresh, of_agent
 from mldebug.status.snapshot import Snapshot
 from mldebug_agents.agent.workbench import Workbench

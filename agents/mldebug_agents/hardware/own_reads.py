@@ -11,8 +11,7 @@ from mldebug.core.model import Gap, Job
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug_agents.agent.workbench import Workbench
 from mldebug_agents.hardware.gpu.holders import Holders
-from mldebug_agents.hardware.gpu.pci_slots import gpu_slots
-from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads, gpu_slots
 from mldebug_agents.hardware.kernel_log import KernelLogSource, KernelNews
 
 

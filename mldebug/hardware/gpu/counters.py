@@ -3,22 +3,21 @@
 Keep one `Counters` per node and pass every full read through it. A total begins with what the driver tells at first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from mldebug.hardware.gpu.clock_unit import NANOSECOND, SLACK, Unit
-from mldebug.hardware.gpu.link_errors import LinkErrors
 from mldebug.hardware.gpu.readings import (
     Activity,
     EccCount,
     GpuReading,
     LostGpu,
     NodeGpus,
+    NvLink,
     RemappedRows,
 )
-from mldebug.hardware.gpu.total import Total
+from mldebug.hardware.gpu.total import NANOSECOND, SLACK, Total, Unit
 
 WORD = 2**32
 MAX_WATTS = 100_000.0  # no GPU is near it: what is beyond is a glitch
@@ -27,6 +26,8 @@ MAX_EVENTS_PER_SECOND = 1e6
 MAX_BAD = 4096  # uncorrectable errors and rows between two reads: no job lives through so many
 SAME_UUID = "same_uuid"
 PCIE_LANE = (0.25e9, 0.5e9, 1e9, 2e9, 4e9, 8e9, 16e9)  # bytes a second of a lane, by generation
+Count = Callable[[str, int, float], int]
+"""Make a counter monotone: name, what is told, seconds since it was told last -> its total."""
 
 
 class Counters:
@@ -181,3 +182,50 @@ def _distinct(node: NodeGpus) -> NodeGpus:
     )
     clear = tuple(one for one in node.gpus if one.uuid not in doubled)
     return msgspec.structs.replace(node, gpus=clear, lost=(*node.lost, *more))
+
+
+class _Asked(msgspec.Struct):
+    """One link, as it was when its errors were asked for last."""
+
+    at: float
+    errors: dict[str, int]  # totals
+    grown: dict[str, int] = {}
+    seconds: float | None = None
+
+
+class LinkErrors:
+    """What the errors of NVLinks grew by, between the last two reads that really asked for them.
+
+    A link is asked at one full read of twenty: a rate over the time between two full reads would be twenty times too high
+    once, and 0 for ten minutes.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, int], _Asked] = {}
+
+    def take(self, gpu: GpuReading, at: float, count: Count) -> Iterator[NvLink]:
+        """Its links with monotone errors, and what they grew by."""
+        for link in gpu.nvlinks:
+            key = (gpu.uuid, link.link)
+            before = self._asked.get(key)
+            if link.errors_read or before is None:
+                before = self._asked[key] = _ask(link, at, before, count)
+            yield msgspec.structs.replace(
+                link, errors=before.errors, grown=before.grown, grown_seconds=before.seconds
+            )
+
+    def keep_only(self, uuids: set[str]) -> None:
+        """Forget all other GPUs."""
+        self._asked = {key: one for key, one in self._asked.items() if key[0] in uuids}
+
+
+def _ask(link: NvLink, at: float, before: _Asked | None, count: Count) -> _Asked:
+    seconds = max(0.0, at - before.at) if before else 0.0
+    totals = {
+        kind: count(f"nvlink {link.link} {kind}", told, seconds)
+        for kind, told in link.errors.items()
+    }
+    old = before.errors if before else {}
+    more = {kind: total - old[kind] for kind, total in totals.items() if kind in old}
+    grown = {kind: one for kind, one in more.items() if one}
+    return _Asked(at, totals, grown, seconds or None)

@@ -1,16 +1,17 @@
-"""GPUs that nobody may ask for a while, because of an Xid after which calls into the driver hang. Pure."""
+"""GPUs that the agent must not touch: after an Xid that makes calls into the driver hang, or while a reset is due. Pure."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from mldebug.core.model import Gap, Noun
-from mldebug.hardware.gpu.readings import LostGpu
+from mldebug.hardware.gpu.readings import LostGpu, NodeGpus
 
 XIDS = frozenset({79, 119, 120})
 """Off the bus; the firmware (GSP) does not answer."""
 PAUSE = 60.0  # seconds after such an Xid, or the last line that belongs to it
 CODE = "xid_"  # begins the code of a GPU that is left alone because of one
 WAY_OUT = "`mldebug doctor --gpus` says what to do about it; it is asked again then"
+RESETS = frozenset({"reset", "drain_and_reset", "bus_reset"})
 
 
 class HandsOff(Noun, frozen=True, kw_only=True):
@@ -60,3 +61,12 @@ def gaps(lost: Iterable[LostGpu]) -> tuple[Gap, ...]:
         for one in lost
         if one.code.startswith(CODE)
     )
+
+
+def wants_release(node: NodeGpus) -> bool:
+    """Whether a GPU waits for a reset and nobody else is in its way: no process has a context on any GPU.
+
+    All GPUs, because a reset takes those along that are linked to it. Where processes are not told, nothing is released.
+    """
+    asked = any(gpu.recovery_action in RESETS for gpu in node.gpus)
+    return asked and all(gpu.processes == () for gpu in node.gpus)

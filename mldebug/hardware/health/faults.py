@@ -9,7 +9,7 @@ from mldebug.hardware.gpu.expected import GpuCount, KnownGpu
 from mldebug.hardware.gpu.readings import GpuReading, LostGpu
 from mldebug.hardware.health.new_errors import NewErrors
 from mldebug.hardware.kernel_log.attribution import RankEvent, sentence
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import Kind, Origin
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, Tier, catalogue, xid_row
 

@@ -1,15 +1,16 @@
-"""Counters of what the kernel said since the agent started and in the hours before: by GPU and Xid, and by kind."""
+"""Counters over the whole life of the agent: kernel events by kind, Xids by GPU, and records that were lost. Pure."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from mldebug.core.model import Noun
+from mldebug.core.model import Gap, Noun
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 
 MAX_KEYS = 512  # pairs of GPU and Xid that are counted apart
 OTHER = "other"  # the GPU that all further pairs are counted for
+TOLD = 600.0  # seconds for which a loss is told of
 
 
 class XidCount(Noun, frozen=True, kw_only=True):
@@ -121,3 +122,33 @@ def named(counts: KernelCounts, gpus: Mapping[str, GpuName]) -> KernelCounts:
         for one in counts.xids
     )
     return msgspec.structs.replace(counts, xids=tuple(xids))
+
+
+class Losses:
+    """Counts records that were overwritten before the agent read them. Times are of a monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.all = 0
+        self._lately = 0
+        self._at = 0.0
+
+    def add(self, records: int, at: float) -> None:
+        """So many were lost; 0 for none."""
+        if records > 0:
+            self.all += records
+            self._lately = records + (self._lately if self._recent(at) else 0)
+            self._at = at
+
+    def gap(self, now: float) -> Gap | None:
+        """The losses in words, until none has come for a while."""
+        if not self._recent(now):
+            return None
+        many = "record was" if self._lately == 1 else "records were"
+        return Gap(
+            what="lost kernel records",
+            reason=f"{self._lately} {many} overwritten before the agent read them: an Xid or an OOM kill may be missing",
+            way_out="see what floods the log: dmesg | tail -50; a larger one: log_buf_len=16M for the kernel",
+        )
+
+    def _recent(self, now: float) -> bool:
+        return self._lately > 0 and now - self._at < TOLD

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from mldebug.hardware.gpu.hands_off import PAUSE, XIDS, HandsOff
 from mldebug.hardware.kernel_log.bursts import Burst
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import Kind, Origin
 
 _XIDS = (Kind.XID, Kind.GPU_LOST)  # an SXid has numbers of its own

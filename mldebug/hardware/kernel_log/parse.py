@@ -5,14 +5,8 @@ from functools import lru_cache
 
 import msgspec
 
-from mldebug.hardware.kernel_log import (
-    filesystem_lines,
-    hardware_lines,
-    network_lines,
-    nvidia_lines,
-    process_lines,
-)
-from mldebug.hardware.kernel_log.line_readers import MAX_LINE, Said
+from mldebug.hardware.kernel_log.lines import filesystems, hardware, network, nvidia, processes
+from mldebug.hardware.kernel_log.lines.reader import MAX_LINE, Said
 from mldebug.hardware.kernel_log.model import KernelEvent
 from mldebug.hardware.kernel_log.records import (
     KERNEL_FACILITY,
@@ -22,11 +16,11 @@ from mldebug.hardware.kernel_log.records import (
 )
 
 SIGNS = (
-    *nvidia_lines.SIGNS,
-    *process_lines.SIGNS,
-    *filesystem_lines.SIGNS,
-    *hardware_lines.SIGNS,
-    *network_lines.SIGNS,
+    *nvidia.SIGNS,
+    *processes.SIGNS,
+    *filesystems.SIGNS,
+    *hardware.SIGNS,
+    *network.SIGNS,
 )
 _BY_NAME = re.compile(
     r"(?!INFO: task ).{1,15}?(?:\[\d{1,10}\][: ]| invoked oom-killer: |: page allocation )",
@@ -52,7 +46,7 @@ def parse_event(record: KernelRecord, at: float | None = None) -> KernelEvent | 
 def _told(said: Said) -> KernelEvent | None:
     """What a text tells, whenever it is said: a storm repeats few texts many times."""
     if _BY_NAME.match(said.text):
-        return process_lines.crash(said)
+        return processes.crash(said)
     for sign in SIGNS:
         if sign.word in said.text and (found := sign.read(said)) is not None:
             return found

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mldebug.hardware.kernel_log.attribution import PLAIN
 from mldebug.hardware.kernel_log.bursts import LATE, WINDOW
-from mldebug.hardware.kernel_log.losses import TOLD
+from mldebug.hardware.kernel_log.counts import TOLD
 from mldebug.hardware.kernel_log.model import Kind, is_gpu
 from mldebug.hardware.kernel_log.xids import ACTION_WORDS, ORDER, Catalogue, Tier
 

@@ -8,7 +8,9 @@ from typing import Literal
 import msgspec
 
 from mldebug.core.errors import EvidenceError
-from mldebug.hardware.kernel_log.model import KernelEvent, Kind
+from mldebug.hardware.gpu.readings import GpuEvent
+from mldebug.hardware.kernel_log.lines.reader import bus_id
+from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
 
 FILE = Path(__file__).with_name("xids.yaml")
 
@@ -136,3 +138,17 @@ def tier_of(event: KernelEvent) -> Tier:
 def worse(one: Tier, other: Tier) -> Tier:
     """The worse of two."""
     return max(one, other, key=ORDER.index)
+
+
+def xid_of_nvml(told: GpuEvent) -> KernelEvent | None:
+    """The event, None where it is no Xid. Its time is that of the read that found it: NVML tells no other."""
+    if told.kind != "xid" or told.xid is None:
+        return None
+    return KernelEvent(
+        kind=Kind.XID,
+        at=told.at,
+        origin=Origin.NVML,
+        device=bus_id(told.bus_id),
+        uuid=told.uuid,
+        xid=told.xid,
+    )

@@ -18,7 +18,7 @@ from gpu.compare import table
 from gpu.timing import energies
 from mldebug.hardware.gpu.counters import Counters
 from mldebug.hardware.gpu.readings import NodeGpus
-from mldebug_agents.hardware.gpu.nvml.energy import Energy
+from mldebug_agents.hardware.gpu.nvml.watch_read import Energy
 from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 WINDOW = 1.0  # seconds: for the averages, and for the unit of the clock event counters

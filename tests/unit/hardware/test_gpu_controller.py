@@ -12,14 +12,16 @@ import pytest
 from mldebug.config.schema import Agent
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug_agents.hardware.gpu.controller import (
+    ACCEPT,
     FOR_RESET,
     HOLD,
     LONGEST,
+    RELEASE,
     Accepted,
     GpuDesk,
     Released,
+    gpu_verbs,
 )
-from mldebug_agents.hardware.gpu.verbs import ACCEPT, RELEASE, gpu_verbs
 from mldebug_agents.web.control_requests import carry_out, tell_agent
 from mldebug_agents.web.listeners import open_unix
 from mldebug_agents.web.nearest_agent import ask_nearest

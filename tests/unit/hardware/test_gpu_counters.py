@@ -8,15 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mldebug.hardware.gpu.clock_unit import (
-    IDLE,
-    MANY,
-    MICROSECOND,
-    NANOSECOND,
-    OFTEN,
-    PROOFS,
-    Unit,
-)
 from mldebug.hardware.gpu.counters import MAX_BAD, WORD, Counters
 from mldebug.hardware.gpu.readings import (
     Activity,
@@ -27,7 +18,17 @@ from mldebug.hardware.gpu.readings import (
     NvLink,
     RemappedRows,
 )
-from mldebug.hardware.gpu.total import STILL, Total
+from mldebug.hardware.gpu.total import (
+    IDLE,
+    MANY,
+    MICROSECOND,
+    NANOSECOND,
+    OFTEN,
+    PROOFS,
+    STILL,
+    Total,
+    Unit,
+)
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures/h200"
 

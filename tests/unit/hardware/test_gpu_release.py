@@ -2,8 +2,8 @@
 
 import pytest
 
+from mldebug.hardware.gpu.hands_off import wants_release
 from mldebug.hardware.gpu.readings import GpuProcess, GpuReading, NodeGpus
-from mldebug.hardware.gpu.release import wants_release
 
 Processes = tuple[GpuProcess, ...] | None
 BUSY = (GpuProcess(pid=620),)

@@ -24,8 +24,8 @@ from mldebug.hardware.gpu.readings import GpuEvent
 from mldebug.hardware.kernel_log.attribution import Evidence, RankEvent
 from mldebug.hardware.kernel_log.bursts import Burst
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
-from mldebug_agents.hardware.gpu.nvml.energy import KEPT, Energy
 from mldebug_agents.hardware.gpu.nvml.library import Library
+from mldebug_agents.hardware.gpu.nvml.watch_read import KEPT, Energy
 from mldebug_agents.hardware.gpu.vendors.nvidia import Nvidia
 
 XML = (RECORDINGS / "nvidia-smi-q-idle.xml").read_text()

@@ -32,8 +32,7 @@ from mldebug_agents.hardware.gpu.child.errors import GpuBlockedError, NoGpuLibra
 from mldebug_agents.hardware.gpu.holders import Holders
 from mldebug_agents.hardware.gpu.levels import MEMO, Levels
 from mldebug_agents.hardware.gpu.monitor import EXPECTED, GpuBoard
-from mldebug_agents.hardware.gpu.pci_slots import FOLDER, gpu_slots
-from mldebug_agents.hardware.gpu.reads import GpuNews, GpuOrder, GpuReads
+from mldebug_agents.hardware.gpu.reads import FOLDER, GpuNews, GpuOrder, GpuReads, gpu_slots
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.reader import Reader
 from mldebug_agents.system.spawn import Spawner

@@ -5,10 +5,16 @@ import pytest
 
 from mldebug.core.model import Job, LostRank, RankIdentity
 from mldebug.hardware.gpu.rank_join import Joined, JoinEvidence, RankGpu
-from mldebug.hardware.kernel_log.attribution import Owner, RankEvent, join, sentence
+from mldebug.hardware.kernel_log.attribution import (
+    Owner,
+    RankEvent,
+    gpu_owners,
+    join,
+    process_owners,
+    sentence,
+)
 from mldebug.hardware.kernel_log.bursts import fold
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
-from mldebug.hardware.kernel_log.owners import gpu_owners, process_owners
 
 GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
 PIDS = {700: Owner(run="a1", rank=3, started_at=50.0), 701: Owner(run="a1", rank=4, child=True)}

@@ -29,10 +29,9 @@ from mldebug.hardware.kernel_log.counts import (
     named,
 )
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
-from mldebug.hardware.kernel_log.nvml_xids import xid_of_nvml
 from mldebug.hardware.kernel_log.parse import parse_event
 from mldebug.hardware.kernel_log.records import parse_record
-from mldebug.hardware.kernel_log.xids import Tier
+from mldebug.hardware.kernel_log.xids import Tier, xid_of_nvml
 
 GPU, SECOND_GPU = "0000:3b:00.0", "0000:86:00.0"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.nvidia import gpu_named
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind, Origin
-from mldebug.hardware.kernel_log.nvidia_lines import gpu_named
 from mldebug.hardware.kernel_log.parse import SIGNS, parse_event, parse_line
 from mldebug.hardware.kernel_log.records import parse_record
 

@@ -2,8 +2,12 @@
 
 import pytest
 
-from mldebug.hardware.kernel_log.clock import KernelClock
-from mldebug.hardware.kernel_log.records import KernelRecord, parse_printed, parse_record
+from mldebug.hardware.kernel_log.records import (
+    KernelClock,
+    KernelRecord,
+    parse_printed,
+    parse_record,
+)
 
 
 def test_a_record_with_everything() -> None:

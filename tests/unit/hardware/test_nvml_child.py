@@ -21,7 +21,7 @@ from hung import state, wait_until
 from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.readings import NodeWatch
 from mldebug_agents.hardware.gpu import reader as source
-from mldebug_agents.hardware.gpu.child import crash_budget, server, stuck
+from mldebug_agents.hardware.gpu.child import pause, server, stuck
 from mldebug_agents.hardware.gpu.child.errors import (
     GpuBlockedError,
     GpuCrashedError,
@@ -258,7 +258,7 @@ def test_a_vendor_that_is_not_there_is_said(bench: Bench) -> None:
 
 def test_a_library_that_crashes_again_and_again_is_left_alone_for_a_while(bench: Bench) -> None:
     bench.fake.crash("nvmlDeviceGetUtilizationRates")
-    for _ in range(crash_budget.CRASHES):
+    for _ in range(pause.CRASHES):
         with pytest.raises(GpuCrashedError) as last:
             bench.gpus.watch()
         bench.clock.now += 1
@@ -266,7 +266,7 @@ def test_a_library_that_crashes_again_and_again_is_left_alone_for_a_while(bench:
     bench.fake.release()
     with pytest.raises(GpuCrashedError, match="not started again"):
         bench.gpus.watch()
-    bench.clock.now += crash_budget.WINDOW
+    bench.clock.now += pause.WINDOW
     assert len(bench.gpus.watch().gpus) == 2
 
 

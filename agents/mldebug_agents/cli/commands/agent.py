@@ -31,7 +31,7 @@ from mldebug_agents.cluster.peers.refusals import Refusals
 from mldebug_agents.cluster.peers.routes import app
 from mldebug_agents.cluster.peers.setup import Joined, join
 from mldebug_agents.cluster.peers.verbs import CLUSTER_PATH, DUMP_PATH, member_verbs
-from mldebug_agents.hardware.gpu.verbs import gpu_verbs
+from mldebug_agents.hardware.gpu.controller import gpu_verbs
 from mldebug_agents.incidents.manual import write_case
 from mldebug_agents.state.store import Ledger
 from mldebug_agents.support.replay.recording import Recording, load

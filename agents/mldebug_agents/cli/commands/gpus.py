@@ -19,8 +19,7 @@ from mldebug.hardware.health.sentences import complaints, headline
 from mldebug.status.gpu_table import missing, rows, table, users
 from mldebug.status.gpu_view import Glance
 from mldebug_agents.agent.workbench import Workbench
-from mldebug_agents.hardware.gpu.controller import LONGEST, Accepted, Released
-from mldebug_agents.hardware.gpu.verbs import ACCEPT, RELEASE
+from mldebug_agents.hardware.gpu.controller import ACCEPT, LONGEST, RELEASE, Accepted, Released
 from mldebug_agents.hardware.one_shot import OnceLooked
 from mldebug_agents.web.control_requests import tell_agent
 from mldebug_agents.web.nearest_agent import ask_nearest

@@ -7,7 +7,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -22,6 +22,7 @@ CLOSED_WITHIN = 3.0  # seconds in which an idle reader has ended
 ACCEPTED_WITHIN = 5.0
 BY_HAND = "somebody asked for it"
 BY_ITSELF = "the driver asks for a reset and no process uses a GPU"
+RELEASE, ACCEPT = "/api/v1/gpus/release", "/api/v1/gpus/accept"
 
 
 @runtime_checkable
@@ -138,3 +139,18 @@ class GpuDesk:
             wish.done.set()
             if wish.expected is not None:
                 yield wish.expected
+
+
+def gpu_verbs(desk: GpuDesk) -> dict[str, Callable[[Mapping[str, str]], object]]:
+    """Path -> what it does. `release?seconds=600`; 0 takes the GPUs up again."""
+    return {
+        RELEASE: lambda asked: desk.release(_seconds(asked)),
+        ACCEPT: lambda _: desk.accept(),
+    }
+
+
+def _seconds(asked: Mapping[str, str]) -> float:
+    try:
+        return float(asked.get("seconds", ""))
+    except ValueError:
+        raise UsageError("seconds is no number", "ask for ?seconds=600") from None

@@ -18,7 +18,6 @@ from mldebug.core.errors import MldebugError
 from mldebug.hardware.gpu.hands_off import HandsOff
 from mldebug.hardware.gpu.readings import GpuEvent, NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.child import stuck
-from mldebug_agents.hardware.gpu.child.crash_budget import WINDOW, CrashBudget, died_too_often
 from mldebug_agents.hardware.gpu.child.errors import (
     GpuCrashedError,
     GpuDriverError,
@@ -32,9 +31,15 @@ from mldebug_agents.hardware.gpu.child.messages import (
     Wanted,
     send,
 )
-from mldebug_agents.hardware.gpu.child.pause import Rest, released
-from mldebug_agents.hardware.gpu.child.reaping import Parting
+from mldebug_agents.hardware.gpu.child.pause import (
+    WINDOW,
+    CrashBudget,
+    Rest,
+    died_too_often,
+    released,
+)
 from mldebug_agents.hardware.gpu.child.starter import WorkerStarter
+from mldebug_agents.hardware.gpu.child.stuck import Parting
 from mldebug_agents.system.child.leftovers import Leftover
 from mldebug_agents.system.host import Host
 from mldebug_agents.system.spawn import Worker

@@ -4,6 +4,7 @@ A node without GPUs is no failure: it answers with nothing, and says so.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -17,8 +18,11 @@ from mldebug.hardware.gpu.rank_join import Joined, join
 from mldebug.hardware.gpu.readings import NodeGpus, NodeWatch
 from mldebug_agents.hardware.gpu.child.errors import NoGpuLibraryError
 from mldebug_agents.hardware.gpu.holders import Holders
+from mldebug_agents.system.host import Host
 
 VIEW = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # what narrows what the agent itself sees
+FOLDER = "sys/bus/pci/drivers/nvidia"
+_SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class GpuSource(Protocol):
@@ -86,3 +90,15 @@ class GpuReads:
         }
         view = "/".join(os.environ.get(name, "") for name in VIEW)
         return GpuNews(full=full, joined=joined, view=view)
+
+
+def gpu_slots(host: Host) -> tuple[str, ...]:
+    """PCI addresses (`0000:3b:00.0`) of all GPUs that the NVIDIA driver has, whether they answer or not; () without the driver.
+
+    Read from the driver's folder in /sys: it lists names only and never asks a device.
+    """
+    try:
+        names = os.listdir(f"{host.root}/{FOLDER}")
+    except OSError:
+        return ()
+    return tuple(name for name in names if _SLOT.fullmatch(name))

@@ -8,7 +8,7 @@ import msgspec
 from mldebug.hardware.gpu.hands_off import CODE, PAUSE, HandsOff, why
 from mldebug.hardware.gpu.positions import as_nvml
 from mldebug.hardware.gpu.readings import UNLISTED, LostGpu
-from mldebug.hardware.kernel_log.line_readers import bus_id
+from mldebug.hardware.kernel_log.lines.reader import bus_id
 from mldebug_agents.hardware.gpu.nvml.calls import Device
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds in which a GPU that is lost is left alone

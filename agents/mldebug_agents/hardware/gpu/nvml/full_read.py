@@ -1,16 +1,15 @@
 """The full read of one GPU: a batch of fields, and the few calls that have no field."""
 
 from collections.abc import Callable
+from typing import Any
 
-from mldebug.hardware.gpu.readings import RECOVERY_ACTIONS, GpuReading
+from mldebug.hardware.gpu.readings import RECOVERY_ACTIONS, GpuProcess, GpuReading
 from mldebug_agents.hardware.gpu.nvml import bounds, fields, links, state
 from mldebug_agents.hardware.gpu.nvml.calls import Ask
-from mldebug_agents.hardware.gpu.nvml.energy import fresh_energy
 from mldebug_agents.hardware.gpu.nvml.fields import Key, Values
 from mldebug_agents.hardware.gpu.nvml.gpm import Gpm
-from mldebug_agents.hardware.gpu.nvml.identity import identity
 from mldebug_agents.hardware.gpu.nvml.memory_errors import memory_errors
-from mldebug_agents.hardware.gpu.nvml.processes import processes
+from mldebug_agents.hardware.gpu.nvml.watch_read import fresh_energy
 
 _FIELDS: tuple[Key, ...] = tuple(
     (field, 0)
@@ -22,6 +21,20 @@ _FIELDS: tuple[Key, ...] = tuple(
 )
 _SELDOM: tuple[Key, ...] = tuple((field, 0) for field in fields.PCIE_ERRORS.values())
 _KNOWN = "seldom fields"
+_ARCHITECTURES = {
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
+MAX_PROCESSES = 256
+_NONE = 0xFFFFFFFF
 
 
 def read_full(ask: Ask, gpm: Gpm, clock: Callable[[], float]) -> GpuReading:
@@ -67,3 +80,66 @@ def _action(ask: Ask, values: Values) -> str | None:
     if told is None:
         return None
     return RECOVERY_ACTIONS[told] if told < len(RECOVERY_ACTIONS) - 1 else "unknown"
+
+
+def identity(ask: Ask) -> dict[str, Any]:
+    """Return the fields of a `GpuReading` that name the GPU."""
+    architecture = ask.keep("architecture", "nvmlDeviceGetArchitecture")
+    return {
+        "name": ask.keep("name", "nvmlDeviceGetName", to=bounds.words) or "",
+        "serial": ask.keep("serial", "nvmlDeviceGetSerial", to=bounds.words) or "",
+        "vbios": ask.keep("vbios", "nvmlDeviceGetVbiosVersion", to=bounds.words) or "",
+        "minor": ask.keep("minor", "nvmlDeviceGetMinorNumber", to=bounds.small),
+        "architecture": _ARCHITECTURES.get(architecture, "") if architecture else "",
+        "persistence_mode": ask("persistence", "nvmlDeviceGetPersistenceMode", to=bounds.switch),
+        **_mig(ask),
+    }
+
+
+def _mig(ask: Ask) -> dict[str, Any]:
+    modes = ask.seldom("mig_mode", "nvmlDeviceGetMigMode")
+    mode = ask.convert("mig_mode", modes and modes[0], bounds.switch) if modes else None
+    if ask.device.kept.get("mig") not in (None, mode):
+        ask.device.unsupported.clear()  # in the other mode other things are supported
+    ask.device.kept["mig"] = mode
+    return {"mig_mode": mode, "mig_instances": _instances(ask) if mode else ()}
+
+
+def _instances(ask: Ask) -> tuple[str, ...]:
+    found = []
+    for number in range(ask("mig_count", "nvmlDeviceGetMaxMigDeviceCount", to=bounds.small) or 0):
+        handle = _instance(ask, number)
+        if handle is not None:
+            found.append(bounds.words(ask.nvml.nvmlDeviceGetUUID(handle)))
+    return tuple(found)
+
+
+def _instance(ask: Ask, number: int) -> Any:
+    try:
+        return ask.nvml.nvmlDeviceGetMigDeviceHandleByIndex(ask.device.handle, number)
+    except ask.nvml.NVMLError:  # "not found": there are fewer than there can be
+        return None
+
+
+def processes(ask: Ask) -> tuple[GpuProcess, ...] | None:
+    """Compute processes, by pid; None where they are not told. Pids of other containers may be missing."""
+    told = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v3")
+    if told is None:
+        told = ask("processes", "nvmlDeviceGetComputeRunningProcesses_v2")
+    if told is None:
+        return None
+    found = [_process(ask, one) for one in told[:MAX_PROCESSES]]
+    return tuple(sorted((one for one in found if one), key=lambda one: one.pid))
+
+
+def _process(ask: Ask, told: Any) -> GpuProcess | None:
+    if not 0 < told.pid < 2**31:
+        ask.note("processes", f"it says pid {told.pid}, which cannot be")
+        return None
+    memory = ask.convert("process memory", told.usedGpuMemory, bounds.size)
+    instance = told.gpuInstanceId
+    return GpuProcess(
+        pid=told.pid,
+        memory_bytes=memory,
+        gpu_instance=None if instance == _NONE else int(instance),
+    )

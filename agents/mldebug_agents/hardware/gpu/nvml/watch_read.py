@@ -2,10 +2,16 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from mldebug.hardware.gpu.readings import GpuWatch
 from mldebug_agents.hardware.gpu.nvml import bounds, fields
 from mldebug_agents.hardware.gpu.nvml.calls import Ask
-from mldebug_agents.hardware.gpu.nvml.energy import energy_if_cheap
+
+DEAR = 0.008  # seconds: a GPU whose last answer took longer is left to the full read
+FRESH = 60.0  # seconds for which what was told is still told
+_KEY = (fields.ENERGY, 0)
+KEPT = "energy"
 
 
 def read_watch(ask: Ask, clock: Callable[[], float], *, energy: bool) -> GpuWatch:
@@ -31,3 +37,42 @@ def _power(ask: Ask) -> float | None:
     if key in values:
         return ask.convert("power", values[key], bounds.milliwatts)
     return ask("power", "nvmlDeviceGetPowerUsage", to=bounds.milliwatts)
+
+
+class Energy(msgspec.Struct, frozen=True):
+    """The last answer of one GPU."""
+
+    joules: float | None
+    at: float
+    seconds: float  # that it took
+    by_watch: bool
+
+
+def energy_if_cheap(ask: Ask, clock: Callable[[], float]) -> float | None:
+    """For the watch: ask now, unless this GPU was slow to tell it the last time."""
+    last: Energy | None = ask.device.kept.get(KEPT)
+    if last is not None and last.seconds > DEAR:
+        return None
+    return _read(ask, clock, by_watch=True)
+
+
+def fresh_energy(ask: Ask, clock: Callable[[], float]) -> float | None:
+    """For the full read: what the watch was told within the last minute; else ask now."""
+    last: Energy | None = ask.device.kept.get(KEPT)
+    known = last is not None and last.by_watch and 0 <= clock() - last.at <= FRESH
+    if last is not None and known and last.joules is not None:
+        return last.joules
+    return _read(ask, clock, by_watch=False)
+
+
+def _read(ask: Ask, clock: Callable[[], float], *, by_watch: bool) -> float | None:
+    """By the field, or by the getter where a library has only that."""
+    began = clock()
+    values = fields.read(ask, (_KEY,))
+    if _KEY in values:
+        joules = ask.convert("energy", values[_KEY], bounds.millijoules)
+    else:
+        joules = ask("energy", "nvmlDeviceGetTotalEnergyConsumption", to=bounds.millijoules)
+    now = clock()
+    ask.device.kept[KEPT] = Energy(joules, now, now - began, by_watch)
+    return joules

@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.hardware.kernel_log.line_readers import MAX_NAME, Said, Sign, event
+from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, Said, Sign, event
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 
 NAME = r"(?P<name>[\s\S]{0,15})"

@@ -2,14 +2,7 @@
 
 import re
 
-from mldebug.hardware.kernel_log.line_readers import (
-    ADDRESS,
-    MAX_NAME,
-    Said,
-    Sign,
-    bus_id,
-    event,
-)
+from mldebug.hardware.kernel_log.lines.reader import ADDRESS, MAX_NAME, Said, Sign, bus_id, event
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 
 # "mlx5_core 0000:1a:00.0 ens1f0np0: Link down", "igb 0000:03:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps",

@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.hardware.kernel_log.line_readers import Said, Sign, event
+from mldebug.hardware.kernel_log.lines.reader import Said, Sign, event
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 
 _NFS = re.compile(r"(?:nfs|lockd): server (?P<server>[^\s,]{1,255}) (?P<state>not responding|OK\b)")

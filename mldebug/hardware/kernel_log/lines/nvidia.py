@@ -2,7 +2,7 @@
 
 import re
 
-from mldebug.hardware.kernel_log.line_readers import MAX_NAME, Said, Sign, bus_id, event
+from mldebug.hardware.kernel_log.lines.reader import MAX_NAME, Said, Sign, bus_id, event
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 
 LOST = 79

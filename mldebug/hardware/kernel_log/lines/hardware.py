@@ -2,14 +2,7 @@
 
 import re
 
-from mldebug.hardware.kernel_log.line_readers import (
-    ADDRESS,
-    MAX_NAME,
-    Said,
-    Sign,
-    bus_id,
-    event,
-)
+from mldebug.hardware.kernel_log.lines.reader import ADDRESS, MAX_NAME, Said, Sign, bus_id, event
 from mldebug.hardware.kernel_log.model import KernelEvent, Kind
 
 # Without "on", and the name of the memory, it would be as short as a process name

@@ -1,0 +1,1 @@
+"""Readers of single kernel lines, one file for each part of the kernel that speaks."""
